@@ -6,6 +6,7 @@ it is done: a run that was killed goes on where it was, and no two writers ever 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -67,6 +68,8 @@ _INTEGERS: dict[str, StoredType] = {"class": "int64", "certified": "int8"}
 
 _PLAN = "dkgp_prediction_plan"
 _REGIONS = "regions"
+_PARTS = "parts"
+_PART_NAME = re.compile(r"(\d+)-(\d+)\.(\d+)\.bin")
 _REGION_NAME = re.compile(r"(\d+)-(\d+)\.([a-z_+]+)\.json")
 
 Region = tuple[int, int]
@@ -131,6 +134,7 @@ class PredictionWriter(_Planned):
     def __init__(self, url: str, plan: Json, claim: Claim) -> None:
         super().__init__(url, plan, claim)
         self._claim = claim
+        self._has_parts = False
 
     @classmethod
     def create(
@@ -287,6 +291,37 @@ class PredictionWriter(_Planned):
         self._claim.require()
         marker = f"{start:012d}-{stop:012d}.{'+'.join(sorted(blocks))}.json"
         write_object(join(self.url, _REGIONS, marker), json_bytes({"start": start, "stop": stop}))
+        if self._has_parts:
+            for name in self._part_names(start, stop).values():
+                remove_tree(join(self.url, _PARTS, name))
+
+    def write_part(self, start: int, stop: int, number: int, values: FloatArray) -> None:
+        """Keep a part of a region that is under way, rows of float64, until the region is written."""
+        shape, content = np.array(values.shape, dtype="<i8").tobytes(), values.astype("<f8").tobytes()
+        pieces = [hashlib.sha256(shape + content).digest(), shape, content]
+        self._claim.require()
+        self._has_parts = True
+        write_object(join(self.url, _PARTS, f"{start:012d}-{stop:012d}.{number}.bin"), pieces, synced=False)
+
+    def read_parts(self, start: int, stop: int) -> dict[int, FloatArray]:
+        """Return the parts of a region that are kept; one that is damaged counts for nothing."""
+        self._has_parts, parts = True, {}
+        for number, name in self._part_names(start, stop).items():
+            content = read_object(join(self.url, _PARTS, name))
+            digest, content = content[:32], content[32:]
+            if hashlib.sha256(content).digest() == digest:
+                rows, columns = np.frombuffer(content[:16], dtype="<i8")
+                parts[number] = np.frombuffer(content[16:], dtype="<f8").reshape(rows, columns)
+        return parts
+
+    def has_parts(self) -> bool:
+        """Return True if parts of any region are kept."""
+        return bool(list_object_bytes(join(self.url, _PARTS)))
+
+    def _part_names(self, start: int, stop: int) -> dict[int, str]:
+        matches = [_PART_NAME.fullmatch(name) for name in list_object_bytes(join(self.url, _PARTS))]
+        region = f"{start:012d}", f"{stop:012d}"
+        return {int(match[3]): match[0] for match in matches if match is not None and match.groups()[:2] == region}
 
     def done_regions(self, variables: Sequence[str] | None = None) -> list[Region]:
         """Row ranges [start, stop) in which all the given variables (default: all) are written, joined and in order."""
@@ -311,6 +346,7 @@ class PredictionWriter(_Planned):
         commit(self.url, PREDICTION_KIND, self._plan, arrays, self._claim, _version(self.variables))
         # The manifest has taken over; markers left by a crash just here do no harm.
         remove_tree(join(self.url, _REGIONS))
+        remove_tree(join(self.url, _PARTS))
         return open_prediction(self.url)
 
     def abort(self) -> None:

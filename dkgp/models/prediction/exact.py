@@ -211,16 +211,17 @@ class _MeansAndVariances(Rounds):
         }
         self.depth = run.depth
         self._apart = isinstance(run, NeighbourRun)  # means are by rounds of their own
-        batches = max(1, (means.region_rows or 0) // run.region_rows) if self._apart else 1
-        self.region_rows = run.region_rows * batches
+        self.region_rows = run.region_rows
 
     def prepare(self) -> str:
         return self._run.prepare(self._subject.model)
 
     def submit(self, start: int, stop: int) -> PendingRound:
+        if isinstance(self._run, NeighbourRun):
+            parts = None if self.parts is None else self.parts(start, stop)
+            variances = self._run.submit(start, stop, parts)
+            return Together([variances, self._means.start(start, stop)], also=((start, stop),))
         pending = self._run.submit(start, stop)
-        if self._apart:
-            return Together([pending, self._means.start(start, stop)], also=((start, stop),))
         alone = self._noise is None and self._means.trend is None
         return pending if alone else Together([pending], also=((start, stop),))
 

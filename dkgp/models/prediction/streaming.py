@@ -43,6 +43,41 @@ class Together:
         return [*(pending.result() for pending in self.rounds), *self.also]
 
 
+class RegionParts:
+    """Parts of a region that are kept beside the store until the region is whole, and the watch over them."""
+
+    def __init__(self, writer: PredictionWriter, watch: Watch, start: int, stop: int, done: int) -> None:
+        self._writer, self._watch, self._start, self._stop, self._done = writer, watch, start, stop, done
+
+    def load(self, count: int) -> dict[int, FloatArray]:
+        """Return the parts, of so many, that are kept there."""
+        parts = self._writer.read_parts(self._start, self._stop)
+        kept = {number: values for number, values in parts.items() if number < count}
+        self._done += sum(values.shape[1] for values in kept.values())
+        return kept
+
+    def keep(self, number: int, values: FloatArray) -> None:
+        """Keep a part, values of (rows) each, and report progress."""
+        self._writer.write_part(self._start, self._stop, number, values)
+        self._done += values.shape[1]
+        if self._watch.within is not None:
+            self._watch.within(Progress("samples", self._done, self._writer.n_samples, "samples"))
+
+    def interrupted(self) -> bool:
+        """Return True if an end is asked for."""
+        return self._watch.interrupted is not None and self._watch.interrupted()
+
+    def end(self) -> None:
+        """Raise `InterruptedRunError`."""
+        raise _interrupted(self._writer, self._done)
+
+
+def _interrupted(writer: PredictionWriter, done: int) -> InterruptedRunError:
+    return InterruptedRunError(
+        f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
+    )
+
+
 class Rounds(ABC):
     """The rounds of a prediction, one for each region of the store: what `stream` asks of a kind of model."""
 
@@ -53,6 +88,7 @@ class Rounds(ABC):
     region_rows: int | None = None  # rows of a region, where it matters
     assumes: str | None = None  # what bounds take on trust
     classes: tuple[str, ...] | None = None  # names of the classes, of a classifier
+    parts: Callable[[int, int], RegionParts] | None = None  # where parts of a region are kept
 
     def prepare(self) -> str | None:
         """Prepare what all regions need; return a line on that."""
@@ -98,6 +134,7 @@ class WithTestNoise(Rounds):
 
     def submit(self, start: int, stop: int) -> PendingRound:
         """Start a region."""
+        self._rounds.parts = self.parts
         return Together([self._rounds.submit(start, stop)], (start, stop))
 
     def values(self, results: list[Any]) -> dict[str, FloatArray]:
@@ -229,7 +266,7 @@ def stream(writer: PredictionWriter, rounds: Rounds, watch: Watch, note: Callabl
         if note is not None and (conclusion := rounds.conclude()) is not None:
             note(conclusion)
     except BaseException:
-        if not writer.done_regions():
+        if not writer.done_regions() and not writer.has_parts():
             writer.abort()
         raise
     n, rows = writer.n_samples, writer.chunk_rows
@@ -249,11 +286,10 @@ def _write(writer: PredictionWriter, rounds: Rounds, watch: Watch) -> dict[int, 
     )
     done = writer.n_samples - sum(stop - start for start, stop in todo)
     under_way: deque[tuple[int, int, PendingRound]] = deque()
+    rounds.parts = lambda start, stop: RegionParts(writer, watch, start, stop, done)
     while todo or under_way:
         if watch.interrupted is not None and watch.interrupted():
-            raise InterruptedRunError(
-                f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
-            )
+            raise _interrupted(writer, done)
         while todo and len(under_way) < rounds.depth:
             start, stop = todo.popleft()
             under_way.append((start, stop, rounds.submit(start, stop)))

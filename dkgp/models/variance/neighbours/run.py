@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.errors import InputError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import highest_prior
 from dkgp.models.support import NoisySupport
 from dkgp.models.variance.batch import BatchVariance, VarianceBounds
-from dkgp.models.variance.batched import UNPROVEN, BatchedRun
+from dkgp.models.variance.batched import REGIONS, UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.neighbours.expansion import Distances
 from dkgp.models.variance.neighbours.samples import Samples, plain_context
@@ -28,15 +31,19 @@ from dkgp.operators.block_tasks import BlockContext
 
 # Test points of a tile at most; samples within its box at most, over those that are solved for.
 TILE_POINTS, INSIDE = 256, 0.6
-# Samples that are solved for: the least number, the next one over each, and the greatest.
-LEAST, STEP, MOST = {1: 64, 2: 192, 3: 288}, 1.5, 3300
+# Samples that are solved for: the least number, the next one over each, and the greatest. Between the last number that
+# does not suffice and the first that does, so many more are tried.
+LEAST, STEP, MOST, HALVINGS = {1: 64, 2: 192, 3: 288}, 1.5, 3300, 2
 # Where no test points are known yet.
 USUAL = {1: 96, 2: 648, 3: 972}
 # Further attempts at points that miss the gap, each with more samples.
 ATTEMPTS = 2
-# Test points of a batch: by their number alone.
-PARTS, LEAST_BATCH, MOST_BATCH = 64, 1024, 65_536
-# Batches of which one tile each is tried to choose the number of samples; share of the points that must meet the gap.
+# Test points of a region of the store, and of a batch at most: neighbours within the region.
+REGION_ROWS, BATCH_POINTS = 131_072, 1024
+# Test points from which further numbers of samples are worth a trial; batches of a region for each thread at least,
+# so that no other region needs to be under way.
+WORTH_HALVING, WAVES = 20_000, 8
+# Regions of which one tile each is tried to choose the number of samples; share of the points that must meet the gap.
 TRIED, LEAST_MET = 3, 0.95
 
 
@@ -57,6 +64,22 @@ def serves(context: BlockContext) -> bool:
     return True
 
 
+class Parts(Protocol):
+    """A place that keeps batches of a region until the region is whole."""
+
+    def load(self, count: int) -> dict[int, FloatArray]:
+        """Return the batches, of so many, that are kept there."""
+
+    def keep(self, batch: int, values: FloatArray) -> None:
+        """Keep a batch's values (3, rows)."""
+
+    def interrupted(self) -> bool:
+        """Return True if an end is asked for."""
+
+    def end(self) -> None:
+        """Raise `InterruptedRunError`."""
+
+
 @dataclass(frozen=True)
 class NeighbourOptions:
     """Options of a batch."""
@@ -66,18 +89,12 @@ class NeighbourOptions:
     count: int  # samples that are solved for at first
 
 
-def tiles(samples: Samples, points: FloatArray, inside: float) -> list[IndexArray]:
-    """Cut points (t, k) into tiles of neighbours, with at most so many samples within each box: their indices."""
-    scaled = points * samples.distances.metric
-    parts, todo = [], [np.arange(len(points))]
+def _halved(scaled: FloatArray, crowded: Callable[[IndexArray], bool]) -> list[IndexArray]:
+    """Halve points (t, k) at the median of their widest feature while parts of them are crowded: their indices."""
+    parts, todo = [], [np.arange(len(scaled))]
     while todo:
         part = todo.pop()
-        some = points[part]
-        single = len(part) == 1 or not np.ptp(some, axis=0).any()
-        crowded = len(part) > TILE_POINTS or (
-            not single and samples.inside(some.min(axis=0), some.max(axis=0)) > inside
-        )
-        if not crowded or len(part) == 1:
+        if len(part) == 1 or not crowded(part):
             parts.append(part)
             continue
         column = scaled[part][:, int(np.argmax(np.ptp(scaled[part], axis=0)))]
@@ -85,6 +102,43 @@ def tiles(samples: Samples, points: FloatArray, inside: float) -> list[IndexArra
         middle = len(part) // 2
         todo += [part[np.sort(order[middle:])], part[np.sort(order[:middle])]]
     return parts
+
+
+def tiles(samples: Samples, points: FloatArray, inside: float) -> list[IndexArray]:
+    """Cut points (t, k) into tiles of neighbours, with at most so many samples within each box: their indices."""
+
+    def crowded(part: IndexArray) -> bool:
+        if len(part) > TILE_POINTS:
+            return True
+        some = points[part]
+        return bool(np.ptp(some, axis=0).any()) and samples.inside(some.min(axis=0), some.max(axis=0)) > inside
+
+    return _halved(points * samples.distances.metric, crowded)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Batches of neighbours that a region is cut into: the rows of each, counted from the region's first."""
+
+    rows: list[IndexArray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(rows.nbytes for rows in self.rows)
+
+    @classmethod
+    def of(cls, distances: Distances, inputs: FloatArray, size: int) -> _Batches:
+        """Cut standardised inputs (t, d) into batches of at most `size` points."""
+        scaled = inputs[:, list(distances.features)] * distances.metric
+        return cls(_halved(scaled, lambda part: len(part) > size))
+
+
+def batch_count(points: int, size: int) -> int:
+    """Return the number of batches that so many points are cut into."""
+    if points <= size:
+        return 1
+    return batch_count(points // 2, size) + batch_count(points - points // 2, size)
 
 
 def tighten_tile(
@@ -134,11 +188,67 @@ class NeighbourSource:
         scaled = isinstance(self.context.source, NoisySupport)
         return np.ascontiguousarray(inputs[:, :-1]) if scaled else inputs
 
+    def batches(self, inputs: FloatArray, region: tuple[int, int], size: int) -> list[IndexArray]:
+        """Return the rows of each batch of a region, from its standardised inputs (t, d)."""
+        plain = plain_context(self.context)
+        key = (self.context.run_id, "batches", *region)
+        distances = Distances.of(plain.kernel)
+        return worker_cache().get(key, lambda: _Batches.of(distances, self.plain(inputs), size)).rows
+
     def bounds(self, inputs: FloatArray) -> BatchVariance:
         """Bound the variances at standardised inputs (t, d) of the context."""
         noise = 0.0 if self.options.latent else self.noise_variance
         bounds = batch_bounds(self.samples(), self.plain(inputs), noise, self.options)
         return bounds.reported(np.zeros(len(inputs)), ProductTally())
+
+
+@needs_one_arithmetic
+@UNPROVEN
+def neighbour_task(
+    source: NeighbourSource, test: TestRows, region: tuple[int, int], size: int, batches: list[int]
+) -> list[FloatArray]:
+    """Return rows of batches of a region, and bounds of the variances there, standardised: (3, rows) each."""
+    inputs = test.inputs(*region)
+    parts = source.batches(inputs, region, size)
+    results = []
+    for batch in batches:
+        bounds = source.bounds(inputs[parts[batch]])
+        results.append(np.stack([parts[batch].astype(np.float64), bounds.lower, bounds.upper]))
+    return results
+
+
+class _Region:
+    """A region under way: its batches are started as others end, and what they come to is kept as it comes."""
+
+    def __init__(self, submit: Callable[[int], PendingRound], count: int, ahead: int, parts: Parts | None) -> None:
+        self._submit, self._ahead, self._parts = submit, ahead, parts
+        self._results: dict[int, FloatArray] = {} if parts is None else parts.load(count)
+        self._todo = deque(batch for batch in range(count) if batch not in self._results)
+        self._under_way: deque[tuple[int, PendingRound]] = deque()
+        self._start()
+
+    def _start(self) -> None:
+        while self._todo and len(self._under_way) < self._ahead:
+            batch = self._todo.popleft()
+            self._under_way.append((batch, self._submit(batch)))
+
+    def done(self) -> bool:
+        """True if `result` would return without waiting."""
+        return not self._todo and all(pending.done() for _, pending in self._under_way)
+
+    def result(self) -> list[FloatArray]:
+        """Wait for all batches; `InterruptedRunError` where an end is asked for: those under way are kept first."""
+        while self._under_way:
+            batch, pending = self._under_way.popleft()
+            self._results[batch] = pending.result()[0]
+            if self._parts is not None:
+                self._parts.keep(batch, self._results[batch])
+                if self._parts.interrupted():
+                    self._todo.clear()
+                    if not self._under_way:
+                        self._parts.end()
+            self._start()
+        return [self._results[batch] for batch in sorted(self._results)]
 
 
 class NeighbourRun(BatchedRun):
@@ -188,7 +298,7 @@ class NeighbourRun(BatchedRun):
         super().__init__(certificate, test, executor, settings, n_test)
         self._width = len(Distances.of(plain_context(context).kernel).features)
         self._source = NeighbourSource(context, noise_variance, NeighbourOptions(settings.gap, settings.latent, 0))
-        batch = settings.batch_size or min(max(math.ceil(self._n_test / PARTS), LEAST_BATCH), MOST_BATCH)
+        batch = settings.batch_size or BATCH_POINTS
         self.plan = {
             "way": "neighbours",
             **self._requested,
@@ -208,12 +318,11 @@ class NeighbourRun(BatchedRun):
             return min(USUAL[self._width], n)
         samples, settings = self._source.samples(), self._settings
         noise = 0.0 if settings.latent else self._source.noise_variance
-        rows = min(int(self.plan["batch_size"]), self._test.n_samples)
-        starts = np.unique(np.linspace(0, self._test.n_samples - rows, TRIED).astype(int))
-        batches = [self._source.plain(self._test.inputs(int(start), int(start) + rows)) for start in starts]
+        batches = self._tried_batches()
         Tile.of(samples, batches[0][:1]).ends(count, settings.gap)  # what is compiled is not timed
         deadline = time.thread_time() + patience
-        while True:
+
+        def suffices(count: int) -> bool:
             met, tried, began, loosened = 0, 0, time.thread_time(), True
             for inputs in batches:
                 points = inputs[:, list(samples.distances.features)]
@@ -232,9 +341,67 @@ class NeighbourRun(BatchedRun):
                     f"{self._width} features, to be approximated well enough for the gap of {settings.gap:.2g}. "
                     "Take `way` iterative, or a wider gap"
                 )
-            if self.trial.met >= LEAST_MET or count >= most or time.thread_time() > deadline:
-                return min(count, most)
-            count = min(int(count * STEP), most)
+            return self.trial.met >= LEAST_MET
+
+        short = 0
+        while not suffices(count) and count < most and time.thread_time() < deadline:
+            short, count = count, min(int(count * STEP), most)
+        count = min(count, most)
+        trial, tries = self.trial, HALVINGS if short and self._test.n_samples > WORTH_HALVING else 0
+        for _ in range(tries if trial.met >= LEAST_MET else 0):
+            between = int(math.sqrt(short * count))
+            if suffices(between):
+                count, trial = between, self.trial
+            else:
+                short = between
+        self.trial = trial
+        return count
+
+    def _tried_batches(self) -> list[FloatArray]:
+        """Inputs of one batch in the middle of each of a few regions."""
+        n, size, source = self._test.n_samples, int(self.plan["batch_size"]), self._source
+        rows = min(self._rows, n)
+        distances = Distances.of(plain_context(source.context).kernel)
+        batches = []
+        for start in np.unique(np.linspace(0, n - rows, TRIED).astype(int)):
+            inputs = source.plain(self._test.inputs(int(start), int(start) + rows))
+            parts = _Batches.of(distances, inputs, size).rows
+            batches.append(inputs[parts[len(parts) // 2]])
+        return batches
+
+    @property
+    def _rows(self) -> int:
+        return self._settings.batch_size or REGION_ROWS
+
+    @property
+    def region_rows(self) -> int:
+        """Rows of a region of the store."""
+        return min(self._n_test, max(self._rows, math.ceil(self._n_test / REGIONS)))
+
+    @property
+    def depth(self) -> int:
+        """Regions under way at once: one, unless its batches keep the worker threads busy for moments only."""
+        threads, batches = self._executor.parallelism, batch_count(self.region_rows, int(self.plan["batch_size"]))
+        return 1 if WAVES * threads <= batches else 1 + math.ceil(threads / batches)
+
+    def submit(self, start: int, stop: int, parts: Parts | None = None) -> _Region:
+        """Start a region; what its batches come to is kept in `parts`."""
+        size, source = int(self.plan["batch_size"]), self._way(1)
+        arguments = (source, self._test, (start, stop), size)
+
+        def begin(batch: int) -> PendingRound:
+            return self._executor.submit(self._label, neighbour_task, arguments, [[batch]])
+
+        return _Region(begin, batch_count(stop - start, size), self._executor.parallelism + 1, parts)
+
+    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Put a region's batches in the order of its rows, without means; keep count."""
+        rows, *ends = np.concatenate(results, axis=1)
+        in_order = [np.empty_like(end) for end in ends]
+        for array, end in zip(in_order, ends, strict=True):
+            array[rows.astype(np.intp)] = end
+        none = np.zeros((len(rows), 0))
+        return super().collect([(none, none, *in_order, np.zeros(len(rows)), ProductTally())])
 
     def prepare(self, model: SupportSamples) -> str:
         """Say what is done; each worker makes its tree of samples when it needs it."""

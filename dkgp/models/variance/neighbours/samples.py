@@ -25,7 +25,7 @@ from dkgp.operators.block_tasks import BlockContext
 
 # Samples of a leaf at most, and points of a box in each feature, by features.
 LEAF = {1: 64, 2: 128, 3: 256}
-ORDER = {1: 14, 2: 10, 3: 6}
+ORDER = {1: 14, 2: 12, 3: 6}
 # Samples of a box whose matrix G is summed from themselves; of larger boxes, from the points of boxes so far below.
 SUMMED, BELOW = 2048, 3
 LEAST_SHARE = 1e-9
@@ -246,7 +246,8 @@ def _bounded(values: FloatArray, masses: FloatArray, width: int) -> FloatArray:
     matrix = values.T @ (values * masses[:, None])
     size = 2.0 ** (width / 2.0)
     entry = total * (2.0 * size * basis_error(ORDER[width], width) + (n + 8.0) * UNIT * size * size)
-    diagonal = np.diagonal(matrix) + LEAST_SHARE * total / q
+    # Sums of the rows' sizes would do by themselves, and total little more than the samples' own weights.
+    diagonal = np.abs(matrix).sum(axis=1) + LEAST_SHARE * total / q
     roots = np.sqrt(diagonal)
     largest = float(scipy.linalg.eigvalsh(matrix / np.outer(roots, roots), check_finite=False)[-1])
     return np.asarray(largest * (1.0 + 1e-8) * diagonal + EVALUATION**2 * q * entry)

@@ -28,19 +28,22 @@ SOURCE_ORDER = {1: 20, 2: 16, 3: 8}
 # Rings of points around the samples that are solved for: distance from the middle over that of these, points a side.
 RINGS = {
     1: ((0.6, 1), (0.8, 1), (0.9, 1), (1.0, 1), (1.1, 1), (1.2, 1), (1.5, 1)),
-    2: ((0.8, 8), (1.0, 8), (1.2, 8), (1.5, 6)),
+    2: ((0.8, 6), (1.0, 6), (1.2, 6), (1.5, 5)),
     3: ((0.8, 3), (1.05, 4), (1.4, 3)),
 }
 # Of the width that is asked for, the most that far samples' approximation may take.
-FAR_SHARE = 0.25
+FAR_SHARE = 0.015
+# Boxes that share it.
+BOXES = {1: 25.0, 2: 100.0, 3: 400.0}
 PIECE = 1024
 # Samples that are taken one by one at most, besides those that are solved for, by features: in three, expansions
 # replace few. Where they are more, expansions may be off by so many times more, up to so often; after that there is no
 # lower end.
 MOST_BESIDE = {1: 60_000, 2: 60_000, 3: 200_000}
 LOOSER, LOOSENED = 10.0, 6
-# Samples beside that b is found from, spread over all of them: they are held, 4 kB each; others are added up in pieces.
-MOST_FITTED = 20_000
+# Samples and points beside that b is found from, spread over all of them: a thread holds their values, 3 kB each, and
+# adds the others up in pieces.
+MOST_FITTED = 2560
 JITTER = 1e-12
 
 
@@ -58,14 +61,25 @@ class Ends:
 
 @dataclass(frozen=True)
 class _Split:
-    """Boxes of samples: leaves that are taken one by one, far leaves, and far boxes that are taken by their points.
+    """Boxes of samples.
 
-    `error` is that of `_Far`.
+    Attributes
+    ----------
+    beside : (c,)
+        Near leaves, whose samples are taken one by one.
+    near : (c,)
+        Near boxes that are taken by their weighted points.
+    single, whole : (c,)
+        Far leaves, and far boxes that are taken by their points.
+    near_error, error : float
+        As that of `_Far`: of the near boxes and of the far ones.
     """
 
     beside: IndexArray
+    near: IndexArray
     single: IndexArray
     whole: IndexArray
+    near_error: float
     error: float
 
 
@@ -153,7 +167,7 @@ class Tile:
             return Ends(np.zeros(len(value)), value + slack, loosened=True)
         far = self._far(split, box)
         beside = np.setdiff1d(samples.members(split.beside), near, assume_unique=True)
-        square = self._remainder((near, v, residual), (beside, ring), far, box, (entry, noisy))
+        square = self._remainder((near, v, residual), (beside, ring), (split, far), box, (entry, noisy))
         below = prior * (highest_share(samples) + 4.0 * UNIT)
         return Ends(value - slack - below - square, value + slack, loosened)
 
@@ -181,38 +195,41 @@ class Tile:
 
         `tolerance`: largest error of an expansion, for weights of f whose sizes add up to one.
         """
-        samples = self.samples
-        width = len(box.centre)
+        samples, width = self.samples, len(box.centre)
         order, distances = SOURCE_ORDER[width], samples.distances
-        beside, single, whole = (
-            [],
-            [],
-            [],
-        )  # the samples of S lie within the tile's box, from which the last two are apart
-        error = 0.0
+        # No box with samples that are solved for is apart from the tile's box, which they lie in.
+        kinds: dict[str, list[IndexArray]] = {"beside": [], "near": [], "single": [], "whole": []}
+        near_square = square = 0.0
         boxes = np.array([0])
         while len(boxes):
-            cells = Boxes(samples.box.centre[boxes], samples.box.half[boxes])
-            centre = np.broadcast_to(box.centre, cells.centre.shape)
-            source = distances.errors(centre, box.half, cells, order)
-            leaf, apart = samples.child[boxes] < 0, source <= tolerance
+            cells, mass = Boxes(samples.box.centre[boxes], samples.box.half[boxes]), samples.mass[boxes]
+            # Each box may add as much as any other.
+            most = tolerance * np.sqrt(samples.mass[0] / (BOXES[width] * mass))
+            source = distances.errors(np.broadcast_to(box.centre, cells.centre.shape), box.half, cells, order)
+            leaf, apart = samples.child[boxes] < 0, source <= most
             target = np.full(len(boxes), np.inf)
-            some = apart & ~leaf
-            if some.any():
-                target[some] = distances.errors(cells.centre[some], cells.half[some], box, samples.order)
-            taken = some & (target <= tolerance)
-            beside.append(boxes[leaf & ~apart])
-            single.append(boxes[leaf & apart])
-            whole.append(boxes[taken])
-            mass = samples.mass[boxes]
-            error += float((mass[leaf & apart] * source[leaf & apart] ** 2).sum())
-            points_mass = samples.weights[boxes[taken]].sum(axis=1)
+            if not leaf.all():
+                target[~leaf] = distances.errors(cells.centre[~leaf], cells.half[~leaf], box, samples.order)
+            by_points = target <= most
+            for name, some in (
+                ("beside", leaf & ~apart),
+                ("near", by_points & ~apart),
+                ("single", leaf & apart),
+                ("whole", by_points & apart),
+            ):
+                kinds[name].append(boxes[some])
+            roots, of_points = np.sqrt(mass), np.sqrt(samples.weights[boxes].sum(axis=1))
+            with np.errstate(invalid="ignore"):
+                off = roots * target
+                both = off + of_points * source
+            near_square += float((off[by_points & ~apart] ** 2).sum())
             # Two approximations: of samples by points, of the points by the tile's box.
-            error += float((2.0 * mass[taken] * target[taken] ** 2 + 2.0 * points_mass * source[taken] ** 2).sum())
-            inner = boxes[~leaf & ~taken]
+            square += float(((roots * source)[leaf & apart] ** 2).sum() + (both[by_points & apart] ** 2).sum())
+            inner = boxes[~leaf & ~by_points]
             boxes = np.concatenate([samples.child[inner], samples.child[inner] + 1])
-        error = float(np.sqrt(error)) * EVALUATION
-        return _Split(np.concatenate(beside), np.concatenate(single), np.concatenate(whole), error)
+        beside, near, single, whole = (np.concatenate(parts) for parts in kinds.values())
+        near_error, error = float(np.sqrt(near_square)) * EVALUATION, float(np.sqrt(square)) * EVALUATION
+        return _Split(beside, near, single, whole, near_error, error)
 
     def _far(self, split: _Split, box: Boxes) -> _Far | None:
         """Sum over far samples and points of boxes."""
@@ -236,33 +253,37 @@ class Tile:
         self,
         solved: tuple[IndexArray, FloatArray, FloatArray],
         taken: tuple[IndexArray, FloatArray],
-        far: _Far | None,
+        apart: tuple[_Split, _Far | None],
         box: Boxes,
         errors: tuple[float, FloatArray],
     ) -> FloatArray:
         """Upper bound of r' Kbar^-1 r, with b that makes it small: (t,)."""
         samples, evaluator = self.samples, self.samples.evaluator
         (near, v, residual), (beside, ring), (entry, noisy) = solved, taken, errors
+        split, far = apart
         tests = evaluator.prepare(samples.rows(self.points))
         held, rings = evaluator.prepare(samples.rows(samples.points[near])), evaluator.prepare(samples.rows(ring))
         t, q, m = len(self.points), len(ring), len(near)
-        fitted = np.zeros(len(beside), dtype=bool)
-        fitted[:: -(-len(beside) // MOST_FITTED) or 1] = True
-        others, beside = beside[~fitted], beside[fitted]
-        inverse = np.sqrt(1.0 / np.concatenate([samples.noise[near], samples.noise[beside]]))
+        points = np.concatenate([samples.points[beside], samples.box_points(split.near)])
+        masses = np.concatenate([1.0 / samples.noise[beside], samples.weights[split.near].ravel()])
+        fitted = np.zeros(len(points), dtype=bool)
+        fitted[:: -(-len(points) // MOST_FITTED) or 1] = True
+        inverse = np.sqrt(np.concatenate([1.0 / samples.noise[near], masses[fitted]]))
         rest, smooth = np.empty((len(inverse), t)), np.empty((len(inverse), q))
         rest[:m] = residual
         smooth[:m] = evaluator.tile(held, rings)
-        for start in range(0, len(beside), PIECE):
-            rows = slice(m + start, m + min(start + PIECE, len(beside)))
-            some = evaluator.prepare(samples.rows(samples.points[beside[start : start + PIECE]]))
+        for start in range(0, len(inverse) - m, PIECE):
+            rows = slice(m + start, min(m + start + PIECE, len(inverse)))
+            some = evaluator.prepare(samples.rows(points[fitted][start : start + PIECE]))
             rest[rows] = evaluator.tile(some, tests) - evaluator.tile(some, held) @ v
             smooth[rows] = evaluator.tile(some, rings)
         rest *= inverse[:, None]
         smooth *= inverse[:, None]
         between = np.asarray(evaluator.tile(rings, rings))
         share = np.ones(len(inverse))
-        share[m:] += len(others) / max(1, len(beside))  # those that b is found from stand for the others too
+        share[m:] = masses.sum() / max(
+            masses[fitted].sum(), UNIT
+        )  # those that b is found from stand for the others too
         normal, right = between + (smooth.T * share) @ smooth, (smooth.T * share) @ rest
         moments = ring_moments = None
         if far is not None:
@@ -281,16 +302,18 @@ class Tile:
         off = entry * sizes + terms * UNIT * (self.prior * sizes + noisy)
         squares, mass, both = np.einsum("it,it->t", rest, rest), float(np.sum(inverse**2)), np.concatenate([v, b])
         columns = evaluator.prepare(samples.rows(np.concatenate([samples.points[near], ring])))
+        others, of_others = points[~fitted], masses[~fitted]
         for start in range(0, len(others), PIECE):
-            positions = others[start : start + PIECE]
-            some = evaluator.prepare(samples.rows(samples.points[positions]))
+            rows = slice(start, start + PIECE)
+            some = evaluator.prepare(samples.rows(others[rows]))
             f = evaluator.tile(some, tests) - evaluator.tile(some, columns) @ both
-            squares += np.einsum("it,it->t", f, f / samples.noise[positions][:, None])
-            mass += float(np.sum(1.0 / samples.noise[positions]))
+            f *= np.sqrt(of_others[rows])[:, None]
+            squares += np.einsum("it,it->t", f, f)
+        mass += float(np.sum(of_others))
         count = len(inverse) + len(others)
         mass *= 1.0 + (count + 4.0) * EPS
         length = np.sqrt(squares) * (1.0 + (count + 16.0) * UNIT)
-        length += EVALUATION * np.sqrt(mass) * off * (1.0 + 8.0 * UNIT)
+        length += EVALUATION * (np.sqrt(mass) * off * (1.0 + 8.0 * UNIT) + split.near_error * sizes)
         quadratic = np.einsum("qt,qt->t", b, between @ b)
         quadratic += EVALUATION * ring_sizes**2 * (entry + 2.0 * (q + 2.0) * UNIT * self.prior)
         total = length**2 + np.maximum(quadratic, 0.0)

@@ -192,6 +192,37 @@ def test_a_proof_without_one_of_its_terms_breaks(mutation: str, small: pytest.Mo
     assert (broken > 0) == (mutation != "nothing")
 
 
+def test_boxes_that_only_their_points_are_far_from_count_by_these(small: pytest.MonkeyPatch) -> None:
+    """Without expansions of a tile, boxes apart from it are taken by their points; they and their error count."""
+    small.setattr(run, "ATTEMPTS", 0)
+    small.setattr(tile, "SOURCE_ORDER", {1: 7, 2: 7})
+    errors, plain = Distances.errors, tile.Tile._split
+
+    def none_of_tiles(self: Distances, centres: Any, halves: Any, others: Boxes, order: int) -> Any:
+        made = errors(self, centres, halves, others, order)
+        return np.full(len(made), np.inf) if order == 7 else made
+
+    def without(change: dict[str, Any], taken: list[int]) -> Any:
+        def split(self: Any, box: Boxes, tolerance: float) -> Any:
+            made = plain(self, box, tolerance)
+            taken.append(len(made.near))
+            return replace(made, **change)
+
+        return split
+
+    small.setattr(Distances, "errors", none_of_tiles)
+    for kind in ("uniform", "clusters", "duplicates"):
+        problem, lower, taken = Problem.draw(2, 80, 2, kind, Matern52, 0.1), [], []
+        for change in ({}, {"near_error": 0.0}, {"near": np.zeros(0, dtype=np.intp), "near_error": 0.0}):
+            small.setattr(tile.Tile, "_split", without(change, taken))
+            lower.append(bounds_of(problem, small, 6).lower)
+        assert sum(taken) > 0
+        assert (lower[0] <= problem.exact()).all()
+        assert (lower[0] <= lower[1]).all()
+        assert (lower[0] < lower[1]).any()
+        assert (lower[1] != lower[2]).any()
+
+
 def test_more_samples_than_are_taken_one_by_one_have_rougher_expansions_or_no_lower_end(
     small: pytest.MonkeyPatch,
 ) -> None:

@@ -14,14 +14,16 @@ import pytest
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
-from dkgp.errors import InputError, NumericalError
+from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Matern12, SquaredExponential
+from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
 from dkgp.models.prediction import exact
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.sums import Sums
 from dkgp.models.support import SupportInputs
 from dkgp.models.variance.neighbours import run, tile
+from dkgp.models.variance.neighbours.expansion import Distances
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import choice
 from dkgp.models.variance.ways.forecast import Forecast, Measured
@@ -202,6 +204,74 @@ def test_a_resumed_prediction_has_the_same_bits(
         predict(model, data[2], resumed, one, variance=replace(SETTINGS, gap=0.01))
     predict(model, data[2], resumed, one, variance=SETTINGS)
     assert content(tmp_path / "whole") == content(tmp_path / "resumed")
+
+
+class _Watched:
+    """Counts batches that are reported, and asks for an end after some."""
+
+    def __init__(self, executor: BlockExecutor, most: int | None) -> None:
+        self.done: list[int] = []
+        self._most = most
+        self.context = RunContext(
+            executor,
+            within=lambda progress: self.done.append(progress.done),
+            interrupted=lambda: most is not None and len(self.done) >= most,
+        )
+
+
+def test_a_stop_keeps_the_batches_that_are_done(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 test samples are one region of eight batches; one more is under way when the end is asked for."""
+    monkeypatch.setattr(run, "BATCH_POINTS", 8)
+    settings = replace(SETTINGS, batch_size=None)
+    model, out = made(data, "centredFalse", one), tmp_path / "stopped"
+    predict(model, data[2], str(tmp_path / "whole"), one, variance=settings)
+    stopped = _Watched(one, 3)
+    with pytest.raises(InterruptedRunError, match=r"interrupted after \d+ of 60 test samples"):
+        predict(model, data[2], str(out), stopped.context, variance=settings)
+    assert len(stopped.done) == 4
+    parts = sorted((out / "parts").iterdir())
+    assert len(parts) == 4
+    damaged = bytearray(parts[0].read_bytes())
+    damaged[-1] ^= 1
+    parts[0].write_bytes(bytes(damaged))
+    resumed = _Watched(one, None)
+    predict(model, data[2], Destination(str(out), resume=True), resumed.context, variance=settings)
+    assert len(resumed.done) == 8 - 3 + 1  # and once for the region
+    assert resumed.done[-1] == 60
+    assert content(tmp_path / "whole") == content(out)
+    assert not (out / "parts").exists()
+
+
+def test_batches_are_neighbours_and_as_many_as_counted(rng: np.random.Generator) -> None:
+    distances = Distances.of(KERNEL)
+    for n in (1, 7, 8, 9, 60, 1001):
+        points = rng.uniform(size=(n, 2))
+        rows = run._Batches.of(distances, points, 8).rows
+        assert len(rows) == run.batch_count(n, 8)
+        assert max(len(part) for part in rows) <= 8
+        np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(n))
+    widths = [np.ptp(points[part] * distances.metric, axis=0).max() for part in rows]
+    assert np.median(widths) < 0.2 * distances.metric.max()
+
+
+def test_the_number_of_samples_is_tried_between_two_steps(
+    data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "WORTH_HALVING", 10)
+    monkeypatch.setattr(run, "LEAST", {2: 10})
+    monkeypatch.setattr(run, "STEP", 4.0)
+    model = made(data, "centredFalse", one)
+    monkeypatch.setattr(run, "HALVINGS", 5)
+    settings = replace(SETTINGS, gap=1e-3)
+    predict(model, data[2], str(tmp_path / "halved"), one, variance=settings)
+    monkeypatch.setattr(run, "HALVINGS", 0)
+    predict(model, data[2], str(tmp_path / "plain"), one, variance=settings)
+    halved, plain = (
+        open_prediction(str(tmp_path / name)).attributes["variance"]["neighbours"] for name in ("halved", "plain")
+    )
+    assert plain / 4.0 < halved < plain
 
 
 @pytest.mark.parametrize(
