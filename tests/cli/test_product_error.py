@@ -14,7 +14,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore, ModelRecord, open_dataset, open_model, open_prediction
 from dkgp.errors import ClusterError, InputError, UsageError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.sums import Sums
+from dkgp.operators import cross_sums
 from dkgp.operators.cells.forecast import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
@@ -227,7 +227,7 @@ def test_predictions_with_auto_evaluate_every_entry_where_workers_differ(
     def unlike(executor: object) -> None:
         raise ClusterError("the workers' libraries differ")
 
-    monkeypatch.setattr("dkgp.models.prediction.exact.chosen_sums", lambda *_: Sums(1e-4))
+    monkeypatch.setattr("dkgp.models.sums.forecast_sums", lambda *_: cross_sums.Forecast(True))
     monkeypatch.setattr(LocalExecutor, "require_one_arithmetic", unlike)
     result = run(*command, tmp_path / "p")
     assert result.exit_code == 0, result.stderr
