@@ -142,7 +142,7 @@ def test_pages_of_workers_on_other_hosts_listen_to_these_hosts_only() -> None:
     assert arguments["worker_options"]["dashboard_address"] == "127.0.0.1:0"
     asked = {**hosts, "worker_options": {"dashboard_address": ":9999"}}
     arguments = ssh_arguments(ClusterOptions(kind="ssh", settings=asked), None)
-    assert arguments["worker_options"] == {"dashboard_address": ":9999"}
+    assert arguments["worker_options"]["dashboard_address"] == ":9999"
 
 
 @pytest.mark.long

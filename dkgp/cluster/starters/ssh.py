@@ -15,7 +15,7 @@ import dask.config
 from dkgp.cluster.kinds import KINDS, ClusterKind
 from dkgp.cluster.options import ClusterOptions
 from dkgp.cluster.starters.security import is_in_memory, pem_of
-from dkgp.cluster.starters.settings import check_settings, parameters, refuse_both
+from dkgp.cluster.starters.settings import PRELOAD, check_settings, parameters, refuse_both
 from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 
@@ -57,6 +57,7 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
             )
         worker["n_workers"] = workers_per_host
     worker.setdefault("dashboard_address", LOOPBACK)
+    worker.setdefault("preload", [PRELOAD])
     scheduler = {"dashboard_address": LOOPBACK, **(settings.get("scheduler_options") or {})}
     python = settings.get("remote_python") or sys.executable
     arguments = {**settings, "hosts": hosts, "worker_options": worker, "scheduler_options": scheduler}

@@ -32,7 +32,11 @@ def test_a_cluster_over_ssh() -> None:
     )
     assert found["hosts"] == ["head", "node1", "node2"]
     sizes = {"nthreads": 4, "memory_limit": 8 * GIB, "n_workers": 2}
-    assert found["worker_options"] == {**sizes, "dashboard_address": "127.0.0.1:0"}
+    assert found["worker_options"] == {
+        **sizes,
+        "dashboard_address": "127.0.0.1:0",
+        "preload": ["dkgp.operators.preload"],
+    }
     assert found["connect_options"] == {"username": "gp"}
 
 
