@@ -115,7 +115,7 @@ SETTINGS = Option(
 )
 RESOURCES = Option(
     help="Dask's resources that each task takes of its worker, such as dkgp=1: of a running scheduler only workers "
-    "that were started with `--resources` get tasks, and so many at once. May be repeated.",
+    "that were started with such resources get tasks, and so many at once. May be repeated.",
     type=_amount,
     metavar="NAME=AMOUNT",
     multiple=True,

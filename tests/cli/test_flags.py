@@ -18,7 +18,16 @@ from dkgp.cli.flags import in_flags
 PACKAGE = Path(dkgp.__file__).parent
 BELOW = ("data", "kernels", "cluster", "operators", "solvers", "models", "estimators")
 # Options of programs that dkgp starts, or advises to start.
-OTHERS = {"--lifetime", "--lifetime-stagger", "--nthreads", "--me", "--scheduler-file", "--dashboard-address"}
+OTHERS = {
+    "--lifetime",
+    "--lifetime-stagger",
+    "--nthreads",
+    "--me",
+    "--scheduler-file",
+    "--dashboard-address",
+    "--preload",
+    "--resources",
+}
 
 
 def texts(path: Path) -> Iterator[ast.Constant]:
