@@ -4,21 +4,6 @@
 
 from __future__ import annotations
 
-from dkgp.cluster.cache import FeatureCache, worker_cache
-from dkgp.cluster.client_executor import Announcer
-from dkgp.cluster.configuration import configured_options
-from dkgp.cluster.connect import open_executor
-from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, PendingRound
-from dkgp.cluster.options import ClusterOptions
+import lazy_loader
 
-__all__ = [
-    "Announcer",
-    "BlockExecutor",
-    "ClusterOptions",
-    "FeatureCache",
-    "LocalExecutor",
-    "PendingRound",
-    "configured_options",
-    "open_executor",
-    "worker_cache",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Type names that the data layer shares, and how its messages list names."""
+"""Type names that the data layer shares, how samples are cut into blocks, and how messages list names."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 Json: TypeAlias = dict[str, Any]
 Location: TypeAlias = str | os.PathLike[str]
 
+TARGET_BLOCK_ROWS = 8192
+LEAST_BLOCKS = 8
+LEAST_BLOCK_ROWS = 256
+# Rows that compiled loops evaluate at once (`LANES` of the kernels).
+VECTOR_ROWS = 16
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -33,6 +39,16 @@ class Progress:
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
+
+
+def block_rows(n_samples: int) -> int:
+    """Rows of a block of a training set: about 8,192, fewer where there would be less than eight, whole vectors always.
+
+    They depend on n alone, so that results do not depend on who computes them or on how a store is chunked.
+    """
+    blocks = max(LEAST_BLOCKS, -(-n_samples // TARGET_BLOCK_ROWS))
+    rows = max(LEAST_BLOCK_ROWS, -(-n_samples // blocks))
+    return -(-rows // VECTOR_ROWS) * VECTOR_ROWS
 
 
 def quoted(names: Sequence[str]) -> str:

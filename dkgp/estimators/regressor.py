@@ -57,7 +57,7 @@ from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.choice import NoiseKind, tune_noise
 from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood
 from dkgp.models.tuning.problem import Choices
-from dkgp.models.update import update
+from dkgp.models.updating import update
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators.product_error import ProductError
 

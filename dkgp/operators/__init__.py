@@ -4,20 +4,6 @@
 
 from __future__ import annotations
 
-from dkgp.operators.base import KernelOperator, PendingColumns
-from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cached_columns import CachedColumnsOperator
-from dkgp.operators.dense import DenseKernelOperator
-from dkgp.operators.inputs import ArrayInputs, InputSource
-from dkgp.operators.product_error import ProductError
+import lazy_loader
 
-__all__ = [
-    "ArrayInputs",
-    "BlockedKernelOperator",
-    "CachedColumnsOperator",
-    "DenseKernelOperator",
-    "InputSource",
-    "KernelOperator",
-    "PendingColumns",
-    "ProductError",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.data.stores.arrays import block_rows
+from dkgp.data.types import block_rows
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.blocks import LANES
 from dkgp.kernels.tiles.evaluator import Precision

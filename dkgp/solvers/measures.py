@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkgp.data.stores.arrays import block_rows
+from dkgp.data.types import block_rows
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, Noise
 

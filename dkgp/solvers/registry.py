@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from dkgp.errors import UsageError
-from dkgp.operators.product_error import ProductError
 from dkgp.registry import Option, Registry
 from dkgp.solvers.base import Solver
+
+if TYPE_CHECKING:
+    from dkgp.operators.product_error import ProductError
 
 # The name that stands for whichever solver suits the problem (`dkgp.solvers.auto`).
 AUTO = "auto"

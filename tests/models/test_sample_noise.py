@@ -22,7 +22,7 @@ from dkgp.kernels import Kernel, Matern32, SquaredExponential, White
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, run_identity, save, train
-from dkgp.models.update import update
+from dkgp.models.updating import update
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing, ConjugateGradient, GradientInfNorm, MaxIterations, MaxPasses, solve
 from tests.covering import few

@@ -14,7 +14,7 @@ from dkgp.data import dataset_from_arrays, open_dataset, open_model
 from dkgp.data.remote.object_store import put, tag_of
 from dkgp.data.remote.retries import ConflictError
 from dkgp.data.remote.storage import list_object_bytes, read_object, remove_tree, write_object
-from dkgp.data.stores.arrays import block_rows
+from dkgp.data.types import block_rows
 from dkgp.errors import OutputExistsError
 from tests.s3 import use_s3
 from tests.system.ceph_on_one_machine import CephStore, ceph_store, missing

@@ -13,8 +13,6 @@ from dkgp.data.stores.models.sparse import SparseRecord
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.robust.train import noise_made
-from dkgp.models.sparse.start import start_from_sparse
-from dkgp.models.sparse.stored import opened_sparse
 from dkgp.models.trend.columns import CENTRED
 from dkgp.models.trend.trend import mean_kind, mean_made
 from dkgp.operators.base import FloatArray
@@ -73,6 +71,10 @@ def _sparse_start(
 ) -> Start:
     """Start from a sparse model's residual over the noise, where it pays."""
     kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
+    # Loaded where a sparse model is named: most runs name none.
+    from dkgp.models.sparse.start import start_from_sparse
+    from dkgp.models.sparse.stored import opened_sparse
+
     start = start_from_sparse(dataset, opened_sparse(record), kernel, noise_variance)
     shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)
     gain = (

@@ -38,15 +38,10 @@ from dkgp.data.stores.manifest import (
     store_attributes,
     stored_checksum,
 )
-from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.data.types import FloatArray, IntArray, Json, Location, block_rows
 from dkgp.errors import InputError, StorageError, StoreError, is_mistake
 
 _MIB = 2**20
-TARGET_BLOCK_ROWS = 8192
-LEAST_BLOCKS = 8
-LEAST_BLOCK_ROWS = 256
-# Rows that compiled loops evaluate at once (`LANES` of the kernels).
-VECTOR_ROWS = 16
 # Of every array that is read back. Another codec could make any number of bytes of a chunk.
 _CODECS = (BytesCodec, BloscCodec, Crc32cCodec)
 
@@ -68,16 +63,6 @@ def default_chunk_rows(n_samples: int | None, n_columns: int) -> int:
     least = min(_MIB // row_bytes, 16384)
     rows = min(max(8192, least), most)
     return rows if n_samples is None else even_chunk_rows(n_samples, rows)
-
-
-def block_rows(n_samples: int) -> int:
-    """Rows of a block of a training set: about 8,192, fewer where there would be less than eight, whole vectors always.
-
-    They depend on n alone, so that results do not depend on who computes them or on how a store is chunked.
-    """
-    blocks = max(LEAST_BLOCKS, -(-n_samples // TARGET_BLOCK_ROWS))
-    rows = max(LEAST_BLOCK_ROWS, -(-n_samples // blocks))
-    return -(-rows // VECTOR_ROWS) * VECTOR_ROWS
 
 
 def sample_chunk_rows(n_samples: int | None, n_columns: int) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, check_phase
+
+if TYPE_CHECKING:
+    from dkgp.solvers.conjugate.probe import Probe
 
 CHOICES = (250, 500, 750, 1000, 1500, 2000, 3000, 4000)
 # On problems that are done in a few passes, these fall with the block size about as m**-0.2 (Friedman1, california,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dkgp.data.stores.arrays import block_rows
+from dkgp.data.types import block_rows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
 

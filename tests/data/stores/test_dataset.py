@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkgp.data import Dataset, DatasetWriter, Standardisation, dataset_from_arrays, open_dataset
-from dkgp.data.stores.arrays import block_rows, default_chunk_rows, sample_chunk_rows
+from dkgp.data.stores.arrays import default_chunk_rows, sample_chunk_rows
+from dkgp.data.types import block_rows
 from dkgp.errors import InputError, OutputExistsError, StoreError
 
 Place = Callable[[str], str]

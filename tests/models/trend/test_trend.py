@@ -24,7 +24,7 @@ from dkgp.models.exact import save, train
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.trend.columns import MeanKind
 from dkgp.models.trend.trend import Trend
-from dkgp.models.update import update
+from dkgp.models.updating import update
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.solvers import GradientInfNorm
 from tests.covering import few

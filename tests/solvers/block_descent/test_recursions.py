@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.data.stores.arrays import block_rows
+from dkgp.data.types import block_rows
 from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution
 from dkgp.solvers.measures import Sums, measures
 

@@ -1,0 +1,45 @@
+from .certificate import Certificate
+from .context import RunContext
+from .exact import TrainedModel, save, train
+from .hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
+from .prediction import Destination, PredictSummary, predict
+from .sparse.settings import SparseSettings
+from .sparse.stored import open_sparse, save_sparse
+from .sparse.train import train_sparse
+from .sparse.update import update_sparse
+from .tuned_parameter import TunedParameter
+from .tuning.likelihood_search import TuneProgress
+from .tuning.marginal_likelihood import projected_peak_bytes
+from .tuning.run import projected_tuning_bytes
+from .tuning.search_space import LogNormal
+from .tuning.tune import tune, tune_dataset
+from .updating import update
+from .variance import VarianceSettings
+
+__all__ = [
+    "Certificate",
+    "Destination",
+    "Hyperparameters",
+    "LogNormal",
+    "PredictSummary",
+    "RunContext",
+    "SparseSettings",
+    "TrainedModel",
+    "TuneProgress",
+    "TunedParameter",
+    "VarianceSettings",
+    "open_sparse",
+    "predict",
+    "projected_peak_bytes",
+    "projected_tuning_bytes",
+    "read_hyperparameters",
+    "save",
+    "save_sparse",
+    "train",
+    "train_sparse",
+    "tune",
+    "tune_dataset",
+    "update",
+    "update_sparse",
+    "write_hyperparameters",
+]
