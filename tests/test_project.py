@@ -391,3 +391,11 @@ class TestMake:
         assert result.returncode != 0
         assert f"dkgp needs Python >= 3.11 with its venv module; '{old}' is none." in result.stderr
         assert not (tmp_path / "venv").exists()
+
+
+def test_a_solver_stands_without_stores() -> None:
+    """Whoever reads or imports block coordinate descent meets at most 110 modules, none of them of stores or tables."""
+    script = "import sys, dkgp.solvers.block_descent.gbcd; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert sum(name.split(".")[0] == "dkgp" for name in loaded) <= 110
+    assert not {"zarr", "xarray", "pandas", "dask", "distributed"} & set(loaded)

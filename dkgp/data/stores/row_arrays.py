@@ -5,14 +5,16 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.data.stores.dataset import Dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import ClusterError, InputError
+
+if TYPE_CHECKING:
+    from dkgp.data.stores.dataset import Dataset
 
 _IN_MEMORY: weakref.WeakValueDictionary[str, MemoryArray] = weakref.WeakValueDictionary()
 
