@@ -14,7 +14,7 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
-from dkgp.errors import InputError
+from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import highest_prior
 from dkgp.models.support import NoisySupport
@@ -22,8 +22,8 @@ from dkgp.models.variance.batch import BatchVariance, VarianceBounds
 from dkgp.models.variance.batched import REGIONS, UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.neighbours.expansion import Distances
-from dkgp.models.variance.neighbours.samples import Samples, plain_context
-from dkgp.models.variance.neighbours.tile import MOST_BESIDE, Tile
+from dkgp.models.variance.neighbours.samples import Samples, held_bytes, plain_context
+from dkgp.models.variance.neighbours.tile import MOST_BESIDE, Tile, working_bytes
 from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
@@ -87,6 +87,7 @@ class NeighbourOptions:
     gap: float
     latent: bool
     count: int  # samples that are solved for at first
+    most: int = MOST  # and at most
 
 
 def _halved(scaled: FloatArray, crowded: Callable[[IndexArray], bool]) -> list[IndexArray]:
@@ -134,6 +135,25 @@ class _Batches:
         return cls(_halved(scaled, lambda part: len(part) > size))
 
 
+def largest_count(memory_bytes: int, n: int, width: int, threads: int) -> int:
+    """Return the most samples around a tile with which a process of so many threads keeps within its memory.
+
+    Raises `MemoryBudgetError` where not even the least number does.
+    """
+
+    def taken(count: int) -> int:
+        return held_bytes(n, width) + threads * working_bytes(TILE_POINTS, count, width)
+
+    least = min(LEAST[width], n)
+    if taken(least) > memory_bytes:
+        raise MemoryBudgetError(
+            f"variances by neighbours of {n:,} training samples take {taken(least) / 1e6:,.3g} MB at least in a "
+            f"process of {threads} threads; the variance memory is {memory_bytes / 1e6:,.3g} MB. Raise "
+            "`memory_bytes`, or use fewer threads a worker"
+        )
+    return max(count for count in range(least, MOST + 1) if taken(count) <= memory_bytes)
+
+
 def batch_count(points: int, size: int) -> int:
     """Return the number of batches that so many points are cut into."""
     if points <= size:
@@ -155,9 +175,9 @@ def tighten_tile(
         ends = Tile.of(samples, inputs[which]).ends(int(count), options.gap, noise)
         bounds.tighten(which, ends.lower, ends.upper, ends.upper - ends.lower)
         which = which[bounds.gaps(which) > options.gap]
-        if not len(which) or count >= min(samples.n, MOST):
+        if not len(which) or count >= min(samples.n, options.most):
             return
-        count = min(count * STEP, MOST)
+        count = min(count * STEP, options.most)
 
 
 def batch_bounds(samples: Samples, inputs: FloatArray, noise: float, options: NeighbourOptions) -> VarianceBounds:
@@ -269,7 +289,7 @@ class NeighbourRun(BatchedRun):
     Attributes
     ----------
     plan : dict
-        What the store records: way, gap, max_passes, latent, seed, neighbours, batch_size.
+        What the store records: way, gap, max_passes, latent, seed, neighbours, most_neighbours, batch_size.
     trial : Trial
         That of the number of neighbours; of no tiles where the prediction is resumed.
 
@@ -281,6 +301,7 @@ class NeighbourRun(BatchedRun):
     """
 
     _label = "kneighbours"
+    _most = MOST  # samples around a tile
 
     def __init__(
         self,
@@ -299,10 +320,14 @@ class NeighbourRun(BatchedRun):
         self._width = len(Distances.of(plain_context(context).kernel).features)
         self._source = NeighbourSource(context, noise_variance, NeighbourOptions(settings.gap, settings.latent, 0))
         batch = settings.batch_size or BATCH_POINTS
+        if settings.memory_bytes is not None:
+            threads = executor.threads_per_process
+            self._most = largest_count(settings.memory_bytes, context.n, self._width, threads)
         self.plan = {
             "way": "neighbours",
             **self._requested,
             "neighbours": 0 if stored is None else int(stored.get("neighbours", 0)),
+            "most_neighbours": self._most,
             "batch_size": int(batch),
         }
         self._require_same(stored, self.plan)
@@ -313,7 +338,7 @@ class NeighbourRun(BatchedRun):
     @UNPROVEN
     def _chosen_count(self, n: int, patience: float) -> int:
         """Return the least number of samples to solve for with which nearly all points of a few tiles meet the gap."""
-        count, most = LEAST[self._width], min(n, MOST)
+        count, most = LEAST[self._width], min(n, self._most)
         if not self._test.n_samples:
             return min(USUAL[self._width], n)
         samples, settings = self._source.samples(), self._settings
@@ -411,7 +436,7 @@ class NeighbourRun(BatchedRun):
         )
 
     def _way(self, batches: int) -> NeighbourSource:
-        options = replace(self._source.options, count=int(self.plan["neighbours"]))
+        options = replace(self._source.options, count=int(self.plan["neighbours"]), most=self._most)
         return replace(self._source, options=options)
 
     def summary(self, seconds: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ The weights W depend on the samples alone, and all tiles of test points share th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,6 +174,12 @@ class Samples:
         away = np.abs(self.box.centre[leaves] - 0.5 * (low + high)) - 0.5 * (high - low)
         some = self.points[self.members(leaves[(away <= self.box.half[leaves]).all(axis=1)])]
         return int(np.count_nonzero(((some >= low) & (some <= high)).all(axis=1)))
+
+
+def held_bytes(n: int, width: int) -> int:
+    """Bytes of `Samples` of so many samples in so many features, which a process holds once."""
+    boxes = 2 ** (1 + max(0, math.ceil(math.log2(n / LEAF[width]))))
+    return 8 * (n * (width + 1) + boxes * (2 * width + 4 + ORDER[width] ** width))
 
 
 def position_error(distances: Distances, low: FloatArray, high: FloatArray) -> float:

@@ -333,6 +333,14 @@ class Tile:
         return np.asarray(np.sqrt(square) + EVALUATION * (off + far.error * sizes))
 
 
+def working_bytes(points: int, count: int, width: int) -> int:
+    """Bytes that a thread works in, for a tile of so many points with so many samples that are solved for."""
+    rings, sources = sum(len(_surface(side, width)) for _, side in RINGS[width]), SOURCE_ORDER[width] ** width
+    held = (count + MOST_FITTED) * (points + 3 * rings)
+    pieces = PIECE * (count + 3 * points + 2 * rings + 2 * sources)
+    return 8 * (3 * count * count + 4 * count * points + held + pieces + 3 * sources * sources + 8 * MOST_BESIDE[width])
+
+
 def highest_share(samples: Samples) -> float:
     """Upper bound of how far `Tile.prior` may exceed k(x, x), relative to it."""
     return 2.0 * EVALUATION * UNIT * (samples.distances.kernel.diagonal_roundings + 2.0)

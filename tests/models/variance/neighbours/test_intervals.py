@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dkgp.errors import InputError
+from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import (
     ActiveDimensions,
     Constant,
@@ -263,6 +264,34 @@ def test_samples_that_are_added_up_in_pieces_count_as_those_that_are_held(small:
 
 def _without_error(far: Any) -> Any:
     return None if far is None else replace(far, error=0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(("d", "n", "count"), [(1, 3000, 96), (2, 6000, 300), (3, 4000, 300)])
+def test_memory_is_what_is_counted(
+    d: int, n: int, count: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, T = rng.uniform(0.0, 1.0, (n, d)), rng.uniform(0.4, 0.5, (100, d))
+    made = Problem(X, T, Matern12((30.0,) * d), np.full(n, 0.01)).samples(monkeypatch)
+    assert 0.4 < made.nbytes / samples.held_bytes(n, d) <= 1.0
+    some = tile.Tile.of(made, T)
+    some.ends(count, 0.05)
+    tracemalloc.start()
+    some.ends(count, 0.05)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.1 < peak / tile.working_bytes(100, count, d) <= 1.0
+
+
+def test_the_number_of_samples_keeps_within_the_memory() -> None:
+    for memory in (100_000_000, 300_000_000):
+        most = run.largest_count(memory, 100_000, 2, 2)
+        sizes = [samples.held_bytes(100_000, 2) + 2 * tile.working_bytes(256, each, 2) for each in (most, most + 1)]
+        assert sizes[0] <= memory < sizes[1]
+    with pytest.raises(MemoryBudgetError, match=r"take .* MB at least in a process of 16 threads; .* is 100 MB"):
+        run.largest_count(100_000_000, 100_000, 2, 16)
 
 
 # ------------------------------------------------------------------------------------------------------ expansions
