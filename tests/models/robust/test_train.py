@@ -18,7 +18,7 @@ from dkgp.models.exact import TrainedModel, train
 from dkgp.models.noise.student import StudentT
 from dkgp.models.robust import train as robust
 from dkgp.models.robust.train import WEIGHT_TOLERANCE, train_student
-from dkgp.solvers import Checkpointing, ConjugateGradient, GradientInfNorm
+from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm
 
 KERNEL, T = SquaredExponential((0.5, 0.3)), StudentT(3.0, 0.007)
 
@@ -122,7 +122,8 @@ class _StopInTurn:
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(problem: Problem, executor: BlockExecutor, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"solver": ConjugateGradient(), "stopping": GradientInfNorm(1e-3)}
+    solver = ConjugateGradient(FactorPreconditioning(0, rank=60))
+    options: dict[str, Any] = {"solver": solver, "stopping": GradientInfNorm(1e-3)}
     whole = train_student(problem.dataset, KERNEL, T, executor, **options)
     store, identity = CheckpointStore(str(tmp_path / "checkpoint")), {"of": "this"}
     watched = RunContext(
