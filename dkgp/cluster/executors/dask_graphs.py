@@ -7,6 +7,7 @@ submitted again under a new key, with the nodes that need it, while the round ge
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ ROUND_ATTEMPTS = 4
 # Storage over a network has its hiccups. (Workers that die are counted by `Kills`.)
 TASK_RETRIES = 3
 FIRST_FETCH_SECONDS = 5.0
+# Between two looks whether a result that is fetched was lost.
+LOST_SECONDS = 0.01
 # Between two looks for tasks that wait for a worker that is gone.
 WAIT_SECONDS = 5.0
 RECONNECT_POLL_SECONDS = 0.05
@@ -215,6 +218,22 @@ def _part(key: Hashable, others: Sequence[Hashable] | None, totals: Totals) -> T
     if others is None:
         return {key: totals[key]} if key in totals else {}
     return {name: values for name, values in totals.items() if name not in others}
+
+
+async def _gather(client: Client, futures: list[Future[Any]]) -> list[Any]:
+    """Gather results; `TimeoutError` as soon as one of them is lost.
+
+    The client would try to connect to the dead worker for longer than the result takes to compute again.
+    """
+    gathering = asyncio.ensure_future(client.gather(futures, asynchronous=True))
+    try:
+        while not (await asyncio.wait([gathering], timeout=LOST_SECONDS))[0]:
+            if any(future.status != "finished" for future in futures):
+                raise TimeoutError("a result was lost with its worker")
+        results: list[Any] = gathering.result()
+        return results
+    finally:
+        gathering.cancel()
 
 
 def _repair(silent_seconds: float, dask_scheduler: Any) -> set[Any]:
@@ -453,7 +472,7 @@ class DaskGraph:
             return
         # By itself `gather` has no timeout: it would wait for ever on a worker that is frozen, and for one and a half
         # minutes on one that died with its results, to which the scheduler keeps trying to connect.
-        gather = partial(self._client.gather, [self._futures[root] for root in places], asynchronous=True)
+        gather = partial(_gather, self._client, [self._futures[root] for root in places])
         try:
             parts: list[Any] = self._client.sync(gather, callback_timeout=max(0.001, seconds))
         except Exception:

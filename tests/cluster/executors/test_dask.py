@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -176,6 +177,26 @@ def test_what_a_task_raises_comes_through_as_itself(client: Client, error: Excep
     assert time.monotonic() - started < 5.0
     del caught
     assert forgotten(client)
+
+
+def test_a_fetch_ends_as_soon_as_a_result_is_lost(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client goes on trying to connect to a killed worker, for longer than others take to compute it again."""
+    gather, lost = client.gather, list[Any]()
+
+    async def hang(futures: list[Any]) -> None:
+        for future in futures:
+            future._state.lose()
+        lost.extend(futures)
+        asyncio.get_running_loop().call_later(0.3, lambda: [future._state.finish() for future in futures])
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(
+        client, "gather", lambda futures, **how: gather(futures, **how) if lost else hang(list(futures))
+    )
+    began = time.monotonic()
+    assert DaskExecutor(client).submit("blocks", late_first, (10,), [[0], [1]]).result() == [0, 10]
+    assert len(lost) == 2
+    assert time.monotonic() - began < 4.0
 
 
 def test_a_round_whose_results_are_lost_is_computed_again(client: Client) -> None:

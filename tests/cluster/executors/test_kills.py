@@ -249,6 +249,6 @@ def test_rounds_that_get_on_are_refused_for_one_tasks_kills_alone(steps: list[in
 
 def test_a_round_that_takes_too_long_tells_of_the_task() -> None:
     kills = Kills()
-    assert kills.told() == ""
+    assert kills.explanation() == ""
     kills.judge(killed((4, 0)), done=3)
-    assert "task 4, which was submitted 2 times" in kills.told()
+    assert "task 4, which was submitted 2 times" in kills.explanation()
