@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# Brings the modules of the tasks, of kernels and of stores.
+# Modules of the tasks, and of the stores that they read: names of layers are loaded on first use.
+from dkgp.data.stores import dataset  # noqa: F401
 from dkgp.operators import blocked  # noqa: F401
 from dkgp.operators.fixed_point import Scale
 
