@@ -6,7 +6,7 @@ targets around X. Each piece of T gets a separate tree in the same root cell, wi
 
 from __future__ import annotations
 
-import threading
+import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.forks import fork_safe
 from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.terms import Term, Terms
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.cells.plan import Frame, Plan, Walk, padded
+from dkgp.operators.cells.plan import Frame, Plan, Walk, build_expansions, padded
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
 from dkgp.operators.cells.proof import CHEAP_ORDERS, EXTRA, Expansion, group_count, groups
 from dkgp.operators.cells.roundings import HIGHEST, displacement, half_table
@@ -52,10 +51,14 @@ class Sources:
         # Errors for a unit of weights: the fewer weights the cells of a level around a target can have, the larger.
         self.tolerances = [0.25 * tolerance * n / count for count in most]
         self._expansions: dict[tuple[int, tuple[int, ...]], Expansion] = {}
-        self._lock = fork_safe(threading.Lock())
         near = sorted({tuple(sorted(offset, reverse=True)) for offset in np.ndindex((4,) * self.d) if any(offset)})
-        orders = [self.expansion(number, canon).order for number in range(len(most)) for canon in near]
-        self.order = max([1, *orders])
+        keys = list(itertools.product(range(len(most)), near))
+
+        def build(place: int) -> None:
+            self.expansion(*keys[place])
+
+        build_expansions(build, len(keys), self.d)
+        self.order = max([1, *(self.expansion(*key).order for key in keys)])
         self.moment_order = min(self.order + EXTRA, HIGHEST)
 
     @property
@@ -65,20 +68,22 @@ class Sources:
 
     def expansion(self, level: int, canon: tuple[int, ...]) -> Expansion:
         """Return the expansion of a level and an offset, sorted and not negative."""
-        with self._lock:
-            if (level, canon) not in self._expansions:
-                profile, parameter, side = self.term.profile, self.term.parameter, self.frame.side * 0.5**level
-                with single_threaded_blas():
-                    self._expansions[level, canon] = Expansion(
-                        profile,
-                        parameter,
-                        side,
-                        canon,
-                        self.tolerances[level],
-                        slopes=self._slopes,
-                        cap=CHEAP_ORDERS[self.d],
-                    )
-            return self._expansions[level, canon]
+        key = level, canon
+        if key not in self._expansions:
+            profile, parameter, side = self.term.profile, self.term.parameter, self.frame.side * 0.5**level
+            with single_threaded_blas():
+                expansion = Expansion(
+                    profile,
+                    parameter,
+                    side,
+                    canon,
+                    self.tolerances[level],
+                    slopes=self._slopes,
+                    cap=CHEAP_ORDERS[self.d],
+                )
+            # Threads that build the same one at a time build equal ones; one of these stays.
+            self._expansions.setdefault(key, expansion)
+        return self._expansions[key]
 
     def moments(self, weights: FloatArray) -> Moments:
         """Return the moments of weights (n, t)."""

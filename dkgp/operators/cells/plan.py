@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.cluster.threads import single_threaded_blas
+from dkgp.cluster.threads import in_parallel, process_threads, single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.small_products import LANES
@@ -45,6 +46,9 @@ _FARTHEST = 1e16
 _ENTRY_WORK = 32
 # Pairs of cells that share an expansion, from which on it may have any order.
 _MANY_PAIRS = 600
+# Threads that build expansions of three dimensions: the slowest takes a third of the time of all, and the largest have
+# some 300 MB each meanwhile.
+_MOST_THREADS = 4
 # Offsets of cells that a table of all of them may have.
 _LARGEST_TABLE = 2**20
 
@@ -422,8 +426,9 @@ class Walk:
             counts: dict[tuple[int, ...], int] = defaultdict(int)
             for canon, count in zip(canons, np.bincount(key, minlength=len(offsets)).tolist(), strict=True):
                 counts[canon] += count
+            self._build(number, tolerances, counts)
             for value, (offset, canon) in enumerate(zip(offsets.tolist(), canons, strict=True)):
-                expansion = self._expansion(number, canon, tolerances[canon[0] >= 2], counts[canon])
+                expansion = self.classes[number, canon]
                 # Entries are zero wherever roundings have put the points.
                 if expansion.order == 0 and expansion.nearest > plan.term.profile.support + plan.displacement:
                     outcome[value] = -1
@@ -446,6 +451,16 @@ class Walk:
                 break
             a, b = _children(a, b, target.child, target.children, source.child, source.children)
         return far, near
+
+    def _build(self, number: int, tolerances: tuple[float, float], counts: dict[tuple[int, ...], int]) -> None:
+        """Build the expansions of a level; those of near offsets take longest and come first."""
+        canons = sorted(counts)
+
+        def build(place: int) -> None:
+            canon = canons[place]
+            self._expansion(number, canon, tolerances[canon[0] >= 2], counts[canon])
+
+        build_expansions(build, len(canons), self.plan.d)
 
     def _tolerances(
         self, number: int, a: NDArray[np.int32], b: NDArray[np.int32], key: NDArray[np.int32], apart: NDArray[np.bool_]
@@ -473,6 +488,11 @@ class Walk:
                 cap = (ORDERS if pairs >= _MANY_PAIRS else CHEAP_ORDERS)[self.plan.d]
                 self.classes[key] = Expansion(term.profile, term.parameter, side, canon, tolerance, cap=cap)
         return self.classes[key]
+
+
+def build_expansions(build: Callable[[int], None], count: int, d: int) -> None:
+    """Call `build(0) .. build(count - 1)`, by several threads in three dimensions, where it takes long."""
+    in_parallel(build, count, min(_MOST_THREADS, process_threads()) if d == 3 else 1)
 
 
 def _offsets(

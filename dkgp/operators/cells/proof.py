@@ -19,6 +19,7 @@ and bounds are rounded up to eleven bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,6 +52,8 @@ SIGNS = 2
 # The interpolant's error relative to the tolerance: it is paid by the magnitudes of weights, not by moments.
 _INTERPOLATION_SHARE = 2e-4
 _INFLATED = 1.0 + 1e-9
+# Entries of a large table that are worked on at a time.
+_RUN_ENTRIES = 2**17
 
 
 def rounded_up(value: float) -> float:
@@ -442,22 +445,22 @@ class Expansion:
         everywhere = _contracted(size, [_split_sizes(points)[:, :, :known].sum(axis=1)] * d).ravel()
         rest = float(_outside(size, *_source_sums(points, known))) + off + table_error
         shell, places = shells(box, d), np.flatnonzero(shells(known, d) < box)
-        sizes = np.abs(A)
         keep = _chosen(
-            sizes, shell, cap, 0.999 * tolerance - rest - float(outside[places].sum() + _others(everywhere, places))
+            A, shell, cap, 0.999 * tolerance - rest - float(outside[places].sum() + _others(everywhere, places))
         )
         if keep is None:
             return
         kept = np.flatnonzero(keep)
 
-        def dropped(sizes: FloatArray, outside: FloatArray, everywhere: FloatArray) -> FloatArray:
-            """Sums over the dropped a, for each b < known."""
+        def dropped(outside: FloatArray, everywhere: FloatArray, factors: FloatArray | None = None) -> FloatArray:
+            """Sums over the dropped a, for each b < known; `factors` (box**d,) of the a."""
             out = everywhere.copy()
-            out[places] = sizes.sum(axis=1) + outside[places]
-            out[places[kept]] = sizes[kept][:, ~keep].sum(axis=1) + outside[places[kept]]
+            out[places] = _row_sums(A, factors) + outside[places]
+            few = None if factors is None else factors[~keep]
+            out[places[kept]] = _row_sums(A[kept][:, ~keep], few) + outside[places[kept]]
             return out * _INFLATED
 
-        self._dropped, self._rest, self._known = dropped(sizes, outside, everywhere), rest, known
+        self._dropped, self._rest, self._known = dropped(outside, everywhere), rest, known
         self.kept = np.indices((box,) * d).reshape(d, -1)[:, kept]
         self.order, self.bound = int(self.kept.max()) + 1, rounded_up(float(self._dropped.sum()) + rest)
         self.operator = np.ascontiguousarray(A[np.ix_(kept, kept)])
@@ -469,7 +472,7 @@ class Expansion:
             outside = _outside(size, *_target_sums(points, box, known), *_steep_sums(points, box, known), axis).ravel()
             tables = [_target_sums(points, points, known)[0]] * d
             tables[axis] = _steep_sums(points, points, known)[0]
-            steep = dropped(sizes * squares, outside, _contracted(size, tables).ravel())
+            steep = dropped(outside, _contracted(size, tables).ravel(), squares)
             rest = float(_outside(size, *_source_sums(points, known), *_steep_source_sums(points, known), axis))
             rest += (points - 1.0) ** 2 * tables_off + (box - 1.0) ** 2 * table_error
             # By the coordinate t; the interpolant's error is one of w = (t - u) / 2.
@@ -563,14 +566,17 @@ def _others(everywhere: FloatArray, places: NDArray[np.int64]) -> float:
     return float(rest.sum())
 
 
-def _chosen(sizes: FloatArray, shell: NDArray[np.int64], cap: int, allowed: float) -> NDArray[np.bool_] | None:
+def _chosen(A: FloatArray, shell: NDArray[np.int64], cap: int, allowed: float) -> NDArray[np.bool_] | None:
     """Mark the coefficients to keep: the lowest orders, up to `cap`, that leave out no more than half of the allowed.
 
     Of these, the smallest are dropped too, up to all that is allowed. None where no order up to `cap` reaches that.
     """
     levels = np.arange(int(shell.max()) + 1)
     by_order = np.argsort(shell, kind="stable")
-    by_shell = np.add.reduceat(sizes[:, by_order], np.searchsorted(shell[by_order], levels), axis=1)
+    begins = np.searchsorted(shell[by_order], levels)
+    by_shell = np.empty((len(A), len(levels)))
+    for begin, end in _row_runs(*A.shape):
+        by_shell[begin:end] = np.add.reduceat(np.abs(A[begin:end, by_order]), begins, axis=1)
     both = np.stack([by_shell[shell == k].sum(axis=0) for k in levels])
     highest = np.maximum(levels[:, None], levels[None])
     most = min(len(levels), cap)
@@ -578,14 +584,27 @@ def _chosen(sizes: FloatArray, shell: NDArray[np.int64], cap: int, allowed: floa
         left = allowed - float(both[highest >= p].sum()) * _INFLATED
         if left >= (0.5 * allowed if p < most else 0.0):
             low = np.flatnonzero(shell < p)
-            inner = sizes[np.ix_(low, low)]
-            importance = inner.sum(axis=0) + inner.sum(axis=1)
+            columns, rows = np.zeros((2, len(low)))
+            for begin, end in _row_runs(len(low), len(low)):
+                part = np.abs(A[np.ix_(low[begin:end], low)])
+                rows[begin:end] = part.sum(axis=1)
+                columns = np.concatenate([columns[None], part]).sum(axis=0)
+            importance = columns + rows
             order = np.argsort(importance, kind="stable")
             few = int(np.searchsorted(np.cumsum(importance[order]) * _INFLATED, left, side="right"))
             keep = np.zeros(len(shell), bool)
             keep[low[order[min(few, len(low) - 1) :]]] = True
             return keep
     return None
+
+
+def _row_sums(A: FloatArray, factors: FloatArray | None = None) -> FloatArray:
+    """Return the sums of the magnitudes of rows, of entries times factors of their columns."""
+    out = np.empty(len(A))
+    for begin, end in _row_runs(*A.shape):
+        part = np.abs(A[begin:end])
+        out[begin:end] = (part if factors is None else part * factors).sum(axis=1)
+    return out
 
 
 def _corner(table: FloatArray, width: int) -> FloatArray:
@@ -630,29 +649,42 @@ def _split(b: Extended, points: int, width: int) -> tuple[FloatArray, float]:
     largest = float(_kept_sums(points, width)[0].max())
     error = 0.0
     current = b  # axes: K of the directions to come, then pairs (a, b) of those done
-    result = np.zeros(0)
+    A = np.zeros((width,) * (2 * d))
+    pairs = A.transpose([axis for j in range(d) for axis in (d + j, j)])[None]  # a view: a and b of each direction
     for j in range(d):
         rows = current.moveaxis(0, -1)
         shape = rows.shape[:-1]
         flat = rows.reshape(-1, points)
         last = j == d - 1
-        high = np.zeros((flat.shape[0], width * width))
-        low = np.zeros((0 if last else flat.shape[0], width * width))
-        for parity, (places, table) in enumerate(_split_slices(points, width)):
-            present = np.flatnonzero(flat.high[:, parity::2].any(axis=1))
-            if not len(present):
-                continue
-            cut = sliced(flat[present][:, parity::2])
+        high, low = np.zeros((2, 0 if last else flat.shape[0], width * width))
+        tables = _split_slices(points, width)
+        scales: list[list[FloatArray]] = [[] for _ in tables]
+        for begin, end in _row_runs(flat.shape[0], width * width):
+            block = np.zeros((end - begin, width * width))
+            for parity, (places, table) in enumerate(tables):
+                present = begin + np.flatnonzero(flat.high[begin:end, parity::2].any(axis=1))
+                if not len(present):
+                    continue
+                cut = sliced(flat[present][:, parity::2])
+                scales[parity].append(cut.scale)
+                if last:
+                    block[present[:, None] - begin, places] = rounded_product(cut, table)
+                else:
+                    part = sliced_product(cut, table)
+                    high[present[:, None], places], low[present[:, None], places] = part.high, part.low
             if last:
-                high[present[:, None], places] = rounded_product(cut, table)
-            else:
-                part = sliced_product(cut, table)
-                high[present[:, None], places], low[present[:, None], places] = part.high, part.low
-            terms = (points + 1 - parity) // 2
-            error += largest ** (d - 1 - j) * terms * SLICED_ERROR * float(cut.scale.sum()) * float(table.scale.sum())
-        if last:
-            result = high.reshape((width, width) * d)
-        else:
+                done = np.unravel_index(np.arange(begin, end), (1, *(width, width) * (d - 1)))
+                pairs[done] = block.reshape(-1, width, width)
+        for parity, parts in enumerate(scales):
+            if parts:
+                total = float(np.concatenate(parts).sum()) * float(tables[parity][1].scale.sum())
+                error += largest ** (d - 1 - j) * ((points + 1 - parity) // 2) * SLICED_ERROR * total
+        if not last:
             current = Extended(high, low).reshape(*shape, width * width)
-    order = [2 * j + 1 for j in range(d)] + [2 * j for j in range(d)]
-    return np.ascontiguousarray(result.transpose(order)).reshape(width**d, width**d), error * _INFLATED
+    return A.reshape(width**d, width**d), error * _INFLATED
+
+
+def _row_runs(count: int, width: int) -> Iterator[tuple[int, int]]:
+    """Cut so many rows of a width into runs that fit into a cache."""
+    step = max(16, _RUN_ENTRIES // max(width, 1))
+    return ((begin, min(begin + step, count)) for begin in range(0, count, step))

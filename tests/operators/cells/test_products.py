@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from dkgp.kernels import (
     Wendland,
 )
 from dkgp.kernels.terms import terms_of
+from dkgp.operators.cells import plan
+from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Moments, finish, join, up
+from dkgp.operators.cells.proof import Expansion
 from tests.targets import (
     blas_architectures,
     code_cache,
@@ -280,3 +284,26 @@ def test_bits_are_those_of_another_processor(request):
 @pytest.mark.portable
 def test_bits_are_those_of_another_blas():
     assert len({digest(environment(Path(), blas=name)) for name in blas_architectures()[:2]}) == 1
+
+
+def test_plans_have_the_same_bits_by_any_number_of_threads(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Tests share expansions; here each plan builds them.
+    monkeypatch.setattr("dkgp.operators.cells.plan.Expansion", Expansion)
+    term = terms_of(Matern32.from_length_scales([0.5] * 3)).terms[0]
+    X, tables, builders = rng.uniform(size=(300, 3)), [], []
+    for threads in (1, 3):
+        monkeypatch.setattr("dkgp.operators.cells.plan.process_threads", lambda threads=threads: threads)
+        with patch.object(plan, "in_parallel", wraps=plan.in_parallel) as parallel:
+            made = Plan(term, X, 1e-3, leaf=8)
+        builders.append({call.args[2] for call in parallel.call_args_list})
+        tables.append([values.tobytes() for part in made.translations.values() for values in tables_of(part)])
+    assert builders == [{1}, {3}]
+    assert len(tables[0]) > 0
+    assert tables[0] == tables[1]
+
+
+def tables_of(part: plan.Translations) -> list[np.ndarray]:
+    """Return the arrays of accepted pairs."""
+    return [part.operators, part.weights, part.remainder, part.keys, part.sources, part.counts]

@@ -301,3 +301,18 @@ def test_bits_are_the_same_on_every_machine(tmp_path: Path) -> None:
         for each in settings
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("offset", [(2, 0), (2, 1, 1)])
+def test_tables_have_the_same_bits_in_runs_of_few_rows(
+    monkeypatch: pytest.MonkeyPatch, offset: tuple[int, ...]
+) -> None:
+    def numbers_of_an_expansion() -> list[bytes]:
+        expansion = Expansion(PROFILES["matern32"], 0.0, 0.5, offset, 1e-4, slopes=True)
+        assert expansion.operator is not None
+        parts = [expansion.operator, expansion.kept, expansion._dropped, *(steep for steep, _ in expansion._slopes)]
+        return [*(part.tobytes() for part in parts), np.array([expansion.bound, expansion._rest]).tobytes()]
+
+    whole = numbers_of_an_expansion()
+    monkeypatch.setattr("dkgp.operators.cells.proof._RUN_ENTRIES", 1)
+    assert numbers_of_an_expansion() == whole
