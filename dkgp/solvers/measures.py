@@ -6,7 +6,6 @@ whether one process holds the vectors, or workers hold blocks of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,18 +42,6 @@ class Sums:
         """Return the sums over the rows of one block."""
         largest, squares, weighed, objective = measures(alpha, gradient, rhs, weight, len(rhs))
         return cls(float(largest), squares, weighed, objective)
-
-    @classmethod
-    def of_blocks(cls, parts: Iterable[Sums]) -> Sums:
-        """Return the sums over all blocks, from those of each block in order."""
-        blocks = list(parts)
-        total = cls(
-            float(np.max([part.largest for part in blocks])), *(np.zeros_like(blocks[0].squares) for _ in "123")
-        )
-        for part in blocks:
-            for name in ("squares", "weighed", "objective"):
-                np.add(getattr(total, name), getattr(part, name), out=getattr(total, name))
-        return total
 
 
 def steepness(gradient: FloatArray, diagonal: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tornado.iostream import IOStream
+from tornado.iostream import IOStream, SSLIOStream
 
 from dkgp.data import CheckpointStore
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
@@ -112,16 +112,18 @@ def test_a_coordinator_that_is_killed_is_resumed(
 @pytest.mark.timeout(900)
 def test_few_bytes_come_to_the_coordinator(rebuilt: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Counted at the sockets of this process, where the scheduler is as well: bytes that pass it count twice."""
-    made, read, taken = smooth_problem(40_000, 2), Counter[str](), IOStream.read_from_fd
+    made, read = smooth_problem(40_000, 2), Counter[str]()
     dataset = dataset_from_arrays(str(tmp_path / "train.zarr"), made.X, made.y)
     problem = Problem(dataset, made.kernel, made.noise_variance)
 
-    def counted(self: IOStream, buf: Any) -> int | None:
-        size = taken(self, buf)
-        read["bytes"] += size or 0
-        return size
+    for stream in (IOStream, SSLIOStream):
 
-    monkeypatch.setattr(IOStream, "read_from_fd", counted)
+        def counted(self: Any, buf: Any, taken: Any = stream.read_from_fd) -> int | None:
+            size: int | None = taken(self, buf)
+            read["bytes"] += size or 0
+            return size
+
+        monkeypatch.setattr(stream, "read_from_fd", counted)
     solver = GreedyBlockCoordinateDescent(block_size=20, largest_block_size=20)
     a_round, found = [], []
     with opened("processes", 2) as executor:

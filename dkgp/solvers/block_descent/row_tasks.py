@@ -8,8 +8,8 @@ they were at the last checkpoint, with all steps since (`dkgp.solvers.block_desc
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -71,29 +71,67 @@ class BaseRows:
 
 
 @dataclass(frozen=True)
-class Steepest:
-    """The first row of a block with the largest g_i^2 / Kbar_ii, its gradient (p,) and remembered images (k, p)."""
+class Asked:
+    """Blocks that a task works on, and sorted samples of each: the first `counts[0]` lie in the first block."""
 
-    sample: int
-    score: float
-    gradient: FloatArray
-    images: FloatArray
+    blocks: tuple[int, ...]
+    counts: tuple[int, ...]
+    samples: IndexArray
 
 
 @dataclass(frozen=True)
-class BlockReport:
-    """Numbers of a block that the coordinator reads after a step.
+class Report:
+    """Numbers that the coordinator reads after a step, of b blocks in one array each: a message of few parts.
 
-    - `moved` (p,): the step's squared length in this block.
+    - `counts` (b,): samples that were asked for in each block.
+    - `moved` (b, p): the step's squared length in each block.
+    - `largest` (b,), `squares`, `weighed`, `objective` (b, p): see `dkgp.solvers.measures.Sums`.
+    - `steepest`, `scores` (b,): the first row of each block with the largest g_i^2 / Kbar_ii, and that number; its
+      gradient and remembered images, (b, p) and (k, b, p).
     - `gradient` (s, p), `images` (k, s, p): at the samples that were asked for; their `inputs` (s, d) if wanted.
     """
 
+    blocks: IndexArray
+    counts: IndexArray
     moved: FloatArray
-    sums: Sums
-    steepest: Steepest
+    largest: FloatArray
+    squares: FloatArray
+    weighed: FloatArray
+    objective: FloatArray
+    steepest: IndexArray
+    scores: FloatArray
+    steepest_gradient: FloatArray
+    steepest_images: FloatArray
     gradient: FloatArray
     images: FloatArray
     inputs: FloatArray | None
+
+    @classmethod
+    def join(cls, reports: Sequence[Report]) -> Report:
+        """Return one report of the blocks of several, in order."""
+        blocks = np.argsort(np.concatenate([each.blocks for each in reports]), kind="stable")
+        block_of = np.concatenate([np.repeat(each.blocks, each.counts) for each in reports])
+        samples = np.argsort(block_of, kind="stable")
+        joined: dict[str, Any] = {}
+        for part in fields(cls):
+            values = [getattr(each, part.name) for each in reports]
+            if part.name == "inputs" and any(value is None for value in values):
+                joined[part.name] = None
+                continue
+            order = samples if part.name in ("gradient", "images", "inputs") else blocks
+            axis = 1 if part.name in ("images", "steepest_images") else 0
+            joined[part.name] = np.take(np.concatenate(values, axis), order, axis)
+        return cls(**joined)
+
+    def sums(self) -> Sums:
+        """Return the sums over all blocks, added up in their order."""
+        largest = float(np.max(self.largest))
+        return Sums(largest, added(self.squares), added(self.weighed), added(self.objective))
+
+
+def added(parts: FloatArray) -> FloatArray:
+    """Return the sum of the rows of (b, p), one after the other: NumPy's `sum` has another order."""
+    return np.asarray(np.cumsum(parts, axis=0)[-1])
 
 
 @dataclass(frozen=True)
@@ -107,13 +145,22 @@ class WholeRows:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A task's answer: a report of its blocks, or all rows of each; `lost` names blocks that it has no rows of."""
+
+    lost: tuple[int, ...]
+    report: Report | None
+    whole: Mapping[int, WholeRows]
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Work of the tasks of a round.
 
     - `name`: identifies the solve.
     - `p`, `memory`: targets, and steps that are remembered.
     - `version`, `steps`: the version that tasks start from, and the steps that they take.
-    - `whole`: answer with `WholeRows` instead of a `BlockReport`.
+    - `whole`: answer with `WholeRows` instead of a `Report`.
     - `inputs`: report the asked samples' inputs.
     """
 
@@ -168,17 +215,25 @@ class HeldBlock:
         self.memory.settle(self.gradient, local, product)
         self.remembered, self.version = list(sent.remembered), version + 1
 
-    def report(self, context: BlockContext, block: int, samples: IndexArray, inputs: bool) -> BlockReport:
+    def report(self, context: BlockContext, block: int, samples: IndexArray, inputs: bool) -> Report:
         """Return the numbers that the coordinator asked for."""
         start = context.bounds(block)[0]
         sums = Sums.of_block(self.alpha, self.gradient, self.rhs, self.weight)
         scores = steepness(self.gradient, self.diagonal)
-        row = int(np.argmax(scores))
+        row = [int(np.argmax(scores))]
         images, places = self.memory.images[self.remembered], samples - start
-        return BlockReport(
-            self.moved,
-            sums,
-            Steepest(start + row, float(scores[row]), self.gradient[row].copy(), images[:, row].copy()),
+        return Report(
+            np.array([block]),
+            np.array([len(samples)]),
+            self.moved[None],
+            np.array([sums.largest]),
+            sums.squares[None],
+            sums.weighed[None],
+            sums.objective[None],
+            start + np.array(row),
+            scores[row],
+            self.gradient[row],
+            images[:, row],
             self.gradient[places],
             images[:, places],
             context.block_rows_cached(block).values[places] if inputs else None,
@@ -197,29 +252,22 @@ def held_bytes(rows: int, p: int, memory: int) -> int:
     return 8 * rows * (p * (3 + 2 * (memory + 1)) + 2)
 
 
-def step_rows_task(
-    context: BlockContext, recipe: Recipe, asked: list[tuple[int, IndexArray]]
-) -> list[BlockReport | WholeRows | int]:
-    """Take the steps in each block, and report the gradient at the samples that are asked for beside it.
-
-    A block of which this worker has no copy of the right version is answered by the version that it has.
-    """
-    return _take(context, recipe, {}, asked)
+def step_rows_task(context: BlockContext, recipe: Recipe, asked: list[Asked]) -> list[Answer]:
+    """Take the steps in some blocks, and report what is asked for; blocks without the right version here are lost."""
+    return [_take(context, recipe, {}, each) for each in asked]
 
 
 def rebuild_rows_task(
-    context: BlockContext, recipe: Recipe, values: Mapping[Any, Any], asked: list[tuple[int, IndexArray]]
-) -> list[BlockReport | WholeRows | int]:
+    context: BlockContext, recipe: Recipe, values: Mapping[Any, Any], asked: list[Asked]
+) -> list[Answer]:
     """Do what `step_rows_task` does, from rows as of the last checkpoint, with all steps since."""
     bases = {block: rows for name, value in values.items() if name != STEPS for block, rows in value.items()}
-    return _take(context, replace(recipe, steps=values[STEPS]), bases, asked)
+    return [_take(context, replace(recipe, steps=values[STEPS]), bases, each) for each in asked]
 
 
-def _take(
-    context: BlockContext, recipe: Recipe, bases: Mapping[int, BaseRows], asked: list[tuple[int, IndexArray]]
-) -> list[BlockReport | WholeRows | int]:
-    answers: list[BlockReport | WholeRows | int] = []
-    for block, samples in asked:
+def _take(context: BlockContext, recipe: Recipe, bases: Mapping[int, BaseRows], asked: Asked) -> Answer:
+    lost, reports, whole, cuts = list[int](), list[Report](), dict[int, WholeRows](), np.cumsum(asked.counts)
+    for block, samples in zip(asked.blocks, np.split(asked.samples, cuts[:-1]), strict=True):
         start, stop = context.bounds(block)
         shape = stop - start, recipe.p, recipe.memory
         held = worker_cache().get(
@@ -229,11 +277,13 @@ def _take(
         with held.lock:
             if not recipe.version <= held.version <= recipe.version + len(recipe.steps):
                 if block not in bases:
-                    answers.append(held.version)
+                    lost.append(block)
                     continue
                 held.begin(bases[block])
             for sent in recipe.steps[held.version - recipe.version :]:
                 held.advance(context, block, sent)
-            answer = held.whole() if recipe.whole else held.report(context, block, samples, recipe.inputs)
-            answers.append(answer)
-    return answers
+            if recipe.whole:
+                whole[block] = held.whole()
+            else:
+                reports.append(held.report(context, block, samples, recipe.inputs))
+    return Answer(tuple(lost), Report.join(reports) if reports else None, whole)

@@ -28,12 +28,13 @@ from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemo
 from dkgp.solvers.block_descent.pipeline import StepProduct
 from dkgp.solvers.block_descent.row_tasks import (
     STEPS,
+    Answer,
+    Asked,
     BaseRows,
-    BlockReport,
     Recipe,
+    Report,
     SentStep,
-    Steepest,
-    WholeRows,
+    added,
     rebuild_rows_task,
     step_rows_task,
 )
@@ -136,9 +137,12 @@ class DescentRows:
         inputs = operator.take_announced() is not None
         version, self._version = self._version, self._version + 1
         self._log.append(sent)
-        asked = self._asked(NO_SAMPLES if samples is None else np.unique(samples), everywhere=True)
+        samples = NO_SAMPLES if samples is None else np.unique(samples)
+        asked = self._asked(samples, everywhere=True)
         recipe = Recipe(self._name, self._rhs.shape[1], self.memory.steps, version, (sent,), inputs=inputs)
-        self.last = StepOfRows(self, step, precision, before, Answers(self, recipe, asked))
+        self.last = StepOfRows(
+            self, step, StepProduct(operator, step, precision), before, samples, Answers(self, recipe, asked)
+        )
         return self.last
 
     def _before(self) -> Before:
@@ -150,7 +154,7 @@ class DescentRows:
         """Fetch the gradient, (r, p), and the remembered images, (steps + 1, r, p), at a few samples."""
         samples, inverse = np.unique(indices, return_inverse=True)
         asked = self._asked(samples, everywhere=False)
-        found = self._reported(samples, Answers(self, self._recipe(), asked).result())
+        found = self.reported(samples, Answers(self, self._recipe(), asked).report())
         return found.gradient[inverse], np.ascontiguousarray(found.images[:, inverse])
 
     def _recipe(self, whole: bool = False) -> Recipe:
@@ -163,8 +167,7 @@ class DescentRows:
         self.last.settle()
         context, memory = self.operator.context, self.memory
         parts = Answers(self, self._recipe(whole=True), self._asked(NO_SAMPLES, everywhere=True)).result()
-        for block, part in parts.items():
-            assert isinstance(part, WholeRows)
+        for block, part in (item for answer in parts for item in answer.whole.items()):
             rows = slice(*context.bounds(block))
             self.alpha[rows], self.gradient[rows] = part.alpha, part.gradient
             for place, slot in enumerate(memory.held):
@@ -181,11 +184,14 @@ class DescentRows:
         if long or (joined and self._workers and time.monotonic() - self._fetched_at > JOIN_SECONDS):
             self.collect()
 
-    def start(self, recipe: Recipe, asked: Mapping[int, IndexArray], rebuild: bool) -> tuple[list[int], PendingRound]:
-        """Start a round for some blocks; return them in the order of its answers."""
+    def start(self, recipe: Recipe, asked: Mapping[int, IndexArray], rebuild: bool) -> PendingRound:
+        """Start a round for some blocks: one answer for each of its tasks."""
         parts = REBUILDING_TASKS if rebuild and self._held else 1
         groups, owners = self._homes.groups(self._present_workers(), list(asked), parts)
-        items = [[(block, asked[block]) for block in group] for group in groups]
+        items = [
+            [Asked(tuple(group), tuple(len(asked[b]) for b in group), np.concatenate([asked[b] for b in group]))]
+            for group in groups
+        ]
         arguments: tuple[Any, ...] = (self.operator.context, recipe)
         if rebuild:
             values: dict[Any, Any] = {STEPS: tuple(self._log)}
@@ -194,7 +200,7 @@ class DescentRows:
             tasks = RoundTasks(rebuild_rows_task, arguments, items, owners, "krebuild", values, needs)
         else:
             tasks = RoundTasks(step_rows_task, arguments, items, owners, "kstep")
-        return [block for group in groups for block in group], self.operator.start(tasks)
+        return self.operator.start(tasks)
 
     def needs_base(self) -> bool:
         """True if no worker has rows of the coordinator's vectors yet; from now on some do."""
@@ -238,39 +244,39 @@ class DescentRows:
         blocks = range(context.n_blocks) if everywhere else np.flatnonzero(np.diff(cuts)).tolist()
         return {block: samples[cuts[block] : cuts[block + 1]] for block in blocks}
 
-    def _reported(self, samples: IndexArray, answers: Mapping[int, BlockReport | WholeRows]) -> ReportedBefore:
-        """Put the reports of blocks together."""
-        p = self._rhs.shape[1]
-        reports = [answers[block] for block in sorted(answers)]
-        gradient = np.concatenate([report.gradient for report in reports]) if reports else np.zeros((0, p))
-        images = np.zeros((self.memory.steps + 1, len(gradient), p))
-        if reports and self.memory.held:
-            images[self.memory.held] = np.concatenate([report.images for report in reports], axis=1)
-        return ReportedBefore(samples, gradient, images)
+    def reported(self, samples: IndexArray, report: Report) -> ReportedBefore:
+        """Return the reported gradient and images, by the memory's slots."""
+        images = np.zeros((self.memory.steps + 1, *report.gradient.shape))
+        images[self.memory.held] = report.images
+        return ReportedBefore(samples, report.gradient, images)
 
 
 class Answers:
     """Reports of blocks that were asked for; blocks whose rows are lost are rebuilt."""
 
     def __init__(self, rows: DescentRows, recipe: Recipe, asked: dict[int, IndexArray]) -> None:
-        self._rows, self._recipe, self.asked = rows, recipe, asked
+        self._rows, self._recipe, self._asked = rows, recipe, asked
         self._started = self._start(asked, rows.needs_base())
 
-    def _start(self, asked: Mapping[int, IndexArray], rebuild: bool) -> tuple[list[int], PendingRound]:
+    def _start(self, asked: Mapping[int, IndexArray], rebuild: bool) -> PendingRound:
         return self._rows.start(self._rows.first(self._recipe) if rebuild else self._recipe, asked, rebuild)
 
-    def result(self) -> dict[int, Any]:
-        """Wait for all blocks; return the answer of each, in order."""
-        answers: dict[int, Any] = {}
+    def result(self) -> list[Answer]:
+        """Wait for all blocks; return the answers that have them."""
+        answers: list[Answer] = []
         for _ in range(MOST_ATTEMPTS):
-            blocks, pending = self._started
-            answers |= zip(blocks, pending.result(), strict=True)
-            lost = {block: self.asked[block] for block, answer in answers.items() if isinstance(answer, int)}
+            fresh: list[Answer] = self._started.result()
+            answers += fresh
+            lost = {block: self._asked[block] for answer in fresh for block in answer.lost}
             if not lost:
-                return {block: answers[block] for block in sorted(answers)}
+                return answers
             self._rows.note_rebuilt()
             self._started = self._start(lost, rebuild=True)
         raise ClusterError(f"workers lost their rows of the gradient {MOST_ATTEMPTS} times in one round")
+
+    def report(self) -> Report:
+        """Wait for all blocks; return the report of all."""
+        return Report.join([answer.report for answer in self.result() if answer.report is not None])
 
 
 class StepOfRows:
@@ -280,31 +286,33 @@ class StepOfRows:
     """
 
     def __init__(
-        self, rows: DescentRows, step: BlockStep, precision: Precision, before: Before, answers: Answers
+        self,
+        rows: DescentRows,
+        step: BlockStep,
+        product: StepProduct,
+        before: Before,
+        samples: IndexArray,
+        answers: Answers,
     ) -> None:
-        self._rows, self._step, self._before, self._answers = rows, step, before, answers
-        self._product = StepProduct(rows.operator, step, precision)
+        self._rows, self._step, self._product, self._before = rows, step, product, before
+        self._samples, self._answers = samples, answers
         self._moved: FloatArray | None = None
         self.sums: Sums
         self.reported: ReportedBefore
-        self._steepest: Steepest
+        self._steepest: int
 
     def settle(self) -> FloatArray:
         """Wait for the workers; return the step's squared length by target: (p,)."""
         if self._moved is None:
-            answers = self._answers.result()
-            reports: list[BlockReport] = list(answers.values())
-            self.sums = Sums.of_blocks(report.sums for report in reports)
-            moved = np.zeros_like(reports[0].moved)
-            for report in reports:
-                moved += report.moved
-            self._moved = moved
-            self._steepest = reports[int(np.argmax([report.steepest.score for report in reports]))].steepest
-            samples = np.concatenate([self._answers.asked[block] for block in answers])
-            self.reported = self._rows._reported(samples, answers)
-            inputs = [report.inputs for report in reports if report.inputs is not None]
-            if inputs:
-                self._rows.operator.receive(samples, inputs)
+            report = self._answers.report()
+            self.sums, self._moved = report.sums(), added(report.moved)
+            place = int(np.argmax(report.scores))
+            self._steepest = int(report.steepest[place])
+            self._steepest_gradient = report.steepest_gradient[place]
+            self._steepest_images = report.steepest_images[:, place]
+            self.reported = self._rows.reported(self._samples, report)
+            if report.inputs is not None:
+                self._rows.operator.receive(self._samples, [report.inputs])
         return self._moved
 
     def at(self, indices: IndexArray, features: Features | None) -> FloatArray:
@@ -324,10 +332,10 @@ class StepOfRows:
             result[known], whole[:, known] = self.values(indices[known])
         self.settle()
         missing = ~known
-        if (indices[missing] == self._steepest.sample).all():
-            result[missing] = self._steepest.gradient
+        if (indices[missing] == self._steepest).all():
+            result[missing] = self._steepest_gradient
             for place, slot in enumerate(self._rows.memory.held):
-                whole[slot, missing] = self._steepest.images[place]
+                whole[slot, missing] = self._steepest_images[place]
         else:
             result[missing], whole[:, missing] = self._rows.values(indices[missing])
         return result, whole
@@ -339,4 +347,4 @@ class StepOfRows:
     def steepest(self, diagonal: FloatArray) -> int:
         """Return the sample with the largest g_i^2 / Kbar_ii, waiting for the step."""
         self.settle()
-        return self._steepest.sample
+        return self._steepest

@@ -26,8 +26,9 @@ from dkgp.solvers import (
     Watch,
     solve,
 )
-from dkgp.solvers.block_descent import gbcd
+from dkgp.solvers.block_descent import gbcd, rows
 from dkgp.solvers.block_descent.block_size import pays_by_rows
+from dkgp.solvers.block_descent.row_tasks import Answer
 from tests.solvers.problems import OverlappingExecutor, smooth_problem
 
 PROBLEM = smooth_problem(700, 3, targets=2)
@@ -192,9 +193,10 @@ def test_workers_that_join_get_rows_once_the_vectors_were_fetched(
 
 
 def test_rows_that_no_worker_can_hold_end_the_solve(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.solvers.block_descent.row_tasks.HeldBlock.begin", lambda *_: None)
-    monkeypatch.setattr("dkgp.solvers.block_descent.row_tasks.HeldBlock.advance", lambda *_: None)
-    monkeypatch.setattr("dkgp.solvers.block_descent.row_tasks.HeldBlock.report", lambda *_: -1)
+    def rebuild(context: Any, recipe: Any, values: Any, asked: Any) -> list[Answer]:
+        return [Answer(each.blocks, None, {}) for each in asked]
+
+    monkeypatch.setattr(rows, "rebuild_rows_task", rebuild)
     with pytest.raises(ClusterError, match="lost their rows of the gradient 8 times in one round"):
         solve(PROBLEM.blocked(workers), PROBLEM.y, solver=GreedyBlockCoordinateDescent(block_size=60))
 
