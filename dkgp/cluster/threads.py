@@ -36,6 +36,7 @@ def available_cores() -> int:
 
 
 _process_threads: int | None = None
+_whole_process = fork_safe(threading.RLock())
 
 
 def process_threads() -> int:
@@ -47,6 +48,13 @@ def set_process_threads(threads: int) -> None:
     """Set what `process_threads` returns; called in worker processes."""
     global _process_threads
     _process_threads = threads
+
+
+@contextmanager
+def whole_process() -> Iterator[int]:
+    """Take turns with this process's other tasks that need its memory or all its threads; yields their number."""
+    with _whole_process:
+        yield process_threads()
 
 
 _helpers: ForkSafePool | None = None

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.executors.base import BlockExecutor, RoundTasks
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.executors.sums import PendingTotal, Progress
 from dkgp.errors import ClusterError
@@ -115,7 +115,7 @@ class RangeRows:
     """The rows of V of a range of blocks, and the bits by which the exponents of its rows are smaller, or None."""
 
     blocks: tuple[int, int]
-    vectors: FloatArray
+    vectors: NDArray[Any]
     shifts: NDArray[np.int64] | None = None
 
 
@@ -150,8 +150,8 @@ class _RangeSum:
         self.words = scale.zeros(len(ranges.vectors))
 
     def rows(self, block: int) -> FloatArray:
-        """Return the vectors of a block."""
-        return self._range.vectors[self._place(block)]
+        """Return the vectors of a block, in float64."""
+        return self._range.vectors[self._place(block)].astype(np.float64, copy=False)
 
     def add(self, block: int, product: FloatArray) -> NDArray[np.int64]:
         """Add the product for a block; return the refused numbers by column."""
@@ -214,7 +214,7 @@ def forget_task(run_id: str, workers: list[int]) -> list[None]:
     return [None for _ in workers]
 
 
-def scale_of(V: FloatArray, roots: FloatArray, precision: Precision, n_blocks: int) -> Scale:
+def scale_of(V: NDArray[Any], roots: FloatArray, precision: Precision, n_blocks: int) -> Scale:
     """Return the weights of the words of K @ V, of `roots` sqrt(k_ii): by max sqrt(k_ii) sum_j sqrt(k_jj) |v_j|."""
     largest = float(roots.max(initial=0.0))
     exponents = np.empty(V.shape[1], np.int64)
@@ -230,7 +230,7 @@ def scale_of(V: FloatArray, roots: FloatArray, precision: Precision, n_blocks: i
 class FullProducts:
     """Products of one operator with its whole matrix.
 
-    `start_total` starts a sum of tasks, `prior` returns k(x, x) of all samples.
+    `start_total` starts a sum of tasks, `prior` returns k(x, x) of all samples. Without `keeps` workers keep no tiles.
     """
 
     def __init__(
@@ -239,8 +239,11 @@ class FullProducts:
         executor: BlockExecutor,
         start_total: Callable[[RoundTasks], PendingTotal],
         prior: Callable[[], FloatArray],
+        *,
+        keeps: bool = True,
     ) -> None:
         self._context, self._executor, self._start_total, self._prior = context, executor, start_total, prior
+        self._keeps = keeps
         self._cut, self._homes = Cut((0, 1), ()), Homes(0)
         self._layout = (0, 0)  # threads, and tasks a thread, of the cut
         self._roots: tuple[FloatArray, NDArray[np.int64] | None] | None = None
@@ -260,7 +263,7 @@ class FullProducts:
     def _keeping(self, precision: Precision) -> Keeping | None:
         """Terms for the next product; float64 is for checks, and evaluated."""
         budget = self._executor.tiles
-        if precision == "double" or budget.bytes <= 0:
+        if precision == "double" or budget.bytes <= 0 or not self._keeps:
             return None
         products, share = self._products_remaining(budget.products or 0.0), 0.0
         if self._last is not None:
@@ -286,10 +289,13 @@ class FullProducts:
             reason = executor.submit("kreason", reason_task, arguments, [[0]], list(executor.workers)[:1]).result()[0]
         return {"bytes": self._most_kept_bytes, "reason": reason}
 
-    def add(self, V: FloatArray, precision: Precision, result: FloatArray, progress: Progress | None = None) -> None:
+    def add(
+        self, V: NDArray[Any], precision: Precision, result: NDArray[Any], progress: Progress | None = None
+    ) -> None:
         """Add K @ V to `result`; `progress` is called with the tasks that are done, and all.
 
-        Columns are NaN where a number is NaN or infinite, in V or on the way.
+        Either may be float32, whatever the precision of the products. Columns are NaN where a number is NaN or
+        infinite, in V or on the way.
         """
         keeping, began = self._keeping(precision), time.perf_counter()
         roots, shifts = self._square_roots()
@@ -330,14 +336,14 @@ class FullProducts:
             self._roots = roots, shifts if shifts.any() else None
         return self._roots
 
-    def _cut_for(self, V: FloatArray, words: int) -> Cut:
+    def _cut_for(self, V: NDArray[Any], words: int) -> Cut:
         """Return the cut for the threads that there are now; the one before while they are about as many."""
         executor, context = self._executor, self._context
         now, threads = executor.parallelism, self._layout[0]
         if not 0.5 * threads <= now <= 2.0 * threads:
             threads = now
         wanted = tasks_a_thread(0.5 * context.n**2, threads)
-        if executor.shares_memory:
+        if executor.shares_memory or isinstance(executor, HereExecutor):
             # In one process a task costs next to nothing, and its words should be few.
             shares = 24.0 * context.n * V.shape[1] * words / SHARED_TASK_BYTES
             least = min(TASKS_A_THREAD, math.ceil(0.5 * context.n**2 / (SHARED_TASK_ENTRIES * threads)))

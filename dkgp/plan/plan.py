@@ -281,6 +281,7 @@ class _Layout:
             else variances.neighbours.seconds_per_sample * variances.tests / (fleet.workers * fleet.threads_per_worker),
             "batch_size": run.plan["batch_size"],
             "together": run.plan["together"],
+            "shared": run.is_shared,
             "worker_memory_bytes": variances.worker_bytes(run, self.cluster.worker_resident_bytes),
         }
 

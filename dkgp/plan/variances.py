@@ -6,7 +6,6 @@ The layout is the prediction's own, for workers that are only planned; products 
 
 from __future__ import annotations
 
-import math
 import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,14 +25,13 @@ from dkgp.models.prediction.foreseen import foreseen_products
 from dkgp.models.solver_choice import probed_noise
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
-from dkgp.models.variance.search import local_samples
 from dkgp.models.variance.settings import SentRows
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.models.variance.ways.choice import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
 from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.auto import Expected
-from dkgp.solvers.conjugate.phases import Batches, variance_phases
+from dkgp.solvers.conjugate.phases import shared_phases, variance_phases
 from dkgp.solvers.prices import Phase, Sizes
 
 # Rows of a made-up batch of neighbours, and training samples that tell how dense the samples are.
@@ -58,6 +56,11 @@ class PlannedWorkers(LocalExecutor):
     def threads_per_process(self) -> int:
         """Threads of one."""
         return self._each
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Threads of each."""
+        return {str(number): self._each for number in range(self.processes)}
 
 
 @dataclass(frozen=True)
@@ -90,26 +93,13 @@ class ForeseenVariances:
 
     def phases(self, run: VarianceRun, sizes: Sizes, single: float, double: float) -> list[Phase]:
         """Return the work of a run whose samples take part in so many products."""
-        plan, batch = run.plan, int(run.plan["batch_size"])
-        batches = Batches(
-            self.tests,
-            math.ceil(self.tests / batch),
-            min(batch, int(plan["together"])),
-            int(plan["rank"]),
-            int(plan["halo"]),
-            local_samples(sizes.n),
-            run.memory.precision == "double",
-            single,
-            double,
-        )
-        return variance_phases(sizes, batches)
+        return (shared_phases if run.is_shared else variance_phases)(sizes, run.batches(single, double, run.threads))
 
     def worker_bytes(self, run: VarianceRun, resident_bytes: int) -> int:
         """Return the peak of a worker's process that held so much before: features, factors, and batches under way."""
         memory = run.memory
         at_once = min(int(run.plan["batch_size"]), int(run.plan["together"]))
-        batches = memory.fixed + memory.batches * at_once * memory.of_a_sample
-        return resident_bytes + RUNTIME_BYTES + 16 * memory.n * (memory.width + 1) + batches
+        return resident_bytes + RUNTIME_BYTES + 16 * memory.n * (memory.width + 1) + memory.of_batch(at_once)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -24,6 +24,7 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.spread import BatchLayout
 from dkgp.models.variance.variances import VarianceRun, VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import AfterSubmit, Problem, opened
@@ -116,6 +117,23 @@ def test_the_same_bits_in_other_processes(
     assert process_threads() == available_cores()
 
 
+@pytest.mark.long
+def test_processes_that_share_each_batch_give_the_same_bits(
+    model: ModelRecord,
+    tests: Dataset,
+    expected: Expected,
+    tmp_path: Path,
+    processes: BlockExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BatchLayout, "is_shared", property(lambda self: True))
+    for name in ("conjugate", "searched"):
+        summary = predict(model, tests, str(tmp_path / name), processes, variance=PLANS[name]).variance
+        assert summary is not None
+        assert summary["shared"] is True
+        assert content(tmp_path / name) == expected[name]
+
+
 @pytest.mark.portable
 def test_a_trial_takes_its_samples_along_to_other_processes(
     model: ModelRecord, tests: Dataset, tmp_path: Path, processes: BlockExecutor, monkeypatch: pytest.MonkeyPatch
@@ -173,16 +191,23 @@ def test_the_plan_decides_and_not_the_bits_alone(
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("quiet_dask")
-@pytest.mark.parametrize(("name", "count"), [("kfactor", 1), ("kvariance", 2)])
+@pytest.mark.parametrize(
+    ("name", "count", "shared"),
+    [("kfactor", 1, False), ("kvariance", 2, False), ("kgram", 1, True), ("kpass", 3, True), ("kvsweep", 2, True)],
+)
 def test_a_worker_killed_in_mid_batch(
     model: ModelRecord,
     tests: Dataset,
     expected: Expected,
     tmp_path: Path,
     processes: BlockExecutor,
+    monkeypatch: pytest.MonkeyPatch,
     name: str,
     count: int,
+    shared: bool,
 ) -> None:
+    """A batch on a worker, and one that all workers share."""
+    monkeypatch.setattr(BatchLayout, "is_shared", property(lambda self: shared))
     client: Client = processes._client  # type: ignore[attr-defined]
     client.wait_for_workers(2, timeout=30)
     before = set(client.run(os.getpid).values())

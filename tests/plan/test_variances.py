@@ -17,10 +17,11 @@ from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.neighbours import run
+from dkgp.models.variance.spread import BatchLayout
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.plan import variances
 from dkgp.plan.variances import ForeseenVariances, PlannedWorkers, foresee_variances
-from dkgp.solvers.prices import Prices, Sizes, core_seconds
+from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 
 N, D, TESTS = 1200, 4, 90
 ROUGH = {"kernel": {"type": "rbf", "gamma": [2.0] * D}, "noise_variance": 0.01}
@@ -104,12 +105,11 @@ def foreseen(dataset: Dataset, folder: Path, **settings: Any) -> ForeseenVarianc
 def test_a_workers_memory_is_what_it_holds(dataset: Dataset, tmp_path: Path) -> None:
     planned = foreseen(dataset, tmp_path)
     run, one = planned.run, planned.worker_bytes(planned.run, 0)
-    many = planned.on(1, 4)
-    # Each thread has a batch of its own, its factors are shared.
-    assert many.memory.batches == 4
-    more = planned.worker_bytes(many, 0) - one - (many.memory.fixed - run.memory.fixed)
-    batches = [4 * int(many.plan["batch_size"]), int(run.plan["batch_size"])]
-    assert more == (batches[0] - batches[1]) * run.memory.of_a_sample
+    # Threads share a batch, and neither batches nor memory depend on their number.
+    many = planned.on(3, 4)
+    assert (many.plan, many.memory) == (run.plan, run.memory)
+    assert planned.worker_bytes(many, 0) == one
+    assert one > run.memory.of_batch(int(run.plan["batch_size"])) > run.memory.fixed
     assert planned.worker_bytes(run, 10**9) == one + 10**9
 
 
@@ -120,14 +120,32 @@ def test_work_grows_with_products_and_samples(dataset: Dataset, tmp_path: Path) 
     def seconds(single: float, double: float) -> float:
         return core_seconds(planned.phases(planned.run, sizes, single, double), prices)
 
-    # A sample's part in a product with K is 2 n^2 operations; an entry is evaluated once for all of a batch.
+    # A sample's part in a product with K is 2 n^2 operations; an entry is evaluated once for its row and its column.
     more = seconds(3.0, 1.0) - seconds(2.0, 1.0)
-    least = TESTS * 2.0 * N * N * prices.operations + N * N * prices.entries
+    least = TESTS * 2.0 * N * N * prices.operations + N * N / 2.0 * prices.entries
     assert least < more < 2.0 * least
     dearer = seconds(2.0, 2.0) - seconds(2.0, 1.0)
-    assert dearer > TESTS * 2.0 * N * N * prices.double_operations + N * N * prices.double_entries
+    assert dearer > TESTS * 2.0 * N * N * prices.double_operations + N * N / 2.0 * prices.double_entries
     names = [phase.name for phase in planned.phases(planned.run, sizes, 2.0, 1.0)]
     assert names == ["landmarks", "factor", "batches"]
+
+
+def test_a_batch_that_all_workers_share_is_laid_out_as_products(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, sizes, prices = foreseen(dataset, tmp_path), Sizes(N, D), Prices.nominal(D)
+    monkeypatch.setattr(BatchLayout, "is_shared", property(lambda self: True))
+    run = planned.on(4, 1)
+    assert run.is_shared
+    phases = planned.phases(run, sizes, 2.0, 1.0)
+    assert {"factor", "products", "check", "proofs", "directions"} <= {phase.name for phase in phases}
+    assert [phase.paired for phase in phases if phase.name in ("products", "check")] == [True, True]
+
+    def seconds(phases: list[Phase]) -> float:
+        work = ((phase.times, each) for phase in phases for each in (phase.shared, phase.threaded, phase.each))
+        return sum(times * prices.seconds(each) for times, each in work)
+
+    assert seconds(phases) == pytest.approx(seconds(planned.phases(planned.run, sizes, 2.0, 1.0)), rel=0.5)
 
 
 def test_counting_leaves_nothing_in_the_workers_cache(dataset: Dataset, tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ COUNTED = (
     "products_float32",
     "products_float64",
     "product_seconds",
-    "gemm_seconds",
     "met",
     "unmet",
 )
@@ -180,7 +179,6 @@ class MeasuredVariances:
             **timed,
             **{key: last[key] for key in COUNTED},
             "product_share": last["product_seconds"] / last["seconds"],
-            "gemm_share": last["gemm_seconds"] / last["seconds"],
             "met_share": last["met"] / self.n_test,
             **intervals.figures(),
             "memory_to_cholesky_matrix": timed["peak_memory_bytes"] / cholesky_bytes(self.n),

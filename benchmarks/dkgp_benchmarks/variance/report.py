@@ -27,7 +27,6 @@ COLUMNS = (
     Column("halo", "halo", "d"),
     Column("products_float32", "float32 products", ".2f"),
     Column("products_float64", "float64", ".2f"),
-    Column("gemm_share", "in GEMM", ".1%"),
     Column("met_share", "gap met", ".1%"),
     Column("gap_mean", "mean gap", ".2%"),
     Column("gap_95", "95 %", ".2%"),

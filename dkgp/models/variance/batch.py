@@ -1,4 +1,4 @@
-"""Variances of one batch of test samples: all their linear systems Kbar v = k_x at once, on one worker.
+"""Variances of one batch of test samples: all their linear systems Kbar v = k_x at once.
 
 The factor gives v = M^-1 k_x to start from. Where that does not certify a sample, block conjugate gradients,
 preconditioned by M, go on: the residuals of all samples of the batch together span the next directions P, and one
@@ -18,13 +18,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.threads import in_parallel
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
+from dkgp.cluster.threads import in_parallel, whole_process
 from dkgp.errors import NumericalError
 from dkgp.models.rounding import EPS, EVALUATION, outward
 from dkgp.models.variance.bounds import (
@@ -36,7 +38,7 @@ from dkgp.models.variance.bounds import (
     residual_bound,
 )
 from dkgp.models.variance.nystrom import NystromFactor
-from dkgp.models.variance.search import ProductTally, Wanted, column_dots, expected_widths, search
+from dkgp.models.variance.search import BatchWork, ProductTally, Wanted, column_dots, search
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
@@ -101,7 +103,11 @@ class BatchOptions:
     latent: bool = False  # bounds on the function's variance (the noise left out) and gaps relative to it
     factor_first: bool = True  # try the factor's own bounds first; they cost little and suffice on smooth problems
     together: int | None = None  # samples that share a block of directions at most, for memory's sake; all by default
-    threads: int = 1  # of this process, to share the work of a pass; the result does not depend on their number
+    # Threads of this process that share the work of a pass, and those that share the factor's; by default the same.
+    # Results depend on neither.
+    threads: int = 1
+    factor_threads: int | None = None
+    in_turn: bool = False  # solve one batch at a time in a process: what the factor does not certify waits for that
 
 
 class VarianceBounds:
@@ -164,43 +170,62 @@ def solve_batch(
     options: BatchOptions,
     preconditioner: Preconditioner | None = None,
     enough: Enough | None = None,
+    executor: BlockExecutor | None = None,
 ) -> BatchVariance:
     """Bound the variances at a batch of standardised test inputs (t, d).
 
     With a preconditioner, a better M than the factor's own, solutions are first sought in float32. `enough` is asked
-    of all samples of the batch, and ends the work on those that it says are done.
+    of all samples of the batch, and ends the work on those that it says are done. The executor's tasks compute
+    products, here by default; bits do not depend on it.
     """
     test, threads, max_passes = Queries.of(factor, inputs), options.threads, options.max_passes
+    work = BatchWork(factor, executor or HereExecutor(threads), threads)
     noise = 0.0 if options.latent else factor.noise_variance
     bounds = VarianceBounds(test.highest, noise, options.gap, enough)
-    passes, tally = np.zeros(len(inputs)), ProductTally()
+    passes = np.zeros(len(inputs))
     if options.factor_first or max_passes < 1:
         pieces = 1 if enough is None else max(-(-len(inputs) // AT_ONCE), min(PARTS, len(inputs) // LEAST_AT_ONCE), 1)
         groups = np.array_split(np.arange(len(inputs)), pieces)
-        in_parallel(lambda number: _by_the_factor(factor, test, bounds, groups[number]), pieces, threads)
-    todo = bounds.unfinished()
-    if max_passes < 1 or not len(todo):
-        return bounds.reported(passes, tally)
-    preconditioned = preconditioner or factor.preconditioner(threads)
+        few = options.factor_threads or threads
+        in_parallel(lambda number: _by_the_factor(factor, test, bounds, groups[number]), pieces, few)
+    if max_passes >= 1 and len(bounds.unfinished()):
+        with whole_process() if options.in_turn else nullcontext():
+            _solve(work, inputs, test, options, bounds, passes, preconditioner, enough)
+    return bounds.reported(passes, work.tally)
+
+
+def _solve(
+    work: BatchWork,
+    inputs: FloatArray,
+    test: Queries,
+    options: BatchOptions,
+    bounds: VarianceBounds,
+    passes: FloatArray,
+    preconditioner: Preconditioner | None,
+    enough: Enough | None,
+) -> None:
+    """Tighten the bounds of samples that are not finished by conjugate gradients; count their `passes`."""
+    todo, max_passes = bounds.unfinished(), options.max_passes
+    factor = work.factor
+    preconditioned = preconditioner or factor.preconditioner(work.executor)
     if enough is not None and preconditioner is None and max_passes >= 2:
         # Most have had enough by one product; the others go on together.
         first = None if options.together is None else int(FIRST_TOGETHER * options.together)
         for group in _cut(todo, first):
-            _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally).run(1)
+            _Batch(work, test, bounds, passes, group, preconditioned).run(1)
         todo, max_passes = bounds.unfinished(), max_passes - 1
     for group in _cut(todo, options.together):
-        batch = _Batch(factor, test, bounds, passes, group, threads, preconditioned, tally)
+        batch = _Batch(work, test, bounds, passes, group, preconditioned)
         if preconditioner is None or max_passes < 2:
             batch.run(max_passes)
             continue
-        target = Wanted(options.gap, noise)
+        target = Wanted(options.gap, 0.0 if options.latent else factor.noise_variance)
         limit = math.floor(max_passes) - 1  # the last one is float64's
-        v, taken = search(factor, inputs[group], test.take(group), preconditioner, target, limit, tally, threads)
+        v, taken = search(factor, inputs[group], test.take(group), preconditioner, target, limit, work)
         passes[group] += taken
         start = [v]
         del v
         batch.run(max_passes - taken.max(), start, TAIL_PARTS)
-    return bounds.reported(passes, tally)
 
 
 def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds, which: IndexArray) -> None:
@@ -226,17 +251,15 @@ class _Batch:
 
     def __init__(
         self,
-        factor: NystromFactor,
+        work: BatchWork,
         test: Queries,
         bounds: VarianceBounds,
         passes: FloatArray,
         todo: IndexArray,
-        threads: int,
         preconditioner: Preconditioner,
-        tally: ProductTally,
     ) -> None:
-        self._factor, self._bounds, self._passes = factor, bounds, passes
-        self._threads, self._preconditioner, self._tally = threads, preconditioner, tally
+        self._work, self._factor, self._threads = work, work.factor, work.threads
+        self._bounds, self._passes, self._preconditioner = bounds, passes, preconditioner
         self._test, self._todo = test.take(todo), todo
         self._best = np.full(len(todo), np.inf)
         self._age = np.zeros(len(todo), dtype=np.intp)
@@ -259,7 +282,7 @@ class _Batch:
         v: NDArray[Any] = self._preconditioner.apply(r) if start is None else start.pop()
         along = column_dots(v, r, self._threads)  # v'k_x
         absolute = _lengths(v, factor.weights, self._threads)
-        self._add_product(r, v, -1.0)
+        self._work.add_product(r, v, "double", -1.0)
         # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
         self._passes[self._todo] += 1
@@ -325,7 +348,7 @@ class _Batch:
         # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
         slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
         # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
-        width, z = expected_widths(factor, r, self._threads)
+        width, z = self._work.expected_widths(r)
         expected = width + 2.0 * slack
         # What the last pass took off the upper end, over what was expected then, is likely to hold for this one.
         with np.errstate(invalid="ignore"):
@@ -339,24 +362,16 @@ class _Batch:
         ending = (self._age >= STALLED_PASSES) & (4.0 * slack >= expected)  # it is mostly rounding, and no plateau
         worth = np.flatnonzero(last | ending | (expected <= PROMISING * self._bounds.allowance(self._todo)))
         if len(worth):
-            width = residual_bound(factor, r, z[:, worth], EVALUATION * rounding[worth], worth, self._threads)
+            width = residual_bound(factor, r, z[:, worth], EVALUATION * rounding[worth], worth, self._work.executor)
             self._bounds.tighten(self._todo[worth], (raw - slack)[worth] - width, (raw + slack)[worth], error[worth])
         unmet = np.isin(self._todo, self._bounds.unfinished(self._todo))
         return np.flatnonzero(unmet & ~ending & (not last))
 
     def _product(self, vectors: NDArray[Any]) -> FloatArray:
-        """Kbar V for V (n, k), in float64: one pass over the kernel matrix, never more of it than a tile a thread."""
+        """Kbar V for V (n, k), in float64: one pass over the kernel matrix."""
         images = np.zeros(vectors.shape)
-        self._add_product(images, vectors, 1.0)
+        self._work.add_product(images, vectors, "double")
         return images
-
-    def _add_product(self, images: FloatArray, vectors: NDArray[Any], scale: float) -> None:
-        factor, pieces = self._factor, self._factor.pieces()
-        self._tally.multiply(factor.evaluator, pieces, None, vectors, images, self._threads, scale)
-        # Last, where it is rounded once: it may be far larger than all the rest.
-        noise = scale * factor.noise_variance
-        for rows in row_pieces(len(images)):
-            images[rows] += noise * vectors[rows].astype(np.float64, copy=False)
 
     def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
         """P' k_x for each sample: (columns of P, t)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -58,6 +60,21 @@ def variance_task(
     return results
 
 
+class _Later:
+    """A round of work that this process does when its results are asked for."""
+
+    def __init__(self, work: Callable[[], list[Any]]) -> None:
+        self._work = work
+
+    def done(self) -> bool:
+        """The results take work."""
+        return False
+
+    def result(self) -> list[Any]:
+        """Do it."""
+        return self._work()
+
+
 class BatchedRun(ABC):
     """One prediction's variances: its plan, its rounds, its figures.
 
@@ -68,7 +85,8 @@ class BatchedRun(ABC):
     """
 
     plan: dict[str, Any]
-    _joint = False  # whether a batch takes all threads of the process
+    # Whether a batch takes all threads of a process; and whether it takes all workers, which this process leads.
+    _whole_process = _shared = False
     _label = "kvariance"  # name of its tasks
 
     def __init__(
@@ -103,6 +121,11 @@ class BatchedRun(ABC):
         return run
 
     @property
+    def is_shared(self) -> bool:
+        """True if all workers solve each batch together."""
+        return self._shared
+
+    @property
     def region_rows(self) -> int:
         """Rows of a region of the store: one batch, several where that would make more than a thousand regions."""
         batch = int(self.plan["batch_size"])
@@ -111,10 +134,11 @@ class BatchedRun(ABC):
     @property
     def depth(self) -> int:
         """Regions under way at once: enough to keep every worker thread busy."""
-        if self._joint:
+        if self._shared:
             return 1
         batches = max(1, self.region_rows // int(self.plan["batch_size"]))
-        return max(1, math.ceil(self._executor.parallelism / batches)) + 1
+        at_once = len(self._executor.workers) if self._whole_process else self._executor.parallelism
+        return max(1, math.ceil(at_once / batches)) + 1
 
     def _batches(self, start: int, stop: int) -> list[tuple[int, int]]:
         size = int(self.plan["batch_size"])
@@ -129,11 +153,15 @@ class BatchedRun(ABC):
         """Return the work of a region of so many batches."""
 
     def submit(self, start: int, stop: int) -> PendingRound:
-        """Start a region: one task for each batch; one after the other where each takes all threads."""
+        """Start a region: a task for each batch, by turns on the workers; or all of it here, once it is waited for."""
         batches = self._batches(start, stop)
-        groups = [batches] if self._joint else [[batch] for batch in batches]
         arguments = (self._way(len(batches)), self._certificate, self._test)
-        return self._executor.submit(self._label, variance_task, arguments, groups)
+        if self._shared:
+            return _Later(partial(variance_task, *arguments, batches))
+        workers, first = sorted(self._executor.workers), start // int(self.plan["batch_size"])
+        owners = [workers[(first + number) % len(workers)] for number in range(len(batches))]
+        hints = (owners,) if self._whole_process and len(workers) > 1 else ()
+        return self._executor.submit(self._label, variance_task, arguments, [[batch] for batch in batches], *hints)
 
     def without_means(self) -> Self:
         """Return the same run without means."""
@@ -178,7 +206,7 @@ class BatchedRun(ABC):
             "products_float32": self._tally.single_columns / count,
             "products_float64": self._tally.double_columns / count,
             "product_seconds": self._tally.seconds,
-            "gemm_seconds": self._tally.gemm_seconds,
+            "shared": self._shared,
             "batch_size": int(self.plan["batch_size"]),
             "latent": self._settings.latent,
             "factor_seconds": self._factor_seconds,

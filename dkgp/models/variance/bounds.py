@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.threads import in_parallel
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.kernels import Features
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
@@ -191,7 +191,7 @@ def residual_bound(
     z: FloatArray,
     rounding: FloatArray,
     chosen: IndexArray | None = None,
-    threads: int = 1,
+    executor: BlockExecutor | None = None,
 ) -> FloatArray:
     """Upper bound on r' Kbar^-1 r.
 
@@ -205,22 +205,12 @@ def residual_bound(
         By how much entry i of it may miss the exact r, over w_i.
     chosen : (t,) int, optional
         Which columns of `residual` are meant; all by default.
-    threads : int
-        Of this process, to share the work.
+    executor : BlockExecutor, optional
+        Shares the work; this thread by default.
     """
-    evaluator, s2 = factor.evaluator, factor.noise_variance
-    beta = factor.landmark_weights(z)
-    pieces = factor.pieces()
-    which = np.arange(residual.shape[1]) if chosen is None else chosen
-    squares = np.empty((len(pieces), len(which)))
-
-    def measure(index: int) -> None:
-        rows, where = pieces[index]
-        left = residual[where][:, which] - evaluator.tile(rows, factor.landmarks) @ beta
-        squares[index] = np.einsum("it,it->t", left, left)
-
-    in_parallel(measure, len(pieces), threads)
-    square = squares.sum(axis=0)
+    s2, beta = factor.noise_variance, factor.landmark_weights(z)
+    some = residual if chosen is None or len(chosen) == residual.shape[1] else residual[:, chosen]
+    square = factor.landmark_rows("double", executor or HereExecutor()).misfit(some, beta)
     off = rounding + _column_rounding(factor, beta)
     norm = np.sqrt(square) * (1.0 + factor.unit) + factor.weight_norm * off
     bound: FloatArray = (norm**2 / s2 + _landmark_quadratic(factor, beta)) * (1.0 + 8.0 * EPS)

@@ -9,9 +9,9 @@ the rest in float64.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +19,22 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, split_evenly
-from dkgp.cluster.threads import in_parallel, process_threads
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks, split_evenly
+from dkgp.cluster.executors.sums import Totals
+from dkgp.cluster.threads import in_parallel, process_threads, whole_process
 from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, sum_roundings
+from dkgp.models.rounding import EPS, EVALUATION, UNIT, product_roundings, sum_roundings
 from dkgp.models.variance.remainder import GROUP, Interpolation, Remainder, remainder_bytes
-from dkgp.models.variance.row_scales import RowScales, differences, priors
+from dkgp.models.variance.row_scales import ProofContext, RowScales, differences, priors
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.fixed_point import Scale
+from dkgp.operators.full_products import COUNTS
 from dkgp.operators.low_rank.factor import LowRankPreconditioner
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE, LandmarkRows, whiten
 from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
@@ -43,8 +47,12 @@ from dkgp.operators.vecchia.tasks import build_task
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
 
+# Features of some samples in a row, and the first of these and the one after the last.
+Piece = tuple[Callable[[], Features], int, int]
 # Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
 PIECE_ROWS = 512
+# Rows of F'F that workers add up together.
+STRIP_ROWS = 1024
 
 
 def factor_bytes(
@@ -82,12 +90,15 @@ class FactorSource:
     proves: bool = False
     group: int = GROUP  # samples of a block
     factors: int = 1  # that a prediction takes in turn, this one among them: the cache is to hold them all
+    makers: int | None = None  # threads of a process that may make leaves at once, for memory's sake
 
-    def factor(self) -> NystromFactor:
-        """Return this process's factor, built by whichever task needs it first."""
+    def factor(self, executor: BlockExecutor | None = None) -> NystromFactor:
+        """Return this process's factor, built by whichever task needs it first.
+
+        The executor's workers share what F'F takes where F is not held; the threads of this process by default.
+        """
         rank = len(self.landmark_inputs)
-        digest = hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
-        key = (self.context.run_id, "factor", self.precision, self.held, self.proves, self.group, rank, digest)
+        key = (self.context.run_id, "factor", self.precision, self.held, self.proves, self.group, rank, self._digest)
         cache = worker_cache()
         # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
         features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
@@ -95,13 +106,24 @@ class FactorSource:
         needed = factor_bytes(self.context.n, rank, self.precision, **holds)
         needed += features + self._leaf_bytes
         cache.budget_bytes = max(cache.budget_bytes, self.factors * needed)
-        return cache.get(key, lambda: NystromFactor.of(self))
+        return cache.get(key, lambda: NystromFactor.of(self, executor))
 
-    def preconditioner(self, threads: int) -> VecchiaProduct | None:
-        """M^-1 of the block-Vecchia factor, if there is one; leaves that this process lacks are made."""
+    def triangle(self) -> LandmarkTriangle:
+        """Return L and the landmarks, from this process's cache or made anew."""
+        dtype = np.float32 if self.precision == "single" else np.float64
+        key = (self.context.run_id, "variance triangle", self.precision, self._digest)
+        cache = worker_cache()
+        cache.make_room(16 * len(self.landmark_inputs) ** 2)
+        return cache.get(key, lambda: LandmarkTriangle.of(differences(self.context), self.landmark_inputs, dtype))
+
+    def preconditioner(self, executor: BlockExecutor | None = None) -> VecchiaProduct | None:
+        """M^-1 of the block-Vecchia factor, if there is one, by an executor; leaves that a process lacks are made."""
         if self.leaves is None:
             return None
-        return VecchiaRecipe(self.leaves, self.noise_variance, np.zeros((0, 0))).local(threads)
+        executor = executor or HereExecutor()
+        recipe = VecchiaRecipe(self.leaves, self.noise_variance, np.zeros((0, 0)))
+        here = executor.shares_memory or isinstance(executor, HereExecutor)
+        return VecchiaProduct(recipe, executor, lambda: executor.workers, shares_memory=here)
 
     def make_leaves(self) -> None:
         """Have the leaves ready in this process, if there are any."""
@@ -112,7 +134,11 @@ class FactorSource:
         def make(number: int) -> None:
             build_task(leaves, self.noise_variance, [number])
 
-        in_parallel(make, leaves.n_bundles, process_threads())
+        in_parallel(make, leaves.n_bundles, min(process_threads(), self.makers or process_threads()))
+
+    @property
+    def _digest(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.landmark_inputs).tobytes()).hexdigest()[:16]
 
     @property
     def _leaf_bytes(self) -> int:
@@ -196,9 +222,11 @@ class NystromFactor:
         self.whitening = Whitening.of(lower, np.sqrt(self.largest) * self.landmark_scale)
 
     @classmethod
-    def of(cls, source: FactorSource) -> NystromFactor:
+    def of(cls, source: FactorSource, executor: BlockExecutor | None = None) -> NystromFactor:
         """Load the factor where it is kept, or build it."""
         stored = source.stored
+        if stored is None and not (source.held or source.proves):
+            return cls._added_up(source, executor or HereExecutor(process_threads()))
         if stored is None:
             return cls._build(source)
         # Kept in float64 either way; what is proven depends on which precision it was computed in.
@@ -217,6 +245,34 @@ class NystromFactor:
         )
 
     @classmethod
+    def _added_up(cls, source: FactorSource, executor: BlockExecutor) -> NystromFactor:
+        """Build it: 2 n R^2 operations, shared between an executor's processes; bits do not depend on how many."""
+        n, rank = source.context.n, len(source.landmark_inputs)
+        scale = Scale.of(np.array([2.0 * priors(source.context).sum()]), 1, -(-n // ROWS_AT_ONCE))
+        strips, workers = _strips(rank), list(executor.workers)
+        groups = split_evenly(range(len(_row_groups(source.context))), len(workers))
+        tasks = RoundTasks(
+            gram_task,
+            (source, scale),
+            groups,
+            workers[: len(groups)],
+            "kgram",
+            gives=[range(len(strips))] * len(groups),
+        )
+        totals, gram, diagonal = executor.start_total(tasks).result(), np.zeros((rank, rank), order="F"), np.empty(n)
+        for number, (rows, columns) in enumerate(strips):
+            part = scale.decode(totals.pop(number).reshape(1, -1, 1)).reshape(rows.stop - rows.start, columns.stop)
+            gram[rows, columns] = part
+            gram[columns, rows] = part.T
+        if totals.pop(COUNTS).any():
+            gram[...] = np.nan
+        for number, group in enumerate(_row_groups(source.context)):
+            diagonal[group[0][1] : group[-1][2]] = totals.pop(("diagonal", number)).view(np.float64)
+        lower = source.triangle().lower
+        gram_lower = regularised_factor(gram, source.noise_variance).astype(lower.dtype, order="F", copy=False)
+        return cls(source, lower, gram_lower, None, diagonal)
+
+    @classmethod
     def _build(cls, source: FactorSource) -> NystromFactor:
         """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
         context = source.context
@@ -226,19 +282,9 @@ class NystromFactor:
         rows = _RowsOfF(source, evaluator, triangle)
         rank, n = triangle.features.n, context.n
         columns = np.empty((n, rank), np.float32) if source.held else None
-        diagonal, pieces = np.empty(n), list(_pieces(context))
-        gram = np.zeros((rank, rank), order="F")
-        for group in split_evenly(range(len(pieces)), 1 if source.held else -(-n // ROWS_AT_ONCE)):
-            first, last = pieces[group[0]][1], pieces[group[-1]][2]
-            values = np.empty((last - first, rank), np.float32) if columns is None else columns
-
-            def fill(index: int, values: NDArray[Any] = values, group: list[int] = group, first: int = first) -> None:
-                features, start, stop = pieces[group[index]]
-                block = rows.of(features(), slice(start, stop), diagonal)
-                values[start - first : stop - first] = block.T
-
-            in_parallel(fill, len(group), process_threads())
-            gram += FactorRows(values, source.precision, process_threads()).gram()
+        diagonal, gram = np.empty(n), np.zeros((rank, rank), order="F")
+        for group in [list(_pieces(context))] if source.held else _row_groups(context):
+            gram += rows.gram(group, diagonal, columns)
         gram_lower = regularised_factor(gram, source.noise_variance).astype(dtype, order="F", copy=False)
         return cls(source, triangle.lower, gram_lower, columns, diagonal, rows.remainder)
 
@@ -257,10 +303,14 @@ class NystromFactor:
 
     @property
     def unit(self) -> float:
-        """Errors of a product with Kbar, of entries and sums, in units of largest w_i sum_j w_j |v_j|."""
+        """Errors of a product with Kbar, of entries and sums, in units of largest w_i sum_j w_j |v_j|.
+
+        A product adds runs within blocks, and blocks as integers; other sums add runs of `PIECE_ROWS` one by one.
+        """
         context = self.context
         runs = sum(-(-(stop - start) // PIECE_ROWS) for start, stop in map(context.bounds, range(context.n_blocks)))
-        return sum_roundings(self.n, PIECE_ROWS, runs) * UNIT + self.entry_error * EPS
+        additions = max(product_roundings(self.n), sum_roundings(self.n, PIECE_ROWS, runs))
+        return additions * UNIT + self.entry_error * EPS
 
     @property
     def rank(self) -> int:
@@ -277,16 +327,20 @@ class NystromFactor:
         pieces = _pieces(self.context, precision, length or PIECE_ROWS)
         return [(rows(), slice(start, stop)) for rows, start, stop in pieces]
 
-    def preconditioner(self, threads: int = 1) -> LowRankPreconditioner:
+    def landmark_rows(self, precision: Precision, executor: BlockExecutor) -> LandmarkRows:
+        """Return the products with F and K_nI by an executor."""
+        context = ProofContext.of(self.context)
+        landmarks = context.evaluator(precision).prepare(self._landmark_inputs)
+        return LandmarkRows(context, precision, landmarks, self.lower, np.sqrt(self.prior), executor)
+
+    def preconditioner(self, executor: BlockExecutor | None = None) -> LowRankPreconditioner:
         """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""
+        executor = executor or HereExecutor()
         precision: Precision = "single" if self.lower.dtype == np.float32 else "double"
         if self.columns is not None:
-            rows = FactorRows(self.columns, precision, threads)
-            return LowRankPreconditioner(rows, self.noise_variance, self.gram_lower)
-        evaluator = differences(self.context, precision)
-        landmarks = evaluator.prepare(self._landmark_inputs)
-        pieces = functools.partial(self.pieces, precision)
-        passing = LandmarkRows(evaluator, pieces, landmarks, self.lower, self.n, threads)
+            held = FactorRows(self.columns, precision, process_threads())
+            return LowRankPreconditioner(held, self.noise_variance, self.gram_lower)
+        passing = self.landmark_rows(precision, executor)
         return LowRankPreconditioner(passing, self.noise_variance, self.gram_lower)
 
     def rows(self, features: Features, where: slice) -> NDArray[np.float32]:
@@ -309,7 +363,7 @@ class _RowsOfF:
     def __init__(self, source: FactorSource, evaluator: TileEvaluator, triangle: LandmarkTriangle) -> None:
         self._evaluator, self._triangle, self._context = evaluator, triangle, source.context
         self._prior = priors(source.context)
-        self._errors = evaluator.row_errors(source.landmark_inputs)
+        self._errors, self._precision = evaluator.row_errors(source.landmark_inputs), source.precision
         self._typical_error = float(np.median(self._errors))
         double = triangle.lower.dtype == np.float64
         proves = source.proves and double
@@ -327,6 +381,45 @@ class _RowsOfF:
                 scale = np.sqrt(prior) * np.maximum(errors / self._typical_error, 1.0)
                 self.remainder.fill(self._evaluator, features, where, block, scale, weights)
         return block
+
+    def gram(self, group: list[Piece], diagonal: FloatArray, columns: NDArray[np.float32] | None = None) -> FloatArray:
+        """F'F of a run of rows, (R, R) float64, which are kept in `columns`, if that is; `diagonal` is filled in."""
+        first, threads = group[0][1], process_threads()
+        values = np.empty((group[-1][2] - first, self._triangle.features.n), np.float32) if columns is None else columns
+
+        def fill(index: int) -> None:
+            features, start, stop = group[index]
+            values[start - first : stop - first] = self.of(features(), slice(start, stop), diagonal).T
+
+        in_parallel(fill, len(group), threads)
+        return FactorRows(values, self._precision, threads).gram()
+
+
+@needs_one_arithmetic
+def gram_task(source: FactorSource, scale: Scale, groups: list[int]) -> list[Totals]:
+    """Return the words of F'F, its lower half by strips, of some runs of rows, and diag(K - Q) of each run.
+
+    One task alone has a run's diagonal: its sum is itself, and the bits of its numbers travel as integers.
+    """
+    context, totals = source.context, Totals()
+    with whole_process():
+        rows, diagonal = _RowsOfF(source, differences(context), source.triangle()), np.empty(context.n)
+        strips, refused = _strips(len(source.landmark_inputs)), np.zeros(1, np.int64)
+        for number in groups:
+            group = _row_groups(context)[number]
+            gram = rows.gram(group, diagonal)
+            for strip, (where, until) in enumerate(strips):
+                values = np.ascontiguousarray(gram[where, until]).reshape(-1, 1)
+                words = totals.setdefault(strip, np.zeros(len(values), np.int64))
+                refused += scale.add(words.reshape(1, -1, 1), values)
+            totals["diagonal", number] = diagonal[group[0][1] : group[-1][2]].view(np.int64).copy()
+    return [{**totals, COUNTS: refused}]
+
+
+def _strips(rank: int) -> list[tuple[slice, slice]]:
+    """Strips of the lower half of a square: rows, and columns up to them."""
+    edges = [*range(0, rank, STRIP_ROWS), rank]
+    return [(slice(start, stop), slice(0, stop)) for start, stop in itertools.pairwise(edges)]
 
 
 def _remainder(source: FactorSource) -> Remainder | None:
@@ -359,9 +452,7 @@ def residual_slack(weights: Interpolation, f: NDArray[Any], prior: FloatArray, e
     return np.asarray(EVALUATION * slack)
 
 
-def _pieces(
-    context: BlockContext, precision: Precision = "double", length: int | None = None
-) -> Iterator[tuple[Any, int, int]]:
+def _pieces(context: BlockContext, precision: Precision = "double", length: int | None = None) -> Iterator[Piece]:
     longest = length or PIECE_ROWS
     for block in range(context.n_blocks):
         first, last = context.bounds(block)
@@ -372,3 +463,8 @@ def _pieces(
                 return context.block_features(block, precision).slice(start, stop)
 
             yield rows, start, stop
+
+
+def _row_groups(context: BlockContext) -> list[list[Piece]]:
+    """Pieces whose rows of F are held at once."""
+    return split_evenly(list(_pieces(context)), -(-context.n // ROWS_AT_ONCE))

@@ -90,6 +90,20 @@ def differences(context: BlockContext, precision: Precision = "double") -> TileE
     return TileEvaluator(context.kernel, precision, expanded=False, centre=centre_of(context.source))
 
 
+@dataclass(frozen=True)
+class ProofContext(BlockContext):
+    """A context whose tasks evaluate entries as proofs do; it shares the features of the context that it is of."""
+
+    @classmethod
+    def of(cls, context: BlockContext) -> ProofContext:
+        """Return the context of proofs on the same samples."""
+        return cls(context.run_id, context.source, context.kernel, context.n)
+
+    def evaluator(self, precision: Precision) -> TileEvaluator:
+        """Return the evaluator of differences."""
+        return differences(self, precision)
+
+
 def priors(context: BlockContext) -> FloatArray:
     """k(x, x) of all training samples: (n,)."""
     kernel = context.kernel

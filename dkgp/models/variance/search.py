@@ -1,8 +1,8 @@
 """Solutions of a batch's systems Kbar v = k_x, good enough to prove with: block conjugate gradients in float32.
 
 Nothing here proves anything: `dkgp.models.variance.bounds` holds for any v, and is evaluated in float64. So products,
-vectors and their algebra are float32, twice as fast and half as large, and a product is one matrix product of BLAS with
-as many columns as the batch has samples, beside which the kernel's entries, evaluated once for all, cost little.
+vectors and their algebra are float32, twice as fast and half as large. A product evaluates each kernel entry once for
+`COLUMNS_AT_ONCE` columns.
 
 The first directions are local: for each test sample the solution that its nearest training samples alone would have, by
 a small Cholesky factor of its own. The next ones are preconditioned residuals, conjugate to the last. What all samples'
@@ -13,26 +13,33 @@ without a product; the search ends where all have left, or where float32 has not
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.executors.base import BlockExecutor, RoundTasks, split_evenly
 from dkgp.cluster.threads import in_parallel
-from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
-from dkgp.operators.base import FloatArray
+from dkgp.models.variance.row_scales import ProofContext
+from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import lapack
-from dkgp.operators.low_rank.landmark_rows import Pieces, multiply_pieces, multiply_symmetric
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.full_products import FullProducts
+from dkgp.operators.vecchia.leaves import gathered
 from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
+from dkgp.solvers.conjugate.phases import COLUMNS_AT_ONCE
 from dkgp.solvers.conjugate.preconditioner import Preconditioner
 
 SingleArray = NDArray[np.float32]
 
-# Rows and columns of the tiles of a product.
-TILE_ROWS, TILE_COLUMNS = 512, 1024
+# Tasks of local solutions for each thread.
+LOCAL_TASKS = 4
 # Vectors that are preconditioned at once: what they take in float64 is not to grow with n.
 MOST_AT_ONCE, LEAST_AT_ONCE, NUMBERS_AT_ONCE = 64, 8, 2_000_000
 # Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
@@ -58,37 +65,72 @@ class ProductTally:
     single_columns: int = 0
     double_columns: int = 0
     seconds: float = 0.0  # what the products took
-    # What they would have taken by BLAS alone, kernel entries given: a thread's share of all threads' time in it.
-    gemm_seconds: float = 0.0
     settled: int = 0  # samples whose intervals stayed wider than the gap, since nothing needs them narrower
-
-    def multiply(
-        self,
-        evaluator: TileEvaluator,
-        rows: Pieces,
-        columns: Pieces | None,
-        vectors: NDArray[Any],
-        images: NDArray[Any],
-        threads: int,
-        scale: float = 1.0,
-    ) -> None:
-        """Add `scale` K V to the images in place; see `multiply_pieces`. Without columns, K of the rows alone."""
-        started = time.perf_counter()
-        if columns is None:
-            gemm = multiply_symmetric(evaluator, rows, vectors, images, threads, scale)
-        else:
-            gemm = multiply_pieces(evaluator, rows, columns, vectors, images, threads, scale)
-        self.seconds += time.perf_counter() - started
-        self.gemm_seconds += gemm / max(1, min(threads, len(rows)))
-        if images.dtype.itemsize == 4:
-            self.single_columns += vectors.shape[1]
-        else:
-            self.double_columns += vectors.shape[1]
 
     def add(self, other: ProductTally) -> None:
         """Add another's figures."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+def product_bytes(n: int, columns: int) -> int:
+    """Bytes that a product takes beside its vectors and images: a copy of some columns, and two words a number."""
+    return 24 * n * min(columns, COLUMNS_AT_ONCE)
+
+
+class BatchWork:
+    """Work of a batch: products and solutions by an executor's tasks, the rest by threads of this process.
+
+    Bits depend neither on the executor nor on the number of threads.
+
+    Parameters
+    ----------
+    factor : NystromFactor
+    executor : BlockExecutor
+        `HereExecutor` for a batch that one worker solves, or the run's for one that all workers share.
+    threads : int
+        Of this process.
+    tally : ProductTally
+        Counts the products.
+    """
+
+    def __init__(
+        self, factor: NystromFactor, executor: BlockExecutor, threads: int = 1, tally: ProductTally | None = None
+    ) -> None:
+        self.factor, self.executor, self.threads = factor, executor, threads
+        self.tally = ProductTally() if tally is None else tally
+        self._products = {
+            precision: FullProducts(context, executor, executor.start_total, lambda: factor.prior, keeps=False)
+            for precision, context in (("single", factor.context), ("double", ProofContext.of(factor.context)))
+        }
+
+    def add_product(
+        self, images: NDArray[Any], vectors: NDArray[Any], precision: Precision, scale: float = 1.0
+    ) -> None:
+        """Add `scale` Kbar V to the images (n, k), which have the type of the precision, in place."""
+        started, count = time.perf_counter(), vectors.shape[1]
+        for columns in np.array_split(np.arange(count), -(-count // COLUMNS_AT_ONCE)) if count else ():
+            where = slice(columns[0], columns[-1] + 1)
+            some = np.array(vectors[:, where], dtype=images.dtype, order="C")
+            some *= images.dtype.type(scale)
+            self._products[precision].add(some, precision, images[:, where])
+            # Last, where it is rounded once: it may be far larger than all the rest.
+            some *= images.dtype.type(self.factor.noise_variance)
+            images[:, where] += some
+        self.tally.seconds += time.perf_counter() - started
+        if precision == "single":
+            self.tally.single_columns += count
+        else:
+            self.tally.double_columns += count
+
+    def expected_widths(self, residual: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
+        """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t).
+
+        With p = F'r and z = (F'F + s2 I)^-1 p it is (r'r - p'z) / s2.
+        """
+        projected, z = self.factor.preconditioner(self.executor).projected(residual)
+        square = column_dots(residual, residual, self.threads) - np.einsum("rt,rt->t", projected, z)
+        return np.abs(square) / self.factor.noise_variance, z
 
 
 @dataclass(frozen=True)
@@ -120,8 +162,7 @@ def search(
     preconditioner: Preconditioner,
     target: Wanted,
     limit: int,
-    tally: ProductTally,
-    threads: int = 1,
+    work: BatchWork,
 ) -> tuple[SingleArray, FloatArray]:
     """Find v near Kbar^-1 k_x for test samples: (n, t), and the products that each took part in: (t,).
 
@@ -133,18 +174,14 @@ def search(
         The same samples.
     limit : int
         Products at most.
-    tally : ProductTally
-        Where they are counted.
-    threads : int
-        Of this process, to share the work; the result does not depend on their number.
     """
-    single = _Single(factor, tally, threads)
+    single, threads = _Single(work), work.threads
     r = single.columns(inputs)
     solutions = v = np.zeros_like(r)
     todo = np.arange(r.shape[1])
     floor = (SINGLE_FLOOR * np.sqrt(column_dots(r, r, threads))) ** 2 / factor.noise_variance
     directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
-    z, along = single.local(r, inputs), np.zeros(r.shape[1])
+    z, along = single.local(inputs), np.zeros(r.shape[1])
     pace, products, taken = _Pace(), 0, np.zeros(r.shape[1])
     explained = np.zeros(r.shape[1])
     while products < limit:
@@ -157,7 +194,7 @@ def search(
         taken[todo] += 1
         before, explained = explained, single.explained(v, r, inputs[todo])
         pace.note_step(explained - before, along)
-        widths = expected_widths(factor, r, threads)[0]
+        widths = work.expected_widths(r)[0]
         goal = np.maximum(target.widths(test.prior[todo] - explained), floor[todo])
         within = pace.within(widths, goal)
         if pace.stalled:
@@ -224,16 +261,6 @@ class _Pace:
         return bool(np.mean(now < STALLED_FACTOR * then) < STALLED_SHARE)
 
 
-def expected_widths(factor: NystromFactor, residual: NDArray[Any], threads: int) -> tuple[FloatArray, FloatArray]:
-    """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t).
-
-    With p = F'r and z = (F'F + s2 I)^-1 p it is (r'r - p'z) / s2.
-    """
-    projected, z = factor.preconditioner(threads).projected(residual)
-    square = column_dots(residual, residual, threads) - np.einsum("rt,rt->t", projected, z)
-    return np.abs(square) / factor.noise_variance, z
-
-
 def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
     count = residual.shape[1]
     # In float32 twice as many take no more.
@@ -259,19 +286,12 @@ def column_dots(left: NDArray[Any], right: NDArray[Any], threads: int = 1) -> Fl
 
 
 class _Single:
-    """Kbar in float32, in this process.
+    """Kbar in float32."""
 
-    Parameters
-    ----------
-    factor : NystromFactor
-        Of the same training samples.
-    """
-
-    def __init__(self, factor: NystromFactor, tally: ProductTally, threads: int) -> None:
-        self._factor, self._tally, self._threads = factor, tally, threads
-        self._evaluator = factor.context.evaluator("single")
-        self._rows = factor.pieces("single", TILE_ROWS)
-        self._columns = factor.pieces("single", TILE_COLUMNS)
+    def __init__(self, work: BatchWork) -> None:
+        self._factor, self._work, self._threads = work.factor, work, work.threads
+        self._evaluator = self._factor.context.evaluator("single")
+        self._rows = self._factor.pieces("single", PIECE_ROWS)
 
     def columns(self, inputs: FloatArray) -> SingleArray:
         """k_x of test samples: (n, t)."""
@@ -287,9 +307,8 @@ class _Single:
 
     def product(self, vectors: SingleArray) -> SingleArray:
         """Kbar V for V (n, k)."""
-        images = np.empty(vectors.shape, np.float32)
-        np.multiply(vectors, np.float32(self._factor.noise_variance), out=images)
-        self._tally.multiply(self._evaluator, self._rows, self._columns, vectors, images, self._threads)
+        images = np.zeros(vectors.shape, np.float32)
+        self._work.add_product(images, vectors, "single")
         return images
 
     def explained(self, v: SingleArray, r: SingleArray, inputs: FloatArray) -> FloatArray:
@@ -304,34 +323,45 @@ class _Single:
         in_parallel(add, len(self._rows), self._threads)
         return np.asarray(parts.sum(axis=0))
 
-    def local(self, correlated: SingleArray, inputs: FloatArray) -> SingleArray:
-        """Solutions by each sample's nearest training samples alone, nearest by k(x, x_i)^2 / k(x_i, x_i): (n, t)."""
-        factor, evaluator = self._factor, self._evaluator
-        count = local_samples(factor.n)
-        solutions = np.zeros(correlated.shape, np.float32)
-        shares = factor.prior.astype(np.float32)
-        features = _joined([rows for rows, _ in self._columns])
-
-        def solve(index: int) -> None:
-            column = correlated[:, index]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                likeness = np.nan_to_num(column * column / shares)
-            nearest = np.sort(np.argpartition(likeness, factor.n - count)[factor.n - count :]).astype(np.intp)
-            rows = features.take(nearest)
-            matrix = np.asfortranarray(evaluator.tile(rows, rows))
-            matrix[np.diag_indices(count)] += np.float32(factor.noise_variance)
-            right = np.asfortranarray(column[nearest])
-            if lapack("potrf", b"L", count, matrix, count):
-                return  # float32 finds it indefinite: the others' directions will have to do
-            lapack("potrs", b"L", count, 1, matrix, count, right, count)
-            if np.isfinite(right).all():
-                solutions[nearest, index] = right
-
-        in_parallel(solve, len(inputs), self._threads)
+    def local(self, inputs: FloatArray) -> SingleArray:
+        """Solutions by each sample's nearest training samples alone: (n, t)."""
+        factor, executor = self._factor, self._work.executor
+        solutions = np.zeros((factor.n, len(inputs)), np.float32)
+        groups = split_evenly(range(len(inputs)), LOCAL_TASKS * executor.parallelism)
+        values: dict[Hashable, Any] = {"prior": factor.prior}
+        needs = [["prior"]] * len(groups)
+        arguments = (factor.context, factor.noise_variance, inputs)
+        pending = executor.start(RoundTasks(local_task, arguments, groups, None, "klocal", values, needs))
+        for index, (nearest, solution) in enumerate(pending.result()):
+            solutions[nearest, index] = solution
         return solutions
 
 
-def _joined(parts: list[Features]) -> Features:
-    values = np.concatenate([part.values[:, : part.n] for part in parts], axis=1)
-    norms = np.concatenate([part.squared_norms[:, : part.n] for part in parts], axis=1)
-    return Features(values, norms, values.shape[1])
+@needs_one_arithmetic
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+def local_task(
+    context: BlockContext, noise_variance: float, inputs: FloatArray, values: dict[str, FloatArray], tests: list[int]
+) -> list[tuple[IndexArray, SingleArray]]:
+    """Return, for each test sample, its nearest training samples and the solution that they alone would have.
+
+    The nearest are those with the largest k(x, x_i)^2 / k(x_i, x_i).
+    """
+    evaluator, count, results = context.evaluator("single"), local_samples(context.n), []
+    prior = values["prior"].astype(np.float32)
+    for index in tests:
+        test = evaluator.prepare(inputs[index : index + 1])
+        blocks = [context.block_features(block, "single") for block in range(context.n_blocks)]
+        column = np.concatenate([evaluator.tile(rows, test)[:, 0] for rows in blocks])
+        likeness = np.nan_to_num(column * column / prior)
+        nearest = np.sort(np.argpartition(likeness, context.n - count)[context.n - count :])
+        rows = gathered(context, nearest.astype(np.int32), "single")
+        matrix = np.asfortranarray(evaluator.tile(rows, rows))
+        matrix[np.diag_indices(count)] += np.float32(noise_variance)
+        right = np.asfortranarray(column[nearest])
+        # Where float32 finds it indefinite, the others' directions will have to do.
+        trouble = lapack("potrf", b"L", count, matrix, count) or lapack(
+            "potrs", b"L", count, 1, matrix, count, right, count
+        )
+        solved = not trouble and bool(np.isfinite(right).all())
+        results.append((nearest, right) if solved else (nearest[:0], right[:0]))
+    return results

@@ -17,9 +17,10 @@ from dkgp.errors import MemoryBudgetError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.variance.nystrom import factor_bytes
 from dkgp.models.variance.remainder import GROUP, LARGE_GROUP, remainder_bytes
-from dkgp.models.variance.search import vectors_at_once
+from dkgp.models.variance.search import product_bytes, vectors_at_once
 from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
 from dkgp.operators.vecchia.factor import vecchia_bytes
+from dkgp.solvers.conjugate.phases import COLUMNS_AT_ONCE
 
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 704 * MEBIBYTE
@@ -100,7 +101,7 @@ def is_rough(residual: float, trace: float) -> bool:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a worker process that solves batches."""
+    """Memory of a process that solves a batch, one after the other, by all of its threads."""
 
     total: int  # bytes that all may take
     n: int
@@ -109,7 +110,6 @@ class Memory:
     precision: Precision
     held: bool  # whether F is held
     width: int  # the kernel's `feature_width`
-    batches: int  # solved at once
     proves: bool = False  # whether the factor certifies by itself
     group: int = GROUP  # of its blocks, samples
 
@@ -123,7 +123,7 @@ class Memory:
         at_once = vectors_at_once(self.n)
         vecchia = vecchia_bytes(self.n, self.halo, -(-self.halo // 2), width=self.width, vectors=at_once)
         at_once = vecchia.coordinator + 24 * self.n * at_once
-        return factor + vecchia.kept + vecchia.points + self.batches * at_once
+        return factor + vecchia.kept + vecchia.points + at_once
 
     @property
     def of_a_sample(self) -> int:
@@ -133,18 +133,20 @@ class Memory:
     @property
     def samples(self) -> int:
         """Samples that may be solved for together; none where the budget does not hold even one."""
-        return max(0, (self.total - self.fixed) // (self.batches * self.of_a_sample))
+        room = self.total - self.fixed
+        few = room // (self.of_a_sample + product_bytes(self.n, 1))
+        many = (room - product_bytes(self.n, max(0, few))) // self.of_a_sample
+        return max(0, few if few < COLUMNS_AT_ONCE else many)
+
+    def of_batch(self, samples: int) -> int:
+        """Bytes of a process that solves for so many samples together."""
+        return self.fixed + samples * self.of_a_sample + product_bytes(self.n, samples)
 
 
-def chosen_halo(without: Memory, tests: int, threads: int) -> int:
+def chosen_halo(without: Memory, tests: int) -> int:
     """Samples of a halo; 0 where the factor is nearly the whole matrix, or memory allows no halo of use.
 
-    Parameters
-    ----------
-    without : Memory
-        As it would be without a halo, and without F.
-    threads : int
-        Of a process, each of which makes leaves.
+    `without` is the memory without a halo, and without F. The number of threads does not count: see `leaf_makers`.
     """
     n, total = without.n, without.total
     if 2 * without.rank >= n:
@@ -154,8 +156,14 @@ def chosen_halo(without: Memory, tests: int, threads: int) -> int:
         leaves = vecchia_bytes(n, halo, -(-halo // 2), width=without.width)
         kept = leaves.kept + leaves.points
         # Leaves are made before there are any batches.
-        made = kept <= HALO_SHARE * total and kept + threads * leaves.making <= total - without.fixed
+        made = kept <= HALO_SHARE * total and kept + leaves.making <= total - without.fixed
         if made and replace(without, halo=halo).samples >= min(tests, LEAST_TOGETHER):
             return halo
         halo = halo * 15 // 16
     return 0
+
+
+def leaf_makers(memory: Memory) -> int:
+    """Return the threads of a process that may make leaves at once."""
+    leaves = vecchia_bytes(memory.n, memory.halo, -(-memory.halo // 2), width=memory.width)
+    return max(1, (memory.total - memory.fixed) // max(1, leaves.making))

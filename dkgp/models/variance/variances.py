@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.data import ModelRecord
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
@@ -28,7 +28,7 @@ from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
 from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
 from dkgp.models.variance.remainder import GROUP
-from dkgp.models.variance.search import ProductTally
+from dkgp.models.variance.search import ProductTally, local_samples
 from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
 from dkgp.models.variance.sizes import (
     FACTOR_SHARE,
@@ -37,18 +37,25 @@ from dkgp.models.variance.sizes import (
     chosen_halo,
     chosen_rank,
     default_memory_bytes,
+    leaf_makers,
     precision_of,
 )
+from dkgp.models.variance.spread import SEARCHED, UNSEARCHED, BatchLayout
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.vecchia.tasks import order_task
+from dkgp.solvers.conjugate.phases import Batches
+from dkgp.solvers.prices import Sizes
 
 __all__ = ["TestRows", "VarianceRun", "VarianceSettings"]
 
-LARGEST_BATCH, LARGEST_JOINT_BATCH, LEAST_BATCH = 512, 1024, 32
+# Samples of a batch. Where a factor is expected to suffice, batches are for all threads: `PARTS` of them at
+# most, of `LEAST_BATCH` to `MOST_BATCH` samples. Otherwise a batch takes all threads of a process, and its samples
+# share their products.
+LEAST_BATCH, MOST_BATCH, PARTS, LARGEST_JOINT_BATCH = 64, 512, 64, 1024
 # Where a factor is expected to suffice for nearly all, and the others are to share their products: so many batches if
-# each has as many samples as that at least, and no more than that; whatever the number of workers. One that all threads
-# of a process share may have more.
-DECIDED_BATCHES, LEAST_DECIDED, MOST_DECIDED, MOST_JOINT_DECIDED = 4, 512, 4096, 8192
+# each has as many samples as that at least, and no more than that; whatever the number of workers.
+DECIDED_BATCHES, LEAST_DECIDED, MOST_DECIDED = 4, 512, 4096
 
 
 class Needs(Protocol):
@@ -58,11 +65,9 @@ class Needs(Protocol):
         """The rule for test samples (t, d) as the run sees them."""
 
 
-def decided_batch(n_test: int, *, joint: bool = False) -> int:
-    """Samples of a batch where a factor is expected to suffice for nearly all of so many; `joint` of all threads."""
-    batches = math.ceil(n_test / MOST_JOINT_DECIDED)
-    if not joint:
-        batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED))
+def decided_batch(n_test: int) -> int:
+    """Samples of a batch where a factor is expected to suffice for nearly all of so many."""
+    batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED))
     return max(1, math.ceil(n_test / max(1, batches)))
 
 
@@ -77,11 +82,15 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class FactorWay:
-    """Bounds by a partial factor and conjugate gradients; `needs` may end the work on samples before the gap is met."""
+    """Bounds by a partial factor and conjugate gradients; `needs` may end the work on samples before the gap is met.
+
+    Where an `executor` is named, its workers share what takes most time of a batch, and this process leads.
+    """
 
     source: FactorSource
     options: BatchOptions
     needs: Needs | None = None
+    executor: BlockExecutor | None = None
 
     @property
     def context(self) -> BlockContext:
@@ -92,8 +101,9 @@ class FactorWay:
         """Bound the variances at standardised inputs (t, d); the tally counts the samples that `needs` ended."""
         options = self.options
         enough = None if self.needs is None else self.needs.at(inputs)
-        factor, preconditioner = self.source.factor(), self.source.preconditioner(options.threads)
-        bounds = solve_batch(factor, inputs, options, preconditioner, enough)
+        executor = self.executor or HereExecutor(options.threads)
+        factor, preconditioner = self.source.factor(self.executor), self.source.preconditioner(executor)
+        bounds = solve_batch(factor, inputs, options, preconditioner, enough, executor)
         if enough is not None:
             wide = np.flatnonzero(relative_gap(bounds.lower, bounds.upper) > options.gap)
             bounds.tally.settled = int(np.count_nonzero(enough(wide, bounds.lower[wide], bounds.upper[wide])))
@@ -190,8 +200,7 @@ class VarianceRun(BatchedRun):
         if kept is None or kept.metadata["precision"] == "double":
             goal = value_error_goal(settings.gap)
             landmarks, smooth = judged(landmarks, model, kernel, gap=goal, latent=settings.latent)
-        # In one process a batch of all threads takes the memory of one: it can be larger, and needs fewer passes.
-        self._joint = executor.shares_memory and settings.max_passes >= 1 and (not smooth or needs is not None)
+        self._whole_process = settings.max_passes >= 1 and (not smooth or needs is not None)
         self._landmarks = landmarks
         traces = landmarks.residual_trace, landmarks.kernel_trace
         precision: Precision = precision_of(smooth or settings.max_passes < 1, *traces, model.noise_variance)
@@ -208,7 +217,6 @@ class VarianceRun(BatchedRun):
             proves=proves,
             group=GROUP if needs is None else chosen_group(n, memory_bytes),
             width=feature_width(kernel),
-            batches=1 if self._joint else executor.threads_per_process,
         )
         halo = stored.get("halo", 0) if stored else self._halo(smooth)
         # What it proves by itself is evaluated from kernel columns.
@@ -225,11 +233,21 @@ class VarianceRun(BatchedRun):
             proves,
             self._memory.group,
             factors,
+            leaf_makers(self._memory) if halo else None,
         )
         together = stored["together"] if stored else self._together(smooth)
         batch = stored["batch_size"] if stored else self._batch_size(together, smooth)
-        threads = executor.threads_per_process if self._joint else 1
-        self._options = BatchOptions(settings.gap, settings.max_passes, settings.latent, smooth, together, threads)
+        threads = executor.parallelism if isinstance(executor, HereExecutor) else executor.threads_per_process
+        self._options = BatchOptions(
+            settings.gap,
+            settings.max_passes,
+            settings.latent,
+            smooth,
+            together,
+            threads,
+            threads if self._whole_process else 1,
+            in_turn=not isinstance(executor, HereExecutor),
+        )
         self.plan = {
             **self._requested,
             "largest_rank": int(largest),
@@ -239,6 +257,8 @@ class VarianceRun(BatchedRun):
             "together": int(together),
             "smooth": smooth,
         }
+        self._n_features, self._n_blocks = context.kernel.n_features, context.n_blocks
+        self._shared = self._whole_process and needs is None and self.layout(executor).is_shared
         if stored is not None and stored["rank"] != landmarks.rank:
             raise InputError(
                 f"the prediction to resume used a factor of rank {stored['rank']}, now there is one of rank "
@@ -249,8 +269,38 @@ class VarianceRun(BatchedRun):
         """As of `BatchedRun`; batches that share products are cut anew."""
         run = super().at(test)
         if self._needs is not None and self.plan["smooth"] and self._settings.batch_size is None:
-            run.plan = {**self.plan, "batch_size": decided_batch(test.n_samples, joint=self._joint)}
+            run.plan = {**self.plan, "batch_size": decided_batch(test.n_samples)}
         return run
+
+    def layout(self, executor: BlockExecutor) -> BatchLayout:
+        """Forecast the run on an executor with a batch a worker, and with all workers on each batch."""
+        single, double = SEARCHED if self.plan["halo"] else UNSEARCHED
+        workers = max(1, len(executor.workers))
+        threads = max(1, executor.parallelism // workers)
+        return BatchLayout.of(
+            Sizes(self._n, self._n_features, blocks=self._n_blocks), self.batches(single, double), workers, threads
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads of a process that share a batch."""
+        return self._options.factor_threads or self._options.threads
+
+    def batches(self, single: float, double: float, threads: int = 1) -> Batches:
+        """Return the counts of the run's work, with so many products for a sample in float32 and in float64."""
+        plan, batch = self.plan, int(self.plan["batch_size"])
+        return Batches(
+            self._n_test,
+            math.ceil(self._n_test / batch),
+            min(batch, int(plan["together"])),
+            int(plan["rank"]),
+            int(plan["halo"]),
+            local_samples(self._n),
+            self._memory.precision == "double",
+            single,
+            double,
+            threads,
+        )
 
     @property
     def landmarks(self) -> Landmarks:
@@ -265,8 +315,15 @@ class VarianceRun(BatchedRun):
     def prepare(self, model: SupportSamples) -> str:
         """Have the factor built on the workers, and kept where that is wanted; say what was done."""
         started = time.perf_counter()
-        groups = [[index] for index in range(self._executor.parallelism)]
-        self._executor.submit("kfactor", factor_task, (self._source,), groups).result()
+        if self._shared:
+            self._source.factor(self._executor)
+            workers = list(self._executor.workers)
+            if self._source.leaves is not None:
+                groups = [[0] for _ in workers]
+                self._executor.submit("kvorder", order_task, (self._source.leaves,), groups, workers).result()
+        else:
+            groups = [[index] for index in range(self._executor.parallelism)]
+            self._executor.submit("kfactor", factor_task, (self._source,), groups).result()
         loaded = self._source.stored is not None
         trouble = self._trouble
         if self._settings.keep_factor and not loaded and isinstance(model, ModelRecord):
@@ -289,23 +346,33 @@ class VarianceRun(BatchedRun):
         return (
             f"partial Cholesky factor of rank {rank:,}{beside} ({self._memory.fixed / 1e6:,.3g} MB) "
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"
+            + (f"; {self.layout(self._executor)}" if self._whole_process and len(self._executor.workers) > 1 else "")
         )
 
     def tried(self, inputs: FloatArray, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
         """Relative gaps at a few test inputs after so many products, and those; what it takes is built, and stays."""
-        options = replace(self._options, max_passes=max_passes, threads=self._executor.threads_per_process)
-        arguments = (FactorWay(self._source, options), None, SentRows(inputs))
-        pending = self._executor.submit("ktrial", variance_task, arguments, [[(0, len(inputs))]])
-        ((_, _, lower, upper, _, tally),) = pending.result()
+        options = replace(self._options, max_passes=max_passes, factor_threads=None)
+        executor = self._executor if self._shared else None
+        arguments, rows = (
+            (FactorWay(self._source, options, executor=executor), None, SentRows(inputs)),
+            (0, len(inputs)),
+        )
+        if executor is None:
+            ((_, _, lower, upper, _, tally),) = self._executor.submit(
+                "ktrial", variance_task, arguments, [[rows]]
+            ).result()
+        else:
+            ((_, _, lower, upper, _, tally),) = variance_task(*arguments, [rows])
         return relative_gap(lower, upper), tally
 
     def _way(self, batches: int) -> FactorWay:
-        return FactorWay(self._source, self._options, self._needs)
+        return FactorWay(self._source, self._options, self._needs, self._executor if self._shared else None)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""
         return {
             **super().summary(seconds),
+            "layout": self.layout(self._executor).to_json(),
             "rank": self._landmarks.rank,
             "halo": int(self.plan["halo"]),
             "smooth": bool(self.plan["smooth"]),
@@ -333,27 +400,25 @@ class VarianceRun(BatchedRun):
             return min(self._settings.halo, self._n)
         if smooth or self._settings.max_passes < 2:
             return 0
-        return chosen_halo(self._memory, self._n_test, self._executor.threads_per_process)
+        return chosen_halo(self._memory, self._n_test)
 
     def _together(self, smooth: bool) -> int:
         memory, fits = self._memory, self._memory.samples
         if fits < 1 and self._settings.max_passes >= 1 and not smooth:
             remaining = memory.total - memory.fixed
             raise MemoryBudgetError(
-                f"the vectors of one test sample take {memory.of_a_sample / 1e6:,.3g} MB on each of {memory.batches} "
-                f"threads; the factors leave {max(0, remaining) / 1e6:,.3g} MB of the variance memory to them. Raise "
-                "`memory_bytes`, use fewer threads a worker, or let the factor alone do with `max_passes` 0"
+                f"the vectors of one test sample take {memory.of_a_sample / 1e6:,.3g} MB; the factors and a product "
+                f"leave {max(0, remaining) / 1e6:,.3g} MB of the variance memory to them. Raise `memory_bytes`, or let "
+                "the factor alone do with `max_passes` 0"
             )
-        return int(min(LARGEST_JOINT_BATCH if self._joint else LARGEST_BATCH, max(1, fits)))
+        return int(min(LARGEST_JOINT_BATCH, max(1, fits)))
 
     def _batch_size(self, together: int, smooth: bool) -> int:
         if self._settings.batch_size is not None:
             return min(self._settings.batch_size, self._n_test)
         n_test = self._n_test
         if smooth and self._needs is not None:
-            return decided_batch(n_test, joint=self._joint)
-        most = LARGEST_BATCH if smooth else together
-        at_least = max(
-            math.ceil(n_test / most), 1 if self._joint else min(self._executor.parallelism, n_test // LEAST_BATCH)
-        )
-        return math.ceil(n_test / max(1, at_least))  # batches of one size: a last one of a few samples costs a pass too
+            return decided_batch(n_test)
+        most = min(MOST_BATCH, max(LEAST_BATCH, math.ceil(n_test / PARTS))) if smooth else together
+        # Batches of one size: a last one of a few samples costs a pass too.
+        return math.ceil(n_test / max(1, math.ceil(n_test / most)))

@@ -1,112 +1,65 @@
 """Products with F = K_nI L^-T that is not held: from kernel columns of the landmarks, evaluated as they are needed.
 
 For the hundreds of vectors of a batch evaluating the entries costs little beside the products, and F, the largest
-array of a worker, is not held. F Z = K_nI (L^-T Z), F'V = L^-1 (K_In V).
+array of a worker, is not held. F Z = K_nI (L^-T Z), F'V = L^-1 (K_In V). Tasks on blocks of samples compute both on any
+executor. Sums over the samples are integers, so bits depend neither on the executor nor on the cut into tasks.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.threads import in_parallel
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.executors.base import BlockExecutor, BlockTask, RoundTasks, split_evenly
 from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, leading_dimension
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.fixed_point import Scale
+from dkgp.operators.full_products import COUNTS, scale_of
 
-Pieces = list[tuple[Features, slice]]
-# Landmarks that a thread takes at a time.
-LANDMARKS_AT_ONCE = 512
+Pieces = Sequence[tuple[Features, slice]]
+# Rows of a tile; landmarks that a thread takes at a time; landmarks whose sums are added up together.
+PIECE_ROWS, LANDMARKS_AT_ONCE, LANDMARKS_TOGETHER = 512, 512, 4096
 # Rows of F that are held at once while F'F is computed.
 ROWS_AT_ONCE = 4096
+_UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 def multiply_pieces(
-    evaluator: TileEvaluator,
-    rows: Pieces,
-    columns: Pieces,
-    vectors: NDArray[Any],
-    images: NDArray[Any],
-    threads: int,
-    scale: float = 1.0,
-) -> float:
-    """Add `scale` K(rows, columns) V to the images, in their type, in place, a tile and a BLAS product at a time.
+    evaluator: TileEvaluator, rows: Pieces, columns: Pieces, vectors: NDArray[Any], images: NDArray[Any]
+) -> None:
+    """Add K(rows, columns) V to the images, in their type, in place, a tile and a BLAS product at a time.
 
-    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row. Returns
-    the seconds that all threads together spent in BLAS.
+    A term passes through the additions of one tile's sum, in any order, and one more for each tile of its row.
     """
+    if not images.flags.c_contiguous:
+        raise AssertionError("images must lie row by row")
     count, dtype = vectors.shape[1], images.dtype
-    seconds = np.zeros(len(rows))
-
-    def multiply(index: int) -> None:
-        features, where = rows[index]
+    if not count:
+        return
+    weights = np.ascontiguousarray(vectors, dtype=dtype)
+    for features, where in rows:
         target = images[where]
         for others, columns_where in columns:
             stored = evaluator.tile(features, others).T
             if stored.strides[1] != stored.itemsize:
                 stored = np.ascontiguousarray(stored)
-            weights = np.ascontiguousarray(vectors[columns_where], dtype=dtype)
-            stride = leading_dimension(stored)
-            started = time.perf_counter()
-            sizes = count, features.n, others.n
-            blas("gemm", b"N", b"T", *sizes, scale, weights, count, stored, stride, 1.0, target, count)
-            seconds[index] += time.perf_counter() - started
-
-    if not images.flags.c_contiguous:
-        raise AssertionError("images must lie row by row")
-    if count:
-        in_parallel(multiply, len(rows), threads)
-    return float(seconds.sum())
+            stride, sizes = leading_dimension(stored), (count, features.n, others.n)
+            blas("gemm", b"N", b"T", *sizes, 1.0, weights[columns_where], count, stored, stride, 1.0, target, count)
 
 
-def multiply_symmetric(
-    evaluator: TileEvaluator,
-    pieces: Pieces,
-    vectors: NDArray[Any],
-    images: NDArray[Any],
-    threads: int,
-    scale: float = 1.0,
-) -> float:
-    """Add `scale` K V to the images as `multiply_pieces` does, K of the pieces among themselves: each entry once.
-
-    A tile of two pieces adds to the images of both. Pieces meet in rounds, i with the j for which i + j is the round's
-    number modulo theirs, so that no two pairs of a round share one: threads do not get in each other's way, and each
-    image takes its additions in the same order on any number of them.
-    """
-    count, dtype = vectors.shape[1], images.dtype
-    if not images.flags.c_contiguous:
-        raise AssertionError("images must lie row by row")
-    if not count:
-        return 0.0
-    meetings = len(pieces) + 1 - len(pieces) % 2
-    seconds = np.zeros(len(pieces))
-
-    def weights(where: slice) -> NDArray[Any]:
-        return np.ascontiguousarray(vectors[where], dtype=dtype)
-
-    def meet(i: int, j: int) -> None:
-        (features, where), (others, others_where) = pieces[i], pieces[j]
-        stored = evaluator.tile(features, others).T
-        if stored.strides[1] != stored.itemsize:
-            stored = np.ascontiguousarray(stored)
-        stride, started = leading_dimension(stored), time.perf_counter()
-        sizes = count, features.n, others.n
-        blas("gemm", b"N", b"T", *sizes, scale, weights(others_where), count, stored, stride, 1.0, images[where], count)
-        if i != j:
-            sizes, target = (count, others.n, features.n), images[others_where]
-            blas("gemm", b"N", b"N", *sizes, scale, weights(where), count, stored, stride, 1.0, target, count)
-        seconds[i] += time.perf_counter() - started
-
-    for number in range(meetings):
-        partners = ((i, (number - i) % meetings) for i in range(len(pieces)))
-        pairs = [(i, j) for i, j in partners if i <= j < len(pieces)]
-        in_parallel(lambda index, pairs=pairs: meet(*pairs[index]), len(pairs), threads)  # type: ignore[misc]
-    return float(seconds.sum())
+def pieces_of(features: Features, length: int = PIECE_ROWS) -> list[tuple[Features, slice]]:
+    """Cut features into runs of at most `length`, with the places of their rows."""
+    starts = range(0, features.n, length)
+    places = [slice(start, min(start + length, features.n)) for start in starts]
+    return [(features.slice(place.start, place.stop), place) for place in places]
 
 
 def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
@@ -119,16 +72,83 @@ def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDA
     return result
 
 
+@needs_one_arithmetic
+@_UNPROVEN
+def project_task(
+    context: BlockContext, precision: Precision, scale: Scale, values: dict[Any, Any], blocks: list[int]
+) -> list[dict[Any, NDArray[np.int64]]]:
+    """Return the words of K_Ib V_b, summed over the blocks, by range of landmarks; V_b is the block's value."""
+    evaluator, landmarks = context.evaluator(precision), pieces_of(values["landmarks"], LANDMARKS_AT_ONCE)
+    count = values[blocks[0]].shape[1]
+    words, refused = scale.zeros(values["landmarks"].n), np.zeros(count, np.int64)
+    for block in blocks:
+        part = np.zeros((words.shape[1], count), evaluator.dtype)
+        pieces = pieces_of(context.block_features(block, precision))
+        multiply_pieces(evaluator, landmarks, pieces, values[block], part)
+        refused += scale.add(words, part.astype(np.float64, copy=False))
+    ranges = _ranges(words.shape[1])
+    return [{**{k: words[:, where].swapaxes(1, 2) for k, where in enumerate(ranges)}, COUNTS: refused}]
+
+
+@needs_one_arithmetic
+@_UNPROVEN
+def expand_task(
+    context: BlockContext, precision: Precision, values: dict[Any, Any], blocks: list[int]
+) -> list[NDArray[Any]]:
+    """K_bI B for each block, in the evaluator's precision: (rows, t)."""
+    evaluator, landmarks, weights, results = context.evaluator(precision), values["landmarks"], values["weights"], []
+    whole = [(landmarks, slice(0, landmarks.n))]
+    for block in blocks:
+        features = context.block_features(block, precision)
+        out = np.zeros((features.n, weights.shape[1]), evaluator.dtype)
+        multiply_pieces(evaluator, pieces_of(features), whole, weights, out)
+        results.append(out)
+    return results
+
+
+@needs_one_arithmetic
+@_UNPROVEN
+def misfit_task(
+    context: BlockContext, precision: Precision, values: dict[Any, Any], blocks: list[int]
+) -> list[FloatArray]:
+    """Squared lengths of V - K_nI B by column, for each short run of rows of each block: (runs, t)."""
+    evaluator, landmarks, weights, results = context.evaluator(precision), values["landmarks"], values["weights"], []
+    for block in blocks:
+        for rows, where in pieces_of(context.block_features(block, precision)):
+            misfit = values[block][where] - evaluator.tile(rows, landmarks) @ weights
+            results.append(np.einsum("it,it->t", misfit, misfit))
+    return results
+
+
+def _ranges(rank: int) -> list[slice]:
+    return [slice(start, start + LANDMARKS_TOGETHER) for start in range(0, rank, LANDMARKS_TOGETHER)]
+
+
 @dataclass(frozen=True)
 class LandmarkRows:
-    """All rows of F, with the products of `dkgp.operators.low_rank.products.FactorRows`."""
+    """All rows of F, with the products of `dkgp.operators.low_rank.products.FactorRows`.
 
-    evaluator: TileEvaluator  # in L's type
-    pieces: Callable[[], Pieces]  # training inputs in short runs: prepared features, and their rows
+    Attributes
+    ----------
+    context : BlockContext
+        Training inputs and kernel.
+    precision : Precision
+        That of entries and of products within a block.
+    landmarks : Features
+    lower : (R, R) float32 or float64
+        L, in Fortran order; its type is that of L^-1's images.
+    roots : (n,) float64
+        sqrt(k(x, x)) of the training samples, the landmarks among them: they bound the sums.
+    executor : BlockExecutor
+        Runs the tasks.
+    """
+
+    context: BlockContext
+    precision: Precision
     landmarks: Features
-    lower: NDArray[Any]  # L: (R, R) float32 or float64, Fortran order
-    n: int
-    threads: int = 1  # results do not depend on their number
+    lower: NDArray[Any]
+    roots: FloatArray
+    executor: BlockExecutor
 
     @property
     def rank(self) -> int:
@@ -138,16 +158,46 @@ class LandmarkRows:
     def expand(self, weights: NDArray[Any]) -> FloatArray:
         """F Z for Z (R, t): (n, t) float64."""
         beta = np.ascontiguousarray(whiten(self.lower, weights, transposed=True))
-        out = np.zeros((self.n, beta.shape[1]), self.lower.dtype)
-        whole = [(self.landmarks, slice(0, self.rank))]
-        multiply_pieces(self.evaluator, self.pieces(), whole, beta, out, self.threads)
-        return out.astype(np.float64, copy=False)
+        out = np.empty((self.context.n, beta.shape[1]))
+        parts = self.executor.start(self._tasks("kexpand", expand_task, (), None, beta)).result()
+        for block, part in enumerate(parts):
+            out[slice(*self.context.bounds(block))] = part
+        return out
 
     def project(self, vectors: NDArray[Any]) -> FloatArray:
         """F' V for V (n, t): (R, t) float64."""
-        total = np.zeros((self.rank, vectors.shape[1]), self.lower.dtype)
-        starts = range(0, self.rank, LANDMARKS_AT_ONCE)
-        parts = [slice(start, min(start + LANDMARKS_AT_ONCE, self.rank)) for start in starts]
-        rows = [(self.landmarks.slice(part.start, part.stop), part) for part in parts]
-        multiply_pieces(self.evaluator, rows, self.pieces(), vectors, total, self.threads)
+        scale = scale_of(vectors, self.roots, self.precision, self.context.n_blocks)
+        tasks = self._tasks("kproject", project_task, (scale,), vectors, None)
+        totals = self.executor.start_total(tasks).result()
+        refused, total = totals.pop(COUNTS), np.empty((self.rank, vectors.shape[1]))
+        for k, where in enumerate(_ranges(self.rank)):
+            total[where] = scale.decode(totals.pop(k).swapaxes(1, 2))
+        total[:, refused > 0] = np.nan
         return whiten(self.lower, total, transposed=False).astype(np.float64)
+
+    def misfit(self, vectors: NDArray[Any], beta: FloatArray) -> FloatArray:
+        """Squared lengths of the columns of V - K_nI B, in float64: (t,)."""
+        return np.asarray(
+            np.sum(self.executor.start(self._tasks("kmisfit", misfit_task, (), vectors, beta)).result(), axis=0)
+        )
+
+    def _tasks(
+        self,
+        name: str,
+        task: BlockTask,
+        arguments: tuple[Any, ...],
+        vectors: NDArray[Any] | None,
+        weights: NDArray[Any] | None,
+    ) -> RoundTasks:
+        """Tasks on runs of blocks, which take the landmarks, the weights and the blocks' rows of the vectors."""
+        context = self.context
+        groups = split_evenly(range(context.n_blocks), self.executor.parallelism)
+        values: dict[Any, Any] = {"landmarks": self.landmarks}
+        if weights is not None:
+            values["weights"] = weights
+        shared = list(values)
+        if vectors is not None:
+            values |= {block: vectors[slice(*context.bounds(block))] for block in range(context.n_blocks)}
+        needs = [[*shared, *(group if vectors is not None else ())] for group in groups]
+        gives = [[*range(len(_ranges(self.rank)))] for _ in groups] if task is project_task else None
+        return RoundTasks(task, (context, self.precision, *arguments), groups, None, name, values, needs, gives)

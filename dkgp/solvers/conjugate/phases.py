@@ -20,6 +20,10 @@ ONE_SWEEP = 1.25
 POLYNOMIALS = 60.0
 # Samples of a batch whose widths are looked at after each product.
 LOOKED_AT = 64
+# Columns of a batch that a product takes at once.
+COLUMNS_AT_ONCE = 64
+# Rows of a factor that one task makes, at least.
+FACTOR_ROWS = 4096
 
 
 def _products(sizes: Sizes, times: float, kept: float) -> list[Phase]:
@@ -158,6 +162,7 @@ class Batches:
       0 for none; samples of a local solution.
     - `double`: whether the factor that proves is float64.
     - `single_products`, `double_products`: products with K that a sample takes part in, in each precision.
+    - `threads`: of a process, that share one batch.
     """
 
     tests: int
@@ -169,6 +174,7 @@ class Batches:
     double: bool
     single_products: float
     double_products: float
+    threads: int = 1
 
 
 def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
@@ -182,12 +188,14 @@ def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
         order = _ordering(sizes, -(-halo // 2))
     at_once = min(batches.together, math.ceil(t / max(1, batches.batches)))
     groups = math.ceil(t / at_once)
+    # Entries are evaluated once for their row and their column.
+    entries = groups * _turns(at_once)[0] * n * n / 2.0
     # What is proven of a sample: 6 n R, each time (`dkgp.models.variance.sizes`).
     proofs = max(1.0, double)
     work = [
         Work(double_entries=n * t),
         _in(batches.double or not (single + double), proofs * groups * n * rank, proofs * t * 6.0 * n * rank),
-        Work(double_entries=double * groups * n * n, double_operations=double * t * 2.0 * n * n),
+        Work(double_entries=double * entries, double_operations=double * t * 2.0 * n * n),
     ]
     # Conjugate directions: their products with each other, and what they are taken times.
     algebra = 10.0 * n * at_once * t
@@ -198,7 +206,7 @@ def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
         solutions = t * LEAF_ALGEBRA * local**3 / 3.0
         work.append(
             Work(
-                entries=single * groups * n * n + t * (2.0 * n + local * local) + 2.0 * single * groups * n * rank,
+                entries=single * entries + t * (2.0 * n + local * local) + 2.0 * single * groups * n * rank,
                 operations=single * (2.0 * n * n * t + algebra) + applications + expected + solutions,
                 vectors=2.0 * t,
             )
@@ -209,8 +217,59 @@ def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
     return [
         _landmarks(sizes, rank),
         Phase("factor", 1.0, each=built, alone=order),
-        Phase("batches", 1.0, _sum(*work), rounds=1, pieces=batches.batches, returned=returned),
+        Phase("batches", 1.0, _sum(*work), rounds=1, pieces=batches.batches * batches.threads, returned=returned),
     ]
+
+
+def shared_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
+    """Phases of the same variances where all workers share each batch; the coordinator holds its vectors."""
+    n, t, rank, halo = float(sizes.n), float(batches.tests), batches.rank, batches.halo
+    single, double = batches.single_products, batches.double_products
+    at_once = min(float(batches.together), math.ceil(t / max(1, batches.batches)))
+    groups = math.ceil(t / at_once)
+    turns, columns = _turns(at_once)
+    turns, wide = groups * turns, replace(sizes, p=columns)
+    # Triangles and sums of the factor's square go to workers and between them.
+    square = 8.0 * rank**2
+    factor = Phase(
+        "factor",
+        1.0,
+        _in(batches.double, n * rank, 2.0 * n * rank**2),
+        threaded=Work(double_operations=2.0 * rank**3 / 3.0),
+        rounds=1,
+        pieces=max(1, sizes.n // FACTOR_ROWS),
+        returned=square,
+        sent_to_each=8.0 * rank * sizes.d,
+    )
+    phases = [_landmarks(sizes, rank), factor]
+    if single:
+        local = float(min(batches.local, sizes.n))
+        solutions = Work(entries=t * (n + local * local), operations=t * LEAF_ALGEBRA * local**3 / 3.0)
+        phases.append(Phase("local solutions", 1.0, solutions, rounds=groups, pieces=batches.tests))
+        phases.append(product_phase("products", wide, single * turns))
+        if halo:
+            leaf = -(-halo // 2)
+            made, order = leaves_work(sizes, halo, leaf, 0), _ordering(sizes, leaf)
+            leaves = max(1, sizes.n // leaf)
+            phases.append(Phase("leaves", 1.0, made, each=order, rounds=2, pieces=leaves))
+            moved = 4.0 * 2.0 * n * t
+            applied = Work(operations=t * 4.0 * n * (halo + halo / 4.0))
+            phases.append(
+                Phase("application", single + 1.0, applied, rounds=turns, pieces=leaves, sent=moved, returned=moved)
+            )
+    phases.append(product_phase("check", replace(wide, double=True), double * turns))
+    proofs = Work(double_entries=groups * n * rank, double_operations=t * 4.0 * n * rank)
+    phases.append(Phase("proofs", single + double, proofs, rounds=2 * groups, pieces=sizes.blocks, sent=8.0 * n * t))
+    # Conjugate directions: their products with each other, and what they are taken times.
+    algebra = Work(operations=10.0 * n * at_once * t, vectors=2.0 * n * t)
+    phases.append(Phase("directions", single + double, threaded=algebra))
+    return phases
+
+
+def _turns(columns: float) -> tuple[int, int]:
+    """Return in how many turns a product takes so many columns, and the columns of a turn."""
+    turns = math.ceil(columns / COLUMNS_AT_ONCE)
+    return turns, math.ceil(columns / turns)
 
 
 def _in(double: bool, entries: float, operations: float) -> Work:

@@ -24,7 +24,7 @@ from dkgp.models.variance.batch import (
     relative_gap,
     solve_batch,
 )
-from dkgp.models.variance.search import ProductTally
+from dkgp.models.variance.search import BatchWork
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
 from tests.models.variance.variance_problems import KINDS, Coarse, VarianceProblem, draw, exact_in_50_digits, solve
@@ -273,13 +273,13 @@ class Products:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: list[int] = []
-        original = ProductTally.multiply
+        original = BatchWork.add_product
 
-        def counted(tally: Any, evaluator: Any, rows: Any, columns: Any, vectors: np.ndarray, *rest: Any) -> None:
+        def counted(work: BatchWork, images: np.ndarray, vectors: np.ndarray, *rest: Any) -> None:
             self.columns.append(vectors.shape[1])
-            original(tally, evaluator, rows, columns, vectors, *rest)
+            original(work, images, vectors, *rest)
 
-        monkeypatch.setattr(ProductTally, "multiply", counted)
+        monkeypatch.setattr(BatchWork, "add_product", counted)
 
 
 @pytest.mark.parametrize("max_passes", [0, 0.5, 1, 2, 3.9])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.cluster.executors.base import HereExecutor
 from dkgp.models.variance.bounds import Queries, _landmark_quadratic, factor_interval, plain_weights, residual_bound
 from tests.models.variance.variance_problems import VarianceProblem, draw
 
@@ -93,7 +94,7 @@ def test_bounds_of_residuals(problem: VarianceProblem, rng: np.random.Generator,
     own, quadratic = landmark_terms(problem, factor, beta, precision == "double")
     norm = np.linalg.norm(left, axis=0) * (1.0 + UNIT) + factor.weight_norm * (rounding + own)
     loud: Any = Loud(factor)
-    found = residual_bound(loud, residual, z, rounding, chosen, threads)
+    found = residual_bound(loud, residual, z, rounding, chosen, HereExecutor(threads))
     np.testing.assert_allclose(found, norm**2 / s2 + quadratic, rtol=1e-6)
     # All columns by default.
     np.testing.assert_array_equal(residual_bound(loud, residual[:, chosen], z, rounding), found)

@@ -108,8 +108,8 @@ def test_what_is_chosen_fits(
     held: list[int] = []
     build = NystromFactor.of
 
-    def measured(source: Any) -> NystromFactor:
-        factor = build(source)
+    def measured(source: Any, executor: Any) -> NystromFactor:
+        factor = build(source, executor)
         columns = np.zeros(0) if factor.columns is None else factor.columns
         held.append(sum(a.nbytes for a in (columns, factor.lower, factor.gram_lower, factor.residual_diagonal)))
         return factor

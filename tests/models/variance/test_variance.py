@@ -30,15 +30,12 @@ VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance
 
 
 @pytest.mark.parametrize(
-    ("n_test", "alone", "joint"),
-    [
-        (0, 1, 1), (1, 1, 1), (1023, 1023, 1023), (1024, 512, 1024), (2046, 682, 2046), (2048, 512, 2048),
-        (8192, 2048, 8192), (8193, 2049, 4097), (16384, 4096, 8192), (16385, 3277, 5462),
-    ],
-)  # fmt: skip
-def test_batches_where_the_factor_decides(n_test: int, alone: int, joint: int) -> None:
-    """Four of 512 or more, none of more than 4,096; of all threads of a process as few as have no more than 8,192."""
-    assert (decided_batch(n_test), decided_batch(n_test, joint=True)) == (alone, joint)
+    ("n_test", "batch"),
+    [(0, 1), (1, 1), (1023, 1023), (1024, 512), (2046, 682), (2048, 512), (8193, 2049), (16384, 4096), (16385, 3277)],
+)
+def test_batches_where_the_factor_decides(n_test: int, batch: int) -> None:
+    """Four of 512 or more, none of more than 4,096."""
+    assert decided_batch(n_test) == batch
 
 
 # ------------------------------------------------------------------------------------------------- against the dense GP

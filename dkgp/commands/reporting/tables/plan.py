@@ -118,12 +118,14 @@ def _variances(document: Document) -> list[RenderableType]:
         ("factors", size(figures["factor_bytes"])),
         ("a sample that is solved for", size(figures["sample_bytes"])),
     ]
-    phases = list(document["workers"][0]["variance"]["phases"])
+    # Phases differ where all workers share a batch.
+    phases = list(dict.fromkeys(name for row in document["workers"] for name in row["variance"]["phases"]))
     headings = (
         "workers",
         "time",
         "between",
         *phases,
+        "a batch on",
         "or Cholesky",
         "or neighbours",
         "samples a batch",
@@ -135,6 +137,7 @@ def _variances(document: Document) -> list[RenderableType]:
         (
             (
                 *_times(costs, workers, phases),
+                "all" if costs["shared"] else "one",
                 duration(costs["whole_factor_seconds"]),
                 "-" if costs["neighbours_seconds"] is None else duration(costs["neighbours_seconds"]),
                 f"{costs['batch_size']:,}",

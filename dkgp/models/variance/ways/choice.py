@@ -394,10 +394,8 @@ class _Choice:
     def _counted(self, rank: int, memory_bytes: int) -> BatchedRun:
         """Decide where no partial factor suffices, between the whole one and conjugate gradients, counted in small."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
-        threads, shares = request.executor.threads_per_process, request.executor.shares_memory
-        width, batches = feature_width(request.kernel), 1 if shares else threads
-        memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=width, batches=batches)
-        halo, whole = chosen_halo(memory, self._t, threads), forecast.whole()
+        memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=feature_width(request.kernel))
+        halo, whole = chosen_halo(memory, self._t), forecast.whole()
         least = forecast.iterative(rank, halo, LEAST_SINGLE if halo else 0.0, LEAST_DOUBLE)
         if UNCERTAIN * least >= whole:
             return self._by_whole()

@@ -85,7 +85,7 @@ def count_products(
             source.factor(),
             tests,
             BatchOptions(settings.gap, settings.max_passes, settings.latent, factor_first=False),
-            source.preconditioner(1),
+            source.preconditioner(),
         )
     finally:
         worker_cache().discard_run(context.run_id)

@@ -147,10 +147,8 @@ def few_landmarks(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Factors that do not suffice everywhere, tried on a few samples at a time; small batches, and groups of them."""
     monkeypatch.setattr(variances, "chosen_rank", lambda *_: rank)
     monkeypatch.setattr(variances, "judged", lambda landmarks, *_, **__: (landmarks, True))
-    for most in ("MOST_DECIDED", "MOST_JOINT_DECIDED"):
-        monkeypatch.setattr(variances, most, 30)
-    for largest in ("LARGEST_BATCH", "LARGEST_JOINT_BATCH"):
-        monkeypatch.setattr(variances, largest, 4)
+    monkeypatch.setattr(variances, "MOST_DECIDED", 30)
+    monkeypatch.setattr(variances, "LARGEST_JOINT_BATCH", 4)
     monkeypatch.setattr(batch, "AT_ONCE", 16)
 
 
