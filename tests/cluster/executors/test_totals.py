@@ -263,7 +263,7 @@ def test_parts_that_are_lost_before_they_are_fetched_are_computed_again() -> Non
         fetch, lost = pending._fetch, []
 
         def fetch_late(seconds: float) -> Any:
-            if not lost:
+            if not lost and pending._status(pending._roots[0]) == "finished":
                 lost.append(next(iter(client.who_has([pending._futures[pending._roots[0]]]).values()))[0])
                 removal = scheduler.remove_worker(lost[0], expected=False, stimulus_id="a test")
                 asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
