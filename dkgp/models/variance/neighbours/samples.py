@@ -179,7 +179,7 @@ class Samples:
 def held_bytes(n: int, width: int) -> int:
     """Bytes of `Samples` of so many samples in so many features, which a process holds once."""
     boxes = 2 ** (1 + max(0, math.ceil(math.log2(n / LEAF[width]))))
-    return 8 * (n * (width + 1) + boxes * (2 * width + 4 + ORDER[width] ** width))
+    return int(8 * (n * (width + 1) + boxes * (2 * width + 4 + ORDER[width] ** width)))
 
 
 def position_error(distances: Distances, low: FloatArray, high: FloatArray) -> float:

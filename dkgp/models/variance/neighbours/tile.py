@@ -338,7 +338,8 @@ def working_bytes(points: int, count: int, width: int) -> int:
     rings, sources = sum(len(_surface(side, width)) for _, side in RINGS[width]), SOURCE_ORDER[width] ** width
     held = (count + MOST_FITTED) * (points + 3 * rings)
     pieces = PIECE * (count + 3 * points + 2 * rings + 2 * sources)
-    return 8 * (3 * count * count + 4 * count * points + held + pieces + 3 * sources * sources + 8 * MOST_BESIDE[width])
+    square = 3 * count * count + 3 * sources * sources
+    return int(8 * (square + 4 * count * points + held + pieces + 8 * MOST_BESIDE[width]))
 
 
 def highest_share(samples: Samples) -> float:

@@ -213,7 +213,8 @@ def test_boxes_that_only_their_points_are_far_from_count_by_these(small: pytest.
 
     small.setattr(Distances, "errors", none_of_tiles)
     for kind in ("uniform", "clusters", "duplicates"):
-        problem, lower, taken = Problem.draw(2, 80, 2, kind, Matern52, 0.1), [], []
+        problem, lower = Problem.draw(2, 80, 2, kind, Matern52, 0.1), []
+        taken: list[int] = []
         for change in ({}, {"near_error": 0.0}, {"near": np.zeros(0, dtype=np.intp), "near_error": 0.0}):
             small.setattr(tile.Tile, "_split", without(change, taken))
             lower.append(bounds_of(problem, small, 6).lower)
