@@ -100,7 +100,6 @@ def pytest_collection() -> Generator[None, object, object]:
 FIRST = (
     "tests/cli/test_interruption.py",
     "tests/cli/test_runs.py",
-    "tests/cluster/executors/test_sums.py",
     "tests/models/linear/test_train.py",
     "tests/service/queue/test_earlier_queue.py",
     "tests/service/running/test_runner.py",

@@ -10,6 +10,8 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster
 
+from dkgp.cluster.executors.dask import DaskExecutor
+
 
 @contextmanager
 def local_cluster(
@@ -33,3 +35,12 @@ def local_cluster(
     ):
         warnings.simplefilter("ignore")
         yield cluster, client
+
+
+@contextmanager
+def on_dask(workers: int, processes: bool) -> Iterator[tuple[DaskExecutor, Client]]:
+    """Start workers of one thread, and an executor for them."""
+    with local_cluster(workers, processes=processes) as (_, client):
+        executor = DaskExecutor(client, in_process=not processes)
+        yield executor, client
+        executor.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound, Rounds, RoundTasks, split_evenly
-from dkgp.cluster.executors.sums import Combine, PendingSum, PendingTotal
+from dkgp.cluster.executors.sums import PendingTotal
 from dkgp.errors import InputError
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.evaluator import Precision
@@ -34,14 +33,7 @@ from dkgp.operators.block_tasks import (
     row_errors_task,
     rows_task,
 )
-from dkgp.operators.counted import (
-    CountedRound,
-    CountedSum,
-    CountedTotal,
-    add_counted,
-    counted_task,
-    counted_totals_task,
-)
+from dkgp.operators.counted import CountedRound, CountedTotal, counted_task, counted_totals_task
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.inputs import InputSource, centre_of
 
@@ -125,13 +117,6 @@ class BlockedKernelOperator(KernelOperator, Rounds):
             return CountedRound(self.executor.start(counted), self.entries)
         pending = self.executor.submit(tasks.name, counted_task, arguments, tasks.groups, *hints)
         return CountedRound(pending, self.entries)
-
-    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
-        """Start a sum of what tasks return, and count the entries that they evaluate."""
-        arguments, hints = (tasks.task, *tasks.arguments), () if tasks.owners is None else (tasks.owners,)
-        both = partial(add_counted, combine)
-        pending = self.executor.submit_sum(tasks.name, counted_task, arguments, tasks.groups, both, *hints)
-        return CountedSum(pending, self.entries)
 
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
         """Start a total of what tasks return, and count the entries that they evaluate."""

@@ -1,4 +1,4 @@
-"""Rounds, sums and totals whose tasks count the kernel entries that they evaluate, wherever they run.
+"""Rounds and totals whose tasks count the kernel entries that they evaluate, wherever they run.
 
 The count comes back with a task's results: those of a task that was lost with its worker, and run again, count once.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockTask, PendingRound
-from dkgp.cluster.executors.sums import Combine, PendingSum, PendingTotal, Progress, Totals
+from dkgp.cluster.executors.sums import PendingTotal, Progress, Totals
 from dkgp.kernels import EntryCount, counting
 
 # The key of the entries that the tasks of a total evaluate.
@@ -62,21 +62,3 @@ class CountedRound:
         parts = self._pending.result()
         self._entries.add(sum(entries for entries, _ in parts))
         return [value for _, results in parts for value in results]
-
-
-class CountedSum:
-    """A sum of what `counted_task`s return, and a count that grows when it is taken."""
-
-    def __init__(self, pending: PendingSum, entries: EntryCount) -> None:
-        self._pending, self._entries = pending, entries
-
-    def result(self, progress: Progress | None = None) -> Any:
-        """Wait for the sum; to be called once."""
-        entries, (value,) = self._pending.result(progress)
-        self._entries.add(entries)
-        return value
-
-
-def add_counted(combine: Combine, left: tuple[int, list[Any]], right: tuple[int, list[Any]]) -> tuple[int, list[Any]]:
-    """Add two results of `counted_task`."""
-    return left[0] + right[0], [combine(left[1][0], right[1][0])]

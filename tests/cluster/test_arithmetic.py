@@ -35,6 +35,7 @@ OTHER = replace(HERE, host="b", blas=("openblas 0.3.30 SkylakeX", "openblas 0.3.
 
 # Tasks whose bits are those of dkgp's own loops, or of no arithmetic at all. A new one goes here, or is marked.
 PORTABLE = {
+    "unit_sums_task",
     "apply_columns_task", "diagonal_task", "forget_task", "matmat_task", "reason_task", "row_errors_task", "rows_task",
     "mean_task", "means_task", "sparse_mean_task", "linear_task", "decision_task",
     "digest_task", "verify_task", "step_rows_task", "rebuild_rows_task",

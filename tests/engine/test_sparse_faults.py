@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
-from dkgp.cluster.executors.sums import PendingSum
+from dkgp.cluster.executors.base import RoundTasks
+from dkgp.cluster.executors.sums import PendingTotal
 from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.certificate import certify
 from dkgp.models.sparse.fit import Basis, fit_sparse
@@ -93,7 +94,7 @@ def some(operator: BlockedKernelOperator) -> np.ndarray:
 
 
 class UnderSum:
-    """An executor that does something once, as soon as the tree of a certain sum has gone out to the workers."""
+    """An executor that does something once, as soon as a certain sum has gone out to the workers."""
 
     def __init__(self, executor: BlockExecutor, name: str, deed: Callable[[], None]) -> None:
         self._executor, self._name, self._deed, self.done = executor, name, deed, False
@@ -101,9 +102,9 @@ class UnderSum:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def submit_sum(self, name: str, *arguments: Any) -> PendingSum:
-        pending = self._executor.submit_sum(name, *arguments)
-        if name == self._name and not self.done:
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        pending = self._executor.start_total(tasks)
+        if tasks.name == self._name and not self.done:
             self._deed()
             self.done = True
         return pending

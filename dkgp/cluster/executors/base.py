@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from dkgp.cluster.executors.sums import Accumulators, Combine, PendingSum, PendingTotal, SumHere, Tree
+from dkgp.cluster.executors.sums import PendingTotal, TotalHere
 from dkgp.cluster.threads import available_cores, in_parallel, process_threads
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.forks import ForkSafePool
@@ -61,17 +61,10 @@ class PendingRound(Protocol):
 
 
 class Rounds(Protocol):
-    """Runs rounds of tasks, and sums: an executor, or an operator that counts what its tasks evaluate."""
+    """Runs rounds of tasks, and totals: an executor, or an operator that counts what its tasks evaluate."""
 
     def start(self, tasks: RoundTasks) -> PendingRound:
         """Start one round."""
-
-    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
-        """Start a round whose tasks return one value each, a list of one, of which the sum is wanted.
-
-        The values are added where they are computed, in a tree that the number of groups alone determines (see
-        `dkgp.cluster.executors.sums`); `combine` adds two and changes neither. Only the sum comes back.
-        """
 
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
         """Start a round whose tasks each return `[Totals]`, integer arrays by key; the sum of each key is wanted.
@@ -90,18 +83,6 @@ class Rounds(Protocol):
     ) -> PendingRound:
         """Start one round of the tasks that the arguments describe, see `RoundTasks`."""
         return self.start(RoundTasks(task, arguments, groups, owners, name))
-
-    def submit_sum(
-        self,
-        name: str,
-        task: BlockTask,
-        arguments: tuple[Any, ...],
-        groups: Sequence[Sequence[Any]],
-        combine: Combine,
-        owners: Sequence[str] | None = None,
-    ) -> PendingSum:
-        """Start the sum of the tasks that the arguments describe, see `start_sum`."""
-        return self.start_sum(RoundTasks(task, arguments, groups, owners, name), combine)
 
 
 class BlockExecutor(Rounds, Protocol):
@@ -224,13 +205,9 @@ class LocalExecutor(BlockExecutor):
         """Start one round on the pool."""
         return LocalRound([self._pool.submit(tasks.run, index) for index in range(len(tasks.groups))])
 
-    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
-        """Start a sum of tasks that run here."""
-        return SumHere(self.submit, tasks.name, tasks.run, Tree(len(tasks.groups), combine))
-
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
         """Start a total of tasks that run here."""
-        return SumHere(self.submit, tasks.name, tasks.run, Accumulators(len(tasks.groups)))
+        return TotalHere(self.submit, tasks.name, tasks.run, len(tasks.groups))
 
     def require_one_arithmetic(self) -> None:
         """Threads of one process compute alike."""

@@ -1,4 +1,4 @@
-"""Block tasks on a Dask cluster: what its workers are like, and rounds and sums for them (see `dask_graphs`)."""
+"""Block tasks on a Dask cluster: what its workers are like, and rounds and totals for them (see `dask_graphs`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dkgp.cluster.executors.dask_graphs import DaskGraph, Graph, Label, Terms, t
 from dkgp.cluster.executors.in_process import Calls, InProcessRound
 from dkgp.cluster.executors.kills import RESUMABLE
 from dkgp.cluster.executors.mailbox import Mailbox
-from dkgp.cluster.executors.sums import Accumulators, Combine, PendingSum, PendingTotal, SumHere, Tree
+from dkgp.cluster.executors.sums import PendingTotal, TotalHere
 from dkgp.cluster.executors.worker_setup import WorkerSetup
 from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import ClusterError
@@ -188,17 +188,10 @@ class DaskExecutor(BlockExecutor):
             return InProcessRound(self._calls, mailbox, label[2], self._terms.deadline_seconds)
         return DaskGraph(self._client, label, Graph.build_round(tasks), self._terms)
 
-    def start_sum(self, tasks: RoundTasks, combine: Combine) -> PendingSum:
-        """Start a sum: one task for each group, and one for each addition."""
-        if self.shares_memory:
-            look = InProcessRound.look
-            return SumHere(self.submit, tasks.name, tasks.run, Tree(len(tasks.groups), combine), look)
-        return DaskGraph(self._client, self._label(tasks), Graph.build_sum(tasks, combine), self._terms)
-
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
         """Start a total: one task for each group, and tasks that add what is on the workers."""
         if self.shares_memory:
-            return SumHere(self.submit, tasks.name, tasks.run, Accumulators(len(tasks.groups)), InProcessRound.look)
+            return TotalHere(self.submit, tasks.name, tasks.run, len(tasks.groups), InProcessRound.look)
         return DaskGraph(self._client, self._label(tasks), Graph.build_total(tasks), self._terms)
 
     def _label(self, tasks: RoundTasks) -> Label:

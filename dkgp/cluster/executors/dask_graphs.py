@@ -1,4 +1,4 @@
-"""Rounds, sums and totals on worker processes: one graph of tasks a round, whose roots alone are fetched.
+"""Rounds and totals on worker processes: one graph of tasks a round, whose roots alone are fetched.
 
 Nothing that matters lives on a worker. Values go to the cluster as results of tasks, so that the scheduler computes
 them again where a worker takes them along. A node that it gives up, because too many workers died that held it, is
@@ -28,7 +28,7 @@ from distributed.spans import SpanMetadata
 
 from dkgp.cluster.executors.base import BlockTask, RoundTasks
 from dkgp.cluster.executors.kills import RESUMABLE, Kills, TaskKey
-from dkgp.cluster.executors.sums import Combine, Progress, Totals, add_totals
+from dkgp.cluster.executors.sums import Progress, Totals, add_totals
 from dkgp.errors import ClusterError, InterruptedRunError
 
 ROUND_ATTEMPTS = 4
@@ -130,13 +130,6 @@ class Graph:
         return graph
 
     @classmethod
-    def build_sum(cls, tasks: RoundTasks, combine: Combine) -> Graph:
-        """Return the graph of a sum, a binary tree that the number of tasks alone determines."""
-        graph = cls(tasks, lambda parts: parts[0])
-        graph._reduce(graph._leaves(), combine, 2)
-        return graph
-
-    @classmethod
     def build_total(cls, tasks: RoundTasks) -> Graph:
         """Return the graph of a total: trees of additions, one for each key that the tasks give apart."""
         graph = cls(tasks, lambda parts: add_totals(*parts))
@@ -151,8 +144,8 @@ class Graph:
                 part = graph.add("-part", _part, (key, keys[1:] if key == keys[0] else None), (leaf,), owner)
                 parts[key].append((owner, part))
         for places in parts.values():
-            # Parts of one worker are added first.
-            graph._reduce([place for _, place in sorted(places)], add_totals, FAN_IN)
+            # Parts of one worker are added first; large ones by twos, so that few wait on a worker.
+            graph._reduce([place for _, place in sorted(places)], FAN_IN if tasks.gives else 2)
         return graph
 
     def add(self, suffix: str, *parts: Any) -> int:
@@ -172,11 +165,11 @@ class Graph:
         owner = tasks.owners[index] if tasks.owners else ""
         return self.add("", run, (tasks.task, list(tasks.groups[index]), names, *arguments), needs, owner, True)
 
-    def _reduce(self, level: list[int], combine: Combine, fan_in: int) -> None:
+    def _reduce(self, level: list[int], fan_in: int) -> None:
         """Add the nodes of a tree over some nodes; the last of a level goes up as it is where it is alone."""
         while len(level) > 1:
             groups = [tuple(level[start : start + fan_in]) for start in range(0, len(level), fan_in)]
-            level = [self.add("-add", combine, (), group) if len(group) > 1 else group[0] for group in groups]
+            level = [self.add("-add", add_totals, (), group) if len(group) > 1 else group[0] for group in groups]
         self.roots += level
 
 

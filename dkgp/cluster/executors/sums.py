@@ -1,12 +1,4 @@
-"""Sums of what tasks return, in a binary tree that the number of tasks alone determines.
-
-The leaves are a round's tasks in order. The node (level, i) adds the nodes (level - 1, 2 i) and (level - 1, 2 i + 1);
-the last node of a level of odd length goes up as it is. The additions, and so the bits, are the same whichever worker
-computes which node, and when.
-
-In one process the thread that brings the second of two neighbours adds them: one value is held for each thread at work,
-and one for each level of the tree.
-"""
+"""Totals of integer arrays that tasks return: exact, in any order. In one process threads add them up in place."""
 
 from __future__ import annotations
 
@@ -21,18 +13,9 @@ from dkgp.forks import fork_safe
 
 Totals: TypeAlias = dict[Hashable, NDArray[np.int64]]
 """Integer arrays by key; of each key all have one shape"""
-Combine: TypeAlias = Callable[[Any, Any], Any]
-"""The sum of two values, which must leave both as they are: a node that is lost with its worker is added again"""
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of leaves that are done, and of all"""
 WATCH_SECONDS = 0.2
-
-
-class PendingSum(Protocol):
-    """A sum that was started."""
-
-    def result(self, progress: Progress | None = None) -> Any:
-        """Wait for the root, and return it; what `progress` raises ends the wait, and the sum."""
 
 
 class PendingTotal(Protocol):
@@ -61,17 +44,26 @@ def add_totals(*parts: Mapping[Hashable, NDArray[np.int64]]) -> Totals:
     return totals
 
 
-class _Gathering:
-    """Results of tasks of this process, which are put together as they come."""
+class Accumulators:
+    """Totals of tasks of this process: threads add to the array of a key in place, one thread at a time."""
 
     def __init__(self, leaves: int) -> None:
         self.leaves = leaves
         self._changed = threading.Condition()
         self.done, self.abandoned = 0, False
+        self._totals: Totals = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
 
-    def put(self, leaf: int, value: Any) -> None:
+    def put(self, value: Totals) -> None:
         """Take the result of a task."""
-        self._add(leaf, value)
+        for key, part in value.items():
+            with self._changed:
+                lock = self._locks.setdefault(key, fork_safe(threading.Lock()))
+            with lock:
+                if key in self._totals:
+                    np.add(self._totals[key], part, out=self._totals[key])
+                else:  # the task gave its array away, unless that is a view
+                    self._totals[key] = part if part.flags.owndata and part.flags.writeable else part.copy()
         with self._changed:
             self.done += 1
             self._changed.notify_all()
@@ -82,97 +74,41 @@ class _Gathering:
             if self.done == seen:
                 self._changed.wait(WATCH_SECONDS)
 
-    def _add(self, leaf: int, value: Any) -> None:
-        raise NotImplementedError
-
-    def take(self) -> Any:
-        """Return the sum of all results, and forget it."""
-        raise NotImplementedError
-
-
-class Tree(_Gathering):
-    """Values on their way up a tree."""
-
-    def __init__(self, leaves: int, combine: Combine) -> None:
-        super().__init__(leaves)
-        self._combine = combine
-        self._waiting: dict[tuple[int, int], Any] = {}
-        self._root: Any = None
-
-    def _add(self, leaf: int, value: Any) -> None:
-        """Take a leaf's value as far up as there are neighbours to add it to."""
-        level, index, width = 0, leaf, self.leaves
-        while width > 1:
-            if not (index % 2 == 0 and index == width - 1):
-                with self._changed:
-                    neighbour = self._waiting.pop((level, index ^ 1), None)
-                    if neighbour is None:
-                        self._waiting[level, index] = value
-                        return
-                value = self._combine(value, neighbour) if index % 2 == 0 else self._combine(neighbour, value)
-                del neighbour
-            level, index, width = level + 1, index // 2, -(-width // 2)
-        self._root = value
-
-    def take(self) -> Any:
-        """Return the root's value, and forget it."""
-        root, self._root = self._root, None
-        return root
-
-
-class Accumulators(_Gathering):
-    """One array for each key, to which threads add in place; one thread at a time adds to an array."""
-
-    def __init__(self, leaves: int) -> None:
-        super().__init__(leaves)
-        self._totals: Totals = {}
-        self._locks: dict[Hashable, threading.Lock] = {}
-
-    def _add(self, leaf: int, value: Totals) -> None:
-        for key, part in value.items():
-            with self._changed:
-                lock = self._locks.setdefault(key, fork_safe(threading.Lock()))
-            with lock:
-                if key in self._totals:
-                    np.add(self._totals[key], part, out=self._totals[key])
-                else:  # the task gave its array away, unless that is a view
-                    self._totals[key] = part if part.flags.owndata and part.flags.writeable else part.copy()
-
     def take(self) -> Totals:
         """Return the totals, and forget them."""
         totals, self._totals = self._totals, {}
         return totals
 
 
-def _put_leaf(gathering: _Gathering, run: Callable[[int], list[Any]], leaves: list[int]) -> list[None]:
+def _put_leaf(accumulators: Accumulators, run: Callable[[int], list[Totals]], leaves: list[int]) -> list[None]:
     for leaf in leaves:
-        if not gathering.abandoned:
+        if not accumulators.abandoned:
             (value,) = run(leaf)
-            gathering.put(leaf, value)
+            accumulators.put(value)
             del value
     return [None for _ in leaves]
 
 
-class SumHere:
-    """A sum of tasks that run in this process, as a round of the executor that `submit` belongs to.
+class TotalHere:
+    """A total of tasks that run in this process, as a round of the executor that `submit` belongs to.
 
-    `run` runs the task of a number. `look` raises where the round that it is given will not end.
+    `run` runs the task of a number below `leaves`. `look` raises an error for a round that will not end.
     """
 
     def __init__(
         self,
         submit: Callable[..., Any],
         name: str,
-        run: Callable[[int], list[Any]],
-        gathering: _Gathering,
+        run: Callable[[int], list[Totals]],
+        leaves: int,
         look: Callable[[Any], None] | None = None,
     ) -> None:
-        self._look, self._gathering = look, gathering
-        self._pending = submit(name, _put_leaf, (gathering, run), [[leaf] for leaf in range(gathering.leaves)])
+        self._look, self._accumulators = look, Accumulators(leaves)
+        self._pending = submit(name, _put_leaf, (self._accumulators, run), [[leaf] for leaf in range(leaves)])
 
-    def result(self, progress: Progress | None = None) -> Any:
-        """Wait for all tasks, and return their sum."""
-        gathering, seen = self._gathering, 0
+    def result(self, progress: Progress | None = None) -> Totals:
+        """Wait for all tasks, and return the sum of each key."""
+        gathering, seen = self._accumulators, 0
         try:
             while gathering.done < gathering.leaves and not self._pending.done():
                 gathering.wait(seen)

@@ -6,17 +6,20 @@ An entry k(x, z) is at most s_x s_z, s the root of k at a point, and off by at m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from dkgp.data.types import LEAST_BLOCKS
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior, sum_roundings
+from dkgp.models.rounding import BLOCK_ROWS, EPS, EVALUATION, UNIT, highest_prior, sum_roundings
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.runs import LARGEST_PIECE
+from dkgp.operators.cross.runs import LARGEST_PIECE, SMALLEST_PIECE
+from dkgp.operators.exact_sums import UNIT_SAMPLES, unit_count
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,14 @@ class SampleErrors:
 
 
 def sample_sum_roundings(n: int) -> float:
-    """Additions that a term of a sum over n samples passes: in a piece, in any order, of pieces, runs and the tree."""
-    return sum_roundings(n, LARGEST_PIECE)
+    """Roundings on the way of a term into a sum over n samples: in a piece, in any order, of the pieces of a unit.
+
+    Units are added exactly; three for the sum of digits, the last of which has room for the digits that are cut off
+    (Lemma 2b).
+    """
+    blocks = math.ceil(max(LEAST_BLOCKS, math.ceil(n / UNIT_SAMPLES)) / unit_count(n))
+    pieces = min(math.ceil(n / SMALLEST_PIECE) + LEAST_BLOCKS, math.ceil(BLOCK_ROWS / SMALLEST_PIECE) * blocks)
+    return sum_roundings(n, LARGEST_PIECE, pieces + 3)
 
 
 def largest_residual_diagonal(

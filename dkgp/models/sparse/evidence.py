@@ -22,6 +22,7 @@ import numpy as np
 from dkgp.models.rounding import EVALUATION, UNIT
 from dkgp.models.sparse.errors import sample_sum_roundings
 from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.exact_sums import DEPTH
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,11 @@ def normal_error(normal: FloatArray, n: int) -> float:
     """Bound on the distance in norm of C C' from I + F^'DF^, of the rows F^ as computed: (m, m) C.
 
     C C' is off by (m + 2) u |C||C|' (Higham 2002, theorem 10.3), of norm at most (m + 2) u tr(C C'); F^'DF^ was summed
-    over n samples, with a few roundings of each row's scale.
+    over n samples, with a few roundings of each row's scale. The digits of a row that are cut off come to at most
+    2^-61 of its units' largest numbers (Lemma 2b), in norm to 2^-61 m of the trace.
     """
-    trace = float(np.sum(normal**2))
-    return float(EVALUATION * (len(normal) + sample_sum_roundings(n) + 12.0) * UNIT * trace)
+    trace, cut = float(np.sum(normal**2)), 2.0 ** (1 - DEPTH) * len(normal)
+    return float(EVALUATION * ((len(normal) + sample_sum_roundings(n) + 12.0) * UNIT + cut) * trace)
 
 
 def log_determinant(

@@ -34,6 +34,7 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
+from dkgp.operators.exact_sums import DEPTH
 from dkgp.operators.inputs import centre_of
 from dkgp.operators.low_rank.landmark_rows import whiten
 
@@ -154,7 +155,9 @@ def whitened_system(cross: CrossKernel, system: FloatArray) -> tuple[FloatArray,
         half = whiten(lower, system - cross.kernel_matrix(), transposed=False)
         matrix = np.asarray(whiten(lower, half.T, transposed=False))
     errors = Points.of(operator.kernel, operator.double, cross.prototypes).errors
-    summed = (sample_sum_roundings(cross.n) + 8.0 + 8.0 * float(errors.max())) * UNIT * whitening.entries**2
+    # Digits that are cut off are in proportion to the largest number of a column (Lemma 2b).
+    cut = 2.0 ** (1 - DEPTH) * float(np.linalg.norm(sizes) / sizes.min())
+    summed = ((sample_sum_roundings(cross.n) + 8.0 + 8.0 * float(errors.max())) * UNIT + cut) * whitening.entries**2
     solved = whitening.solving * (1.0 + whitening.solving / ((cross.m + 1) * UNIT)) * np.linalg.norm(matrix)
     return matrix, float(EVALUATION * (summed + np.sqrt(2.0) * solved))
 

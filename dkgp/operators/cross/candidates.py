@@ -37,9 +37,10 @@ from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.columns import SLAB_COLUMNS, Slab, columns_between, scratch, slabs
-from dkgp.operators.cross.kernel import prototypes_of, summed_runs
-from dkgp.operators.cross.runs import MOST_RUNS, Run, RunSums, piece_rows, runs_of
+from dkgp.operators.cross.kernel import prototypes_of, summed_units
+from dkgp.operators.cross.runs import Run, piece_rows, runs_of
 from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.exact_sums import RunSums, unit_count
 from dkgp.operators.full_products import forget_everywhere
 from dkgp.operators.keeping import Keeping
 
@@ -78,7 +79,7 @@ class GrowingBasis:
     def __init__(self, operator: BlockedKernelOperator, variances: FloatArray | None = None) -> None:
         self._operator, self._variances = operator, variances
         self._label = f"basis-{uuid.uuid4().hex[:12]}"
-        self._homes = Homes(min(operator.context.n_blocks, MOST_RUNS))
+        self._homes = Homes(min(operator.context.n_blocks, unit_count(operator.n)))
         self._turns = 0
 
     def sums(
@@ -114,28 +115,28 @@ class GrowingBasis:
             check_indices(operator.n, samples)
             vectors = {name: None if values is None else values[samples] for name, values in vectors.items()}
         keeps = basis_prototypes is not None and samples is None
-        kept, owners = self._keeping() if keeps else (None, None)
+        kept = self._keeping() if keeps else None
         weights = None if basis_prototypes is None else weights
         single = single and not (between or inner)
         work = CandidatePass(candidate_prototypes, basis_prototypes, weights, between, inner, single, kept)
         runs = runs_of(operator.context, vectors, samples)
-        total = summed_runs(operator, "kcandidates", "candidates", candidates_task, (work,), runs, owners=owners)
+        homes = self._homes if kept else None
+        total = summed_units(operator, "kcandidates", "candidates", candidates_task, (work,), runs, homes)
         projected, squares, cross, gram, misfit = total.sums
         assert total.rows is not None
         return CandidateSums(
             projected, squares, cross if between else None, gram if inner else None, misfit, total.rows
         )
 
-    def _keeping(self) -> tuple[tuple[str, Keeping] | None, list[str] | None]:
-        """Terms of the next pass, and the worker that has each run's columns."""
+    def _keeping(self) -> tuple[str, Keeping] | None:
+        """Name and terms of the next pass."""
         executor = self._operator.executor
         if executor.tiles.bytes <= 0:
-            return None, None
+            return None
         self._turns += 1
-        workers = executor.workers
         # Reading always pays: it takes a fraction of evaluating a float64 entry for any kernel.
         keeping = Keeping(TileBudget(executor.tiles.bytes), self._turns)
-        return (self._label, keeping), self._homes.owners(workers) if len(workers) > 1 else None
+        return self._label, keeping
 
     def close(self) -> None:
         """Have workers forget the columns."""

@@ -18,10 +18,13 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.runs import Run, RunSums, piece_rows, runs_of
+from dkgp.operators.cross.runs import Run, piece_rows, runs_of
 from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.exact_sums import RunSums
 from dkgp.operators.inputs import centre_of
 
+# Runs of blocks with a traversal of their own, at most: the choice depends on them.
+MOST_TRAVERSALS = 64
 # Of what k(x, x) comes to: nearer points are the same one.
 LEAST_DISTANCE = 1e-12
 # Candidates of a traversal: so many, or this share of all; and how many prototypes and samples meet at once.
@@ -59,7 +62,7 @@ def distance_kernel(kernel: Kernel) -> Kernel:
 
 
 def _farthest_first(operator: BlockedKernelOperator, size: int, seed: int | None) -> IndexArray:
-    groups = runs_of(operator.context, {})
+    groups = [[run] for run in runs_of(operator.context, {}, most=MOST_TRAVERSALS)]
     pending = operator.submit("kfarthest", farthest_task, (operator.context, size, seed), groups)
     by_run = [np.asarray(part, dtype=np.intp) for part in pending.result()]
     union = np.concatenate(by_run)

@@ -1,11 +1,12 @@
 """Grams of kernel columns by fold, of several kernels in one pass; and a stable triangle of a few of the columns.
 
 A fold's Gram is symmetric, and travels as the lower triangle, row by row: (i, j) stands at i (i + 1) / 2 + j.
-The rows of a block are grouped by fold, so that BLAS adds up each fold's product at once; a sum is a square in memory
-only while its block is worked on.
+A task works on the samples of one fold; a sum is a square in memory only while a unit is worked on.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,15 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.columns import columns_between, scratch
-from dkgp.operators.cross.runs import MOST_RUNS, Run, RunSums, piece_rows
+from dkgp.operators.cross.kernel import summed_units
+from dkgp.operators.cross.runs import WAITING_SUMS, Run, piece_rows, runs_of
+from dkgp.operators.exact_sums import MOST_UNITS, RunSums
 from dkgp.operators.inputs import centre_of
+
+# Samples of a fold in a unit, about: its triangle takes as long to add as the products of some 50 samples.
+FOLD_SAMPLES = 8192
 
 
 def triangle_numbers(m: int) -> int:
@@ -28,40 +35,62 @@ def triangle_numbers(m: int) -> int:
 
 @needs_one_arithmetic
 def fold_gram_task(
-    context: BlockContext, prototypes: FloatArray, kernels: tuple[Kernel, ...], folds: int, runs: list[Run]
+    context: BlockContext, prototypes: FloatArray, kernels: tuple[Kernel, ...], units: list[tuple[int, Run]]
 ) -> list[RunSums]:
-    """K_v' D K_v as triangles (q, folds, m (m + 1) / 2) and K_v' D V_v (q, folds, m, t), for q kernels and each fold v.
+    """K_v' D K_v as triangles (q, m (m + 1) / 2) and K_v' D V_v (q, m, t), named (v, 0) and (v, 1), for q kernels.
 
-    A run's rows are V, `right` (rows, t), `folds` (rows,), each sample's fold from 0, and perhaps D, `weights` (rows,).
+    A unit is a fold v, and a run of its samples; the run's rows are V, `right` (rows, t), and perhaps D, `weights`.
     """
-    return [_fold_grams(context, prototypes, kernels, folds, run) for run in runs]
+    return [_fold_grams(context, prototypes, kernels, fold, run) for fold, run in units]
 
 
 def _fold_grams(
-    context: BlockContext, prototypes: FloatArray, kernels: tuple[Kernel, ...], folds: int, run: Run
+    context: BlockContext, prototypes: FloatArray, kernels: tuple[Kernel, ...], fold: int, run: Run
 ) -> RunSums:
-    m, right = len(prototypes), run.rows["right"]
-    grams = np.zeros((len(kernels), folds, triangle_numbers(m)))
-    projected = np.zeros((len(kernels), folds, m, right.shape[1]))
-    done = 0
-    for block in run.blocks:
-        start, stop = context.bounds(block)
-        where = slice(done, done + stop - start)
-        done += stop - start
-        inputs = context.block_rows_cached(block).values
-        fold = run.rows["folds"][where].astype(np.intp)
-        targets, weights = right[where], run.rows["weights"][where] if "weights" in run.rows else None
-        for number, kernel in enumerate(kernels):
-            evaluator = TileEvaluator(kernel, "double", centre=centre_of(context.source))
-            features, basis = evaluator.prepare(inputs), evaluator.prepare(prototypes)
-            for v in range(folds):
-                members = np.flatnonzero(fold == v)
-                if len(members):
-                    _add_fold(
-                        evaluator, basis, features.take(members), targets[members],
-                        None if weights is None else weights[members], grams[number, v], projected[number, v],
-                    )  # fmt: skip
-    return RunSums((grams, projected))
+    m, right, weights = len(prototypes), run.rows["right"], run.rows.get("weights")
+    grams = np.zeros((len(kernels), triangle_numbers(m)))
+    projected = np.zeros((len(kernels), m, right.shape[1]))
+    assert run.selected is not None
+    starts = [context.bounds(block) for block in run.blocks]
+    inputs = np.concatenate(
+        [
+            context.block_rows_cached(block).values[
+                run.selected[slice(*np.searchsorted(run.selected, bounds))] - bounds[0]
+            ]
+            for block, bounds in zip(run.blocks, starts, strict=True)
+        ]
+    )
+    for number, kernel in enumerate(kernels if len(inputs) else ()):
+        evaluator = TileEvaluator(kernel, "double", centre=centre_of(context.source))
+        basis, features = evaluator.prepare(prototypes), evaluator.prepare(inputs)
+        _add_fold(evaluator, basis, features, right, weights, grams[number], projected[number])
+    return RunSums({(fold, 0): grams[None], (fold, 1): projected})  # a triangle is a line
+
+
+def fold_sums(
+    operator: BlockedKernelOperator,
+    prototypes: FloatArray,
+    kernels: Sequence[Kernel],
+    folds: tuple[IndexArray, int],
+    vectors: tuple[FloatArray, FloatArray | None],
+    phase: str,
+) -> tuple[FloatArray, FloatArray]:
+    """Return K_v' D K_v as triangles (q, folds, m (m + 1) / 2) and K_v' D V_v (q, folds, m, t), for q kernels.
+
+    `folds` are each sample's fold from 0 (n,), and their number; `vectors` are V (n, t), and perhaps D (n,). Tasks are
+    of one fold: their sums are small, and few.
+    """
+    fold_of, count = folds
+    runs = max(1, min(MOST_UNITS, operator.n // (FOLD_SAMPLES * count)))
+    units = []
+    for fold in range(count):
+        members = np.flatnonzero(fold_of == fold).astype(np.intp)
+        right, weights = (None if values is None else values[members] for values in vectors)
+        rows = {"right": right, "weights": weights}
+        units += [(fold, run) for run in runs_of(operator.context, rows, members, runs)]
+    arguments = (operator.context, prototypes, tuple(kernels))
+    sums = summed_units(operator, "kfolds", phase, fold_gram_task, arguments, units).sums
+    return np.stack([grams[0] for grams in sums[0::2]], axis=1), np.stack(sums[1::2], axis=1)
 
 
 def _add_fold(
@@ -217,16 +246,15 @@ def triangle_task(
     return results
 
 
-def merged_triangles(upper: NDArray[np.float64], lower: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R of two triangles, one above the other."""
+def merge_triangles(upper: NDArray[np.float64], lower: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return R of two triangles, one above the other."""
     return np.asarray(np.linalg.qr(np.concatenate([upper, lower]), mode="r"))
 
 
 def fold_bytes(n: int, d: int, m: int, t: int, folds: int, kernels: int, width: int) -> tuple[int, int, int]:
     """Bytes of fold Grams: of each thread of a worker, of its process besides, and of the coordinator."""
     sums = 8 * kernels * folds * (triangle_numbers(m) + m * (t + 1))
-    levels = max(1, (MOST_RUNS - 1).bit_length())
-    block = min(n, max(256, min(8192 + 64, -(-n // 8))))
-    features = 8 * block * (3 * width + d + 3)
+    features = 8 * min(n, 2 * FOLD_SAMPLES) * (3 * width + d + 3)
+    # Digits of tasks of one fold; and sums of all folds as they are put together.
     thread = 2 * sums + 8 * m * m + 8 * (m + 16) * piece_rows(m) + features + 8 * m * (width + 1)
-    return thread, levels * sums, 2 * sums + 8 * n * (t + 4)
+    return thread, WAITING_SUMS * sums, 2 * sums + 8 * n * (t + 4)

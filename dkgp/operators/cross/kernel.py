@@ -1,8 +1,8 @@
 """K(X, Z) between n samples and m prototypes as an operator: products and Grams.
 
 Nothing of size n m is ever held: entries are evaluated by the executor's tasks, piece by piece, as often as they are
-needed. Sums over the samples are added up on the workers, in a tree that depends on n alone, so that one matrix comes
-to the coordinator, with the same bits for any number of workers. Whitened products are those with F = K_nm L^-T,
+needed. Sums over the samples are added up on the workers as digits, so that one matrix comes to the coordinator, with
+the same bits for any number of workers (`dkgp.operators.exact_sums`). Whitened products are those with F = K_nm L^-T,
 L L' = K_mm with a jitter that is in proportion to rounding (see `dkgp.operators.low_rank.pivots.jitter`): F F' is never
 above K.
 """
@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.base import RoundTasks, split_evenly
+from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import apply_columns_task
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.runs import Run, RunSums, accumulated, added, runs_of
+from dkgp.operators.cross.runs import runs_of
 from dkgp.operators.cross.tasks import Prototypes, gram_task, project_task, residual_task
+from dkgp.operators.exact_sums import RunSums, exact_sums, group_units
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class CrossKernel:
     def project(self, vectors: FloatArray) -> FloatArray:
         """K_mn V for V (n, t): (m, t)."""
         _require(vectors, self.n, "vectors")
-        return self.sums("kcrossproject", "projection", project_task, (), {"right": vectors}).sums[0]
+        total = self.sums("kcrossproject", "projection", project_task, (), {"right": vectors})
+        return np.asarray(total.sums[0][..., 0])
 
     def normal(self, weights: FloatArray, variances: FloatArray | None = None) -> FloatArray:
         """K_mn D K_nm W for W (m, t), D the inverse of `variances` (n,) or I: (m, t). Each entry is evaluated once."""
@@ -136,7 +139,7 @@ class CrossKernel:
         vectors = self._vectors(right, variances)
         total = self.sums("kresidual", "residual", residual_task, (weights, returned), vectors)
         projected, squares = total.sums
-        return CrossResidual(projected, squares, total.rows)
+        return CrossResidual(projected[..., 0], squares, total.rows)
 
     def gram(self, right: FloatArray | None = None, variances: FloatArray | None = None) -> CrossGram:
         """K_mn D K_nm and K_mn D V, D the inverse of `variances` (n,) or I, V = `right` (n, t)."""
@@ -166,11 +169,9 @@ class CrossKernel:
         self, phase: str, options: tuple[bool, bool, bool], vectors: Mapping[str, FloatArray | None]
     ) -> CrossGram:
         total = self.sums("kcrossgram", phase, gram_task, options, vectors)
-        matrix, projected = total.sums
-        for column in range(len(matrix)):
-            matrix[column, column:] = matrix[column:, column]
+        matrices, projected = total.sums
         assert total.rows is not None
-        return CrossGram(matrix, projected, total.rows)
+        return CrossGram(matrices[0].T if len(matrices) else np.empty((0, 0)), projected[..., 0], total.rows)
 
     def _vectors(self, right: FloatArray | None, variances: FloatArray | None) -> dict[str, FloatArray | None]:
         if right is not None:
@@ -198,32 +199,25 @@ def summed(
     task: Callable[..., list[RunSums]],
     arguments: tuple[Any, ...],
     vectors: Mapping[str, FloatArray | None],
-    *,
-    in_place: bool = False,
 ) -> RunSums:
-    """Sum the results of a task of the arguments and runs over all samples, with their rows of the vectors.
-
-    `in_place` allows additions in the memory of a task's own results, in this process.
-    """
-    combine = accumulated if in_place and operator.executor.shares_memory else added
-    return summed_runs(operator, name, phase, task, arguments, runs_of(operator.context, vectors), combine)
+    """Sum the results of a task of the arguments and runs over all samples, with their rows of the vectors."""
+    return summed_units(operator, name, phase, task, arguments, runs_of(operator.context, vectors))
 
 
-def summed_runs(
+def summed_units(
     operator: BlockedKernelOperator,
     name: str,
     phase: str,
     task: Callable[..., list[RunSums]],
     arguments: tuple[Any, ...],
-    runs: list[list[Run]],
-    combine: Callable[[RunSums, RunSums], RunSums] = added,
-    owners: Sequence[str] | None = None,
+    units: Sequence[Any],
+    homes: Homes | None = None,
 ) -> RunSums:
-    """Sum the results of a task of the arguments and runs, which go to their `owners`, if any."""
+    """Sum the results of a task of the arguments and units, which go to their `homes`, if any."""
+    groups, owners = group_units(units, operator.executor, homes)
     with single_threaded_blas():
-        pending = operator.submit_sum(name, task, arguments, runs, combine, owners)
-        result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "runs"))
-    return result
+        tasks = RoundTasks(task, arguments, groups, owners, name)
+        return exact_sums(operator, tasks, lambda done, of: operator.tell(phase, done, of, "tasks"))
 
 
 def prototypes_of(operator: BlockedKernelOperator, inputs: ArrayLike) -> Prototypes:

@@ -1,4 +1,4 @@
-"""Runs of blocks: the leaves of a sum over all samples. How samples are cut into them depends on n alone.
+"""Runs of blocks: the units of a sum over all samples. How samples are cut into them depends on n alone.
 
 A run's task works on its blocks in pieces of rows, and brings the rows of the n-vectors that it needs. Runs and pieces
 decide what memory such sums take (`cross_bytes`).
@@ -10,22 +10,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.exact_sums import FEWEST_TASKS, unit_count
 
-# A sum employs no more workers than this; a value passes through six additions at most.
-MOST_RUNS = 64
+# Sums that wait on a worker for others that they are added to, at most.
+WAITING_SUMS = 6
 LARGEST_PIECE, SMALLEST_PIECE, PIECE_ENTRIES = 1024, 256, 2**21
 
 
 @dataclass(frozen=True)
 class Run:
-    """A leaf's work."""
+    """A unit of a sum, or of other work."""
 
     blocks: list[int]  # neighbours
     rows: Mapping[str, FloatArray]  # the run's rows of the n-vectors that its task takes, by name
@@ -52,51 +52,27 @@ class Run:
             done += features.n
 
 
-@dataclass(frozen=True)
-class RunSums:
-    """Sums over samples, and perhaps rows of results, one for each of them."""
-
-    sums: tuple[NDArray[np.float64], ...]
-    rows: FloatArray | None = None  # of neighbouring samples, in their order
-
-
-def added(left: RunSums, right: RunSums) -> RunSums:
-    """The sums of two neighbours."""
-    return RunSums(tuple(a + b for a, b in zip(left.sums, right.sums, strict=True)), _joined(left, right))
-
-
-def accumulated(left: RunSums, right: RunSums) -> RunSums:
-    """The sums of two neighbours in the memory of the left one, for sums in one process, where no worker is lost.
-
-    That takes half the time, and the memory of one sum less.
-    """
-    for total, more in zip(left.sums, right.sums, strict=True):
-        total += more
-    return RunSums(left.sums, _joined(left, right))
-
-
-def _joined(left: RunSums, right: RunSums) -> FloatArray | None:
-    return None if left.rows is None or right.rows is None else np.concatenate([left.rows, right.rows])
-
-
 def piece_rows(prototypes: int) -> int:
     """Rows of a piece for so many prototypes: enough for BLAS to run at full speed, and some MiB at most."""
     return int(np.clip(PIECE_ENTRIES // max(1, prototypes) // 64 * 64, SMALLEST_PIECE, LARGEST_PIECE))
 
 
 def runs_of(
-    context: BlockContext, vectors: Mapping[str, FloatArray | None], samples: IndexArray | None = None
-) -> list[list[Run]]:
-    """Cut all samples into runs, one for each task, with their rows of the vectors that there are.
+    context: BlockContext,
+    vectors: Mapping[str, FloatArray | None],
+    samples: IndexArray | None = None,
+    most: int | None = None,
+) -> list[Run]:
+    """Cut all samples into runs, `most` of them by default `unit_count`, with their rows of the vectors that there are.
 
     `samples`, sorted, are those that are worked on, all by default; vectors have their rows alone.
     """
     runs = []
-    for blocks in split_evenly(range(context.n_blocks), MOST_RUNS):
+    for blocks in split_evenly(range(context.n_blocks), most or unit_count(context.n)):
         bounds = context.bounds(blocks[0])[0], context.bounds(blocks[-1])[1]
         where = slice(*(bounds if samples is None else np.searchsorted(samples, bounds)))
         rows = {name: values[where] for name, values in vectors.items() if values is not None}
-        runs.append([Run(blocks, rows, None if samples is None else samples[where])])
+        runs.append(Run(blocks, rows, None if samples is None else samples[where]))
     return runs
 
 
@@ -104,7 +80,7 @@ def runs_of(
 class CrossBytes:
     """Projected bytes of a whitened Gram."""
 
-    thread: int  # of each thread of a worker: a task's sum and its piece of F, and an addition of two sums
+    thread: int  # of each thread of a worker: a unit's sum, its digits, and its piece of F; or an addition of digits
     process: int  # L and the prototypes' features, while L is made, and sums that wait for their neighbours
     coordinator: int  # the sum, F' D V, and n-vectors on their way
 
@@ -120,11 +96,10 @@ class CrossBytes:
 def cross_bytes(n: int, d: int, m: int, t: int = 1) -> CrossBytes:
     """Project the memory of a whitened Gram of n samples of d features with m prototypes and t right-hand sides."""
     matrix = 8 * m * m
-    levels = max(1, (MOST_RUNS - 1).bit_length())
     piece = 8 * (m + 16) * piece_rows(m)
-    run = -(-n // MOST_RUNS) * 8 * (2 * t + 3)
+    run = -(-n // FEWEST_TASKS) * 8 * (2 * t + 3)
     return CrossBytes(
         thread=3 * matrix + 2 * piece + run,
-        process=3 * matrix + levels * matrix + 16 * m * (d + 2),
+        process=3 * matrix + WAITING_SUMS * matrix + 16 * m * (d + 2),
         coordinator=2 * matrix + 8 * (m + n) * (t + 2),
     )

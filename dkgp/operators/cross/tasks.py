@@ -2,7 +2,7 @@
 
 A piece of K(Z, X_b), or of F' = L^-1 K(Z, X_b), lies column by column in memory, as BLAS takes it, and is changed in
 place. Tiles, triangular solves and sums are float64: errors of float32 in K_mn D K_nm would swamp the noise's
-part of its smallest eigenvalues.
+part of its smallest eigenvalues. Products with n-vectors, (m, t, 1), have digits number by number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.columns import columns_between
-from dkgp.operators.cross.runs import Run, RunSums, piece_rows
+from dkgp.operators.cross.runs import Run, piece_rows
+from dkgp.operators.exact_sums import RunSums, Triangles
 from dkgp.operators.low_rank.products import LandmarkTriangle
 
 
@@ -60,7 +61,7 @@ def gram_task(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool,
     """C D C' and C D V for each run, C = K(Z, X_b) or, whitened, F'; and the squared length of each column of C.
 
     A run's `variances` are D's inverses; fitc adds what F F' leaves of the run's `prior`, k(x, x), to them. Without
-    them D = I. Of C D C' (m, m), empty without `product`, the lower triangle holds.
+    them D = I. C D C' (1, m, m) is (0, 0, 0) without `product`.
     """
     return [_gram(prototypes, whitened, fitc, product, run) for run in runs]
 
@@ -90,7 +91,7 @@ def _gram(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool, run
             projected += columns @ targets
         if product:
             blas("syrk", b"L", b"N", m, rows.n, 1.0, columns, stride, 1.0, gram, m)
-    return RunSums((gram, projected), squares)
+    return RunSums((Triangles(gram.T[None] if product else np.empty((0, 0, 0))), projected[..., None]), squares)
 
 
 def project_task(prototypes: Prototypes, runs: list[Run]) -> list[RunSums]:
@@ -101,7 +102,7 @@ def project_task(prototypes: Prototypes, runs: list[Run]) -> list[RunSums]:
         total = np.zeros((prototypes.count, run.rows["right"].shape[1]))
         for rows, where in run.pieces(context, "double", context.block_rows):
             total += evaluator.matmat(features, rows, np.ascontiguousarray(run.rows["right"][where]))
-        results.append(RunSums((total,)))
+        results.append(RunSums((total[..., None],)))
     return results
 
 
@@ -126,5 +127,5 @@ def residual_task(prototypes: Prototypes, weights: FloatArray, returned: bool, r
             total += columns @ weighted
             if residuals is not None:
                 residuals[where] = residual
-        results.append(RunSums((total, squares), residuals))
+        results.append(RunSums((total[..., None], squares), residuals))
     return results

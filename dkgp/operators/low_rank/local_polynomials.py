@@ -22,7 +22,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.base import RoundTasks, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
@@ -32,14 +32,15 @@ from dkgp.operators.base import FloatArray, Noise
 from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.exact_sums import MOST_UNITS, RunSums, exact_sums
 from dkgp.operators.low_rank.pivots import regularised_factor
 
 # Samples that say how many cells have some; a grid of more cells than it should have is made coarser.
 LOOKED_AT, MOST_BEYOND, COARSER = 20_000, 1.1, 1.1
 # Directions of a cell's polynomials with eigenvalues below this share of the largest are dropped.
 NEGLIGIBLE = 1e-8
-# Groups of blocks whose moments are added up: a fixed number, so that bits do not depend on workers.
-GROUPS = 32
+# Groups of blocks; and samples of a unit of moments, which take little time a sample.
+GROUPS, UNIT_SAMPLES = 32, 65_536
 # Orders that are tried.
 ORDERS = (3, 4, 6, 8)
 # Points of a cell at which the error of interpolation is estimated.
@@ -187,19 +188,19 @@ def box_task(context: BlockContext, features: list[int], shares: list[Share]) ->
     return [np.array([np.min([r.min(axis=0) for r in rows], axis=0), np.max([r.max(axis=0) for r in rows], axis=0)])]
 
 
-def moments_task(context: BlockContext, grid: Grid, order: int, shares: list[Share]) -> list[FloatArray]:
-    """Moments of the blocks' vectors over their noise: (cells, order^d, t); of ones without vectors."""
-    d = len(grid.features)
-    total: FloatArray | None = None
-    for number, noise, vectors in shares:
-        places = grid.block(context, number)
-        scale = np.broadcast_to(1.0 / np.asarray(noise, np.float64), (len(places.cells),))[:, None]
-        weights = np.ascontiguousarray(scale if vectors is None else scale * vectors)
-        if total is None:
-            total = np.zeros((len(grid.codes), order**d, weights.shape[1]))
-        add_moments(places.points, places.cells, weights, order, total)
-    assert total is not None
-    return [total]
+def moments_task(context: BlockContext, grid: Grid, order: int, units: list[list[Share]]) -> list[RunSums]:
+    """Moments of the blocks' vectors over their noise: (cells * order^d, t); of ones without vectors."""
+    results, shape = [], (len(grid.codes), order ** len(grid.features))
+    for shares in units:
+        vectors = shares[0][2]
+        total = np.zeros((*shape, 1 if vectors is None else vectors.shape[1]))
+        for number, noise, vectors in shares:
+            places = grid.block(context, number)
+            scale = np.broadcast_to(1.0 / np.asarray(noise, np.float64), (len(places.cells),))[:, None]
+            weights = np.ascontiguousarray(scale if vectors is None else scale * vectors)
+            add_moments(places.points, places.cells, weights, order, total)
+        results.append(RunSums((total.reshape(-1, total.shape[2]),)))
+    return results
 
 
 def polynomials_task(
@@ -260,23 +261,27 @@ class LocalPolynomialPreconditioner:
             coefficients = self._mixing @ (projected - weights.reshape(projected.shape))
         out = np.empty(vectors.shape)
         parts = self._operator.submit(
-            "kgrid", polynomials_task, (self._operator.context, self._grid, coefficients), self._shares(vectors)
+            "kgrid",
+            polynomials_task,
+            (self._operator.context, self._grid, coefficients),
+            _shares(self._operator, vectors),
         ).result()
         for block, part in enumerate(parts):
             out[slice(*self._operator.context.bounds(block))] = part
         return out
 
     def _sum(self, order: int, vectors: FloatArray | None = None) -> FloatArray:
-        arguments = (self._operator.context, self._grid, order)
-        pending = self._operator.submit_sum("kgridsum", moments_task, arguments, self._shares(vectors), np.add)
-        total: FloatArray = pending.result()
-        return total
+        operator, grid = self._operator, self._grid
+        units = _shares(operator, vectors, max(GROUPS, min(MOST_UNITS, operator.n // UNIT_SAMPLES)))
+        groups = split_evenly(list(enumerate(units)), max(GROUPS, operator.executor.parallelism))
+        tasks = RoundTasks(moments_task, (operator.context, grid, order), groups, None, "kgridsum")
+        (total,) = exact_sums(operator, tasks).sums
+        return np.asarray(total.reshape(len(grid.codes), -1, total.shape[1]))
 
-    def _shares(self, vectors: FloatArray | None = None) -> list[list[Share]]:
-        return _shares(self._operator, vectors)
 
-
-def _shares(operator: BlockedKernelOperator, vectors: FloatArray | None = None) -> list[list[Share]]:
+def _shares(
+    operator: BlockedKernelOperator, vectors: FloatArray | None = None, groups: int = GROUPS
+) -> list[list[Share]]:
     """Groups of blocks, each block with its noise and its rows of vectors."""
     context, noise = operator.context, operator.noise
 
@@ -288,7 +293,7 @@ def _shares(operator: BlockedKernelOperator, vectors: FloatArray | None = None) 
             None if vectors is None else np.ascontiguousarray(vectors[rows]),
         )
 
-    return [[share(block) for block in group] for group in split_evenly(range(context.n_blocks), GROUPS)]
+    return [[share(block) for block in group] for group in split_evenly(range(context.n_blocks), groups)]
 
 
 def grid_scales(kernel: Kernel) -> dict[int, float]:

@@ -312,10 +312,7 @@ def _joined(grams: FloatArray) -> FloatArray:
     t = round((np.sqrt(8 * len(grams) + 1) - 1) / 2)
     matrix = np.zeros((t * m, t * m), order="F")
     for gram, (c, other) in zip(grams, block_pairs(t), strict=True):
-        block = np.tril(gram.T)
-        if c != other:
-            block += np.tril(block, -1).T
-        matrix[c * m : (c + 1) * m, other * m : (other + 1) * m] = block
+        matrix[c * m : (c + 1) * m, other * m : (other + 1) * m] = gram
     return matrix
 
 

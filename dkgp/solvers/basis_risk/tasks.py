@@ -15,8 +15,9 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.cross.columns import columns_between, scratch
-from dkgp.operators.cross.runs import Run, RunSums, piece_rows
+from dkgp.operators.cross.runs import Run, piece_rows
 from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.exact_sums import RunSums, Triangles
 from dkgp.solvers.losses import Loss
 
 # Which Grams are summed: none; one that serves all columns, whose curvatures are alike; one of each column; or of a
@@ -41,7 +42,7 @@ def basis_risk_task(
     """Sums over each run, and f at its samples (rows, t).
 
     Of the run's `targets` (rows, t) and `weights` (rows,), ones without: K(Z, X_b) u (m, t); losses (p,); u (t,); Grams
-    F_b' W F_b (g, m, m), of which the lower triangle holds in Fortran order; F_b' W 1 (g, m); 1' W 1 (g,); and the sum
+    F_b' W F_b (g, m, m); F_b' W 1 (g, m); 1' W 1 (g,); and the sum
     of the squares of F_b (1,), zero without Grams.
     """
     return [_sums(prototypes, loss, weights, intercept, curvatures, run) for run in runs]
@@ -81,7 +82,7 @@ def _sums(
         for number in range(count):
             _add_gram(kernel, curved[:, number], grams[number], borders[number])
         corners += curved.sum(axis=0)
-    return RunSums((projected, losses, slopes, grams, borders, corners, explained), values)
+    return RunSums((projected, losses, slopes, Triangles(grams), borders, corners, explained), values)
 
 
 def _curved(loss: Loss, y: FloatArray, f: FloatArray, curvatures: Curvatures) -> FloatArray:

@@ -1,8 +1,8 @@
 """A = X'X and b = X'y of rows that are read block by block: a pass for each product, and A never formed.
 
-Sums over the rows are added up on the workers, in a tree that the shape of X alone determines: the same bits for any
-number of workers. A pass brings the columns X'X_S of what was chosen, or, for random draws C, no more than X_C'r,
-X_S'X_C and X_C'X_C with r = y - X_S w.
+Sums over the rows are added up on the workers as digits: the same bits for any number of workers
+(`dkgp.operators.exact_sums`). A pass brings the columns X'X_S of what was chosen, or, for random draws C, no more than
+X_C'r, X_S'X_C and X_C'X_C with r = y - X_S w.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.cluster.executors.base import BlockExecutor, RoundTasks, split_evenly
 from dkgp.cluster.executors.sums import Progress
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.cross.runs import MOST_RUNS, RunSums, added
+from dkgp.operators.exact_sums import DATA_DEPTH, RunSums, exact_sums, group_units, unit_count
 from dkgp.operators.inputs import ArrayInputs, InputSource
 from dkgp.solvers.pursuit.systems import CandidateProducts
 
@@ -84,7 +84,7 @@ class RowView:
 
 @dataclass(frozen=True)
 class RowRun:
-    """Neighbouring blocks, a leaf's work, and the rows of y that are theirs."""
+    """Neighbouring blocks, a unit's work, and the rows of y that are theirs."""
 
     blocks: list[int]
     rows: FloatArray | None
@@ -323,13 +323,12 @@ class RowSystem:
         rhs: FloatArray | None = None,
     ) -> tuple[FloatArray, ...]:
         view, rows = self._view, self._view.block_rows
-        groups = [
-            [RowRun(blocks, None if rhs is None else rhs[blocks[0] * rows : (blocks[-1] + 1) * rows])]
-            for blocks in split_evenly(range(view.n_blocks), MOST_RUNS)
+        runs = [
+            RowRun(blocks, None if rhs is None else rhs[blocks[0] * rows : (blocks[-1] + 1) * rows])
+            for blocks in split_evenly(range(view.n_blocks), unit_count(self.n))
         ]
         self.passes += 1
+        tasks = RoundTasks(task, (view, *arguments), group_units(runs, self._executor)[0], None, name)
         with single_threaded_blas():
-            result: RunSums = self._executor.submit_sum(name, task, (view, *arguments), groups, added).result(
-                self._told
-            )
-        return result.sums
+            sums: tuple[FloatArray, ...] = exact_sums(self._executor, tasks, self._told, DATA_DEPTH).sums
+        return sums

@@ -20,7 +20,6 @@ from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.cluster.executors.kills import KILLS_IN_VAIN, MOST_KILLS, Kills
 from dkgp.errors import ClusterError
 from tests.cluster.executors.test_dask import forgotten
-from tests.cluster.executors.test_sums import added, by_hand
 from tests.workers import local_cluster
 
 pytestmark = pytest.mark.usefixtures("stage")
@@ -159,52 +158,12 @@ def test_what_a_task_raises_comes_before_what_the_scheduler_says() -> None:
         executor.submit("round", raising, (), [[0], [1], [2]]).result()
 
 
-@pytest.mark.parametrize("leaves", [1, 2, 7, 12])
-def test_a_sum_goes_on_with_the_leaves_that_failed(leaves: int) -> None:
-    """A queue of leaves on each worker: all of them are given up with the one that died."""
-    groups = [[leaf] for leaf in range(leaves)]
-    deaths = {leaf: 2 for leaf in (0, 4, 11) if leaf < leaves}
-    with mortal_workers(2 * len(deaths) + 2, allowed_failures=1) as (executor, client):
-        told: list[tuple[int, int]] = []
-        pending: Any = executor.submit_sum("sum", deadly, (deaths,), groups, added)
-        total = pending.result(lambda done, of: told.append((done, of)))
-        assert set(pending._kills._counts) >= {leaf + 1 for leaf in deaths}  # after the arguments
-        assert forgotten(client)
-    assert total == by_hand([str(leaf) for leaf in range(leaves)])
-    assert told[-1] == (leaves, leaves)
-    assert sorted(set(told)) == told
-    # What went down with a worker is done again, as often as workers died, and nothing beyond.
-    assert max(begun.values()) <= 1 + sum(deaths.values())
-
-
-def test_a_leaf_that_always_kills_is_refused_by_name() -> None:
-    with mortal_workers(8) as (executor, client):
-        with pytest.raises(ClusterError, match=r"same task: \d of them on task 6 of sum 1"):
-            executor.submit_sum("sum", deadly, ({5: 99},), [[leaf] for leaf in range(8)], added).result()
-        assert KILLS_IN_VAIN <= begun[5] <= KILLS_IN_VAIN + 2
-        assert forgotten(client)
-
-
-def test_an_addition_that_always_kills_is_refused_by_name() -> None:
-    def lethal(left: str, right: str) -> str:
-        if left == "2":
-            end_this_worker()
-        return added(left, right)
-
-    with (
-        mortal_workers(8) as (executor, _),
-        pytest.raises(ClusterError, match=r"same task: \d of them on task 7 of sum-add 1"),
-    ):
-        executor.submit_sum("sum", deadly, ({},), [[leaf] for leaf in range(5)], lethal).result()
-
-
 @pytest.mark.long
 def test_what_belongs_to_nobody_is_not_started_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.WAIT_SECONDS", 0.05)
     (first, second) = client.scheduler_info()["workers"]
     executor = DaskExecutor(client)
     assert executor.submit("round", slow, (), [[0], [1], [2]], ["", first, second]).result() == ["0", "1", "2"]
-    assert executor.submit_sum("sum", slow, (), [[4], [5]], added, ["", second]).result() == "(4+5)"
     assert set(begun.values()) == {1}
     executor.close()
 

@@ -332,3 +332,43 @@ def test_workers_that_are_killed_or_frozen_change_nothing(monkeypatch: pytest.Mo
             pending = executor.start_total(RoundTasks(slow, (), groups, None, "slow"))
             assert pending.result(strike)[""].tolist() == [sum(range(24))]
             assert time.monotonic() - struck[0] < 60.0
+
+
+class Heavy:
+    """An argument that counts how often it is pickled here."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[type[bytearray], tuple[int]]:
+        Heavy.pickled += 1
+        return bytearray, (2_000_000,)
+
+
+def weighed(heavy: bytearray, group: list[int]) -> list[Totals]:
+    return [{"": np.array([len(heavy) + group[0]], np.int64)}]
+
+
+@pytest.mark.long
+def test_what_all_tasks_take_is_sent_once() -> None:
+    Heavy.pickled = 0
+    with on_dask(2, processes=True) as (executor, *_):
+        totals = executor.start_total(RoundTasks(weighed, (Heavy(),), [[leaf] for leaf in range(16)])).result()
+    assert totals[""].tolist() == [16 * 2_000_000 + 120]
+    assert Heavy.pickled <= 2  # distributed may try once more, by cloudpickle
+
+
+def test_who_is_told_may_end_it() -> None:
+    executor, done = LocalExecutor(1), []
+
+    def note(group: list[int]) -> list[Totals]:
+        done.append(group)
+        time.sleep(0.01)
+        return [{}]
+
+    def stop(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.start_total(RoundTasks(note, (), [[leaf] for leaf in range(200)])).result(stop)
+    executor.close()
+    assert len(done) < 100

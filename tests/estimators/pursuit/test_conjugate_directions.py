@@ -20,7 +20,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from dkgp import ConjugateDirectionsPursuit
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 
 def problem(rng: np.random.Generator, p: int = 1, n: int = 120, d: int = 30) -> tuple[np.ndarray, np.ndarray]:

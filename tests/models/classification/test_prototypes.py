@@ -17,7 +17,7 @@ from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.centres import distance_kernel
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 N, M = 700, 25
 KERNEL = SquaredExponential(gamma=(0.5, 2.0), variance=1.3)

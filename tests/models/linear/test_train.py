@@ -16,7 +16,7 @@ from dkgp.models.linear.sums import reading_bytes, sums_bytes
 from dkgp.models.linear.train import LinearSettings, TrainedLinear, train_linear
 from dkgp.operators import ArrayInputs
 from dkgp.solvers import RowSystem
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 N, D = 400, 12
 PLENTY = 2**30

@@ -18,8 +18,8 @@ from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
-from tests.cluster.executors.test_sums import on_dask
 from tests.models.classification.basis.problems import exact_decisions, trained
+from tests.workers import on_dask
 
 KERNEL = SquaredExponential(gamma=(0.3, 0.7, 0.1))
 TESTS, ROWS = 150, 50

@@ -13,7 +13,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.sparse.bases import BLIND_BASES, blind_basis, given_basis
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 N, M = 700, 25
 KERNEL = SquaredExponential(gamma=(0.5, 2.0), variance=1.3)

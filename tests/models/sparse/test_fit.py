@@ -16,8 +16,8 @@ from dkgp.models.sparse.fit import Basis, fit_regressors, fit_sparse
 from dkgp.models.sparse.methods import METHODS, method_named
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from tests.cluster.executors.test_sums import on_dask
 from tests.models.sparse.dense_models import Dense
+from tests.workers import on_dask
 
 N, M = 400, 30
 KERNEL = Matern32(gamma=(0.5, 0.8), variance=1.4)

@@ -12,17 +12,14 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Linear, Matern32, SquaredExponential
+from dkgp.models.classification.fixed_size.fit import fit_triangle
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.folds import (
     fold_columns_task,
-    fold_gram_task,
-    merged_triangles,
+    fold_sums,
     triangle_numbers,
-    triangle_task,
     unpacked,
 )
-from dkgp.operators.cross.kernel import summed
-from dkgp.operators.cross.runs import runs_of
 
 # Blocks of 256 rows at least: several of them, the last one short.
 N, M, FOLDS = 2700, 37, 4
@@ -54,10 +51,9 @@ def test_fold_grams_are_those_of_dense_columns(
     rng: np.random.Generator, one_thread: LocalExecutor, weighted: bool
 ) -> None:
     data = Data(rng)
-    vectors = {"right": data.V, "folds": data.folds.astype(float), "weights": data.weights if weighted else None}
+    vectors = data.V, data.weights if weighted else None
     with BlockedKernelOperator(KERNELS[0], 1.0, data.dataset, one_thread) as operator:
-        arguments = (operator.context, data.Z, KERNELS, FOLDS)
-        grams, projected = summed(operator, "kfolds", "fold Grams", fold_gram_task, arguments, vectors).sums
+        grams, projected = fold_sums(operator, data.Z, KERNELS, (data.folds, FOLDS), vectors, "fold Grams")
         assert operator.kernel_evaluations >= 3 * N * M
     assert grams.shape == (3, FOLDS, triangle_numbers(M))
     each = data.weights if weighted else np.ones(N)
@@ -79,9 +75,7 @@ def test_the_triangle_is_that_of_all_rows(
 ) -> None:
     data = Data(rng)
     with BlockedKernelOperator(KERNELS[1], 1.0, data.dataset, one_thread) as operator:
-        runs = runs_of(operator.context, {"right": data.V, "weights": data.weights if weighted else None})
-        arguments = (operator.context, data.Z, intercept)
-        found = operator.submit_sum("kqr", triangle_task, arguments, runs, merged_triangles).result()
+        found = fit_triangle(operator, data.Z, data.V, data.weights if weighted else None, intercept)
     columns = [KERNELS[1](data.X, data.Z), np.ones((N, int(intercept))), data.V]
     rows: NDArray[np.float64] = np.hstack(columns)
     if weighted:

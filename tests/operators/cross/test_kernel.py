@@ -17,13 +17,13 @@ from dkgp.data import dataset_from_arrays
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
-from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, exact_sums
 from dkgp.operators.cross import runs as runs_module
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.runs import cross_bytes
+from dkgp.operators.cross.runs import cross_bytes, runs_of
 from dkgp.operators.low_rank import products
 from dkgp.operators.low_rank.pivots import jitter
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 N, D, M, T = 2100, 3, 70, 2
 KERNELS = [SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3), Linear(weight=(1.0, 0.4, 2.0), variance=0.7)]
@@ -122,8 +122,8 @@ def test_progress_is_told_and_ends_the_work_of_who_raises(problem: Problem) -> N
     told: list[Progress] = []
     with operator.watched(told.append):
         CrossKernel(operator, Z).whitened(V)
-    assert (told[-1].phase, told[-1].unit) == ("factor", "runs")
-    assert told[-1].done == told[-1].total == 8
+    assert (told[-1].phase, told[-1].unit) == ("factor", "tasks")
+    assert told[-1].done == told[-1].total == 2
 
     def stop(progress: Progress) -> None:
         raise InterruptedRunError("enough")
@@ -192,18 +192,33 @@ def test_one_gram_comes_to_the_coordinator_however_many_samples(
     assert received[120_000] - received[4_000] == pytest.approx(8 * 116_000, rel=0.01)
 
 
-def test_runs_depend_on_the_samples_alone(monkeypatch: pytest.MonkeyPatch, one_thread: LocalExecutor) -> None:
+def test_runs_depend_on_the_samples_alone(one_thread: LocalExecutor) -> None:
     operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(np.zeros((N, D))), one_thread)
     V = np.arange(float(N))[:, None]
-    for most in (1, 4, 64):
-        monkeypatch.setattr(runs_module, "MOST_RUNS", most)
-        runs = [run for group in runs_module.runs_of(operator.context, {"right": V, "none": None}) for run in group]
-        assert [run.blocks for run in runs] == split_evenly(range(operator.context.n_blocks), most)
+    for most in (1, 4, None):
+        runs = runs_of(operator.context, {"right": V, "none": None}, most=most)
+        assert [run.blocks for run in runs] == split_evenly(range(operator.context.n_blocks), most or 2)
         np.testing.assert_array_equal(np.concatenate([run.rows["right"] for run in runs]), V)
         assert all(set(run.rows) == {"right"} for run in runs)
         for run in runs:
             rows = [row for _, where in run.pieces(operator.context, "double", 96) for row in range(N)[where]]
             assert rows == list(range(run.samples(operator.context)))
+
+
+def test_bits_do_not_depend_on_the_cut_into_tasks(
+    rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(rng.standard_normal((N, D))), one_thread)
+    monkeypatch.setattr(runs_module, "unit_count", lambda n: 9)
+    monkeypatch.setattr(exact_sums, "UNITS_A_TASK", 1)
+    cross, V = CrossKernel(operator, rng.standard_normal((21, D))), rng.standard_normal((N, 2))
+    expected = cross.whitened(V), cross.residual(V[:21], V, returned=True)
+    for tasks in (1, 3, 5):
+        monkeypatch.setattr(exact_sums, "FEWEST_TASKS", tasks)
+        monkeypatch.setattr(exact_sums, "TASKS_A_THREAD", 1)
+        for theirs, mine in zip(expected, (cross.whitened(V), cross.residual(V[:21], V, returned=True)), strict=True):
+            for name, values in vars(theirs).items():
+                np.testing.assert_array_equal(getattr(mine, name), values)
 
 
 def test_memory_does_not_grow_with_the_samples_but_for_vectors() -> None:

@@ -21,8 +21,8 @@ from dkgp.solvers.checkpointing import Checkpoints
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
 from dkgp.solvers.risk import Risk
 from dkgp.solvers.watch import Watch
-from tests.cluster.executors.test_sums import on_dask
 from tests.solvers.basis_risk.test_minimise import cross_of, inputs, targets_of
+from tests.workers import on_dask
 
 ARRAYS = ("weights", "whitened", "values", "gradient", "risk", "distance")
 

@@ -24,8 +24,8 @@ from dkgp.solvers.block_descent.draws import round_generator
 from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, DualSubset, GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.watch import Watch
-from tests.cluster.executors.test_sums import on_dask
 from tests.solvers.paper import dealt, without
+from tests.workers import on_dask
 
 N, M = 55, 9
 KERNEL: Kernel = Matern32(gamma=(0.6, 0.9), variance=1.2)

@@ -21,7 +21,7 @@ from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers import Checkpointing, KernelSystem, PursuitPath, PursuitSettings, RowSystem, pursue
 from dkgp.solvers.pursuit.kernel import INTERCEPT_SHARE
 from dkgp.solvers.watch import Watch
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.operators.cross.runs import MOST_RUNS
+from dkgp.operators.cross.centres import MOST_TRAVERSALS
+from dkgp.operators.exact_sums import unit_count
 from dkgp.solvers.prices import Phase, Work
 
 # Steps that take a Hessian, about, and passes besides.
@@ -14,7 +15,7 @@ def choice_phase(settings: BasisSettings, n: int, d: int) -> Phase:
     """The choice of a basis among n samples of d features."""
     m = float(min(settings.size, n))
     work = Work(double_entries=n * m) if settings.basis != "uniform" else Work()
-    return Phase("choice", 1.0, work, rounds=1, pieces=MOST_RUNS, returned=8.0 * m * d)
+    return Phase("choice", 1.0, work, rounds=1, pieces=MOST_TRAVERSALS, returned=8.0 * m * d)
 
 
 def basis_phases(settings: BasisSettings, n: int, d: int, t: int, *, coupled: bool) -> list[Phase]:
@@ -28,7 +29,7 @@ def basis_phases(settings: BasisSettings, n: int, d: int, t: int, *, coupled: bo
             PASSES + HESSIANS,
             Work(double_entries=samples * m, double_operations=4.0 * samples * m * t),
             rounds=1,
-            pieces=MOST_RUNS,
+            pieces=unit_count(n),
             sent_to_each=8.0 * m * (d + t),
             returned=8.0 * m * t,
         ),
@@ -38,7 +39,7 @@ def basis_phases(settings: BasisSettings, n: int, d: int, t: int, *, coupled: bo
             Work(double_operations=samples * m * m * grams),
             threaded=Work(double_operations=grams * m**3),
             rounds=1,
-            pieces=MOST_RUNS,
+            pieces=unit_count(n),
             returned=8.0 * m * m * grams,
         ),
     ]

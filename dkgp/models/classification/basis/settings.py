@@ -9,7 +9,7 @@ from typing import Any
 from dkgp.errors import InputError
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes
 from dkgp.models.memory import BasisMemory, TrainingSizes, mib, remainder
-from dkgp.operators.cross.runs import MOST_RUNS, cross_bytes, piece_rows
+from dkgp.operators.cross.runs import WAITING_SUMS, cross_bytes, piece_rows
 from dkgp.solvers.basis_risk.minimise import MOST_BLOCK_ROWS
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES
 from dkgp.solvers.basis_risk.state import MOST_PAIRS
@@ -72,9 +72,8 @@ class BasisSettings:
         else:
             grams, factors = min(t, max(1, GRAM_BYTES // max(1, matrix))), t
         cross = cross_bytes(n, d, m, t)
-        levels = max(1, (MOST_RUNS - 1).bit_length())
         # Beside what one Gram takes: the others in flight, and a weighted copy of a piece.
-        extra = (grams - 1) * matrix * (3 * threads + levels) + threads * 8 * m * piece_rows(m)
+        extra = (grams - 1) * matrix * (3 * threads + WAITING_SUMS) + threads * 8 * m * piece_rows(m)
         features = min(sizes.cache_bytes, 8 * n * (sizes.width + 1))
         pairs = 2 * MOST_PAIRS * 8 * m * t
         return NewtonMemory(

@@ -1,7 +1,7 @@
 """The fit that is reported: eq. 29 on the chosen prototypes, by triangles, whatever its condition.
 
 Normal equations square the condition; here R of Q R = sqrt(D) [K_nm, 1, Y] is put together from the runs' own triangles
-in the tree of all sums, and [R; sqrt(s2) E], E'E = K_mm, is solved as a least-squares problem.
+in their order, and [R; sqrt(s2) E], E'E = K_mm, is solved as a least-squares problem.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.folds import merged_triangles, triangle_task
+from dkgp.operators.cross.folds import merge_triangles, triangle_task
 from dkgp.operators.cross.runs import runs_of
 
 # A column's own share of its length below which the others say all that float64 can tell of it.
 LEAST_SHARE = 1e-12
+# Runs with triangles of their own, each of so many times as many rows as columns where there are more than a few.
+FEWEST_RUNS, MOST_RUNS, RUN_WIDTHS = 2, 64, 8
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,31 @@ class FixedSizeModel:
         return np.asarray(image + self.intercept)
 
 
+def fit_triangle(
+    operator: BlockedKernelOperator,
+    prototypes: FloatArray,
+    right: FloatArray,
+    weights: FloatArray | None,
+    intercept: bool,
+) -> FloatArray:
+    """Return R of Q R = sqrt(D) [K_nm, 1, V], V = `right`: (c, c) at most, upper. Bits do not depend on the workers.
+
+    Triangles of a few runs at a time come to the coordinator.
+    """
+    width = len(prototypes) + intercept + right.shape[1]
+    most = int(np.clip(operator.n // (RUN_WIDTHS * width), FEWEST_RUNS, MOST_RUNS))
+    runs = runs_of(operator.context, {"right": right, "weights": weights}, most=most)
+    at_once, parts = operator.executor.parallelism, []
+    for first in range(0, len(runs), at_once):
+        groups = [[run] for run in runs[first : first + at_once]]
+        arguments = (operator.context, prototypes, intercept)
+        parts += operator.submit("kqr", triangle_task, arguments, groups).result()
+        while len(parts) > 1:
+            parts[:2] = [merge_triangles(parts[0], parts[1])]
+        operator.tell("fit", first + len(groups), len(runs), "runs")
+    return np.asarray(parts[0])
+
+
 def fit_fixed_size(
     operator: BlockedKernelOperator,
     prototypes: FloatArray,
@@ -72,11 +99,8 @@ def fit_fixed_size(
     dependent on each other as far as float64 tells.
     """
     k, columns = len(prototypes), len(prototypes) + intercept
-    runs = runs_of(operator.context, {"right": signs, "weights": weights})
-    arguments = (operator.context, prototypes, intercept)
     with single_threaded_blas():
-        pending = operator.submit_sum("kqr", triangle_task, arguments, runs, merged_triangles)
-        triangle = pending.result(lambda done, of: operator.tell("fit", done, of, "runs"))
+        triangle = fit_triangle(operator, prototypes, signs, weights, intercept)
         features = operator.double.prepare(prototypes)
         matrix = np.asarray(operator.double.tile(features, features))
         values, vectors = scipy.linalg.eigh(0.5 * (matrix + matrix.T), check_finite=False)

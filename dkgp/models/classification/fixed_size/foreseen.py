@@ -9,8 +9,10 @@ from dkgp.models.classification.fixed_size.budget import (
     factor_operations,
     most_widths,
 )
+from dkgp.models.classification.fixed_size.fit import MOST_RUNS
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.operators.cross.runs import MOST_RUNS
+from dkgp.operators.cross.centres import MOST_TRAVERSALS
+from dkgp.operators.exact_sums import unit_count
 from dkgp.solvers.prices import Phase, Work
 
 # Kernels that a search looks at, about, and how many of them share a pass over the data.
@@ -51,7 +53,7 @@ def fixed_size_phases(settings: FixedSizeSettings, n: int, d: int, t: int) -> li
     # Of each fold and noise, a path to cardinality k: a column of the system for each prototype, and its triangle.
     path = explored(settings, n, t) ** 2 * m + 2.0 * explored(settings, n, t) * m * t
     return [
-        Phase("prototypes", 1.0, Work(double_entries=samples * m), pieces=MOST_RUNS, returned=8.0 * m * d),
+        Phase("prototypes", 1.0, Work(double_entries=samples * m), pieces=MOST_TRAVERSALS, returned=8.0 * m * d),
         _sums("search", float(kernels), (samples, judging, d, t), folds, -(-kernels // passes)),
         *(_whole_pool(settings.search, samples, m, d, t, folds) if shared else ()),
         Phase("paths", 1.0 if shared else float(kernels), threaded=Work(double_operations=NOISES * (folds + 1) * path)),
@@ -75,7 +77,7 @@ def _sums(name: str, times: float, sizes: tuple[float, float, int, int], folds: 
         times,
         Work(double_entries=n * m, double_operations=n * m**2 + 2.0 * n * m * t),
         rounds=1,
-        pieces=MOST_RUNS,
+        pieces=unit_count(int(n)),
         sent_to_each=8.0 * m * d / together,
         returned=8.0 * folds * (0.5 * m**2 + m * t),
     )
@@ -88,6 +90,6 @@ def _whole_pool(search: str, n: float, m: float, d: int, t: int, folds: int) -> 
     factors += factor_operations(m, t, folds, POOL_PENALTIES)
     return [
         _sums("all prototypes", 1.0, (n, m, d, t), folds),
-        Phase("errors", 1.0, errors, rounds=1, pieces=MOST_RUNS, returned=8.0 * MOST_RUNS),
+        Phase("errors", 1.0, errors, rounds=1, pieces=unit_count(int(n)), returned=8.0 * unit_count(int(n))),
         Phase("penalties", 1.0, threaded=Work(double_operations=factors)),
     ]

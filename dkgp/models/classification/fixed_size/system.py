@@ -15,8 +15,7 @@ from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.folds import fold_gram_task, triangle_numbers, unpacked
-from dkgp.operators.cross.kernel import summed
+from dkgp.operators.cross.folds import fold_sums, triangle_numbers, unpacked
 from dkgp.operators.inputs import centre_of
 
 # Of the intercept where it is chosen like a prototype (eq. 34).
@@ -115,14 +114,8 @@ def fold_systems(
     not finite.
     """
     ones = np.ones((len(targets.signs), 1))
-    vectors = {
-        "right": np.concatenate([targets.signs, ones], axis=1),
-        "folds": targets.folds.astype(np.float64),
-        "weights": targets.weights,
-    }
-    arguments = (operator.context, prototypes, tuple(kernels), targets.count)
-    totals = summed(operator, "kfolds", phase, fold_gram_task, arguments, vectors, in_place=True)
-    grams, projected = totals.sums
+    vectors = np.concatenate([targets.signs, ones], axis=1), targets.weights
+    grams, projected = fold_sums(operator, prototypes, kernels, (targets.folds, targets.count), vectors, phase)
     of_targets = targets.by_fold()
     systems = []
     for number, kernel in enumerate(kernels):

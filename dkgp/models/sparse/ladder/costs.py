@@ -17,7 +17,7 @@ from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.vif.foreseen import factors_phase, leaves_phase, search_phase
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.cross.runs import MOST_RUNS
+from dkgp.operators.exact_sums import unit_count
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases
@@ -78,7 +78,7 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
         replace(
             fit,
             rounds=FIT_PASSES,
-            pieces=MOST_RUNS,
+            pieces=unit_count(n),
             sent_to_each=basis_bytes + 8.0 * m * m,
             returned=8.0 * m * m,
         ),
@@ -100,7 +100,7 @@ def sparse_phases(settings: SparseSettings, n: int, d: int, p: int) -> list[Phas
             Work(**{name: count * value for name, value in asdict(each.shared).items()}),
             # Scores of many are taken first, then sums of those that were chosen.
             rounds=1 if count == 1 else 2,
-            pieces=MOST_RUNS,
+            pieces=unit_count(n),
             sent_to_each=0.5 * basis_bytes + 8.0 * looked_at * d,
             returned=8.0 * looked_at * 0.5 * m,
         )

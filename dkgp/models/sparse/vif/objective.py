@@ -57,8 +57,8 @@ from dkgp.models.sparse.vif.tasks import (
 )
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.kernel import CrossKernel, prototypes_of
-from dkgp.operators.cross.runs import RunSums, accumulated, added
+from dkgp.operators.cross.kernel import CrossKernel, prototypes_of, summed_units
+from dkgp.operators.exact_sums import RunSums
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.low_rank.pivots import jitter, regularised_factor
@@ -156,7 +156,7 @@ class Neighbourhood:
         searched = leaf_count(neighbours.searched, leaf)
         label = f"vif-{halo}-{leaf}-{searched}"
         self.leaves = Leaves(context, halo, leaf, none, embedding_landmarks(operator), label, searched)
-        self._shared, self._homes = executor.shares_memory, Homes(self.leaves.n_bundles)
+        self._homes = Homes(self.leaves.n_bundles)
         with single_threaded_blas():
             operator.tell("order", 0, n, "samples")
             operator.submit("kvorder", order_task, (self.leaves,), [[0]]).result()
@@ -198,12 +198,9 @@ class Neighbourhood:
         targets: FloatArray,
     ) -> RunSums:
         """Sum the results of a task of the model, further arguments and bundles."""
-        combine = accumulated if self._shared else added
-        with single_threaded_blas():
-            runs, owners = self.runs(targets, operator.noise), self._owners(operator, model)
-            pending = operator.submit_sum(name, task, (model, *arguments), runs, combine, owners)
-            result: RunSums = pending.result(lambda done, of: operator.tell(phase, done, of, "bundles"))
-        return result
+        runs = [run for (run,) in self.runs(targets, operator.noise)]
+        homes = None if model.kept is None else self._homes
+        return summed_units(operator, name, phase, task, (model, *arguments), runs, homes)
 
     def weights(
         self, operator: BlockedKernelOperator, model: Described, joint: Joint, targets: FloatArray
@@ -257,7 +254,7 @@ class Neighbourhood:
         """B, z and the log likelihood; `NumericalError` where rounding exceeds the noise, or sums overflow."""
         (n, p), m = targets.shape, model.rank
         sums = self.summed(operator, "kvifsums", "factor", vif_sums_task, model, (), targets).sums
-        gram, (determinant, explained) = sums
+        (gram,), (determinant, explained) = sums
         if not np.isfinite(gram).all():
             raise NumericalError("the model with neighbours overflows: bring inputs that are far out closer")
         quadratic = float(np.trace(gram[m:, m:]))

@@ -23,8 +23,8 @@ from dkgp.models.sparse.vif.leaf import LeafFactor, Moved, factored_rows, noise_
 from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.cross.runs import RunSums
 from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.exact_sums import RunSums, Triangles
 from dkgp.operators.vecchia.leaves import Bundle, Leaves, gathered
 
 
@@ -153,7 +153,7 @@ def _opened(model: Described, rows: BundleRows) -> Iterator[_Open]:
 
 @needs_one_arithmetic
 def vif_sums_task(model: Described, bundles: list[BundleRows]) -> list[RunSums]:
-    """Sums over each bundle: W'W (m + p, m + p); log|L22|^2 and what the basis explains of k(x, x), of own samples."""
+    """Sums over each bundle: W'W (1, m + p, m + p); log|L22|^2 and the part of k(x, x) that the basis explains."""
     results = []
     for rows in bundles:
         images, determinant, explained = [], 0.0, 0.0
@@ -163,7 +163,7 @@ def vif_sums_task(model: Described, bundles: list[BundleRows]) -> list[RunSums]:
                 determinant += leaf.log_determinant
                 explained += float(np.sum(right[leaf.halo :, : model.rank] ** 2))
         stacked = np.concatenate(images)
-        results.append(RunSums((stacked.T @ stacked, np.array([determinant, explained]))))
+        results.append(RunSums((Triangles((stacked.T @ stacked)[None]), np.array([determinant, explained]))))
     return results
 
 

@@ -22,8 +22,8 @@ from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_
 from dkgp.models.classification.labelled import LabelledData
 from dkgp.models.classification.labels import Labels, decided
 from dkgp.solvers import Checkpointing
-from tests.cluster.executors.test_sums import on_dask
 from tests.watching import in_context
+from tests.workers import on_dask
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LogitEvidence, ProbitEvidence
 from dkgp.operators import ArrayInputs
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 NAMES = ("a", "b", "c")
 DENSE: dict[str, Any] = {"logit": LogitEvidence, "probit": ProbitEvidence}

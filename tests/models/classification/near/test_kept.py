@@ -25,7 +25,7 @@ from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours, kept_byt
 from dkgp.operators import ArrayInputs
 from dkgp.operators.keeping import Keeping
 from dkgp.operators.kept_tiles import worker_tiles
-from tests.cluster.executors.test_sums import on_dask
+from tests.workers import on_dask
 
 N, M, NEIGHBOURS = 700, 12, 32
 ALL = kept_bytes(N, M, Neighbours.of(NEIGHBOURS))

@@ -37,8 +37,8 @@ from dkgp.models.tuning.laplace.columns import column_mode, latent_predictions
 from dkgp.models.variance.variances import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.cross.kernel import CrossKernel
-from tests.cluster.executors.test_sums import on_dask
 from tests.models.classification.near.problems import KERNEL, N, rows
+from tests.workers import on_dask
 
 TESTS, ROWS = 90, 30
 

@@ -11,9 +11,9 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.sparse.bound.objective import BoundObjective
 from dkgp.models.sparse.vif.objective import Neighbours, VifObjective
 from dkgp.operators import ArrayInputs
-from tests.cluster.executors.test_sums import on_dask
 from tests.kernels.table import CASES, Case
 from tests.models.sparse.vif.dense_vif import covariance, log_likelihood
+from tests.workers import on_dask
 
 N = 50
 KERNEL, S2 = SquaredExponential((2.0, 0.7), 1.3), 0.05
