@@ -109,9 +109,9 @@ class Members:
         """Start another worker."""
         name, wire = f"worker-{len(self.workers)}", Wire(self._address)
         options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--name", name, "--death-timeout", "10")
-        options += ("--preload", "dkgp.operators.preload")
+        preload = ("--preload", "dkgp.operators.preload")
         process = self._start(
-            "worker", f"tcp://127.0.0.1:{wire.port}", *options, "--local-directory", str(self._folder / name)
+            "worker", f"tcp://127.0.0.1:{wire.port}", *options, *preload, "--local-directory", str(self._folder / name)
         )
         self.workers.append(Worker(name, process, wire, self.seconds))
         return self.workers[-1]
