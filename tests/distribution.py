@@ -32,7 +32,8 @@ def wrong_with_wheel(path: Path) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version, names = project["version"], names_of(path)
     info = f"dkgp-{version}.dist-info"
-    modules = {str(module.relative_to(ROOT)) for module in (ROOT / "dkgp").rglob("*.py")}
+    files = (path for path in (ROOT / "dkgp").rglob("*.py*") if path.suffix in (".py", ".pyi"))
+    modules = {str(module.relative_to(ROOT)) for module in files}
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     found = _differences("wheel", names, modules | DATA | about)
     if path.name != f"dkgp-{version}-py3-none-any.whl":

@@ -20,7 +20,7 @@ import dkgp
 from tests.distribution import ROOT, names_of, wrong_with_source, wrong_with_wheel
 
 # Of packages that conda-forge has under another name.
-CONDA = {"dask": "dask-core", "matplotlib": "matplotlib-base"}
+CONDA = {"dask": "dask-core", "lazy-loader": "lazy_loader", "matplotlib": "matplotlib-base"}
 
 
 @pytest.fixture(scope="module")

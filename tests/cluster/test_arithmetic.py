@@ -58,6 +58,7 @@ MARKED = {
     "basis_risk_task", "basis_task", "row_sums_task",
     "row_project_task", "row_columns_task", "row_candidates_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task",
+    "neighbour_task", "local_task", "misfit_task",
 }  # fmt: skip
 
 

@@ -145,7 +145,7 @@ class Graph:
                 parts[key].append((owner, part))
         for places in parts.values():
             # Parts of one worker are added first; large ones by twos, so that few wait on a worker.
-            graph._reduce([place for _, place in sorted(places)], FAN_IN if tasks.gives else 2)
+            graph._reduce([place for _, place in sorted(places)], FAN_IN if tasks.gives or tasks.one_value else 2)
         return graph
 
     def add(self, suffix: str, *parts: Any) -> int:
