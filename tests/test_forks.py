@@ -174,7 +174,8 @@ CASES = {
             assert call() == ("used", True)
     """,
     "dask's threads": """
-        import dask, dask.array, dkgp.cluster
+        import dask, dask.array
+        from dkgp.cluster import LocalExecutor
         x = dask.array.ones((8, 8), chunks=2)
         def call(): return float(x.sum().compute(scheduler="threads"))
         assert call() == 64.0

@@ -131,7 +131,7 @@ def test_processes_that_share_each_batch_give_the_same_bits(
         summary = predict(model, tests, str(tmp_path / name), processes, variance=PLANS[name]).variance
         assert summary is not None
         assert summary["shared"] is True
-        assert content(tmp_path / name) == expected[name]
+        assert content(tmp_path / name) == expected(name)
 
 
 @pytest.mark.portable
