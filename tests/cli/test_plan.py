@@ -203,7 +203,15 @@ def test_variances_and_kept_tiles_are_foreseen(problem: tuple[Path, Path]) -> No
     shown = run("plan", train, *solver, *options, "--passes", 9)
     assert shown.exit_code == 0, shown.stderr
     assert "A product with the matrix" in shown.stdout
-    for words in ("Kept between products", "saved", "Variances", "products in float64", "samples a", "a batch on", "30, 0"):
+    for words in (
+        "Kept between products",
+        "saved",
+        "Variances",
+        "products in float64",
+        "samples a",
+        "a batch on",
+        "30, 0",
+    ):
         assert words in shown.stdout
     none = run("plan", train, *solver, "--cache-tiles", "none", "--passes", 9)
     assert "Kept between" not in none.stdout
