@@ -85,7 +85,7 @@ class GradientEstimate:
     column_passes: float  # of the solve, every full product counted
     contractions: int  # passes over the kernel matrix's derivatives, or products for their differences
     relative_residual: float  # largest of all right-hand sides, evaluated in float64
-    tolerance: float  # what it was to meet
+    tolerance: float  # the bound on it that the solve aimed at
     converged: bool  # whether that met the tolerance
     seconds: float
 

@@ -60,7 +60,7 @@ class QuasiNewton:
         return np.asarray(self._movable & ~out)
 
     def gain_left(self, point: Point) -> float:
-        """The rise of the log likelihood to the top by what is known of its curvature: half g' H^-1 g, in nats."""
+        """Return the rise of the log likelihood to its maximum, by the learnt curvature: half g' H^-1 g, in nats."""
         free = np.flatnonzero(self.free(point))
         gradient = point.gradient[free]
         return 0.5 * float(gradient @ np.linalg.solve(self._hessian[np.ix_(free, free)], gradient))

@@ -162,8 +162,8 @@ class _Run:
         self._estimator = self._all_samples
         return point
 
-    def _climb(self, first: FloatArray, estimate: GradientEstimate, left: float) -> tuple[GradientEstimate, str]:
-        """Go uphill until at most `left` nats are left to gain; return the gradient where that ended, and why."""
+    def _climb(self, first: FloatArray, estimate: GradientEstimate, negligible: float) -> tuple[GradientEstimate, str]:
+        """Go uphill until at most `negligible` nats are left to gain; return the gradient where that ended, and why."""
         space = self._space.space
         search = QuasiNewton(space.bounds, space.select(estimate.curvature), space.free)
         start = point = self._point(first, estimate)
@@ -174,8 +174,8 @@ class _Run:
                 return estimate, f"{self._settings.steps} steps were taken"
             if search.stuck:
                 return estimate, "steps became too short to matter"
-            if significant and search.gain_left(point) < left:
-                return estimate, f"at most {left:.2g} nats are left to gain"
+            if significant and search.gain_left(point) < negligible:
+                return estimate, f"at most {negligible:.2g} nats are left to gain"
             proposed = search.propose(point) if significant else point.parameters
             try:
                 proposal = self._estimate(proposed, estimate.solutions)

@@ -67,8 +67,8 @@ def _seconds(phases: Iterable[Phase], prices: Prices, workers: int, threads: int
     for phase in phases:
         at_work = min(workers, phase.pieces)
         share = math.ceil(phase.pieces / at_work) / phase.pieces
-        own = prices.seconds(phase.each) + prices.seconds(phase.threaded)
-        seconds = (prices.seconds(phase.shared) * share + own) / threads + prices.seconds(phase.alone)
+        of_each = prices.seconds(phase.each) + prices.seconds(phase.threaded)
+        seconds = (prices.seconds(phase.shared) * share + of_each) / threads + prices.seconds(phase.alone)
         if phase.rounds:
             tasks = min(phase.pieces, TASKS_A_THREAD * workers * threads)
             moved = phase.sent + phase.returned + workers * phase.sent_to_each

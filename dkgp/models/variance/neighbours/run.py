@@ -238,7 +238,7 @@ def neighbour_task(
 
 
 class _Region:
-    """A region under way: its batches are started as others end, and what they come to is kept as it comes."""
+    """A region under way: a batch starts as another ends, and each result is kept as soon as it arrives."""
 
     def __init__(self, submit: Callable[[int], PendingRound], count: int, ahead: int, parts: Parts | None) -> None:
         self._submit, self._ahead, self._parts = submit, ahead, parts

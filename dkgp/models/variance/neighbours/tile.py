@@ -336,10 +336,10 @@ class Tile:
 def working_bytes(points: int, count: int, width: int) -> int:
     """Bytes that a thread works in, for a tile of so many points with so many samples that are solved for."""
     rings, sources = sum(len(_surface(side, width)) for _, side in RINGS[width]), SOURCE_ORDER[width] ** width
-    held = (count + MOST_FITTED) * (points + 3 * rings)
+    fitted = (count + MOST_FITTED) * (points + 3 * rings)
     pieces = PIECE * (count + 3 * points + 2 * rings + 2 * sources)
     square = 3 * count * count + 3 * sources * sources
-    return int(8 * (square + 4 * count * points + held + pieces + 8 * MOST_BESIDE[width]))
+    return int(8 * (square + 4 * count * points + fitted + pieces + 8 * MOST_BESIDE[width]))
 
 
 def highest_share(samples: Samples) -> float:
