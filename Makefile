@@ -99,10 +99,11 @@ test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; 
 test-slow: $(STAMP) ## Run the slow tests (slow faults are in test-faults)
 	$(PYTEST) -m "slow and not faults" $(PYTEST_ARGS)
 
-lint: $(STAMP) ## Check formatting, lint rules and the direction of imports
+lint: $(STAMP) ## Check formatting, lint rules and the direction of imports; count indirect words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.wording
 
 types: $(STAMP) ## Check types (mypy, strict)
 	$(BIN)/mypy

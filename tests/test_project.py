@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dkgp
+from tests import wording
 from tests.conftest import FIRST
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -286,17 +287,20 @@ def test_functions_take_few_parameters() -> None:
     assert long <= LONG
 
 
-def test_docstrings_open_with_what_the_thing_is_or_does() -> None:
-    """With a noun, a verb, or "True if": not with a question."""
-    asking = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Why"}
-    found = [
-        f"{path.relative_to(ROOT)}: {line}"
-        for package in PACKAGES
-        for path in sources(package)
-        for line in told(path).docstrings
-        if line.split()[0] in asking
-    ]
-    assert not found, "\n".join(found)
+def test_indirect_words_only_become_fewer() -> None:
+    """Each room's count lies between its limit and `wording.SLACK` below it."""
+    counts, limits, places = wording.counts(), wording.limits(), wording.places()
+    above = {room for room, count in counts.items() if count > limits[room]}
+    assert not above, "name these things instead:\n" + "\n".join(line for room in above for line in places[room])
+    loose = {room: (counts[room], limit) for room, limit in limits.items() if limit > counts[room] + wording.SLACK}
+    assert not loose, f"fewer indirect words than the limits allow: run `python -m tests.wording --write` ({loose})"
+
+
+def test_indirect_words_are_counted_in_comments_and_docstrings() -> None:
+    module = '"""What a module holds."""\n# Rows, of which\nvalue = "what" # whatever comes, and what\n'
+    function = 'def f():\n    """The same."""\n'
+    assert [number for number, _ in wording.places_in(module + function)] == [2, 3, 3, 1, 5]
+    assert list(wording.places_in('"""Rows of a file, whatsoever."""\n')) == []
 
 
 def test_every_dependency_is_pinned_to_an_admissible_version(
