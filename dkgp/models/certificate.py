@@ -42,7 +42,7 @@ from dkgp.models.rounding import (
     slope_roundings,
     step_roundings,
 )
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Certificate(ProofShown):
         alpha: FloatArray,
         gradient: FloatArray,
         targets: FloatArray,
-        noise_variance: Noise,
+        noise_variance: Variances,
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
         *,

@@ -9,7 +9,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import Noise
+from dkgp.operators.base import Variances
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.product_error import AUTO, ProductError
@@ -54,7 +54,7 @@ class RunContext(Watch):
     def operator(
         self,
         kernel: Kernel,
-        noise_variance: Noise,
+        noise_variance: Variances,
         source: InputSource,
         *,
         tolerance: float | None = None,

@@ -10,7 +10,7 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, fold_white
 from dkgp.models.tuning.subsets import draw_subset
-from dkgp.operators.base import Noise, total_noise
+from dkgp.operators.base import Variances, total_noise
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers.auto import Choice, choose_by, choose_solver, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
@@ -99,7 +99,7 @@ def probe_of(
     return Probe(kernel, noise, inputs, n, p, tolerance=tolerance, seed=seed)
 
 
-def probed_noise(noise: Noise) -> float:
+def probed_noise(noise: Variances) -> float:
     """The one variance that a problem with noise by sample is probed with: the harmonic mean of the samples' own.
 
     tr(N^-1 K) is then as large, which is what the least variance, of one sample perhaps, says nothing of.

@@ -19,8 +19,8 @@ from dkgp.kernels.tiles.evaluator import Precision
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]
-# The noise on the diagonal beside K: s2, or s2_i by sample (n,).
-Noise = float | FloatArray
+# Noise variances on the diagonal beside K: s2, or s2_i of each sample (n,).
+Variances = float | FloatArray
 
 
 class PendingColumns(Protocol):
@@ -240,7 +240,7 @@ class KernelOperator(ABC):
         self.close()
 
 
-def total_noise(noise_variance: float, sample_noise: ArrayLike | None, n: int) -> Noise:
+def total_noise(noise_variance: float, sample_noise: ArrayLike | None, n: int) -> Variances:
     """s2_i = s2 + v_i: the noise of n samples, of which each has a known variance v_i beside the common s2.
 
     `sample_noise` is (n,) or (n, 1), and None where there is none: s2 alone. Below zero is a sample that is known
@@ -264,12 +264,12 @@ def total_noise(noise_variance: float, sample_noise: ArrayLike | None, n: int) -
     return np.asarray(noise)
 
 
-def noise_at(noise: Noise, samples: IndexArray | slice) -> Noise:
+def noise_at(noise: Variances, samples: IndexArray | slice) -> Variances:
     """Return the noise of some samples, where it is by sample; the one variance that all have elsewhere."""
     return noise if isinstance(noise, float) else noise[samples]
 
 
-def _checked_noise(noise: float | ArrayLike, n: int) -> Noise:
+def _checked_noise(noise: float | ArrayLike, n: int) -> Variances:
     """One variance, or those of n samples: finite and positive, in a read-only copy."""
     values = np.array(noise, dtype=np.float64)
     if values.shape not in ((), (n,)):

@@ -18,7 +18,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.kernels.terms import terms_of
-from dkgp.operators.base import Noise
+from dkgp.operators.base import Variances
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cells.forecast import Forecast, choose, estimated_bytes, product_share
 from dkgp.operators.cells.operator import CellKernelOperator
@@ -140,7 +140,7 @@ class ProductError:
     def operator(
         self,
         kernel: Kernel,
-        noise: Noise,
+        noise: Variances,
         source: InputSource,
         executor: BlockExecutor,
         *,

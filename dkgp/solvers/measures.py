@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.data.types import block_rows
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 
 NO_WEIGHT = np.zeros(0)
 
@@ -49,7 +49,7 @@ def steepness(gradient: FloatArray, diagonal: FloatArray) -> FloatArray:
     return np.asarray(np.sum(gradient**2, axis=1) / diagonal)
 
 
-def weight_of(noise: Noise, least: float) -> FloatArray:
+def weight_of(noise: Variances, least: float) -> FloatArray:
     """Return w_i = s2 / s2_i, s2 the `least` noise variance: (n,); empty where the noise is one variance."""
     return NO_WEIGHT if isinstance(noise, float) else np.asarray(least / noise)
 

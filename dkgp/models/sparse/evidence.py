@@ -21,7 +21,7 @@ import numpy as np
 
 from dkgp.models.rounding import EVALUATION, UNIT
 from dkgp.models.sparse.errors import sample_sum_roundings
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.exact_sums import DEPTH
 
 
@@ -69,7 +69,7 @@ def normal_error(normal: FloatArray, n: int) -> float:
 
 
 def log_determinant(
-    normal: FloatArray, noise: Noise, n: int, row_error: float, further: float = 0.0
+    normal: FloatArray, noise: Variances, n: int, row_error: float, further: float = 0.0
 ) -> LogDeterminant | None:
     """Bounds on log|Q + S| by C C' = I + F'DF as computed; None where it may be singular for all that is known.
 

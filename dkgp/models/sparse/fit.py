@@ -31,7 +31,7 @@ from dkgp.models.sparse.errors import Points, sample_sum_roundings
 from dkgp.models.sparse.methods import SparseMethod
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.variance.whitening import Whitening
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
 from dkgp.operators.exact_sums import DEPTH
@@ -52,7 +52,7 @@ class RegressorFit:
     """Weights of m kernel columns, and the factors and sums that gave them."""
 
     cross: CrossKernel  # K_nm
-    variances: Noise  # D's inverse: the noise, FITC's terms included
+    variances: Variances  # D's inverse: the noise, FITC's terms included
     # (m, p): beta, and z = L' beta
     weights: FloatArray
     whitened: FloatArray
@@ -82,7 +82,7 @@ def fit_regressors(
     if known is not None and not _good_enough(cross, *known):
         known = None
     gram = cross.whitened(targets, by_sample, fitc=fitc, product=known is None)
-    variances: Noise = noise
+    variances: Variances = noise
     if fitc:
         assert by_sample is not None
         variances = by_sample + np.maximum(cross.operator.prior() - gram.squares, 0.0)
@@ -189,7 +189,7 @@ def _solved(normal: FloatArray, right: FloatArray) -> FloatArray:
     return np.asarray(whiten(normal, whiten(normal, right, transposed=False), transposed=True))
 
 
-def _residual(cross: CrossKernel, beta: FloatArray, targets: FloatArray, variances: Noise) -> CrossResidual:
+def _residual(cross: CrossKernel, beta: FloatArray, targets: FloatArray, variances: Variances) -> CrossResidual:
     """K_mn D r and r'D r."""
     if not isinstance(variances, float):
         return cross.residual(beta, targets, variances)
@@ -208,7 +208,7 @@ class Basis:
     inputs: FloatArray  # (m, d): standardised
     indices: IndexArray | None = None  # (m,): which samples they are; None where they are none, as centres of k-means
 
-    def noise_of(self, noise: Noise) -> FloatArray | None:
+    def noise_of(self, noise: Variances) -> FloatArray | None:
         """The noise of the basis samples, (m,); None if the noise is not by sample, or the basis is of other points."""
         return None if self.indices is None or isinstance(noise, float) else noise[self.indices]
 

@@ -27,7 +27,7 @@ from dkgp.models.sparse.errors import Points
 from dkgp.models.sparse.methods import SparseMethod
 from dkgp.models.sums import finite_sums
 from dkgp.models.variance.whitening import Whitening
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.cross.runs import piece_rows
 from dkgp.operators.low_rank.landmark_rows import whiten
 from dkgp.operators.low_rank.pivots import jittered
@@ -116,7 +116,9 @@ class Triangle:
         return phi, np.asarray(EVALUATION * off)
 
 
-def subset_triangle(evaluator: TileEvaluator, features: Features, prototypes: Points, noise: Noise) -> Triangle | None:
+def subset_triangle(
+    evaluator: TileEvaluator, features: Features, prototypes: Points, noise: Variances
+) -> Triangle | None:
     """The factor of K_SS and its noise, with a jitter that makes it no smaller; None where it proves nothing."""
     matrix = np.array(evaluator.tile(features, features))
     matrix[np.diag_indices(len(matrix))] += noise
@@ -164,7 +166,7 @@ class VarianceInterval:
         return np.minimum(np.nextafter(lower, -np.inf), upper), upper
 
 
-def interval_of(model: SparseModel, noise: Noise | None, normal_share: float) -> VarianceInterval:
+def interval_of(model: SparseModel, noise: Variances | None, normal_share: float) -> VarianceInterval:
     """Make what an interval takes: a few m^3 multiply-adds.
 
     `noise`: of the basis samples; None where they are none of the training set. `normal_share`: see

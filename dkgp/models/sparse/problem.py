@@ -24,7 +24,7 @@ from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.vif.prediction import Near
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, Noise, total_noise
+from dkgp.operators.base import FloatArray, Variances, total_noise
 from dkgp.solvers import Solution
 from dkgp.solvers.greedy_basis.settings import GreedyBasis
 from dkgp.solvers.stopping import StopReason
@@ -59,7 +59,7 @@ class SparseProblem:
     dataset: Dataset
     kernel: Kernel  # without white noise, which is part of the noise
     noise_variance: float  # of a sample whose `relative_noise` is 1, and whose `sample_noise` is 0
-    noise: Noise  # of the samples
+    noise: Variances  # of the samples
     targets: FloatArray  # (n, p), standardised
 
     @classmethod
@@ -152,7 +152,7 @@ def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) 
     return StopReason("size", True, f"{size:,} basis samples{fewer}")
 
 
-def noise_by_sample(noise_variance: float, relative: FloatArray | None, n: int) -> Noise:
+def noise_by_sample(noise_variance: float, relative: FloatArray | None, n: int) -> Variances:
     """The noise of n samples, s2 times what each has of it.
 
     Raises `InputError`: another number of samples, or values that are not positive and finite.

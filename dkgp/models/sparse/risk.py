@@ -23,13 +23,13 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.models.sparse.errors import Points, SampleErrors, sample_sum_roundings
 from dkgp.models.variance.whitening import Whitening
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers import Solution
 
 
 def highest_misfit(
-    errors: SampleErrors, weights: FloatArray, squares: FloatArray, targets: FloatArray, noise: Noise
+    errors: SampleErrors, weights: FloatArray, squares: FloatArray, targets: FloatArray, noise: Variances
 ) -> FloatArray:
     """Upper bound on r' D r for r = y - K_nm beta: (p,).
 
@@ -76,7 +76,7 @@ def direction_bound(
     residual_diagonal: FloatArray,
     directions: Directions,
     targets: FloatArray,
-    noise: Noise,
+    noise: Variances,
 ) -> FloatArray:
     """Lower bound on q from directions v, t = p of them, without a product with K: (p,).
 

@@ -30,7 +30,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, column_lengths, known, sum_roundings
 from dkgp.models.trend.columns import CENTRED, MeanKind, checked_mean, columns_at
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 
 RUN_ROWS = 8192
 # What G may be off by, relative to itself: beyond, nothing would be proven.
@@ -227,7 +227,7 @@ def found_trend(
     gradient: FloatArray,
     right: FloatArray,
     p: int,
-    noise: Noise,
+    noise: Variances,
     certificate: Certificate,
 ) -> tuple[Trend, Certificate]:
     """The trend of a solved system, and the certificate that its predictions take.
@@ -282,7 +282,7 @@ def found_trend(
 
 
 def _gram(
-    alpha: FloatArray, gradient: FloatArray, right: FloatArray, p: int, noise: Noise, certificate: Certificate
+    alpha: FloatArray, gradient: FloatArray, right: FloatArray, p: int, noise: Variances, certificate: Certificate
 ) -> tuple[FloatArray, FloatArray]:
     """A_H'H + E'A_H, made symmetric, which it is exactly; and bounds on what its entries are off by, (q, q) both."""
     solved, columns = alpha[:, p:], right[:, p:]
@@ -308,7 +308,9 @@ def _products(left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArr
     return result, EVALUATION * sum_roundings(len(left), RUN_ROWS) * UNIT * sizes
 
 
-def _combined(certificate: Certificate, gradient: FloatArray, beta: FloatArray, p: int, noise: Noise) -> Certificate:
+def _combined(
+    certificate: Certificate, gradient: FloatArray, beta: FloatArray, p: int, noise: Variances
+) -> Certificate:
     """The certificate with that of the columns A_y - A_H beta in the place of A_y's."""
     size, q = np.abs(beta), len(beta)
     weights = np.sqrt(certificate.noise_variance / np.broadcast_to(noise, (len(gradient),)))

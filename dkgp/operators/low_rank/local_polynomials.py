@@ -28,7 +28,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.terms import MOST_FEATURES, terms_of
 from dkgp.kernels.tiles.code_cache import cached_njit
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -173,7 +173,7 @@ def evaluate_polynomials(points, cells, coefficients, order, out):  # type: igno
 
 
 # One block's share of the work: its number, the noise of its samples, and their rows of vectors.
-Share = tuple[int, Noise, FloatArray | None]
+Share = tuple[int, Variances, FloatArray | None]
 
 
 def codes_task(context: BlockContext, grid: Grid, shares: list[Share]) -> list[NDArray[np.int64]]:

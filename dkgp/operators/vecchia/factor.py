@@ -32,7 +32,7 @@ from dkgp.cluster.executors.base import BlockTask, HereExecutor, Rounds
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, IndexArray, Noise
+from dkgp.operators.base import FloatArray, IndexArray, Variances
 from dkgp.operators.blas import lapack
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import regularised_factor
@@ -63,7 +63,7 @@ class VecchiaRecipe:
     """Everything that M^-1 can be made of again, anywhere; picklable."""
 
     leaves: Leaves
-    noise: Noise
+    noise: Variances
     lower: FloatArray  # Cholesky factor of I + V'V: (R, R)
 
     def local(self, threads: int) -> VecchiaProduct:

@@ -25,7 +25,7 @@ from dkgp.cluster.cache import worker_cache, worker_scratch
 from dkgp.cluster.threads import process_threads
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.products import LandmarkTriangle
 from dkgp.operators.vecchia.embedding import embed
@@ -121,7 +121,7 @@ class Leaves:
 
         return worker_cache().get(self.key("bundle", number), build)
 
-    def opened(self, number: int, noise: Noise) -> OpenBundle:
+    def opened(self, number: int, noise: Variances) -> OpenBundle:
         """A bundle with its leaves; `noise` is that of its samples, in their order."""
         return OpenBundle(self, self.bundle(number), noise)
 
@@ -141,7 +141,7 @@ class Leaves:
 class OpenBundle:
     """A bundle and its leaves: from this worker's cache, its scratch file, or made, with the noise of its samples."""
 
-    def __init__(self, leaves: Leaves, bundle: Bundle, noise: Noise) -> None:
+    def __init__(self, leaves: Leaves, bundle: Bundle, noise: Variances) -> None:
         self.bundle = bundle
         self._leaves, self._noise = leaves, noise
         self._prepared: dict[Precision, Features] = {}
@@ -187,7 +187,7 @@ class OpenBundle:
         precision: Precision,
         places: IndexArray,
         halo: int,
-        noise: Noise,
+        noise: Variances,
         factor: FloatArray | None,
         jitter: float = 0.0,
     ) -> Leaf | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.vecchia.leaves import Bundle, Leaves, OpenBundle
 from dkgp.operators.vecchia.products import backward, forward, sweep
 
@@ -34,7 +34,7 @@ def halo_task(leaves: Leaves, bundles: list[int]) -> list[tuple[NDArray[np.int32
 
 
 @needs_one_arithmetic
-def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[tuple[int, int, FloatArray, float]]:
+def build_task(leaves: Leaves, noise: Variances | Rows, bundles: list[int]) -> list[tuple[int, int, FloatArray, float]]:
     """Make the leaves of each bundle: bytes in memory, bytes on disk, V'V (R, R), and the part of log det T."""
     results = []
     for number in bundles:
@@ -53,7 +53,7 @@ def build_task(leaves: Leaves, noise: Noise | Rows, bundles: list[int]) -> list[
 
 
 @needs_one_arithmetic
-def sweep_task(leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list[int]) -> list[FloatArray]:
+def sweep_task(leaves: Leaves, vectors: Rows, noise: Variances | Rows, bundles: list[int]) -> list[FloatArray]:
     """T' T r of the leaves of each bundle: rows for its samples (u, t)."""
     results = []
     for number in bundles:
@@ -68,7 +68,7 @@ def sweep_task(leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list
 
 @needs_one_arithmetic
 def forward_task(
-    leaves: Leaves, vectors: Rows, noise: Noise | Rows, bundles: list[int]
+    leaves: Leaves, vectors: Rows, noise: Variances | Rows, bundles: list[int]
 ) -> list[tuple[FloatArray, FloatArray]]:
     """q = T r for the own samples of each bundle, and V' q: (own, t) and (R, t)."""
     results = []
@@ -85,7 +85,7 @@ def forward_task(
 
 
 @needs_one_arithmetic
-def probe_task(leaves: Leaves, count: int, seed: int, noise: Noise | Rows, bundles: list[int]) -> list[FloatArray]:
+def probe_task(leaves: Leaves, count: int, seed: int, noise: Variances | Rows, bundles: list[int]) -> list[FloatArray]:
     """T' z of the leaves of each bundle, for `count` columns z of random signs: rows for its samples (u, count)."""
     results = []
     for number in bundles:
@@ -103,7 +103,7 @@ def backward_task(
     leaves: Leaves,
     images: Mapping[int, FloatArray],
     weights: FloatArray,
-    noise: Noise | Rows,
+    noise: Variances | Rows,
     bundles: list[int],
 ) -> list[FloatArray]:
     """T' (q - V w) of the leaves of each bundle: rows for its samples (u, t)."""
@@ -119,7 +119,7 @@ def backward_task(
     return results
 
 
-def _opened(leaves: Leaves, number: int, noise: Noise | Rows) -> OpenBundle:
+def _opened(leaves: Leaves, number: int, noise: Variances | Rows) -> OpenBundle:
     return leaves.opened(number, noise if isinstance(noise, float) else _rows_of(noise, number, leaves.bundle(number)))
 
 

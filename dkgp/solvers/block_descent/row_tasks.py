@@ -18,7 +18,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.forks import fork_safe
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray, Noise
+from dkgp.operators.base import FloatArray, IndexArray, Variances
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory
 from dkgp.solvers.measures import Sums, steepness
@@ -41,7 +41,7 @@ class SentStep:
     step: BlockStep
     columns: Features
     precision: Precision
-    noise: Noise
+    noise: Variances
     remembered: tuple[int, ...]
 
     @property

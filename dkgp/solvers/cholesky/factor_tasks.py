@@ -23,7 +23,7 @@ from dkgp.data.stores.tile_store import TILE_HEADER_BYTES
 from dkgp.errors import StoreError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import centre_of
 from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
@@ -104,7 +104,7 @@ class TileContext:
     context: BlockContext
     store: Tiles
     layout: TileLayout
-    noise: Noise
+    noise: Variances
     expanded: bool | None = None  # whether distances are; see `TileEvaluator`
 
     @property

@@ -17,7 +17,7 @@ from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound, 
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, MemoryBudgetError, NumericalError, StorageError
 from dkgp.forks import remove_with
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import (
     PanelTiles,
@@ -56,7 +56,7 @@ class FactoredSystem(Protocol):
         """Inputs and kernel."""
 
     @property
-    def noise(self) -> Noise:
+    def noise(self) -> Variances:
         """Variances that are added to the diagonal."""
 
     def submit(
@@ -71,7 +71,7 @@ class SystemOf:
 
     executor: BlockExecutor
     context: BlockContext
-    noise: Noise
+    noise: Variances
 
     def submit(
         self, name: str, task: BlockTask, arguments: tuple[Any, ...], groups: Sequence[Sequence[Any]]

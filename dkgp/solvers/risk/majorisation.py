@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.operators.base import FloatArray, KernelOperator, Noise
+from dkgp.operators.base import FloatArray, KernelOperator, Variances
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import PhaseClock, Solver
 from dkgp.solvers.conjugate.gradient import ConjugateGradient, ConjugateGradientState
@@ -70,7 +70,7 @@ class MajorisationState(DescentState):
         return self.values - majoriser(self.risk, len(self.rhs))[1] * self.risk.slope(self.rhs, self.values)
 
 
-def majoriser(risk: Risk, n: int) -> tuple[Noise, FloatArray | float]:
+def majoriser(risk: Risk, n: int) -> tuple[Variances, FloatArray | float]:
     """Return D, and 1 / (c w) that slopes are multiplied by: numbers, or by sample (n,) and (n, 1)."""
     bound = risk.loss.curvature_bound
     if risk.weights is None:

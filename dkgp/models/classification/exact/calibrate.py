@@ -18,7 +18,7 @@ from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.classification.calibration import Calibration, fit_calibration
 from dkgp.models.classification.labels import Labels
 from dkgp.models.tuning.dense_algebra import invert
-from dkgp.operators.base import Noise, noise_at
+from dkgp.operators.base import Variances, noise_at
 
 # Of each class, where it has so many.
 LEAST_OF_A_CLASS = 5
@@ -28,7 +28,7 @@ def calibrated(
     dataset: Dataset,
     labels: Labels,
     kernel: Kernel,
-    noise: Noise,
+    noise: Variances,
     fit_intercept: bool = True,
     subset: int = 2000,
     seed: int = 0,

@@ -37,7 +37,7 @@ from dkgp.models.rounding import (
     step_roundings,
 )
 from dkgp.models.sums import EVERY_ENTRY, Sums
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import Solution
 
@@ -69,7 +69,7 @@ class DecisionCertificate(ProofShown):
         alpha: FloatArray,
         intercept: FloatArray,
         solution: Solution,
-        noise: Noise,
+        noise: Variances,
         kernel_diagonal: float | FloatArray,
         row_errors: FloatArray,
         assumes: str | None = None,

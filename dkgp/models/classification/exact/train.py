@@ -31,7 +31,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import assumptions
 from dkgp.models.solver_choice import choose_solver_for
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.solvers import Progress, Solution, Solver, StoppingRule, solve
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.watch import Watch
@@ -296,7 +296,7 @@ def _computes_alike(executor: BlockExecutor) -> bool:
     return True
 
 
-def _noise(noise_variance: float, weights: FloatArray | None) -> Noise:
+def _noise(noise_variance: float, weights: FloatArray | None) -> Variances:
     """Noise of each sample, s2 / w_i."""
     if weights is None:
         return noise_variance

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.kernels import Features, TileEvaluator
-from dkgp.operators.base import FloatArray, Noise
+from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.blas import blas, lapack
 
 
@@ -55,7 +55,7 @@ def unexplained(evaluator: TileEvaluator, features: Features, factor: FloatArray
     return matrix
 
 
-def factored_rows(matrix: FloatArray, halo: int, noise: Noise, rows: FloatArray | None = None) -> FloatArray | None:
+def factored_rows(matrix: FloatArray, halo: int, noise: Variances, rows: FloatArray | None = None) -> FloatArray | None:
     """T of one leaf, (g, h + g), in memory of its own or in `rows`; None where C is not positive definite in float64.
 
     `matrix` is K - F F' of I, of which the diagonal and what is below count; L of C takes its place.
@@ -72,7 +72,7 @@ def factored_rows(matrix: FloatArray, halo: int, noise: Noise, rows: FloatArray 
 
 
 def factor_leaf(
-    evaluator: TileEvaluator, features: Features, halo: int, noise: Noise, right: FloatArray, rank: int
+    evaluator: TileEvaluator, features: Features, halo: int, noise: Variances, right: FloatArray, rank: int
 ) -> LeafFactor | None:
     """Factor one leaf; None where C is not positive definite in float64.
 

@@ -55,7 +55,7 @@ from dkgp.models.sparse.vif.tasks import (
     vif_sums_task,
     vif_weights_task,
 )
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, prototypes_of, summed_units
 from dkgp.operators.exact_sums import RunSums
@@ -175,7 +175,7 @@ class Neighbourhood:
             prototypes = prototypes_of(operator, basis)
         return Described(self.leaves, operator.context, prototypes)
 
-    def runs(self, targets: FloatArray, noise: Noise) -> list[list[BundleRows]]:
+    def runs(self, targets: FloatArray, noise: Variances) -> list[list[BundleRows]]:
         """Each bundle with its rows of the targets (n, p) and of the noise."""
         return [
             [BundleRows(number, targets[samples], noise_at(noise, samples))]

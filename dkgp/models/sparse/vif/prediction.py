@@ -33,7 +33,7 @@ from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.sparse.vif.leaf import LeafFactor, factor_leaf
 from dkgp.models.sparse.vif.objective import LEAF, Neighbourhood, Neighbours
 from dkgp.models.sparse.vif.tasks import refuse_leaf
-from dkgp.operators.base import FloatArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
@@ -55,7 +55,7 @@ class Near:
 
     inputs: FloatArray  # (n, d): standardised
     targets: FloatArray  # (n, p)
-    noise: Noise  # of the samples; (n, p) where each target has its own
+    noise: Variances  # of the samples; (n, p) where each target has its own
     size: int  # neighbours of a new sample, at most
     whitened: FloatArray  # z: (m, p)
     normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order; with noise (n, p) one a target, (p, m, m)
@@ -130,7 +130,7 @@ class _Part:
     """Targets that share their noise, and so C and B."""
 
     targets: slice
-    noise: Noise  # of the samples
+    noise: Variances  # of the samples
     least: float  # an observation's: with its noise, no duplicate of a sample is without a variance
     whitened: FloatArray
     normal: FloatArray

@@ -6,7 +6,7 @@ from typing import Any
 
 from dkgp.data.stores.models.near import NearArrays
 from dkgp.models.sparse.vif.prediction import Near
-from dkgp.operators.base import Noise
+from dkgp.operators.base import Variances
 
 
 def near_fields(near: Near) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def near_fields(near: Near) -> dict[str, Any]:
     }
 
 
-def near_of(record: NearArrays, noise: Noise | None = None) -> Near:
+def near_of(record: NearArrays, noise: Variances | None = None) -> Near:
     """The samples of a record; `noise` where it has none by sample. `ValueError` where something is missing."""
     size, inputs, targets = record.neighbours, record.near_inputs, record.near_targets
     weights, normal = record.near_weights, record.near_normal

@@ -20,7 +20,7 @@ from dkgp.kernels import Features, Kernel, TileEvaluator, count_entries
 from dkgp.models.sparse.bound.slopes import contract_tiles
 from dkgp.models.sparse.vif.kept import KeptMatrices, KeptRows, KeptTerms
 from dkgp.models.sparse.vif.leaf import LeafFactor, Moved, factored_rows, noise_slopes, slopes, unexplained
-from dkgp.operators.base import FloatArray, IndexArray, Noise, noise_at
+from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.cross.tasks import Prototypes
@@ -55,10 +55,10 @@ class BundleRows:
 
     number: int
     right: FloatArray  # targets: (u, p)
-    noise: Noise
+    noise: Variances
 
 
-def refuse_leaf(count: int, noise: Noise) -> NumericalError:
+def refuse_leaf(count: int, noise: Variances) -> NumericalError:
     """Error of a leaf, with its halo of so many samples, that has no Cholesky factor."""
     return NumericalError(
         f"what the basis leaves of {count:,} samples is not positive definite with the noise, "
