@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dkgp.cluster.arithmetic import process_arithmetic
+from dkgp.codec import difference
 from dkgp.commands.job_options import TrainingJob
-from dkgp.commands.reporting.documents import plain
 from dkgp.commands.reporting.outputs import check_output_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import CheckpointStore, Dataset, is_committed, recognise
@@ -95,18 +95,6 @@ def remove_checkpoint(store: CheckpointStore) -> None:
         # The folder goes too, unless something else lies in it.
         with contextlib.suppress(OSError):
             os.rmdir(store.url)
-
-
-def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
-    """Say in which name two runs differ first; None where they are the same. A name that one lacks counts, too."""
-    expected = plain(wanted)
-    for name in {**expected, **made}:
-        if made.get(name) != expected.get(name):
-            if name == "fingerprint":
-                return "data set"
-            what = name.replace("_", " ")
-            return f"{what} (its {what}: {made.get(name)!r}; this run's: {expected.get(name)!r})"
-    return None
 
 
 def bounded_products(store: CheckpointStore, summary: Mapping[str, Any] | None) -> bool | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from dkgp.codec import difference
 from dkgp.commands.classify import ClassifyJob, run_classify
 from dkgp.commands.evaluate import EvaluateJob, run_evaluate
 from dkgp.commands.predict import PredictJob, run_predict
@@ -19,7 +20,6 @@ from dkgp.commands.reporting.documents import Document, dump, is_document
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import write_text
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.resuming import difference
 from dkgp.commands.sparse import SparseJob, run_sparse
 from dkgp.commands.train import TrainJob, run_train
 from dkgp.commands.tune import TuneJob, run_tune

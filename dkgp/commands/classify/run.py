@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dkgp.cluster import BlockExecutor
+from dkgp.codec import difference
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.resuming import checkpointing_of, difference
+from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from dkgp.codec import finite, to_json
 from dkgp.data.remote.storage import read_object
 
 Document: TypeAlias = dict[str, Any]
@@ -17,19 +15,7 @@ Document: TypeAlias = dict[str, Any]
 
 def plain(value: Any) -> Any:
     """Return the value in plain JSON types; what JSON has no word for (NaN, infinities) becomes None."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"a {type(value).__name__} cannot stand in a document")
+    return finite(to_json(value))
 
 
 def is_document(path: str | os.PathLike[str], command: str) -> bool:

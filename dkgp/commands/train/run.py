@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.codec import difference
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.resuming import checkpointing_of, difference
+from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import warn_of_labels
 from dkgp.commands.solving import check_product_error, input_bytes, planned_solve, solving
 from dkgp.commands.train.job import TrainJob

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dkgp.codec import difference
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.resuming import difference
 from dkgp.data import ClassifierRecord, Dataset, ModelRecord, open_any_model
 from dkgp.data.stores.models.sparse import SparseRecord
 from dkgp.errors import InputError

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import zarr
 
+from dkgp.codec import to_json
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
 from dkgp.data.remote.object_store import tag_of
 from dkgp.data.remote.place_locks import beside
@@ -359,15 +359,7 @@ def json_bytes(content: Any, *, indent: int | None = 1) -> bytes:
 
     Without an indent in a third of the time: for what is written often and read by dkgp alone.
     """
-    return json.dumps(content, indent=indent, sort_keys=True, default=_plain).encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, frozenset | set | tuple):
-        return list(value)
-    raise TypeError(f"A {type(value).__name__} cannot be stored as JSON; expected numbers, text, lists and dicts.")
+    return json.dumps(content, indent=indent, sort_keys=True, default=to_json).encode()
 
 
 def checksum(content: Json) -> str:
