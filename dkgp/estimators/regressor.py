@@ -47,7 +47,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import train
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.robust.train import train_student

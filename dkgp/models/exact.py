@@ -14,7 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from dkgp.models.rounding import assumptions
 from dkgp.models.trend.columns import CENTRED, MeanKind, right_sides
 from dkgp.models.trend.trend import Trend, found_trend

@@ -23,8 +23,7 @@ from dkgp.data.stores.manifest import MOST_DESCRIPTION_BYTES
 from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
-from dkgp.models.noise.model import NoiseModel
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import NoiseModel, StudentT
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")

@@ -11,7 +11,7 @@ import numpy as np
 from dkgp.data import Prediction
 from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from dkgp.models.rounding import middle
 from dkgp.operators.base import FloatArray
 

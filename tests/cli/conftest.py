@@ -11,8 +11,7 @@ import pytest
 
 from dkgp.kernels import ActiveDimensions, SquaredExponential
 from dkgp.models import read_hyperparameters, write_hyperparameters
-from dkgp.models.noise.model import NoiseModel
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import NoiseModel, StudentT
 from tests.cli.invoke import run_json
 from tests.cli.runs import RUNS
 

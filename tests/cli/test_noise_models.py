@@ -13,7 +13,7 @@ from scipy import stats
 
 from dkgp.data import ingest, open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters, write_hyperparameters
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from tests.cli.invoke import refused, run, run_json
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dkgp.data import ingest, open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from tests.cli.invoke import refused, run, run_json
 
 

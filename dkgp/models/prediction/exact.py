@@ -15,8 +15,7 @@ from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.noise.model import NoiseModel
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import NoiseModel, StudentT
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, Piece, Rows, Sums, chosen_sums, joined

@@ -21,7 +21,7 @@ from dkgp.errors import InputError
 from dkgp.forks import fork_safe
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.exact import allowed_errors, mean_task
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import MemorySums, Rows, joined

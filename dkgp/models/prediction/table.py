@@ -12,7 +12,7 @@ from dkgp.data import Dataset, Prediction
 from dkgp.data.classes import class_name
 from dkgp.data.exports import write_table
 from dkgp.models.metrics import check_same_samples
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from dkgp.models.target_units import InUnits, TargetUnits
 from dkgp.models.variance_scores import half_widths
 from dkgp.operators.base import FloatArray

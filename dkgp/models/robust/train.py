@@ -21,7 +21,7 @@ from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, known_noise, train
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solver, StoppingRule
 from dkgp.solvers.checkpointing import Checkpoints, interrupted

@@ -15,7 +15,7 @@ from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, train
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from dkgp.models.robust import train as robust
 from dkgp.models.robust.train import WEIGHT_TOLERANCE, train_student
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm

@@ -23,7 +23,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.certificate import Certificate, slope_rounding
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.predictor import Predictor, standardised
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, known
 from dkgp.models.support import SupportInputs

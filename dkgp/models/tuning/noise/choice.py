@@ -13,7 +13,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise.model import KINDS
+from dkgp.models.noise import KINDS
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.comparison import NoiseSearch, Prediction, Rows, held_out_function, normal_losses
 from dkgp.models.tuning.noise.search import fit_noise

@@ -15,7 +15,7 @@ import numpy as np
 from dkgp.data.types import FloatArray
 from dkgp.errors import NumericalError
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
 from dkgp.models.tuning.noise.features import NoiseFeatures, noise_features

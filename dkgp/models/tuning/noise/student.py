@@ -21,7 +21,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from dkgp.models.tuning.dense_algebra import invert
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings

@@ -16,7 +16,7 @@ from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
-from dkgp.models.noise.model import NoiseModel
+from dkgp.models.noise import NoiseModel
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, DenseObjective

@@ -13,7 +13,7 @@ from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
-from dkgp.models.noise.student import StudentT
+from dkgp.models.noise import StudentT
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.comparison import Gain
 from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood, weigh
