@@ -16,7 +16,7 @@ from dkgp.commands.reporting.plots import plot_predictions
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.errors import InputError
-from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
+from dkgp.models.classification.metrics import evaluate_classes, holds_classes
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
 from dkgp.models.sparse.methods import METHODS
 from dkgp.models.target_units import TargetUnits

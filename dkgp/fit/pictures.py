@@ -14,8 +14,8 @@ from dkgp.commands.evaluate import read_coverage, read_pairs
 from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.plots import plot_predictions, plot_residuals
 from dkgp.data import Dataset, Prediction
-from dkgp.models.classification.evaluation import evaluate_classes
-from dkgp.models.verdict.reading import read_residuals
+from dkgp.models.classification.metrics import evaluate_classes
+from dkgp.models.verdict import read_residuals
 
 _IDENTIFIER = re.compile(r'(\bid="|url\(#|href="#)')
 

@@ -168,8 +168,7 @@ def _fixed_size() -> None:
     from dkgp.data.stores.memory_dataset import memory_dataset
     from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
     from dkgp.models.classification.fixed_size.train import train_fixed_size
-    from dkgp.models.classification.labelled import LabelledData
-    from dkgp.models.classification.labels import Labels
+    from dkgp.models.classification.labels import LabelledData, Labels
 
     points, codes = _points(), np.arange(_ROWS) % 2
     settings = FixedSizeSettings(pool=8, folds=2, search="shared", noise_variances=(1.0,), probability=False)

@@ -19,8 +19,7 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.variance.ways.forecast import whole_phases
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_parts, product_seconds, project

@@ -11,17 +11,12 @@ from typing import Any, Literal, Protocol
 
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.foreseen import basis_entries, basis_phases
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings
-from dkgp.models.classification.fixed_size.foreseen import fixed_size_phases, foreseen_passes, taken
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, labels_of
+from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, basis_entries, basis_phases
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings, fixed_size_phases, foreseen_passes, taken
+from dkgp.models.classification.labels import LabelledData, Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.foreseen import foreseen_products
-from dkgp.models.classification.logistic.stopping import RISK_TOLERANCE, RiskSettings
-from dkgp.models.classification.near.foreseen import near_phases
-from dkgp.models.classification.near.settings import NearSettings
+from dkgp.models.classification.logistic import RISK_TOLERANCE, RiskSettings, foreseen_products
+from dkgp.models.classification.near import NearSettings, near_phases
 from dkgp.models.memory import MemoryPlan, Processes, TrainingSizes, plan_training
 from dkgp.models.sparse.ladder.costs import sparse_phases
 from dkgp.models.sparse.settings import SparseSettings

@@ -19,8 +19,7 @@ from tests.cli.runs import CLASSIFY, RUNS, SPARSE, TRAIN, bits
 
 REPORT = "dkgp.commands.training:TrainingRun.report"
 SAVE = "dkgp.data.stores.checkpoint:CheckpointStore.save"
-PASS = "dkgp.models.classification.fixed_size.searches.of_paths:fold_systems"
-GRID_PASS = "dkgp.models.classification.fixed_size.searches.of_pools:fold_systems"
+PASS = "dkgp.models.classification.fixed_size.search:fold_systems"
 # A model is being laid out, and about to be whole.
 LAYOUT, COMMIT = "dkgp.data.stores.writable:create_array", "dkgp.data.stores.writable:commit"
 FRESH, RESUMING, COMPLETE = "there is no checkpoint", "resuming after round", "was complete when an earlier run ended"
@@ -46,13 +45,13 @@ KILLS = [
     ("exact", REPORT, COMPLETE),
     ("logistic", COMMIT, RESUMING),
     ("gp", REPORT, COMPLETE),
-    ("gp on a basis", "dkgp.models.classification.basis.train:BasisDescent", FRESH),
+    ("gp on a basis", "dkgp.models.classification.basis:BasisDescent", FRESH),
     ("gp on a basis", LAYOUT, RESUMING),
     ("gp on a basis", REPORT, COMPLETE),
-    ("gp with neighbours", "dkgp.models.classification.near.mode:ModeSearch.step 1", FRESH),
-    ("gp with neighbours", "dkgp.models.classification.near.mode:ModeSearch.step 6", RESUMING),
+    ("gp with neighbours", "dkgp.models.classification.near:ModeSearch.step 1", FRESH),
+    ("gp with neighbours", "dkgp.models.classification.near:ModeSearch.step 6", RESUMING),
     ("gp with neighbours", COMMIT, RESUMING),
-    ("logistic on a basis", "dkgp.models.classification.basis.train:certify_basis", RESUMING),
+    ("logistic on a basis", "dkgp.models.classification.basis:certify_basis", RESUMING),
     ("logistic on a basis", COMMIT, RESUMING),
     ("predictions", "dkgp.models.prediction.predict:PredictSummary", ""),
     ("predictions", LAYOUT, ""),
@@ -62,8 +61,8 @@ KILLS = [
     ("fixed-size", f"{PASS} 3", RESUMING),
     ("fixed-size", f"{PASS} 9", RESUMING),
     # Of a grid's, and between all of them and the model.
-    ("grid", f"{GRID_PASS} 1", FRESH),
-    ("grid", f"{GRID_PASS} 4", RESUMING),
+    ("grid", f"{PASS} 1", FRESH),
+    ("grid", f"{PASS} 4", RESUMING),
     ("grid", f"{SAVE} 6", RESUMING),
     ("grid", LAYOUT, RESUMING),
     ("grid", COMMIT, RESUMING),

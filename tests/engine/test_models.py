@@ -16,12 +16,10 @@ from dkgp.data import Dataset, open_classifier, open_prediction, save_classifier
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.exact.train import ExactSettings, train_exact
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
-from dkgp.models.classification.laplace.train import train_gp
+from dkgp.models.classification.exact import ExactSettings, train_exact
+from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.logistic import RiskSettings, train_gp
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance import variances

@@ -11,18 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 import dkgp.estimators.settings
-import dkgp.models.classification.exact.train
-import dkgp.models.classification.logistic.foreseen
-import dkgp.models.classification.logistic.train
+import dkgp.models.classification.exact
+import dkgp.models.classification.logistic
 from dkgp import LSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier
 from dkgp.cli import main
 from dkgp.data import dataset_from_arrays, memory_dataset, open_classifier
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.logistic import RiskSettings
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.keeping import Keeping
 from dkgp.solvers import Choice
@@ -85,7 +83,7 @@ def test_classifier(
     decisions, alphas = [], []
     for products in (None, 7.5):
         wanted = [0.0] * 3 if products is None else [7.5, 6.5, 5.5]
-        choose(monkeypatch, dkgp.models.classification.exact.train, products)
+        choose(monkeypatch, dkgp.models.classification.exact, products)
         asked.clear()
         decisions.append(LSSVC(KERNEL, noise_variance=NOISE).fit(X, labels).decision_function(X).tobytes())
         assert asked[:3] == wanted
@@ -115,12 +113,12 @@ def test_likelihoods(
     kernel = SquaredExponential((0.8, 0.3), variance=5.0)
     few = estimator(kernel).fit(X, labels).predict_proba(X)
     assert asked[:3] == [0.0] * 3
-    monkeypatch.setattr(dkgp.models.classification.logistic.foreseen, "SUBSETS", (100, 300))
-    monkeypatch.setattr(dkgp.models.classification.logistic.train, "FORESEEN_FROM", N)
+    monkeypatch.setattr(dkgp.models.classification.logistic, "SUBSETS", (100, 300))
+    monkeypatch.setattr(dkgp.models.classification.logistic, "FORESEEN_FROM", N)
     asked.clear()
     model = estimator(kernel).fit(X, labels)
     # Those on the subsets are decided by nobody: the first run of three or more that falls by one.
-    wanted = dkgp.models.classification.logistic.foreseen.foreseen_products
+    wanted = dkgp.models.classification.logistic.foreseen_products
     dataset = memory_dataset(X, labels.astype(float), classes=("no", "yes"))
     likelihood = Likelihood.of("logit", "softmax", 2)
     expected = wanted(LabelledData(dataset, labels_of(dataset)), kernel, RiskSettings(likelihood)).count

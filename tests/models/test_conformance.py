@@ -18,19 +18,14 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, RunContext, SparseSettings, train, train_sparse
-from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.basis.train import train_on_basis
-from dkgp.models.classification.exact.train import ExactSettings, train_exact
+from dkgp.models.classification.basis import BasisSettings, train_on_basis
+from dkgp.models.classification.exact import ExactSettings, train_exact
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.laplace.train import train_gp
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import train_logistic
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import train_near
+from dkgp.models.classification.logistic import RiskSettings, train_gp, train_logistic
+from dkgp.models.classification.near import NearSettings, train_near
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent
 from tests.covering import few

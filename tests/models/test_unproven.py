@@ -15,8 +15,7 @@ from dkgp import LSSVC, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
 from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel, Linear, Matern32, Periodic, Polynomial, SquaredExponential, TileEvaluator
 from dkgp.models.certificate import Certificate
-from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.logistic.certificate import RiskCertificate
+from dkgp.models.classification.certificate import DecisionCertificate, RiskCertificate
 from dkgp.models.rounding import highest_prior
 from dkgp.models.sparse.certificate import SparseCertificate
 

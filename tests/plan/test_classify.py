@@ -12,11 +12,9 @@ from dkgp.data import Dataset, memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.foreseen import explored
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings, explored
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.memory import TrainingSizes
 from dkgp.operators.block_tasks import feature_width
 from dkgp.plan.smaller import foresee_classifier

@@ -13,15 +13,10 @@ from dkgp.data import Dataset, memory_dataset
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.basis.train import train_on_basis
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import train_logistic
-from dkgp.models.classification.near.foreseen import STEPS
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import train_near
+from dkgp.models.classification.basis import BasisSettings, train_on_basis
+from dkgp.models.classification.labels import LabelledData, labels_of
+from dkgp.models.classification.logistic import RiskSettings, train_logistic
+from dkgp.models.classification.near import STEPS, NearSettings, train_near
 from dkgp.models.memory import TrainingSizes
 from dkgp.plan.smaller import LikelihoodSettings, foresee_likelihood
 
@@ -40,7 +35,7 @@ def dataset() -> Dataset:
 @pytest.mark.slow
 def test_products_are_foreseen_from_subsets(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # Both subsets are smaller than the data.
-    monkeypatch.setattr("dkgp.models.classification.logistic.foreseen.SUBSETS", (200, 500))
+    monkeypatch.setattr("dkgp.models.classification.logistic.SUBSETS", (200, 500))
     settings = LikelihoodSettings("logistic")
     foreseen = foresee_likelihood(dataset, FOUND, settings, 2**30, 1)
     with closing(LocalExecutor(1)) as executor:

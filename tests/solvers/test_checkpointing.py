@@ -24,7 +24,7 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.block_descent.subproblem import Subproblem
-from dkgp.solvers.risk.auto import AutoState
+from dkgp.solvers.risk.newton import AutoState
 from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 

@@ -23,12 +23,10 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset, memory_dataset
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.models.classification.bounds import certified_labels
-from dkgp.models.classification.exact.certificate import certified_decisions
-from dkgp.models.classification.exact.train import ExactSettings, TrainedExact, train_exact
+from dkgp.models.classification.certificate import certified_decisions, certified_labels
+from dkgp.models.classification.exact import ExactSettings, TrainedExact, train_exact
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, decided
+from dkgp.models.classification.labels import LabelledData, Labels, decided
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses

@@ -19,9 +19,9 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white
-from dkgp.models.classification.exact.calibrate import drawn_by_class, left_out_decisions
+from dkgp.models.classification.calibration import drawn_by_class, left_out_decisions
+from dkgp.models.classification.fixed_size.search import scaled
 from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.scaling import scaled
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.subsets import draw_subset
 

@@ -27,8 +27,7 @@ from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.kernels import TileEvaluator
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.metrics import ClassTally
 from dkgp_benchmarks.certify.dense import Mode, averaged_logit, latent_variances, logit_mode, softmax_mode
 from dkgp_benchmarks.certify.equality import equality

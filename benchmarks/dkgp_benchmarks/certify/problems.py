@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.exact import DECISION_TOLERANCE
 from dkgp.models.classification.labels import Labels
 
 FloatArray = NDArray[np.float64]

@@ -18,10 +18,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.data import Dataset, memory_dataset
 from dkgp.kernels import kernel_from_json
-from dkgp.models.classification.fixed_size.fit import FixedSizeModel
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.fixed_size.train import FixedSizeModel, TrainedFixedSize, train_fixed_size
+from dkgp.models.classification.labels import LabelledData
 from dkgp_benchmarks.classify.redraw import Redrawn, redrawn
 from dkgp_benchmarks.classify.trial import Classifier, Trial
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.models.classification.fixed_size.paths import Path
-from dkgp.models.classification.fixed_size.steps import Draws
+from dkgp.models.classification.fixed_size.paths import Draws, Path
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator

@@ -24,8 +24,7 @@ from dkgp.models.classification.fixed_size.paths import Path
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.operators import BlockedKernelOperator
 from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob

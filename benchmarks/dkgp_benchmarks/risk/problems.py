@@ -13,8 +13,7 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp_benchmarks.classify.problems import GENERATORS, PROBLEMS, load, splits
 
 FloatArray = NDArray[np.float64]

@@ -15,7 +15,7 @@ from dkgp.data import memory_dataset
 from dkgp.errors import UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import LabelledData
 from dkgp_benchmarks.classify.fixed_size import PAPER, FixedSize
 from dkgp_benchmarks.classify.job import BenchClassifyJob, run_bench_classify
 from dkgp_benchmarks.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT_METHODS, MethodSpec

@@ -21,7 +21,7 @@ from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.exact.train import DecisionError, ExactSettings, solver_for_labels, train_exact
+from dkgp.models.classification.exact import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.context import RunContext
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.product_error import ProductError

@@ -16,10 +16,8 @@ from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.budget import foresee_search, most_widths
-from dkgp.models.classification.fixed_size.settings import FixedSizeMemory
-from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
+from dkgp.models.classification.fixed_size.settings import FixedSizeMemory, foresee_search, most_widths
+from dkgp.models.classification.fixed_size.train import considered_weights, train_fixed_size, weighing_words
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.models.context import RunContext
 from dkgp.models.memory import TrainingSizes

@@ -17,8 +17,8 @@ from dkgp.commands.job_options import (
 )
 from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import InputError, UsageError
-from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.basis import BASES, DEFAULT_BASIS
+from dkgp.models.classification.exact import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSizeSettings
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass

@@ -20,10 +20,8 @@ from dkgp.commands.solving import (
 from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE
-from dkgp.models.classification.laplace.train import require_separate, train_gp
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import product_limit, train_logistic
+from dkgp.models.classification.exact import DECISION_TOLERANCE
+from dkgp.models.classification.logistic import RiskSettings, product_limit, require_separate, train_gp, train_logistic
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import RISK_METHODS, risk_memory

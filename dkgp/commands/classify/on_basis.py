@@ -13,9 +13,8 @@ from dkgp.commands.solving import inputs_within, room, solving
 from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.basis.settings import DEFAULT_BASIS, BasisSettings, NewtonMemory
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import train_with_basis
+from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, NewtonMemory
+from dkgp.models.classification.near import NearSettings, train_with_basis
 from dkgp.models.memory import TrainingSizes
 from dkgp.models.sparse.vif.objective import SEARCHED
 from dkgp.operators.block_tasks import feature_width

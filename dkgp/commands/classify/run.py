@@ -18,8 +18,7 @@ from dkgp.errors import UsageError
 from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, label_weights, labels_of, rare_class
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of, rare_class
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import likelihood_caution
 from dkgp.models.tuning.tasks import LabelLikelihood

@@ -13,8 +13,7 @@ from dkgp.commands.reporting.plots import BAND, MOST_NAMES, History, column, dra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dkgp.models.classification.evaluation import OperatingCurve
-    from dkgp.models.classification.metrics import ClassMetrics, Reliability
+    from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, Reliability
 
 # Numbers are written into the cells of a confusion matrix of so many classes at most.
 MOST_WRITTEN = 12

@@ -28,8 +28,7 @@ from dkgp.models import (
     write_hyperparameters,
 )
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, label_weights, labels_of
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
 from dkgp.models.trend.columns import CENTRED
 from dkgp.models.tuning.noise.choice import tune_noise
 from dkgp.models.tuning.noise.student import tune_likelihood

@@ -40,11 +40,10 @@ from dkgp.estimators.values import weights_of_score
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.exact.train import DECISION_TOLERANCE
+from dkgp.models.classification.exact import DECISION_TOLERANCE
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import label_weights
-from dkgp.models.classification.near.evidence import tune_labels_by_neighbours
+from dkgp.models.classification.labels import LabelledData, label_weights
+from dkgp.models.classification.near import tune_labels_by_neighbours
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound.search import BASIS_SIZES

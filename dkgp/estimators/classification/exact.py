@@ -11,9 +11,9 @@ from dkgp.estimators.fitted import Fitted
 from dkgp.estimators.parameters import CheckedElsewhere, PositiveOrNone
 from dkgp.estimators.settings import checked_solver
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.exact.train import ExactSettings, train_exact
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.certificate import DecisionCertificate
+from dkgp.models.classification.exact import ExactSettings, train_exact
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.operators.product_error import ProductError
@@ -69,7 +69,7 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
         As of `GPRegressor`.
     intercept_ : (t,) ndarray
         One column for two classes, otherwise one for each.
-    certificate_ : dkgp.models.classification.exact.certificate.DecisionCertificate
+    certificate_ : dkgp.models.classification.certificate.DecisionCertificate
     calibration_ : dkgp.models.classification.calibration.Calibration or None
 
     Examples

@@ -24,10 +24,8 @@ from dkgp.models.classification.fixed_size.settings import (
     POOL_CHOICE,
     FixedSizeSettings,
 )
-from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.fixed_size.weighings import considered_weights, weighing_words
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, label_weights
+from dkgp.models.classification.fixed_size.train import considered_weights, train_fixed_size, weighing_words
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.operators.base import FloatArray

@@ -10,12 +10,11 @@ from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.parameters import CountOrNone
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.laplace.train import train_gp
+from dkgp.models.classification.basis import BasisSettings
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.near.settings import NearSettings, refuse_coupled
+from dkgp.models.classification.logistic import RiskSettings, train_gp
+from dkgp.models.classification.near import NearSettings, refuse_coupled
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 

@@ -9,10 +9,9 @@ from dkgp.estimators.classification.probabilistic import LikelihoodClassifier
 from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.parameters import Positive
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.logistic import RiskSettings, train_logistic
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 

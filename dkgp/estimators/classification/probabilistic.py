@@ -14,11 +14,11 @@ from dkgp.estimators.fitted import Fitted, FittedClassifier
 from dkgp.estimators.parameters import CountOrNone
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis.settings import BASES, DEFAULT_BASIS, BasisSettings
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.basis import BASES, DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.near.train import train_with_basis
+from dkgp.models.classification.logistic import RiskSettings
+from dkgp.models.classification.near import train_with_basis
 from dkgp.models.classification.trained import BasisForm, TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.registry import Option

@@ -22,9 +22,8 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.exact.calibrate import LEAST_OF_A_CLASS, drawn_by_class
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.calibration import LEAST_OF_A_CLASS, drawn_by_class
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.problem import Choices

@@ -13,7 +13,7 @@ from dkgp.data.stores.models.description import about_model
 from dkgp.html import ProofShown
 from dkgp.kernels import Kernel
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.operators.base import FloatArray, IndexArray
 

@@ -17,8 +17,7 @@ import numpy as np
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError
-from dkgp.models.classification.laplace.averages import settled
-from dkgp.models.classification.laplace.train import LEAST_CURVATURE
+from dkgp.models.classification.laplace import LEAST_CURVATURE, settled
 from dkgp.models.prediction.deciders import ClassifierSupport, Decider
 from dkgp.models.prediction.streaming import Together
 from dkgp.models.rounding import EPS, outward

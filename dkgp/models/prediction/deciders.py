@@ -18,15 +18,22 @@ from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.prediction_store import LATENT_VARIABLES
 from dkgp.errors import StoreError
 from dkgp.kernels import fold_white, kernel_from_json
-from dkgp.models.classification.basis.posterior import BasisPosterior
-from dkgp.models.classification.bounds import certified_labels
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_decisions
+from dkgp.models.classification.certificate import (
+    DecisionCertificate,
+    RiskCertificate,
+    certified_decisions,
+    certified_labels,
+)
 from dkgp.models.classification.labels import decided
-from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax
-from dkgp.models.classification.laplace.train import LEAST_CURVATURE
+from dkgp.models.classification.laplace import (
+    LEAST_CURVATURE,
+    BasisPosterior,
+    averaged,
+    averaged_intervals,
+    averaged_softmax,
+)
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.certificate import RiskCertificate
 from dkgp.models.rounding import assumptions, certified_row_errors
 from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.models.sparse.vif.stored import near_of

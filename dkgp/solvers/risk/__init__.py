@@ -11,9 +11,14 @@ evidence (`dkgp.models.tuning.laplace`) by the factors that its gradient takes a
 
 from __future__ import annotations
 
-from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent, RiskParameterConjugateGradient
 from dkgp.solvers.risk.majorisation import RiskMajorisation
-from dkgp.solvers.risk.method import RiskMethod
+from dkgp.solvers.risk.method import (
+    RiskConjugateGradient,
+    RiskGradientDescent,
+    RiskMethod,
+    RiskParameterConjugateGradient,
+    RiskState,
+)
 from dkgp.solvers.risk.minimise import (
     RISK_HELP,
     RISK_METHODS,
@@ -25,7 +30,6 @@ from dkgp.solvers.risk.minimise import (
 )
 from dkgp.solvers.risk.newton import RiskNewton
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.risk.state import RiskState
 
 __all__ = [
     "RISK_HELP",

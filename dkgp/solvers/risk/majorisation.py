@@ -21,8 +21,7 @@ from dkgp.solvers.base import PhaseClock, Solver
 from dkgp.solvers.conjugate.gradient import ConjugateGradient, ConjugateGradientState
 from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.registry import build_solver
-from dkgp.solvers.risk.descent import DescentState
-from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
+from dkgp.solvers.risk.method import DescentState, RiskMethod, descend_or_settle
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.state import SolverState, nothing
 

@@ -16,14 +16,23 @@ from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.driver import Solution, last_errors, run
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.registry import AUTO, SolverMemory, build_solver, solver_memory
-from dkgp.solvers.risk.auto import AutoState, RiskAuto
-from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskGradientDescent, RiskParameterConjugateGradient
 from dkgp.solvers.risk.majorisation import RiskMajorisation
-from dkgp.solvers.risk.method import RiskMethod
-from dkgp.solvers.risk.newton import RiskNewton
-from dkgp.solvers.risk.preconditioner import LARGEST_RANK, affordable_rank
+from dkgp.solvers.risk.method import (
+    RiskConjugateGradient,
+    RiskGradientDescent,
+    RiskMethod,
+    RiskParameterConjugateGradient,
+)
+from dkgp.solvers.risk.newton import (
+    LARGEST_RANK,
+    MOST_BYTES,
+    AutoState,
+    RiskAuto,
+    RiskNewton,
+    affordable_rank,
+    whole_bytes,
+)
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.risk.whole import MOST_BYTES, whole_bytes
 from dkgp.solvers.state import nothing
 from dkgp.solvers.stopping import DualityGap, MaxIterations, StoppingRule
 from dkgp.solvers.watch import NOBODY, Watch

@@ -15,9 +15,46 @@ step's last iteration takes it. They stop where r'M^-1 r is little beside g'K g 
 little as the gap asks for.
 
 A step that does not come to that in a few dozen, for its factor is too small for the penalty, is taken as it is. From
-then on steps are solved by a factor of the whole matrix (`dkgp.solvers.risk.whole`), in float64, where it fits into
+then on steps are solved by a factor of the whole matrix (`dkgp.solvers.risk.newton`), in float64, where it fits into
 memory. Where it does not, kernel conjugate gradients go on for a while: on separable data curvatures fall on their way,
 which a step with that of its start does not see.
+
+A preconditioner for Newton's systems: a low-rank factor of K, made once, between roots of the curvature at hand.
+
+A step solves B v = R'K g with B = lambda I + R'K R and W = R R' the curvature by sample. With K near F F'
+
+    M = lambda I + R'F F'R,    M^-1 r = (r - R'F z) / lambda,    z = (F'W F + lambda I)^-1 F'R r,
+
+column by column where the loss couples none; else F'W F is one matrix of all columns, a block for each pair of them.
+Nothing is divided by a curvature.
+
+The exact matrix of Newton's systems, factored anew for every step, where it fits into memory.
+
+Penalties far below what a low-rank factor leaves of K make the step's system B = lambda I + R'K R one that such a
+factor does not precondition. With roots R = S (I - u u') by sample, S = diag(s) and u'u = 1 for softmax, S alone
+elsewhere, and A_c = lambda I + S_c K S_c for column c,
+
+    B^-1 r = U U'r / lambda + A^-1 q - A^-1 U (sum_c U_c A_c^-1 U_c)^-1 U'A^-1 q,    q = r - U U'r,
+
+A all A_c in a block diagonal, U all U_c = diag(u_c) stacked: I - U U' projects, and B is Q A Q + lambda (I - Q). C + 1
+factors of n rows are what a step takes of C classes (as Rasmussen and Williams 2006, algorithm 3.3), and nothing is
+multiplied by K / lambda, whose digits would be lost.
+
+The method "auto": kernel conjugate gradients, and Newton's method where they would take long.
+
+They begin alike, and which one goes on is found out on the way: from the tenth iteration on the last ones' gain says
+how many products conjugate gradients would still take to the gap that is asked for. Beyond `MOST_PRODUCTS` Newton's
+method takes over where it stands, once and for all. Its factor and the algebra of its steps cost about as many, and it
+takes a sixteenth to an eighth of theirs where there are hundreds (docs/experiments.md). Counts and bounds decide, and
+nothing that is timed: a run comes to the same bits wherever it runs.
+
+A step that its factor does not serve hands over to conjugate gradients from where it has come to. They take a quarter
+of the time that factors of the whole matrix would take, and go on as long as they are foretold to arrive sooner than
+these; then Newton's steps are solved by these, where they fit into memory. Where they do not, Newton's method comes
+back after a while, and has half as many products as conjugate gradients have taken.
+
+Not among the choices: majorisation (above Newton's count where lambda is large, and far above where it is small),
+gradient descent and conjugate gradients on parameters.
 """
 
 from __future__ import annotations
@@ -27,16 +64,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import scipy.linalg
 
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.low_rank.factor import LowRankFactor
+from dkgp.operators.low_rank.pivots import regularised_factor
 from dkgp.solvers.base import PhaseClock
 from dkgp.solvers.conjugate.kernel_cg import ratio
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.losses import CurvatureRoot
-from dkgp.solvers.risk.descent import DescentState, RiskConjugateGradient
-from dkgp.solvers.risk.method import RiskMethod, descend_or_settle
-from dkgp.solvers.risk.preconditioner import CurvaturePreconditioner, affordable_rank
-from dkgp.solvers.risk.whole import WholeCurvature
+from dkgp.solvers.prices import ROUND_SECONDS, Prices
+from dkgp.solvers.risk.method import DescentState, RiskConjugateGradient, RiskMethod, descend_or_settle
 from dkgp.solvers.state import nothing
 
 # The last iteration's gain, as a share of the slope that is left: far from the least, and near it.
@@ -266,3 +306,331 @@ class RiskNewton(RiskMethod[NewtonState]):
         descend_or_settle(state, delta, image, (-gradient / penalty, -image / penalty), 1.0)
         state.give_up_the_step()
         return float(np.sum(before - state.risks)) < POOR_SHARE * float(np.sum(promise))
+
+
+# The factor's algebra, anew for every step, may take as long as so many products.
+PRODUCTS_A_STEP = 4.0
+# Of a round's nominal seconds, what cores work for it.
+WORK_OF_A_ROUND = 0.25
+# The largest is that of F'W F, all columns that it couples together.
+LEAST_RANK, LARGEST_RANK = 32, 3000
+
+
+def affordable_rank(n: int, d: int, p: int, coupled: bool = False) -> int:
+    """Return a rank whose algebra for a step, n R^2 operations a block of F'W F, takes as long as a few products.
+
+    What is compared is the work of cores, and most of a round is waiting, which is no reason for them to work more.
+    """
+    prices = Prices.nominal(d)
+    product = n * n * (0.5 * prices.entries + 2.0 * p * prices.operations) + WORK_OF_A_ROUND * ROUND_SECONDS
+    blocks = p * (p + 1) // 2 if coupled else p
+    rank = math.floor(math.sqrt(PRODUCTS_A_STEP * product / (n * blocks * prices.double_operations)))
+    most = LARGEST_RANK // p if coupled else LARGEST_RANK
+    return min(n, max(1, most), factor_bytes_allowed(n) // (4 * n), max(LEAST_RANK, rank))
+
+
+class CurvaturePreconditioner:
+    """M^-1 for the curvature that `refresh` was told last.
+
+    - `rank`: R, landmarks at most.
+    - `regularisation`: lambda.
+    - `coupled`: whether the curvature couples columns.
+    """
+
+    def __init__(
+        self, operator: BlockedKernelOperator, rank: int, regularisation: float, coupled: bool, seed: int
+    ) -> None:
+        operator.executor.require_one_arithmetic()
+        landmarks = FactorPreconditioning(halo=0, rank=rank, seed=seed).choose(operator)
+        self._factor = LowRankFactor(operator.with_noise(1.0), landmarks)
+        self._regularisation, self._coupled = regularisation, coupled
+        self._root: CurvatureRoot | None = None
+        self._lower: list[FloatArray] = []
+
+    @classmethod
+    def of(
+        cls, operator: KernelOperator, rank: int, regularisation: float, coupled: bool, seed: int
+    ) -> CurvaturePreconditioner | None:
+        """Return the preconditioner of an operator whose rounds can build it, with any rank at all."""
+        if rank == 0 or not isinstance(operator, BlockedKernelOperator):
+            return None
+        return cls(operator, rank, regularisation, coupled, seed)
+
+    def refresh(self, root: CurvatureRoot, columns: int) -> None:
+        """Take the curvature's root, of so many columns."""
+        self._root, self._lower = root, []
+        if self._coupled:
+            self._lower = [regularised_factor(self._whole_gram(root, columns), self._regularisation)]
+            return
+        seen: list[FloatArray] = []
+        for column in range(columns):
+            weights = root.entries(column, column)
+            alike = next((at for at, other in enumerate(seen) if np.array_equal(other, weights)), None)
+            seen.append(weights)
+            if alike is not None:
+                self._lower.append(self._lower[alike])
+            else:
+                self._lower.append(regularised_factor(self._factor.gram(weights), self._regularisation))
+
+    def _whole_gram(self, root: CurvatureRoot, columns: int) -> FloatArray:
+        """F'W F of all columns together: (p R, p R)."""
+        rank = self._factor.rank
+        whole = np.zeros((columns * rank, columns * rank), order="F")
+        for row in range(columns):
+            for column in range(row + 1):
+                # Between two classes curvatures are not positive.
+                sign = 1.0 if row == column else -1.0
+                block = sign * self._factor.gram(np.maximum(sign * root.entries(row, column), 0.0))
+                places = slice(row * rank, (row + 1) * rank), slice(column * rank, (column + 1) * rank)
+                whole[places], whole[places[::-1]] = block, block.T
+        return whole
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """M^-1 r for r (n, p)."""
+        assert self._root is not None, "refreshed before it is applied"
+        projected = self._factor.project(self._root.times(residual))
+        if self._coupled:
+            stacked = np.ascontiguousarray(projected.T).ravel()
+            z = scipy.linalg.cho_solve((self._lower[0], True), stacked, check_finite=False)
+            z = np.ascontiguousarray(z.reshape(projected.T.shape).T)
+        else:
+            z = np.empty_like(projected)
+            for column, lower in enumerate(self._lower):
+                z[:, column] = scipy.linalg.cho_solve((lower, True), projected[:, column], check_finite=False)
+        expanded = self._root.transposed_times(self._factor.expand(z))
+        return np.asarray((residual - expanded) / self._regularisation)
+
+
+# What the factors of a step may take; as many samples of one column: 8,192.
+MOST_BYTES = 512 * 1024**2
+# Rows of K that are evaluated at a time.
+PIECE_ROWS = 512
+# Steps that are reckoned with before a first one is taken.
+USUAL_STEPS = 12
+
+
+def whole_bytes(n: int, p: int, coupled: bool) -> int:
+    """Bytes of a step's factors: one a column, and of coupled columns their sum and an inverse besides."""
+    return 8 * n * n * (p + 2 if coupled else p)
+
+
+def whole_products(n: int, d: int, p: int, coupled: bool) -> float:
+    """As many products with K as the factors of `USUAL_STEPS` steps take the time of, at nominal prices."""
+    prices = Prices.nominal(d)
+    product = n * n * (0.5 * prices.double_entries + 2.0 * p * prices.double_operations) + ROUND_SECONDS
+    # A factor, and twice as much for an inverse.
+    cubes = 3 * p + 1 if coupled else p
+    return USUAL_STEPS * cubes * n**3 / 3.0 * prices.double_operations / product
+
+
+class WholeCurvature:
+    """B^-1 for the curvature that `refresh` was told last."""
+
+    def __init__(self, operator: KernelOperator, regularisation: float) -> None:
+        self._operator, self._regularisation = operator, regularisation
+        self._root: CurvatureRoot | None = None
+        self._lower: list[FloatArray] = []
+        self._shared: FloatArray | None = None
+
+    @classmethod
+    def fits(cls, operator: KernelOperator, p: int, coupled: bool) -> bool:
+        """True of an operator that has all entries at hand, and as many samples as fit."""
+        exact = isinstance(operator, BlockedKernelOperator) and not operator.approximate
+        return exact and whole_bytes(operator.n, p, coupled) <= MOST_BYTES
+
+    def refresh(self, root: CurvatureRoot, columns: int) -> None:
+        """Take the curvature's root, of so many columns; `NumericalError` where no factor is finite."""
+        self._root, self._lower, self._shared = root, [], None
+        unit, shared = root.unit, None
+        for column in range(columns):
+            lower = regularised_factor(self._scaled(root.spread[:, column]), self._regularisation)
+            self._lower.append(lower)
+            if unit is None:
+                continue
+            inverse, trouble = scipy.linalg.lapack.dpotri(lower, lower=1)
+            if trouble:
+                raise NumericalError("the curvature of a class has no inverse in float64; raise the penalty")
+            inverse *= unit[:, column]
+            inverse *= unit[:, column, None]
+            if shared is None:
+                shared = inverse
+            else:
+                shared += inverse
+            del inverse
+        if shared is not None:
+            shared += np.tril(shared, -1).T
+            self._shared = regularised_factor(shared, 0.0)
+
+    def _scaled(self, spread: FloatArray) -> FloatArray:
+        """S K S of a column, both triangles: (n, n)."""
+        n = self._operator.n
+        features = self._operator.features(np.arange(n, dtype=np.intp), "double")
+        matrix = np.empty((n, n), order="F")
+        for start in range(0, n, PIECE_ROWS):
+            stop = min(start + PIECE_ROWS, n)
+            matrix[:, start:stop] = self._operator.double.tile(features, features.slice(start, stop))
+            matrix[:, start:stop] *= spread[start:stop]
+        matrix *= spread[:, None]
+        return matrix
+
+    def _separately(self, right: FloatArray) -> FloatArray:
+        """A^-1 of (n, p)."""
+        solved = [
+            scipy.linalg.cho_solve((lower, True), right[:, column], check_finite=False)
+            for column, lower in enumerate(self._lower)
+        ]
+        return np.column_stack(solved)
+
+    def apply(self, residual: FloatArray) -> FloatArray:
+        """B^-1 r for r (n, p)."""
+        assert self._root is not None, "refreshed before it is applied"
+        unit = self._root.unit
+        if unit is None or self._shared is None:
+            return self._separately(residual)
+        along = unit * np.sum(unit * residual, axis=1, keepdims=True)
+        solved = self._separately(residual - along)
+        shared = scipy.linalg.cho_solve((self._shared, True), np.sum(unit * solved, axis=1), check_finite=False)
+        solved -= self._separately(unit * shared[:, None])
+        # What is left along U is the rounding of a difference.
+        solved -= unit * np.sum(unit * solved, axis=1, keepdims=True)
+        return np.asarray(solved + along / self._regularisation)
+
+
+# Iterations that are looked at: the best of the later half against the best of the earlier one.
+WINDOW = 10
+# Products that conjugate gradients may still need, for Newton's method not to take over.
+MOST_PRODUCTS = 40
+# What conjugate gradients have taken over may take, as a share of the whole matrix's factors, whatever is foretold:
+# widths go up and down.
+LEAST_SHARE_OF_WHOLE = 0.25
+# What Newton's steps may take beside conjugate gradients, as a share of their products, where a step has failed and no
+# factors of the whole matrix are to come.
+MOST_SHARE_OF_STEPS = 0.5
+# Where the stopping rule does not say by how much the gradient must fall.
+USUAL_GAP = 1e-4
+
+
+@dataclass
+class AutoState(NewtonState):
+    """A minimisation between two rounds.
+
+    - `widths`: <g, g>_K / (2 lambda), problems added up, before each of the last iterations of conjugate gradients.
+    - `projected`: products that these would still have taken, as it was last found.
+    - `steps`: whether Newton's method has taken over.
+    - `handed`: iterations of conjugate gradients before Newton's method handed over to them, with factors of the whole
+      matrix to come; -1 where it has not.
+    """
+
+    counted = (*NewtonState.counted, "widths", "projected", "steps", "handed")
+
+    widths: list[float] = field(default_factory=list)
+    projected: float | None = None
+    steps: bool = False
+    handed: int = -1
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """The figures that the choice rests on, in plain JSON types; `reason` where a method handed over."""
+        told = {}
+        if self.whole:
+            told["reason"] = (
+                "a low-rank factor was beyond this penalty: steps by factors of the whole matrix, in float64"
+            )
+        elif self.failures and not self.steps:
+            told["reason"] = (
+                "a low-rank factor was beyond this penalty: conjugate gradients went on from where it came to"
+            )
+        return {
+            **told,
+            "method": "newton" if self.steps else "kcg",
+            "iterations": self.descents,
+            "projected_products": self.projected,
+            "most_products": MOST_PRODUCTS,
+            "failed_steps": self.failures,
+            "whole_matrix": self.whole,
+        }
+
+    def note_width(self) -> None:
+        """Take in what the last iteration came to, and project what is left."""
+        width = float(np.sum(self.width))
+        if not math.isfinite(width):
+            return
+        self.widths = [*self.widths[1 - WINDOW :], width]
+        if len(self.widths) < WINDOW:
+            return
+        early, late = min(self.widths[: WINDOW // 2]), min(self.widths[WINDOW // 2 :])
+        fall = self._fall(late)
+        if fall <= 1.0:
+            self.projected = 0.0
+        elif late >= early:
+            self.projected = math.inf
+        else:
+            self.projected = math.log(fall) / (math.log(early / late) / (WINDOW / 2))
+
+    def _fall(self, width: float) -> float:
+        """By how much a width must fall."""
+        risk, gap = float(np.sum(self.risks)), float(np.sum(self.risks - self.bound))
+        if not math.isfinite(self.needed_fall):
+            return width / (USUAL_GAP * risk) if risk > 0.0 else 1.0
+        # The gap may be below the width, by an earlier bound; the rule tells by how much it must fall.
+        return self.needed_fall**2 * (max(width / gap, 1.0) if gap > 0.0 else 1.0)
+
+
+@dataclass(frozen=True)
+class RiskAuto(RiskNewton):
+    """Kernel conjugate gradients, and Newton's method where these would take long.
+
+    - `risk`, `precision`, `rank`, `seed`: see `RiskNewton`.
+    """
+
+    name = "auto"
+    state_type = AutoState
+
+    def _is_far(self, operator: KernelOperator, state: NewtonState) -> bool:
+        """True while conjugate gradients go on, and again after a step that took too long."""
+        assert isinstance(state, AutoState)
+        if state.search.size:
+            return False
+        if state.steps and self._take_too_much(state):
+            least = math.ceil((state.iteration - state.descents) / MOST_SHARE_OF_STEPS)
+            state.until = max(least, state.descents + PATIENCE)
+        if state.steps and state.descents < state.until:
+            state.steps, state.widths = False, []
+        if state.steps:
+            return False
+        # Without a preconditioner Newton's method takes more products, not fewer.
+        if state.descents and isinstance(operator, BlockedKernelOperator) and self.rank != 0:
+            state.note_width()
+            most = self._most_products(operator, state)
+            if state.descents >= state.until and state.projected is not None and state.projected > most:
+                state.steps = True
+                if state.handed >= 0:
+                    state.take_the_whole()
+                return False
+        state.descents += 1
+        return True
+
+    def _most_products(self, operator: KernelOperator, state: AutoState) -> float:
+        """Products that conjugate gradients may still need, for Newton's method not to take over."""
+        if state.handed < 0:
+            return MOST_PRODUCTS
+        return max(MOST_PRODUCTS, self._whole_products(operator, state) - (state.descents - state.handed))
+
+    def _take_too_much(self, state: AutoState) -> bool:
+        """True where steps that succeed, by a little each, have had more than their share of the products."""
+        if not state.failures or state.whole or state.handed >= 0 or state.descents < state.until:
+            return False
+        return state.iteration - state.descents > MOST_SHARE_OF_STEPS * state.descents
+
+    def _whole_products(self, operator: KernelOperator, state: NewtonState) -> float:
+        return whole_products(operator.n, operator.kernel.n_features, state.rhs.shape[1], self.risk.loss.coupled)
+
+    def _note_failure(self, operator: KernelOperator, state: NewtonState) -> None:
+        """Let conjugate gradients go on, and factors of the whole matrix after them."""
+        assert isinstance(state, AutoState)
+        if state.whole or not WholeCurvature.fits(operator, state.rhs.shape[1], self.risk.loss.coupled):
+            super()._note_failure(operator, state)
+            return
+        state.steps, state.widths, state.projected, state.handed = False, [], None, state.descents
+        state.until = state.descents + math.ceil(LEAST_SHARE_OF_WHOLE * self._whole_products(operator, state))
+        state.failures, state.poor = state.failures + 1, 0

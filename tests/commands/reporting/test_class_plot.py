@@ -11,8 +11,7 @@ from rich.console import Console
 
 from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
-from dkgp.models.classification.evaluation import OperatingCurve
-from dkgp.models.classification.metrics import ClassMetrics, operating_curve
+from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, operating_curve
 from tests.models.classification.measured import class_metrics
 
 

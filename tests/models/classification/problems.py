@@ -9,8 +9,7 @@ import numpy as np
 
 from dkgp.data import Dataset
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from tests.models.exact_gp import mp
 
 

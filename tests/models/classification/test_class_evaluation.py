@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from dkgp.data import Dataset, Prediction, PredictionWriter, dataset_from_arrays
 from dkgp.errors import InputError
-from dkgp.models.classification import evaluation
-from dkgp.models.classification.evaluation import evaluate_classes, holds_classes
+from dkgp.models.classification import metrics as evaluation
+from dkgp.models.classification.metrics import evaluate_classes, holds_classes
 from tests.models.classification.measured import class_metrics
 
 

@@ -12,8 +12,7 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.models.classification import hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.models.tuning.tune import tune
 

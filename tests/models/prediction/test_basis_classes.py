@@ -14,8 +14,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
 from tests.models.classification.basis.problems import exact_decisions, trained

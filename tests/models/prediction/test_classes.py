@@ -26,9 +26,8 @@ from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.classification.exact.train import ExactSettings, train_exact
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import labels_of
+from dkgp.models.classification.exact import ExactSettings, train_exact
+from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance.variances import VarianceSettings

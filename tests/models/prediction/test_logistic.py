@@ -11,11 +11,9 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import decided, labels_of
+from dkgp.models.classification.labels import LabelledData, decided, labels_of
 from dkgp.models.classification.likelihoods import Likelihood, MultiClass
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import train_logistic
+from dkgp.models.classification.logistic import RiskSettings, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict

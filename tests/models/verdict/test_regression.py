@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dkgp.models.verdict import Residuals, findings
-from dkgp.models.verdict.regression import _shares
+from dkgp.models.verdict import Residuals, _shares, findings
 
 N, SEEDS = 1500, range(5)
 Numbers = np.ndarray

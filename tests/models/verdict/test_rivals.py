@@ -12,7 +12,8 @@ from threadpoolctl import threadpool_limits
 
 from dkgp.data import PredictionWriter, dataset_from_arrays, save_model
 from dkgp.errors import StoreError
-from dkgp.models.verdict import fit_rivals, rivals
+from dkgp.models import verdict
+from dkgp.models.verdict import fit_rivals
 
 NAMES = ("u", "v")
 
@@ -41,7 +42,7 @@ def world(rng: np.random.Generator, tmp_path: Path):  # type: ignore[no-untyped-
 
 def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     X, y, _, test, prediction = world
-    monkeypatch.setattr(rivals, "MOST_ROWS", 170)
+    monkeypatch.setattr(verdict, "MOST_ROWS", 170)
     notes: list[str] = []
     fitted = fit_rivals(prediction, test, notes.append)
     design = np.c_[np.ones(700), X]
@@ -50,14 +51,14 @@ def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPat
     for t, name in enumerate(NAMES):
         boosting = HistGradientBoostingRegressor(random_state=0).fit(X[:500][third], y[:500, t][third]).predict(X[500:])
         expected = {
-            rivals.MEAN: y[:500, t].mean(),
-            rivals.LINEAR: design[500:] @ weights[:, t],
-            rivals.BOOSTING: boosting,
+            verdict.MEAN: y[:500, t].mean(),
+            verdict.LINEAR: design[500:] @ weights[:, t],
+            verdict.BOOSTING: boosting,
         }
         for rival, means in expected.items():
             error = np.sqrt(np.mean((y[500:, t] - means) ** 2))
             # Trees split between standardised values, which are rounded.
-            assert fitted.errors[name][rival] == pytest.approx(error, rel=1e-3 if rival == rivals.BOOSTING else 1e-9)
+            assert fitted.errors[name][rival] == pytest.approx(error, rel=1e-3 if rival == verdict.BOOSTING else 1e-9)
     assert (fitted.training_rows, fitted.boosting_rows) == (500, 167)
     assert "167 training rows" in notes[0]
 
@@ -65,7 +66,7 @@ def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPat
 def test_without_scikit_learn_there_is_no_boosting(world, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     *_, test, prediction = world
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert set(fit_rivals(prediction, test, print).errors["u"]) == {rivals.MEAN, rivals.LINEAR}
+    assert set(fit_rivals(prediction, test, print).errors["u"]) == {verdict.MEAN, verdict.LINEAR}
 
 
 def test_a_training_set_that_has_changed_is_refused(world, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

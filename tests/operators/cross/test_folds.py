@@ -12,7 +12,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Linear, Matern32, SquaredExponential
-from dkgp.models.classification.fixed_size.fit import fit_triangle
+from dkgp.models.classification.fixed_size.train import fit_triangle
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.folds import (
     fold_columns_task,

@@ -14,9 +14,8 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.basis_risk import problem
-from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution
+from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution, BasisRiskState
 from dkgp.solvers.basis_risk.problem import BasisRisk
-from dkgp.solvers.basis_risk.state import BasisRiskState
 from dkgp.solvers.checkpointing import Checkpoints
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
 from dkgp.solvers.risk import Risk

@@ -13,9 +13,8 @@ from dkgp.operators.low_rank.pivots import samples_drawn_from
 from dkgp.solvers.losses import LogisticLoss
 from dkgp.solvers.prices import Prices
 from dkgp.solvers.risk import RiskNewton, method, risk_memory
-from dkgp.solvers.risk.auto import USUAL_GAP, WINDOW, AutoState, RiskAuto
-from dkgp.solvers.risk.descent import RiskConjugateGradient, RiskParameterConjugateGradient
-from dkgp.solvers.risk.preconditioner import LARGEST_RANK, affordable_rank
+from dkgp.solvers.risk.method import RiskConjugateGradient, RiskParameterConjugateGradient
+from dkgp.solvers.risk.newton import LARGEST_RANK, USUAL_GAP, WINDOW, AutoState, RiskAuto, affordable_rank
 from dkgp.solvers.risk.problem import Risk
 from tests.solvers.problems import smooth_problem
 

@@ -12,8 +12,7 @@ import scipy.stats
 
 from dkgp.operators.base import FloatArray
 from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
-from dkgp.solvers.risk.line_search import line_minima
-from dkgp.solvers.risk.problem import Risk
+from dkgp.solvers.risk.problem import Risk, line_minima
 
 N, COLUMNS = 30, 3
 EPS = float(np.finfo(np.float64).eps)

@@ -21,9 +21,7 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator, ProductError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredHingeLoss
 from dkgp.solvers.risk import Risk, RiskSolution, risk_memory
-from dkgp.solvers.risk.auto import MOST_SHARE_OF_STEPS
-from dkgp.solvers.risk.newton import MOST_ITERATIONS
-from dkgp.solvers.risk.whole import MOST_BYTES, WholeCurvature, whole_bytes
+from dkgp.solvers.risk.newton import MOST_BYTES, MOST_ITERATIONS, MOST_SHARE_OF_STEPS, WholeCurvature, whole_bytes
 from tests.solvers.risk.running import minimised_by
 
 N = 240
@@ -141,7 +139,7 @@ def test_steps_have_half_of_the_products_where_no_whole_matrix_is_to_come(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Separable labels, a rough kernel: steps of 20 to 40 products each bring less than gradients do."""
-    monkeypatch.setattr("dkgp.solvers.risk.whole.MOST_BYTES", 0)
+    monkeypatch.setattr("dkgp.solvers.risk.newton.MOST_BYTES", 0)
     x = np.random.default_rng(12).uniform(-3.0, 3.0, (1000, 2))
     y = np.sign(np.sin(x[:, 0]) * x[:, 1])[:, None]
     runs = {}

@@ -24,13 +24,11 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import memory_dataset
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.fixed_size.budget import most_widths
-from dkgp.models.classification.fixed_size.searches.asked import GridSearch
-from dkgp.models.classification.fixed_size.searches.of_pools import GRID
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.fixed_size.plans import GridSearch
+from dkgp.models.classification.fixed_size.search import GRID
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings, most_widths
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import decided, stratified_folds
+from dkgp.models.classification.labels import LabelledData, decided, stratified_folds
 from dkgp_benchmarks.classify.many.problems import MANY, Classes, IntArray, ManyProblem, classes_of
 from dkgp_benchmarks.classify.many.race import table_of
 from dkgp_benchmarks.classify.records import Record

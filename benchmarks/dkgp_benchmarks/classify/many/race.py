@@ -22,8 +22,7 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data import memory_dataset
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import decided, label_weights, rare_class, stratified_folds
+from dkgp.models.classification.labels import LabelledData, decided, label_weights, rare_class, stratified_folds
 from dkgp_benchmarks.classify.many.problems import MANY, Classes, IntArray, ManyProblem, classes_of
 from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.rivals import CACHE_MIB

@@ -22,13 +22,10 @@ from dkgp.commands.reporting.measurements import Column
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import memory_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.laplace.averages import averaged
+from dkgp.models.classification.labels import LabelledData, Labels
+from dkgp.models.classification.laplace import averaged
 from dkgp.models.classification.likelihoods import Likelihood, Link
-from dkgp.models.classification.near.evidence import tune_labels_by_neighbours
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import train_near
+from dkgp.models.classification.near import NearSettings, train_near, tune_labels_by_neighbours
 from dkgp.models.sparse.bound.search import BASIS_SIZES
 from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.models.tuning.likelihood_search import SearchSettings

@@ -18,7 +18,7 @@ from dkgp.data import memory_dataset
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.variance import VarianceSettings
 from dkgp_benchmarks.classify.trial import Classifier, Trial

@@ -1,4 +1,9 @@
-"""Settings of a fixed-size LS-SVM, and the memory that training takes: refused with numbers before it begins."""
+"""Settings of a fixed-size LS-SVM, and the memory that training takes: refused with numbers before it begins.
+
+Passes and seconds that the search of a fixed-size LS-SVM will take at most, before it begins.
+
+Counts of a fixed-size classifier before it is trained: a search of the usual length, paths, and the fit.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,16 @@ import numpy as np
 
 from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.budget import JUDGING, POOL_PENALTIES, WIDTHS
 from dkgp.models.classification.fixed_size.paths import path_bytes
-from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
-from dkgp.models.classification.fixed_size.whole_pool import pool_bytes
+from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, pool_bytes, stop_rule
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
 from dkgp.models.memory import Memory, TrainingSizes, mib, remainder
+from dkgp.operators.cross.centres import MOST_TRAVERSALS
 from dkgp.operators.cross.folds import fold_bytes, triangle_numbers
+from dkgp.operators.exact_sums import unit_count
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option
+from dkgp.solvers.prices import Phase, Prices, Work
 
 DEFAULT_SEARCH = "shared"
 SEARCHES = (DEFAULT_SEARCH, "grid", "profile", "annealing", "none")
@@ -27,6 +33,8 @@ SEARCHES = (DEFAULT_SEARCH, "grid", "profile", "annealing", "none")
 FEWEST_POOL, LARGEST_POOL, POOL_STEP, POOL_WORK = 2000, 4000, 100, 4.5e11
 # Steps of a pursuit where the whole pool may take its place.
 MOST_STEPS = 500
+# Runs with triangles of their own, each of so many times as many rows as columns where there are more than a few.
+FEWEST_RUNS, MOST_RUNS, RUN_WIDTHS = 2, 64, 8
 INTERCEPTS = ("first", "selected", "none")
 
 FIXED_SIZE = Group("Options of fixed-size", ("fixed-size",))
@@ -240,3 +248,146 @@ class FixedSizeMemory(Memory):
             f"{mib(self.vectors_bytes)}, workers {mib(self.worker_bytes)} "
             f"({'within this process' if self.shares_process else 'elsewhere'}), {remainder(resident_bytes)}"
         )
+
+
+# Widths that a search by whole pools looks at, as many as it asks for at a time. Penalties of each, and of the whole
+# pool in the end.
+WIDTHS = {"shared": (3, 2, 2), "grid": (2,) * 5}
+PENALTIES, POOL_PENALTIES = {"shared": 8, "grid": 10}, 5
+# Prototypes that widths are judged by, at most.
+JUDGING = 1000
+
+
+@dataclass(frozen=True)
+class ForeseenSearch:
+    """A search before it begins.
+
+    `pool` prototypes, of which `judging` judge the widths; `passes` over all samples at most; seconds of a width,
+    and of all prototypes at the best, on cores that do nothing else; `seconds` of all.
+    """
+
+    pool: int
+    judging: int
+    passes: int
+    width_seconds: float
+    pool_seconds: float
+    seconds: float
+
+
+def most_widths(search: str) -> int:
+    """Widths that a search by whole pools looks at, at most."""
+    return sum(WIDTHS[search])
+
+
+def factor_operations(m: float, outputs: int, folds: int, penalties: int) -> float:
+    """Operations of fitting all m prototypes to all but each fold, at every penalty."""
+    return penalties * folds * (m**3 / 3.0 + 4.0 * m**2 * outputs)
+
+
+def foresee_search(
+    shape: tuple[int, int, int],
+    pool: int,
+    *,
+    folds: int,
+    threads: int,
+    together: int = 3,
+    search: str = "shared",
+    weighings: int = 1,
+) -> ForeseenSearch:
+    """Foresee the search of n samples: `together` widths a pass, and `weighings` of the samples at the best width.
+
+    `shape` is n, features and outputs.
+    """
+    n, d, outputs = shape
+    prices, judging = Prices.nominal(d), min(pool, JUDGING)
+
+    def seconds(m: int, penalties: int) -> float:
+        sums = n * float(m) ** 2 + 2.0 * n * m * outputs
+        factors = factor_operations(float(m), outputs, folds + 1, penalties)
+        errors = 2.0 * n * m * outputs
+        work = Work(double_entries=2.0 * n * m, double_operations=sums + factors + errors)
+        return prices.seconds(work) / threads
+
+    width, whole = seconds(judging, PENALTIES[search]), seconds(pool, POOL_PENALTIES)
+    passes = sum(-(-count // max(1, together)) for count in WIDTHS[search]) + weighings
+    return ForeseenSearch(pool, judging, passes, width, whole, most_widths(search) * width + weighings * whole)
+
+
+# Kernels that a search looks at, about, and how many of them share a pass over the data.
+KERNELS = {"shared": most_widths("shared"), "grid": most_widths("grid"), "profile": 7, "annealing": 110, "none": 1}
+TOGETHER = {"shared": 2, "grid": 2, "profile": 2, "annealing": 3, "none": 1}
+# Noise variances that each is validated with: decades, and finer about the best.
+NOISES = 11
+# A path that stops where it gains little takes about this many times the root of the pool: 150 of 2,000 on adult.
+STOPPED = 4.0
+# Of a path, what is taken in the end.
+TAKEN = 0.7
+
+
+def foreseen_passes(settings: FixedSizeSettings) -> tuple[int, int]:
+    """Kernels that a search looks at, and passes over the data that they take, about; of a whole pool one of these."""
+    kernels = KERNELS[settings.search]
+    return kernels, -(-kernels // TOGETHER[settings.search])
+
+
+def explored(settings: FixedSizeSettings, n: int, t: int = 1) -> float:
+    """Cardinality up to which paths go, about, among n samples of t columns of decisions."""
+    pool = settings.pool_size(n, t)
+    most = float(pool if settings.max_basis is None else min(settings.max_basis, pool))
+    return most if settings.stop is None else min(STOPPED * pool**0.5, most)
+
+
+def taken(settings: FixedSizeSettings, n: int, t: int = 1) -> float:
+    """Prototypes that are taken in the end, about, of n samples."""
+    return max(1.0, TAKEN * explored(settings, n, t))
+
+
+def fixed_size_phases(settings: FixedSizeSettings, n: int, d: int, t: int) -> list[Phase]:
+    """The work on n samples of d features in its order, of t columns of decisions; a sum's leaves are its tasks."""
+    samples, m, k, folds = float(n), float(settings.pool_size(n, t)), taken(settings, n, t), settings.folds
+    shared = settings.judges_by_pools
+    judging, model_bytes = min(m, float(JUDGING)) if shared else m, 8.0 * k * (d + t)
+    kernels, passes = foreseen_passes(settings)
+    # Of each fold and noise, a path to cardinality k: a column of the system for each prototype, and its triangle.
+    path = explored(settings, n, t) ** 2 * m + 2.0 * explored(settings, n, t) * m * t
+    return [
+        Phase("prototypes", 1.0, Work(double_entries=samples * m), pieces=MOST_TRAVERSALS, returned=8.0 * m * d),
+        _sums("search", float(kernels), (samples, judging, d, t), folds, -(-kernels // passes)),
+        *(_whole_pool(settings.search, samples, m, d, t, folds) if shared else ()),
+        Phase("paths", 1.0 if shared else float(kernels), threaded=Work(double_operations=NOISES * (folds + 1) * path)),
+        Phase(
+            "fit",
+            1.0,
+            Work(double_entries=2.0 * samples * k, double_operations=2.0 * samples * k**2 + 4.0 * samples * k * t),
+            rounds=2,
+            pieces=MOST_RUNS,
+            sent_to_each=model_bytes,
+            returned=8.0 * k**2,
+        ),
+    ]
+
+
+def _sums(name: str, times: float, sizes: tuple[float, float, int, int], folds: int, together: int = 1) -> Phase:
+    """Sums over n samples of what m columns of a kernel come to; `sizes` are n, m, d and t."""
+    n, m, d, t = sizes
+    return Phase(
+        name,
+        times,
+        Work(double_entries=n * m, double_operations=n * m**2 + 2.0 * n * m * t),
+        rounds=1,
+        pieces=unit_count(int(n)),
+        sent_to_each=8.0 * m * d / together,
+        returned=8.0 * folds * (0.5 * m**2 + m * t),
+    )
+
+
+def _whole_pool(search: str, n: float, m: float, d: int, t: int, folds: int) -> list[Phase]:
+    """The pass of all m prototypes, errors of samples that are left out, and factors of every penalty."""
+    small, errors = min(m, float(JUDGING)), Work(double_entries=n * m, double_operations=2.0 * n * m * t)
+    factors = most_widths(search) * factor_operations(small, t, folds, PENALTIES[search])
+    factors += factor_operations(m, t, folds, POOL_PENALTIES)
+    return [
+        _sums("all prototypes", 1.0, (n, m, d, t), folds),
+        Phase("errors", 1.0, errors, rounds=1, pieces=unit_count(int(n)), returned=8.0 * unit_count(int(n))),
+        Phase("penalties", 1.0, threaded=Work(double_operations=factors)),
+    ]

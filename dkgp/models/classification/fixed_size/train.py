@@ -4,40 +4,66 @@ Each pass sums up fold Grams of a few kernels; noise variances and cardinalities
 samples (sections 4.4 and 4.5 of Karsmakers et al. 2011). The prototypes that the best of them takes are fitted to all
 samples anew, by triangles; decisions that were not fitted to, those of each fold by the model of the others, tell the
 error and calibrate probabilities.
+
+The fit that is reported: eq. 29 on the chosen prototypes, by triangles, whatever its condition.
+
+Normal equations square the condition; here R of Q R = sqrt(D) [K_nm, 1, Y] is put together from the runs' own triangles
+in their order, and [R; sqrt(s2) E], E'E = K_mm, is solved as a least-squares problem.
+
+Kernels that a search starts from.
+
+Class weights that a search considers by itself where a class is rare: which, and words for what was taken.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy.linalg
+from numpy.typing import ArrayLike
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
-from dkgp.data import ClassifierRecord
-from dkgp.errors import CheckpointError, InputError
-from dkgp.kernels import Kernel, fold_white, kernel_from_json
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import ClassifierRecord, Dataset
+from dkgp.errors import CheckpointError, InputError, NumericalError
+from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
-from dkgp.models.classification.fixed_size.budget import foresee_search, most_widths
-from dkgp.models.classification.fixed_size.chosen import Chosen, fold_arrays
-from dkgp.models.classification.fixed_size.fit import FixedSizeModel, fit_fixed_size
-from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch
-from dkgp.models.classification.fixed_size.searches.asked import GridSearch, ProfileSearch, RecordedSearch
-from dkgp.models.classification.fixed_size.searches.of_paths import PathSearch
-from dkgp.models.classification.fixed_size.searches.of_pools import PoolSearch
-from dkgp.models.classification.fixed_size.settings import DEFAULT_SEARCH, FixedSizeSettings
-from dkgp.models.classification.fixed_size.start import start_kernel
-from dkgp.models.classification.fixed_size.state import SearchState
+from dkgp.models.classification.fixed_size.plans import AnnealingSearch, GridSearch, ProfileSearch, RecordedSearch
+from dkgp.models.classification.fixed_size.search import Chosen, PathSearch, PoolSearch, SearchState, fold_arrays
+from dkgp.models.classification.fixed_size.settings import (
+    DEFAULT_SEARCH,
+    FEWEST_RUNS,
+    MOST_RUNS,
+    RUN_WIDTHS,
+    FixedSizeSettings,
+    foresee_search,
+    most_widths,
+)
 from dkgp.models.classification.fixed_size.system import Targets
-from dkgp.models.classification.labelled import LabelledData, Laps, digest, interruption
-from dkgp.models.classification.labels import decided, stratified_folds
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labels import (
+    LabelledData,
+    Labels,
+    Laps,
+    decided,
+    digest,
+    interruption,
+    label_weights,
+    rare_class,
+    stratified_folds,
+)
 from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
+from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.cross.folds import fold_columns_task
+from dkgp.operators.cross.folds import fold_columns_task, merge_triangles, triangle_task
+from dkgp.operators.cross.runs import runs_of
 from dkgp.operators.inputs import centre_of
 from dkgp.solvers.checkpointing import Checkpoints
 
@@ -108,7 +134,7 @@ def train_fixed_size(
         Who computes, and who watches: a checkpoint follows each pass, the callback takes each record of the history.
     kernel : Kernel, optional
         Where the search for the scale of its length scales starts. By default the marginal likelihood of a subset
-        tells, or the median distance (`dkgp.models.classification.fixed_size.start`).
+        tells, or the median distance (`dkgp.models.classification.fixed_size.train`).
     noise_variance : float, optional
         s2 = 1 / gamma_K, if it is known; no other is looked at.
     considered : (n,) float64, optional
@@ -297,3 +323,160 @@ def _held_out_decisions(
     groups = split_evenly(range(context.n_blocks), executor.parallelism)
     parts = operator.submit("kfoldcolumns", fold_columns_task, (context, bases, weights, folds), groups).result()
     return np.asarray(np.concatenate(parts) + intercepts[folds])
+
+
+# A column's own share of its length below which the others say all that float64 can tell of it.
+LEAST_SHARE = 1e-12
+
+
+@dataclass(frozen=True)
+class FixedSizeModel:
+    """A fixed-size LS-SVM, on the standardised scale: f(x) = k_m(x)' W + b0 (eq. 33).
+
+    Attributes
+    ----------
+    kernel : Kernel
+    noise_variance : float
+        s2 = 1 / gamma_K.
+    prototypes : (k, d) float64
+    weights : (k, t) float64
+    intercept : (t,) float64
+    centre : (d,) float64 or None
+        Of the inputs; see `TileEvaluator`.
+    """
+
+    kernel: Kernel
+    noise_variance: float
+    prototypes: FloatArray
+    weights: FloatArray
+    intercept: FloatArray
+    centre: FloatArray | None = None
+
+    def decisions(self, inputs: FloatArray) -> FloatArray:
+        """f at standardised inputs (r, d): (r, t)."""
+        if inputs.ndim != 2 or inputs.shape[1] != self.kernel.n_features:
+            raise InputError(f"expected inputs of shape (r, {self.kernel.n_features}); got {inputs.shape}")
+        evaluator = TileEvaluator(self.kernel, "double", centre=self.centre)
+        if not len(inputs):
+            return np.zeros((0, len(self.intercept)))
+        image = evaluator.matmat(evaluator.prepare(inputs), evaluator.prepare(self.prototypes), self.weights)
+        return np.asarray(image + self.intercept)
+
+
+def fit_triangle(
+    operator: BlockedKernelOperator,
+    prototypes: FloatArray,
+    right: FloatArray,
+    weights: FloatArray | None,
+    intercept: bool,
+) -> FloatArray:
+    """Return R of Q R = sqrt(D) [K_nm, 1, V], V = `right`: (c, c) at most, upper. Bits do not depend on the workers.
+
+    Triangles of a few runs at a time come to the coordinator.
+    """
+    width = len(prototypes) + intercept + right.shape[1]
+    most = int(np.clip(operator.n // (RUN_WIDTHS * width), FEWEST_RUNS, MOST_RUNS))
+    runs = runs_of(operator.context, {"right": right, "weights": weights}, most=most)
+    at_once, parts = operator.executor.parallelism, []
+    for first in range(0, len(runs), at_once):
+        groups = [[run] for run in runs[first : first + at_once]]
+        arguments = (operator.context, prototypes, intercept)
+        parts += operator.submit("kqr", triangle_task, arguments, groups).result()
+        while len(parts) > 1:
+            parts[:2] = [merge_triangles(parts[0], parts[1])]
+        operator.tell("fit", first + len(groups), len(runs), "runs")
+    return np.asarray(parts[0])
+
+
+def fit_fixed_size(
+    operator: BlockedKernelOperator,
+    prototypes: FloatArray,
+    signs: FloatArray,
+    noise_variance: float,
+    *,
+    intercept: bool = True,
+    weights: FloatArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Solve eq. 29 on all samples, in one pass over them: weights (k, t) and the intercept (t,).
+
+    `prototypes` (k, d) are one at least, `signs` (n, t); `weights` (n,) are D. `NumericalError`: prototypes that are
+    dependent on each other as far as float64 tells.
+    """
+    k, columns = len(prototypes), len(prototypes) + intercept
+    with single_threaded_blas():
+        triangle = fit_triangle(operator, prototypes, signs, weights, intercept)
+        features = operator.double.prepare(prototypes)
+        matrix = np.asarray(operator.double.tile(features, features))
+        values, vectors = scipy.linalg.eigh(0.5 * (matrix + matrix.T), check_finite=False)
+        # Eigenvalues that rounding made negative are zero.
+        root = np.sqrt(noise_variance * np.maximum(values, 0.0))[:, None] * vectors.T
+        stacked = np.concatenate([triangle[:, :columns], np.pad(root, ((0, 0), (0, columns - k)))])
+        right = np.concatenate([triangle[:, columns:], np.zeros((k, signs.shape[1]))])
+        lengths = np.sqrt(np.einsum("ij,ij->j", stacked, stacked))
+        scale = np.where(lengths > 0.0, lengths, 1.0)
+        q, r = np.linalg.qr(stacked / scale)
+        shares = np.abs(r.diagonal())
+        if not (len(shares) and shares.min() > LEAST_SHARE):
+            raise NumericalError(
+                f"{k:,} prototypes are dependent on each other as far as float64 tells, with noise variance "
+                f"{noise_variance:.3g} (a column keeps {shares.min(initial=1.0):.1g} of its length). Take fewer "
+                "prototypes, or a larger noise variance"
+            )
+        solution = scipy.linalg.solve_triangular(r, q.T @ right, check_finite=False) / scale[:, None]
+    return solution[:k], solution[k] if intercept else np.zeros(signs.shape[1])
+
+
+# The paper's kernel has one length scale; with few features or samples no more can be learned beforehand.
+FEW_FEATURES, FEW_SAMPLES = 3, 1000
+MEDIAN_SAMPLES, TUNED_SAMPLES = 1000, 1000
+# A start wants no more than this of a search that ends with another one.
+TUNING = LabelTuning(subset=TUNED_SAMPLES, tolerance=1e-2, max_evaluations=60)
+
+
+def median_kernel(dataset: Dataset, seed: int = 0) -> Kernel:
+    """exp(-r^2 / sigma^2), sigma^2 the median of the squared distances between a thousand samples."""
+    subset = draw_subset(dataset.n_samples, MEDIAN_SAMPLES, seed)
+    inputs = dataset.input_rows(subset)
+    inputs = inputs - (inputs.mean(axis=0) if (centre := centre_of(dataset)) is None else centre)
+    with single_threaded_blas():
+        squares = np.einsum("id,id->i", inputs, inputs)
+        distances = squares[:, None] + squares - 2.0 * (inputs @ inputs.T)
+    apart = distances[np.triu_indices(len(inputs), 1)]
+    apart = apart[apart > 1e-12 * squares.max(initial=1e-300)]
+    middle = float(np.median(apart)) if len(apart) else 1.0
+    return SquaredExponential(gamma=(1.0 / middle,), n_features=dataset.n_features)
+
+
+def start_kernel(data: LabelledData, *, isotropic: bool, seed: int = 0) -> tuple[Kernel, str]:
+    """A kernel to start from, and how it was found: "median" or "likelihood"."""
+    dataset = data.dataset
+    if isotropic or dataset.n_features <= FEW_FEATURES or dataset.n_samples <= FEW_SAMPLES:
+        return median_kernel(dataset, seed), "median"
+    return tune_labels(data, replace(TUNING, seed=seed)).kernel, "likelihood"
+
+
+def considered_weights(
+    settings: FixedSizeSettings, labels: Labels, sample_weight: ArrayLike | None = None
+) -> FloatArray | None:
+    """Balanced weights (n,) for a search to hold against those of the samples alone, where nobody said which to take.
+
+    None where no class is rare, or the search is one that looks at a single weighing. Errors are those of
+    `label_weights`.
+    """
+    if not settings.judges_by_pools or rare_class(labels) is None:
+        return None
+    return label_weights(labels, "balanced", sample_weight)
+
+
+def weighing_words(summary: Mapping[str, Any]) -> str:
+    """Say which class weights a search that considered some has taken, and what they change.
+
+    `summary` is that of training: `weighted`, and `weighings` with the errors of both.
+    """
+    plain, balanced = summary["weighings"]
+    taken, other = (balanced, plain) if summary["weighted"] else (plain, balanced)
+    which = "balanced" if summary["weighted"] else "none"
+    return (
+        f"class weights were considered, and taken: {which}. Balanced error {taken['balanced_error']:.2%}, error "
+        f"{taken['error']:.2%}; the other way {other['balanced_error']:.2%} and {other['error']:.2%}"
+    )

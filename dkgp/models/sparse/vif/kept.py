@@ -1,6 +1,6 @@
 """Matrices of leaves that workers keep between passes over them, of which each has another noise.
 
-From one step to the next of a classifier's mode (`dkgp.models.classification.near.mode`) nothing changes of a leaf but
+From one step to the next of a classifier's mode (`dkgp.models.classification.near`) nothing changes of a leaf but
 its noise: F and the lower half of K - F F' are made once. Within a step T is: it is made while sums are, and multiplied
 once these are known. Both lie in `worker_tiles`, within the executor's budget, T first, since it is small for the time
 that it saves; what has no room is made again, with the same bits.

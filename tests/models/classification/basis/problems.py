@@ -10,10 +10,8 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models.classification.basis.settings import BasisSettings
-from dkgp.models.classification.basis.train import TrainedOnBasis, train_on_basis
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.basis import BasisSettings, TrainedOnBasis, train_on_basis
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import Hyperparameters
 from tests.solvers.basis_risk.dense import dense_minimum

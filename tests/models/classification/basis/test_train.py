@@ -15,10 +15,9 @@ from dkgp.data import open_classifier, save_classifier
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.basis.posterior import BasisPosterior
-from dkgp.models.classification.basis.settings import BASES, BasisSettings
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import label_weights
+from dkgp.models.classification.basis import BASES, BasisSettings
+from dkgp.models.classification.labels import LabelledData, label_weights
+from dkgp.models.classification.laplace import BasisPosterior
 from dkgp.models.memory import TrainingSizes
 from dkgp.solvers import Checkpointing
 from tests.models.classification.basis.problems import KERNEL, samples, trained

@@ -12,9 +12,8 @@ import numpy as np
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import worker_cache
 from dkgp.kernels import Kernel
-from dkgp.models.classification.bounds import certified_labels
-from dkgp.models.classification.exact.certificate import certified_decisions
-from dkgp.models.classification.exact.train import ExactSettings, TrainedExact, train_exact
+from dkgp.models.classification.certificate import certified_decisions, certified_labels
+from dkgp.models.classification.exact import ExactSettings, TrainedExact, train_exact
 from dkgp.models.classification.labels import decided
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.block_tasks import BlockContext

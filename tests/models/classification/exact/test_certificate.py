@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dkgp.kernels import Kernel, Matern12, Matern52, SquaredExponential, parse_kernel
-from dkgp.models.classification.bounds import certified_labels
-from dkgp.models.classification.exact.certificate import DecisionCertificate
+from dkgp.models.classification.certificate import DecisionCertificate, certified_labels
 from dkgp.models.classification.labels import decided
 from dkgp.solvers import Cholesky, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent, MaxIterations
 from tests.models.classification.exact.dense_lssvm import Approximation, refined_decisions

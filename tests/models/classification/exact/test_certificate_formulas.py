@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.bounds import certified_labels
-from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.exact.train import DecisionError
+from dkgp.models.classification.certificate import DecisionCertificate, certified_labels
+from dkgp.models.classification.exact import DecisionError
 from dkgp.models.rounding import mean_roundings, product_roundings, step_roundings
 from dkgp.solvers import Progress
 from tests.models.classification.exact.dense_lssvm import Approximation

@@ -9,7 +9,7 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.exact.certificate import DecisionCertificate, certified_decisions
+from dkgp.models.classification.certificate import DecisionCertificate, certified_decisions
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
 from tests.models.classification.exact.dense_lssvm import Approximation

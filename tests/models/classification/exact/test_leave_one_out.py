@@ -8,9 +8,8 @@ import pytest
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.calibration import Calibration, fit_calibration
-from dkgp.models.classification.exact import calibrate
-from dkgp.models.classification.exact.calibrate import drawn_by_class, left_out_decisions
+from dkgp.models.classification import calibration as calibrate
+from dkgp.models.classification.calibration import Calibration, drawn_by_class, fit_calibration, left_out_decisions
 from dkgp.models.classification.labels import Labels
 from tests.models.classification.exact.dense_lssvm import dense_decisions
 

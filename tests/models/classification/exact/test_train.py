@@ -13,9 +13,8 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.exact.train import DecisionError, ExactSettings, train_exact
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, label_weights
+from dkgp.models.classification.exact import DecisionError, ExactSettings, train_exact
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
 from tests.models.classification.exact.dense_lssvm import dense_decisions

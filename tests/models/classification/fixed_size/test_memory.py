@@ -15,8 +15,7 @@ from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.fixed_size.settings import FixedSizeMemory, FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.memory import TrainingSizes
 
 MEBIBYTE = 2**20

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.fixed_size.searches.annealing import AnnealingSearch, acceptances
-from dkgp.models.classification.fixed_size.searches.asked import GridSearch, ProfileSearch, RecordedSearch
+from dkgp.models.classification.fixed_size.plans import (
+    AnnealingSearch,
+    GridSearch,
+    ProfileSearch,
+    RecordedSearch,
+    acceptances,
+)
 from tests.models.classification.fixed_size.letter import annealed, rounded
 
 Score = Callable[..., float]

@@ -8,10 +8,9 @@ import pytest
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Linear, Matern32, SquaredExponential
-from dkgp.models.classification.fixed_size.start import median_kernel, start_kernel
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.scaling import scaled
+from dkgp.models.classification.fixed_size.search import scaled
+from dkgp.models.classification.fixed_size.train import median_kernel, start_kernel
+from dkgp.models.classification.labels import LabelledData, Labels
 
 
 def test_the_median_distance(rng: np.random.Generator) -> None:

@@ -19,8 +19,7 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, decided
+from dkgp.models.classification.labels import LabelledData, Labels, decided
 from dkgp.solvers import Checkpointing
 from tests.watching import in_context
 from tests.workers import on_dask

@@ -12,14 +12,18 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.fixed_size.budget import JUDGING, foresee_search, most_widths
-from dkgp.models.classification.fixed_size.searches import of_pools
-from dkgp.models.classification.fixed_size.settings import LARGEST_POOL, FixedSizeSettings
-from dkgp.models.classification.fixed_size.steps import DEPENDENT
+from dkgp.models.classification.fixed_size import search as of_pools
+from dkgp.models.classification.fixed_size.paths import DEPENDENT
+from dkgp.models.classification.fixed_size.settings import (
+    JUDGING,
+    LARGEST_POOL,
+    FixedSizeSettings,
+    foresee_search,
+    most_widths,
+)
 from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
-from dkgp.models.classification.fixed_size.whole_pool import pool_model, validate_pool
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, decided, label_weights, rare_class, stratified_folds
+from dkgp.models.classification.fixed_size.validation import pool_model, validate_pool
+from dkgp.models.classification.labels import LabelledData, Labels, decided, label_weights, rare_class, stratified_folds
 from dkgp.models.context import RunContext
 from tests.models.classification.fixed_size.test_validation import FOLDS, KERNELS, M, Problem
 

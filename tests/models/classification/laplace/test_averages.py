@@ -11,8 +11,8 @@ import scipy.stats
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkgp.errors import InputError
-from dkgp.models.classification.laplace import averages
-from dkgp.models.classification.laplace.averages import averaged, averaged_intervals, averaged_softmax, settled
+from dkgp.models.classification import laplace as averages
+from dkgp.models.classification.laplace import averaged, averaged_intervals, averaged_softmax, settled
 from dkgp.models.classification.likelihoods import Likelihood
 
 LOGIT, PROBIT = Likelihood("logit", 2), Likelihood("probit", 2)

@@ -19,12 +19,10 @@ from dkgp.data.stores.models.memory import memory_classifier
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.laplace.averages import averaged
-from dkgp.models.classification.laplace.train import TrainedGP, train_gp
+from dkgp.models.classification.labels import LabelledData, Labels
+from dkgp.models.classification.laplace import averaged
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.stopping import RiskSettings
+from dkgp.models.classification.logistic import RiskSettings, TrainedGP, train_gp
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict

@@ -15,8 +15,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, labelled_subsets, tune_labels
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LogitEvidence
 from tests.models.classification.problems import noisy_sine

@@ -15,8 +15,7 @@ from dkgp.data import ClassifierRecord, memory_classifier
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models.classification.labels import decided
 from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import TrainedLogistic, train_logistic
+from dkgp.models.classification.logistic import RiskSettings, TrainedLogistic, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredictor
 from tests.models.classification.logistic.dense_risk import digits_minimiser, long_minimiser

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate, _around, _sizes_of
-from dkgp.models.classification.logistic.stopping import RiskError
+from dkgp.models.classification.certificate import GradientLength, Minimum, RiskCertificate, _around, _sizes_of
+from dkgp.models.classification.logistic import RiskError
 from dkgp.models.rounding import mean_roundings, product_roundings
 from dkgp.solvers import Progress
 from tests.models.exact_gp import mp

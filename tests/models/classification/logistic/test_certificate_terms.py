@@ -12,8 +12,8 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
+from dkgp.models.classification.certificate import GradientLength, Minimum, RiskCertificate
 from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
-from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate
 from dkgp.models.rounding import UNIT, product_roundings
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.models.classification.logistic.dense_risk import exact_slopes

@@ -13,11 +13,10 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern12, Matern32, Spherical, SquaredExponential, Wendland
-from dkgp.models.classification.exact.train import ExactSettings, train_exact
-from dkgp.models.classification.labelled import LabelledData
+from dkgp.models.classification.exact import ExactSettings, train_exact
+from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import LikelihoodName
-from dkgp.models.classification.logistic.stopping import RiskSettings
-from dkgp.models.classification.logistic.train import TrainedLogistic, product_limit, train_logistic
+from dkgp.models.classification.logistic import RiskSettings, TrainedLogistic, product_limit, train_logistic
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.operators.cells.forecast import Forecast

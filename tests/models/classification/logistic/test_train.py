@@ -15,12 +15,10 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError, UsageError
 from dkgp.kernels import SquaredExponential, parse_kernel
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification import logistic as train
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
-from dkgp.models.classification.logistic import train
-from dkgp.models.classification.logistic.stopping import RiskError, RiskSettings
-from dkgp.models.classification.logistic.train import TrainedLogistic, train_logistic
+from dkgp.models.classification.logistic import RiskError, RiskSettings, TrainedLogistic, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.rounding import UNIT, product_roundings
 from dkgp.solvers import Checkpointing, MaxIterations

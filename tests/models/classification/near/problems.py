@@ -13,7 +13,7 @@ from scipy.special import expit, log_expit, log_ndtr
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Matern32
 from dkgp.models.classification.likelihoods import Likelihood, Link
-from dkgp.models.classification.near.mode import ColumnLabels, ColumnState, ModeSearch
+from dkgp.models.classification.near import ColumnLabels, ColumnState, ModeSearch
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
 from dkgp.operators import ArrayInputs

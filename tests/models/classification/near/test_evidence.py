@@ -10,8 +10,8 @@ import pytest
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
-from dkgp.models.classification.near import evidence as evidence_module
-from dkgp.models.classification.near.evidence import EvidenceLabels, LabelVifObjective
+from dkgp.models.classification import near as evidence_module
+from dkgp.models.classification.near import EvidenceLabels, LabelVifObjective
 from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LogitEvidence, ProbitEvidence

@@ -13,12 +13,10 @@ from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import memory_dataset
 from dkgp.kernels import Matern32
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels
+from dkgp.models.classification import near as mode
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.near import mode
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import TrainedNear, train_near
+from dkgp.models.classification.near import NearSettings, TrainedNear, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.vif.kept import KeptTerms, rows_bytes
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours, kept_bytes

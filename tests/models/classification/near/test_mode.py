@@ -12,7 +12,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import NumericalError
 from dkgp.kernels import Matern32
 from dkgp.models.classification.likelihoods import Link
-from dkgp.models.classification.near.mode import (
+from dkgp.models.classification.near import (
     LOWER,
     MOST_HALVINGS,
     MOST_IDLE,

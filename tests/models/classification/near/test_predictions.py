@@ -20,11 +20,9 @@ from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_predic
 from dkgp.data.stores.models.memory import memory_classifier
 from dkgp.errors import InputError, MemoryBudgetError, StoreError
 from dkgp.kernels import Matern32
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, labels_of
+from dkgp.models.classification.labels import LabelledData, Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood, Link
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import TrainedNear, train_near
+from dkgp.models.classification.near import NearSettings, TrainedNear, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction import sparse_rounds

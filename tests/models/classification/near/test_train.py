@@ -18,13 +18,10 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Kernel, Matern32
-from dkgp.models.classification.basis.settings import BASES, BasisSettings
-from dkgp.models.classification.basis.train import train_on_basis
-from dkgp.models.classification.labelled import LabelledData
-from dkgp.models.classification.labels import Labels, label_weights
+from dkgp.models.classification.basis import BASES, BasisSettings, train_on_basis
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.near.settings import NearSettings
-from dkgp.models.classification.near.train import TrainedNear, _State, train_near
+from dkgp.models.classification.near import NearSettings, TrainedNear, _State, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import TrainingSizes
@@ -173,7 +170,7 @@ def test_a_checkpoint_of_a_first_step_that_was_not_taken_is_whole(
 ) -> None:
     """As one that stalls at once leaves it; the run says that it did not end."""
     dataset, labels = noisy_sine(rng, 100)
-    monkeypatch.setattr("dkgp.models.classification.near.mode.SLACK", -1.0)
+    monkeypatch.setattr("dkgp.models.classification.near.SLACK", -1.0)
     store = CheckpointStore(str(tmp_path / "checkpoints"))
     found = []
     for resume in (False, True):

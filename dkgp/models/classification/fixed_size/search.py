@@ -5,6 +5,14 @@ by `whole_pool`, from these sums. The pool that judges widths is the beginning o
 pass more has all prototypes; those that pursuit takes stand in their place where they do nearly as well. Where weights
 of the classes are considered, that pass is taken with them too, and the balanced error of samples that were left out
 decides. How many passes there are at most is known before the first.
+
+The paper's search: paths of every kernel that it looks at, all cardinalities and noise variances from one pass.
+
+The state of a run of a fixed-size LS-SVM, as its checkpoints hold it.
+
+The best that a search has met: its hyperparameters, its path, and the models of all samples and of each fold.
+
+Kernels with all length scales multiplied by one factor.
 """
 
 from __future__ import annotations
@@ -16,31 +24,37 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import Progress
-from dkgp.errors import NumericalError
-from dkgp.kernels import Kernel
-from dkgp.models.classification.fixed_size.budget import PENALTIES, WIDTHS, ForeseenSearch
-from dkgp.models.classification.fixed_size.chosen import Chosen, choose
-from dkgp.models.classification.fixed_size.paths import PathModel, candidate_draws
-from dkgp.models.classification.fixed_size.searches.asked import Point
-from dkgp.models.classification.fixed_size.settings import MOST_STEPS, FixedSizeSettings
-from dkgp.models.classification.fixed_size.state import SearchState
+from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.models.classification.fixed_size.paths import Draws, Path, PathModel, candidate_draws
+from dkgp.models.classification.fixed_size.plans import Point, RecordedSearch
+from dkgp.models.classification.fixed_size.settings import (
+    MOST_STEPS,
+    PENALTIES,
+    WIDTHS,
+    FixedSizeSettings,
+    ForeseenSearch,
+)
 from dkgp.models.classification.fixed_size.system import FoldSystem, Targets, fold_systems
 from dkgp.models.classification.fixed_size.validation import (
+    PoolValidation,
     Scored,
     Validation,
+    chosen_cardinality,
     chosen_noise,
     mean_diagonal,
+    pool_model,
     spread_noise,
     validate,
     validate_noise,
+    validate_pool,
 )
-from dkgp.models.classification.fixed_size.whole_pool import PoolValidation, pool_model, validate_pool
 from dkgp.models.classification.labels import Labels
-from dkgp.models.classification.scaling import scaled
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.folds import fold_errors_task
@@ -296,4 +310,209 @@ def whole(system: FoldSystem, pool: PoolValidation) -> Chosen:
     path = [{"cardinality": size, "score": pool.score, "std": pool.spread}]
     return Chosen(
         system.kernel, pool.noise_variance, size, size, pool.score, path, False, model, pool.folds, whole=True
+    )
+
+
+@dataclass(frozen=True)
+class PathSearch:
+    """Passes over the data that score the kernels which a search asks for; without one, the kernel as it starts."""
+
+    state: SearchState
+    targets: Targets
+    settings: FixedSizeSettings
+    noise_variance: float | None
+    checkpoints: Checkpoints
+    callback: Callable[[Any], None] | None
+    check: Callable[[Progress | None], None]
+
+    def run(self, operator: BlockedKernelOperator, together: int) -> None:
+        """Go on to the search's end, `together` kernels a pass at most."""
+        state = self.state
+        while points := self._next_points():
+            scores: list[float] = []
+            for batch in split_evenly(points, -(-len(points) // max(1, together))):
+                kernels = [scaled(state.start, math.exp(point[0])) for point in batch]
+                systems = fold_systems(operator, state.prototypes, kernels, self.targets, self.settings.intercept)
+                state.passes += 1
+                while systems:
+                    point, system = batch[-len(systems)], systems.pop(0)
+                    scores.append(self._score(system, point))
+            if state.search is not None:
+                state.search.tell(scores)
+            self.checkpoints.save(state)
+            self.check(None)
+
+    def _next_points(self) -> list[Point]:
+        if self.state.search is not None:
+            return self.state.search.ask()
+        return [(0.0,)] if self.state.best is None else []
+
+    def _score(self, system: FoldSystem, point: Point) -> float:
+        """The score of a kernel's best noise variance; the best of all is kept."""
+        state, settings = self.state, self.settings
+        noise_variances = settings.noise_variances
+        if self.noise_variance is not None:
+            noise_variances = (self.noise_variance,)
+        elif len(point) > 1:
+            noise_variances = (math.exp(point[1]),)
+        most = min(settings.max_basis or system.size, system.size)
+        draws = candidate_draws(system.size, most, settings.candidates, settings.seed)
+        with single_threaded_blas():
+            validations = validate_noise(
+                system, noise_variances, stop=settings.rule(), max_basis=most, draws=draws,
+                heed=lambda: self.check(None),
+            )  # fmt: skip
+            best, score = chosen_noise(validations), min(validation.score for validation in validations)
+            if state.best is None or score < min(record["score"] for record in state.history):
+                state.best = choose(system, best, settings.cardinality, draws)
+        record = {
+            "pass": state.passes,
+            "scale": math.exp(point[0]),
+            "noise_variance": best.noise_variance,
+            "cardinality": best.best,
+            "reached": max(len(validation.scores) for validation in validations) - 1,
+            "score": score,
+            "noise_variances": [validation.noise_variance for validation in validations],
+            "scores": [validation.score for validation in validations],
+        }
+        state.history.append(record)
+        if self.callback is not None:
+            self.callback(record)
+        return score
+
+
+@dataclass
+class SearchState:
+    """Everything that a checkpoint holds."""
+
+    start: Kernel
+    started_by: str
+    prototypes: FloatArray
+    indices: IndexArray | None
+    search: RecordedSearch | None
+    folds: int
+    labels: str  # their digest
+    passes: int = 0
+    best: Chosen | None = None
+    weighted: bool = False  # by the weights that were considered
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def iteration(self) -> int:
+        """Passes done."""
+        return self.passes
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of a checkpoint."""
+        arrays: dict[str, NDArray[Any]] = {"prototypes": self.prototypes}
+        if self.indices is not None:
+            arrays["indices"] = self.indices
+        return arrays if self.best is None else arrays | self.best.arrays()
+
+    def metadata(self) -> dict[str, Any]:
+        """The rest, in plain JSON types."""
+        return {
+            "iteration": self.passes,
+            "labels": self.labels,
+            "start": self.start.to_json(),
+            "started_by": self.started_by,
+            "search": None if self.search is None else self.search.state(),
+            "best": None if self.best is None else self.best.metadata(),
+            "weighted": self.weighted,
+            "history": self.history,
+        }
+
+    def restore(self, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Go on from what a checkpoint holds, but for the start, which is given."""
+        self.passes, self.history = int(metadata["iteration"]), list(metadata["history"])
+        self.weighted = bool(metadata.get("weighted", False))
+        if self.search is not None:
+            self.search.restore(metadata["search"])
+        self.best = None if metadata["best"] is None else Chosen.restored(metadata["best"], arrays, self.folds)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A kernel with the best of its noise variances, and the cardinality by rule.
+
+    `best` is the cardinality of the best score, which a search goes by; `path` has score and standard deviation over
+    folds by cardinality; `stopped` where rule (38) ended it. `model` is of all samples, by the sums: what it chooses
+    counts, not its weights, unless it is of the `whole` pool. `folds` are of all but each fold.
+    """
+
+    kernel: Kernel
+    noise_variance: float
+    cardinality: int
+    best: int
+    score: float
+    path: list[dict[str, float]]
+    stopped: bool
+    model: PathModel
+    folds: tuple[PathModel, ...]
+    whole: bool = False
+
+    def metadata(self) -> dict[str, Any]:
+        """Everything but the models, as JSON."""
+        plain = {name: value for name, value in vars(self).items() if name not in ("model", "folds")}
+        return {**plain, "kernel": self.kernel.to_json()}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The models."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, model in zip(("model", *map(str, range(len(self.folds)))), (self.model, *self.folds), strict=True):
+            arrays |= {f"{name} order": model.order, f"{name} weights": model.weights}
+            arrays |= {f"{name} intercept": model.intercept}
+        return arrays
+
+    @classmethod
+    def restored(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]], folds: int) -> Chosen:
+        """The same of what a checkpoint holds."""
+        models = [
+            PathModel(*(arrays[f"{name} {part}"] for part in ("order", "weights", "intercept")))
+            for name in ("model", *map(str, range(folds)))
+        ]
+        fields = {**metadata, "kernel": kernel_from_json(metadata["kernel"])}
+        return cls(**fields, model=models[0], folds=tuple(models[1:]))
+
+
+def choose(system: FoldSystem, validation: Validation, rule: str, draws: Draws | None) -> Chosen:
+    """Take the cardinality by rule, and go its paths once more."""
+    k = chosen_cardinality(validation, rule)
+    models = []
+    for fold in (None, *range(system.folds)):
+        path = Path(system, validation.noise_variance, fold, draws)
+        path.advance(k)
+        models.append(path.model(k))
+    spread = validation.spread
+    path_records = [
+        {"cardinality": cardinality, "score": float(score), "std": float(spread[cardinality])}
+        for cardinality, score in enumerate(validation.scores)
+    ]
+    return Chosen(
+        system.kernel, validation.noise_variance, k, validation.best, validation.score, path_records,
+        validation.stopped, models[0], tuple(models[1:]),
+    )  # fmt: skip
+
+
+def fold_arrays(best: Chosen, prototypes: NDArray[np.float64]) -> tuple[Any, Any, Any]:
+    """Prototypes, weights and intercepts of the folds' models."""
+    return (
+        tuple(prototypes[model.order] for model in best.folds),
+        tuple(model.weights for model in best.folds),
+        np.stack([model.intercept for model in best.folds]),
+    )
+
+
+def scaled(kernel: Kernel, factor: float) -> Kernel:
+    """The kernel with all inverse squared length scales multiplied by one factor; `InputError` where it has none."""
+    if factor == 1.0:
+        return kernel
+    parameters = kernel.parameters()
+    scales = [item.name.split(".")[-1] == "gamma" for item in parameters]
+    if not any(scales):
+        raise InputError(
+            f"the kernel {kernel.type_name} has no length scale to search for; choose `search` none, or another kernel"
+        )
+    return kernel.with_parameters(
+        [item.value * factor if is_scale else item.value for item, is_scale in zip(parameters, scales, strict=True)]
     )

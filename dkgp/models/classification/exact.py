@@ -23,9 +23,9 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel
-from dkgp.models.classification.exact.calibrate import calibrated
-from dkgp.models.classification.exact.certificate import DecisionCertificate
-from dkgp.models.classification.labelled import REACH, DecisionTolerance, LabelledData, beyond_tolerance
+from dkgp.models.classification.calibration import calibrated
+from dkgp.models.classification.certificate import DecisionCertificate
+from dkgp.models.classification.labels import REACH, DecisionTolerance, LabelledData, beyond_tolerance
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters

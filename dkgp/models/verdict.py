@@ -1,23 +1,63 @@
-"""Findings about predicted numbers.
+"""A finding: something that is wrong, and what to do next.
+
+Findings about predicted numbers.
 
 A finding is made where a departure is both beyond chance (a test at a level of one in ten thousand, shared among the
 features) and large enough to matter. So a good model of many test samples raises no false alarm, and a bad one of few
 is not called bad before there is evidence.
+
+Findings about predicted classes: errors beside the commonest class, classes that are missed, and calibration.
+
+Residuals of a prediction store, read chunk by chunk, thinned where there are many.
+
+Simpler models of the same training set, to hold a model's errors against: mean, linear model, boosting.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.stats
 
-from dkgp.models.metrics import coverage_band
-from dkgp.models.variance_scores import NORMAL_95
-from dkgp.models.verdict.finding import COVERAGE_MATTERS, FEWEST_SAMPLES, LEVEL, WORSE, Finding
+from dkgp.data import Dataset, Prediction
+from dkgp.data.stores.models.references import training_set_named
+from dkgp.models.classification.metrics import ClassMetrics, Reliability
+from dkgp.models.metrics import check_belonging, coverage_band
+from dkgp.models.target_units import TargetUnits
+from dkgp.models.variance_scores import NORMAL_95, ScoredVariances
 from dkgp.operators.base import FloatArray
+
+# Fewer test samples tell nothing.
+FEWEST_SAMPLES = 30
+# Of a false alarm, for each kind of finding.
+LEVEL = 1e-4
+# Points of coverage that matter.
+COVERAGE_MATTERS = 0.015
+# A model is worse than a rival by this factor.
+WORSE = 1.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong: `kind` for programs, `text` what was seen, `advice` what to do next.
+
+    Parameters of dkgp's commands stand in backticks.
+    """
+
+    kind: str
+    text: str
+    advice: str
+
+    def to_json(self) -> dict[str, str]:
+        """Plain JSON."""
+        return {"kind": self.kind, "text": self.text, "advice": self.advice}
+
 
 # What matters: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
 _SQUARED, _SKEWNESS, _KURTOSIS = 1.25, 0.5, 1.5
@@ -359,3 +399,274 @@ def _groups(column: FloatArray) -> np.ndarray:
     if len(distinct) <= _GROUPS:
         return np.asarray(inverse.reshape(-1))
     return np.asarray(np.searchsorted(np.quantile(column, np.linspace(0.0, 1.0, _GROUPS + 1)[1:-1]), column))
+
+
+# A model that avoids less than this share of the errors that naming the commonest class makes explains little.
+_AVOIDED = 0.1
+# A class is rare below this part of an even share; missed where less than half of its samples are told.
+_RARE, _RECALL = 0.5, 0.5
+# Points of calibration error that matter; samples (by p (1 - p)) without which a bin's share is no normal number.
+_CALIBRATION, _FEWEST_IN_BIN = 0.02, 5.0
+_CLASSES_NAMED = 5
+
+
+def label_findings(metrics: ClassMetrics) -> list[Finding]:
+    """Look for what is wrong with predicted classes; the gravest comes first, and none where nothing is."""
+    if metrics.n < FEWEST_SAMPLES:
+        return []
+    looked = (_labels_explain_little(metrics), _missed(metrics), _calibration(metrics.reliability))
+    return [finding for finding in looked if finding is not None]
+
+
+def _labels_explain_little(metrics: ClassMetrics) -> Finding | None:
+    counts = metrics.confusion.sum(axis=1)
+    commonest = int(np.argmax(counts))
+    naive = 1.0 - float(counts[commonest]) / metrics.n
+    # Few errors of few rare samples are judged by class, below.
+    if naive * metrics.n < FEWEST_SAMPLES or metrics.error_rate < (1.0 - _AVOIDED) * naive:
+        return None
+    return Finding(
+        "explains little",
+        f"{metrics.error_rate:.2%} of the labels are wrong; naming the commonest class, "
+        f"'{metrics.classes[commonest]}', for all would be wrong in {naive:.2%}",
+        "Check that each label belongs to its row and that the features say something of it; tune again with "
+        "`subset` larger, or another `kernel`",
+    )
+
+
+def _missed(metrics: ClassMetrics) -> Finding | None:
+    counts, told = metrics.confusion.sum(axis=1), np.diag(metrics.confusion)
+    share = counts / metrics.n
+    named = metrics.confusion.sum(axis=0)
+    missed = []
+    for code in np.argsort(counts).tolist():
+        count = int(counts[code])
+        never = named[code] == 0 and count * (1.0 - _RECALL) >= 5.0
+        rare = share[code] < _RARE / len(counts)
+        # Fewer right labels than a recall of one half would give by chance.
+        by_chance = scipy.stats.binom.cdf(told[code], count, _RECALL)
+        if never or (rare and by_chance < LEVEL):
+            words = "never predicted" if never else f"{told[code] / count:.0%} of its samples are told"
+            missed.append(f"'{metrics.classes[code]}' ({words}; {count:,} of {metrics.n:,} samples)")
+    if not missed:
+        return None
+    more = f" and {len(missed) - _CLASSES_NAMED} more" if len(missed) > _CLASSES_NAMED else ""
+    return Finding(
+        "missed classes",
+        f"Classes are missed: {', '.join(missed[:_CLASSES_NAMED])}{more}",
+        "Errors of rare classes count little in the error rate: where they matter, look at the balanced error and "
+        "train again with `class_weight` balanced",
+    )
+
+
+def _calibration(reliability: Reliability | None) -> Finding | None:
+    if reliability is None:
+        return None
+    claimed, observed, counts = reliability.claimed, reliability.observed, reliability.counts
+    # Of calibrated probabilities p the sum over a bin has a variance of no more than this.
+    variance = counts * claimed * (1.0 - claimed)
+    usable = variance >= _FEWEST_IN_BIN
+    if not usable.any():
+        return None
+    statistic = float(np.sum((counts * (observed - claimed))[usable] ** 2 / variance[usable]))
+    by_chance = scipy.stats.chi2.sf(statistic, int(usable.sum()))
+    # What as many samples of calibrated probabilities show.
+    expected = float(np.sum(np.sqrt(2.0 / np.pi * variance))) / int(counts.sum())
+    if by_chance >= LEVEL or reliability.error < expected + _CALIBRATION:
+        return None
+    # Claims that are further from one half than what came true.
+    excess = float(np.sum(counts * np.sign(claimed - 0.5) * (claimed - observed)))
+    direction = "too sure" if excess > 0.0 else "not sure enough"
+    return Finding(
+        "calibration",
+        f"The probabilities are {direction}: claims and what came true differ by {reliability.error:.1%} on average "
+        f"(of calibrated ones in as many samples {expected:.1%})",
+        "Take probabilities averaged over the model's own uncertainty (`method` gp), or tune again with `likelihood` "
+        "and `folds`; where test samples are of another kind than training samples, split them so",
+    )
+
+
+# Test samples that are looked at, and numbers among their features: of more, every second, third ...
+MOST_SAMPLES, MOST_NUMBERS = 100_000, 2**25
+
+
+def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool = False) -> dict[str, Residuals]:
+    """Residuals of each target, by its name, of at most 100,000 samples, evenly spaced.
+
+    Parameters and errors are those of `dkgp.models.metrics.evaluate`, and so are the variances.
+    """
+    check_belonging(prediction, dataset)
+    variances = ScoredVariances.of(prediction, noise_free)
+    most = min(MOST_SAMPLES, max(1000, MOST_NUMBERS // max(1, dataset.n_features)))
+    step = -(-prediction.n_samples // most)
+    units = TargetUnits(prediction, noise_free=noise_free)
+    truth, means, inputs, inside = (list[FloatArray]() for _ in range(4))
+    deviations: tuple[list[FloatArray], ...] = ([], [], [])
+    known = list[FloatArray]()
+    for start, stop in prediction.row_chunks():
+        rows = slice(-start % step, None, step)
+        targets = dataset.targets(start, stop, standardised=False)
+        truth.append(targets[rows])
+        means.append(units.mean(start, stop)[rows])
+        if units.transformed:
+            inside.append((units.forward(targets, start) - prediction.read("mean", start, stop))[rows])
+        inputs.append(dataset.inputs(start, stop, standardised=False)[rows])
+        if "noise" in prediction.variables:
+            known.append(prediction.read("noise", start, stop)[rows])
+        if variances is not None:
+            for parts, variance in zip(deviations, variances.read(start, stop), strict=True):
+                parts.append(np.sqrt(variance[rows]))
+    errors = np.concatenate(inside) if inside else None
+    y, m, X = (np.concatenate(parts) for parts in (truth, means, inputs))
+    s = None if variances is None else [np.concatenate(parts) for parts in deviations]
+    proven = variances is not None and variances.proven
+    noise = np.zeros(prediction.n_targets) + np.asarray(prediction.attributes.get("noise_variance", np.inf))
+    beside = np.concatenate(known) if known else np.zeros((1, prediction.n_targets))
+    return {
+        name: Residuals(
+            y[:, t],
+            m[:, t],
+            None if s is None else s[0][:, t],
+            X,
+            dataset.feature_names,
+            (s[1][:, t], s[2][:, t]) if s is not None and proven else None,
+            noise_free,
+            0.0 if s is None else _latent_share(s[0][:, t], noise[t] + beside[:, t]),
+            _normal(
+                None if errors is None else errors[:, t], (y - m)[:, t], None if s is None else s[0][:, t], variances
+            ),
+            errors is not None,
+        )
+        for t, name in enumerate(prediction.target_names)
+    }
+
+
+def _normal(
+    inside: FloatArray | None, errors: FloatArray, deviations: FloatArray | None, variances: ScoredVariances | None
+) -> FloatArray | None:
+    """Residuals (n,) where they should be normal: `inside` a transform, or by Student's t; None without either."""
+    if variances is not None and variances.student is not None and deviations is not None:
+        errors = errors if inside is None else inside
+        return variances.normal_scores(errors[:, None], deviations[:, None] ** 2)[:, 0]
+    return None if inside is None else inside / (_deviation(inside) if deviations is None else deviations)
+
+
+def _deviation(errors: FloatArray) -> float:
+    """Root mean square of errors, one where all are zero."""
+    return float(np.sqrt(np.mean(errors**2))) or 1.0
+
+
+def _latent_share(deviations: FloatArray, noise: FloatArray) -> float:
+    """Share of variances that is more than noise, on average; 0 where the noise is not known."""
+    return float(np.mean(np.maximum(1.0 - noise / deviations**2, 0.0)))
+
+
+MEAN, LINEAR, BOOSTING = "the mean of all targets", "a linear model", "gradient boosting (scikit-learn)"
+# Training rows that boosting sees, and features of which a linear model still holds all products.
+MOST_ROWS, MOST_FEATURES = 20_000, 4000
+# Of boosting, by row and feature, with a start: from 20,000 rows of 10 features (.17 s) and of 100 (1.2 s), one thread.
+_SECONDS, _START_SECONDS = 6e-7, 0.1
+# Directions of the linear model that carry less than this share of the largest are left out: one-hot columns repeat.
+_RANK = 1e-10
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Root mean square errors of simpler models on the test samples, by target and by name, in the target's units."""
+
+    errors: dict[str, dict[str, float]]
+    training_rows: int
+    boosting_rows: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "rmse_raw": self.errors,
+            "training_rows": self.training_rows,
+            "boosting_rows": self.boosting_rows,
+            "seconds": self.seconds,
+        }
+
+
+def fit_rivals(prediction: Prediction, test: Dataset, note: Callable[[str], None]) -> Rivals:
+    """Fit simpler models to the training set that the prediction's model names, and take their errors.
+
+    The linear model is one of least squares, from sums over chunks; boosting sees at most 20,000 rows, evenly spaced,
+    and is left out where there is no scikit-learn.
+
+    Parameters
+    ----------
+    prediction, test
+        Predictions of numbers, and the test set that they are of.
+    note
+        Told what is done, and about how long it takes.
+
+    Raises
+    ------
+    StoreError
+        The model, or the training set that it names, is gone, has changed or may not be named.
+    """
+    began = time.perf_counter()
+    attributes = prediction.attributes
+    training = training_set_named(str(attributes["model"]), str(attributes["model_fingerprint"]))
+    train = training.as_seen_by(training.feature_names, prediction.target_names, training.standardisation)
+    seen = test.as_seen_by(train.feature_names, prediction.target_names, train.standardisation)
+    boosts = importlib.util.find_spec("sklearn") is not None
+    step = -(-train.n_samples // MOST_ROWS)
+    rows = -(-train.n_samples // step) if boosts else 0
+    if boosts:
+        seconds = len(prediction.target_names) * (_START_SECONDS + _SECONDS * rows * train.n_features)
+        note(f"comparing with a linear model and boosting on {rows:,} training rows: about {max(1.0, seconds):.0f} s")
+    fits: dict[str, Callable[[FloatArray], FloatArray]] = _sums_of_squares(train)
+    if boosts:
+        fits[BOOSTING] = _boosting(train, step)
+    squared = {name: np.zeros(train.n_targets) for name in fits}
+    for start, stop in seen.row_chunks():
+        X, y = seen.inputs(start, stop), seen.targets(start, stop, standardised=False)
+        for name, predict in fits.items():
+            squared[name] += np.sum((y - predict(X)) ** 2, axis=0)
+    errors = {
+        target: {name: float(np.sqrt(sums[t] / test.n_samples)) for name, sums in squared.items()}
+        for t, target in enumerate(prediction.target_names)
+    }
+    return Rivals(errors, train.n_samples, rows, time.perf_counter() - began)
+
+
+def _sums_of_squares(train: Dataset) -> dict[str, Callable[[FloatArray], FloatArray]]:
+    """The mean, and least squares on standardised inputs where these are not too many."""
+    d, p = train.n_features, train.n_targets
+    with_products = d <= MOST_FEATURES
+    total, inputs, products, mixed = (
+        np.zeros(p),
+        np.zeros(d),
+        np.zeros((d, d) if with_products else 0),
+        np.zeros((d, p)),
+    )
+    for start, stop in train.row_chunks():
+        X, y = train.inputs(start, stop), train.targets(start, stop, standardised=False)
+        total += y.sum(axis=0)
+        if with_products:
+            inputs += X.sum(axis=0)
+            products += X.T @ X
+            mixed += X.T @ y
+    n = train.n_samples
+    mean, centre = total / n, inputs / n
+    fits: dict[str, Callable[[FloatArray], FloatArray]] = {MEAN: lambda X: np.broadcast_to(mean, (len(X), p))}
+    if with_products:
+        covariance, mixed = products / n - np.outer(centre, centre), mixed / n - np.outer(centre, mean)
+        weights = np.linalg.lstsq(covariance, mixed, rcond=_RANK)[0]
+        fits[LINEAR] = lambda X: np.asarray((X - centre) @ weights + mean)
+    return fits
+
+
+def _boosting(train: Dataset, step: int) -> Callable[[FloatArray], FloatArray]:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    parts = [
+        (train.inputs(start, stop)[-start % step :: step], train.targets(start, stop, False)[-start % step :: step])
+        for start, stop in train.row_chunks()
+    ]
+    X, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    models = [HistGradientBoostingRegressor(random_state=0).fit(X, column) for column in y.T]
+    return lambda rows: np.stack([model.predict(rows) for model in models], axis=1)

@@ -1,14 +1,35 @@
-"""Train kernel logistic regression, or the mode of a Gaussian process of labels: a risk's minimiser, certified."""
+"""Train kernel logistic regression, or the mode of a Gaussian process of labels: a risk's minimiser, certified.
+
+Settings of a regularised risk's minimisation, and the rule that it is good enough for decisions.
+
+Products that minimising a likelihood's risk over all samples will take, foreseen by runs on subsets.
+
+Train a Gaussian process classifier: the mode of Laplace's approximation, certified, and what averages need of it.
+
+The mode is the minimiser of kernel logistic regression with lambda 1, found and certified as that. The approximation is
+normal around it, with the curvature W of the loss at each sample as the precision of its noise. W at the exact mode is
+not known, but how far it may be: decisions are proven to be within delta_i of the exact ones, and
+
+    logit:   |d log W / df| <= 1, so that W_i is within a factor e^delta_i,
+    probit:  W falls with y f, so that it lies between its values at both ends.
+
+The largest such factor c over the samples bounds what the latent variances may be off by: V rises with the noise, and
+is a concave function of it, so that noise between 1 / c and c times ours gives a variance between V / c and c V.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import (
     ActiveDimensions,
@@ -27,21 +48,25 @@ from dkgp.kernels import (
     Sum,
     Wendland,
 )
-from dkgp.models.classification.labelled import LabelledData, beyond_tolerance
+from dkgp.models.classification.certificate import GradientLength, Minimum, RiskCertificate
+from dkgp.models.classification.labels import REACH, DecisionTolerance, LabelledData, beyond_tolerance
+from dkgp.models.classification.laplace import LEAST_CURVATURE
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.logistic.certificate import GradientLength, Minimum, RiskCertificate
-from dkgp.models.classification.logistic.foreseen import FORESEEN_FROM, foreseen_products
-from dkgp.models.classification.logistic.stopping import NO_NOISE, RiskError, RiskSettings
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.rounding import assumptions
+from dkgp.models.rounding import assumptions, certified_row_errors
+from dkgp.models.tuning.subsets import draw_subset
+from dkgp.operators import ArrayInputs
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers import Solution
+from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.solvers import DualityGap, MaxPasses, Progress, Solution, StoppingRule
+from dkgp.solvers.auto import Expected
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.driver import last_errors
-from dkgp.solvers.risk import Risk, RiskSolution, method_for, minimise_by
-from dkgp.solvers.risk.state import RiskState
+from dkgp.solvers.registry import AUTO
+from dkgp.solvers.risk import Risk, RiskMethod, RiskSolution, method_for, minimise_by
+from dkgp.solvers.risk.method import RiskState
 
 # Kernels none of whose entries is negative, and those that make no others of such parts.
 _NOT_NEGATIVE = (
@@ -319,3 +344,237 @@ def _risks(
     value, below = float(np.sum(risk.value(targets, alpha, values))), float(np.sum(solved.lower_bound))
     size = max(abs(value), abs(below))
     return {"risk": value, "risk_lower_bound": below, "risk_gap": (value - below) / size if size else 0.0}
+
+
+# By default decisions are within so much of the exact minimiser's; a probability is then within a quarter of it.
+RISK_TOLERANCE = 1e-3
+# An operator's noise plays no part in a risk, and this disappears beside any entry.
+NO_NOISE = 2.0**-300
+
+
+@dataclass(frozen=True)
+class RiskError(DecisionTolerance):
+    """Converged when decisions are near the exact minimiser's: ||grad R|| / (2 lambda) max sqrt(k(x, x)) <= tolerance.
+
+    That is the radius of the ball in which the minimiser lies (theorem 12), taken at the samples. Roundings that its
+    proof counts are added, so that the bound that is stored is within the tolerance. Where roundings take nearly all of
+    the tolerance, no further round brings the bound within it, and the rule goes by the radius alone.
+
+    Parameters
+    ----------
+    tolerance : float
+        On a decision.
+    largest : float
+        max k(x, x).
+    """
+
+    tolerance: float
+    largest: float
+
+    def measure(self, progress: Progress) -> float:
+        """Distance that decisions may be at from the exact ones."""
+        scale = math.sqrt(self.largest)
+        rounding = progress.rounding * scale
+        return progress.distance * scale + (rounding if rounding <= REACH * self.tolerance else 0.0)
+
+
+@dataclass(frozen=True)
+class RiskSettings:
+    """The risk sum_i w_i l(y_i, f(x_i)) + lambda |f|^2 / 2, and how it is minimised.
+
+    Parameters
+    ----------
+    likelihood : Likelihood
+        Its negative logarithm is the loss l.
+    regularisation : float
+        lambda.
+    method : str or RiskMethod
+        Of `dkgp.solvers.risk.RISK_METHODS`, or "auto"; see `minimise_risk`.
+    tolerance : float
+        Stop where decisions are within about this of the exact minimiser's; see `RiskError`.
+    gap : float, optional
+        Stop where the risk is proven to be within this share of the least instead.
+    limits : StoppingRule, optional
+        Rules at which it stops too, such as `MaxPasses(50)`.
+    precision : {"mixed", "double"}
+        Of the kernel products on the way.
+    seed : int
+        Of what a method draws.
+    """
+
+    likelihood: Likelihood
+    regularisation: float = 1.0
+    method: str | RiskMethod[Any] = AUTO
+    tolerance: float = RISK_TOLERANCE
+    gap: float | None = None
+    limits: StoppingRule | None = None
+    precision: Literal["mixed", "double"] = "mixed"
+    seed: int = 0
+
+    def error(self, largest: float) -> RiskError:
+        """The rule on decisions, of a kernel with max k(x, x) = `largest`; `InputError` for its tolerance."""
+        return RiskError(self.tolerance, largest)
+
+    def converged(self, largest: float) -> StoppingRule:
+        """The rule that says when the risk is minimised: on decisions, or on the risk itself."""
+        rule = self.error(largest)
+        return rule if self.gap is None else DualityGap(self.gap)
+
+
+# Samples of the runs that products are foreseen from, and products after which one of them is given up.
+SUBSETS, MOST_PRODUCTS = (500, 2000), 400.0
+# So many samples are worth these runs on the way: their products have a hundredth of the entries at most.
+FORESEEN_FROM = 20_000
+# Products grow no faster with n than its root, and the count at hand is unsure by so much.
+STEEPEST, UNSURE = 0.5, 1.5
+
+
+def foreseen_products(data: LabelledData, kernel: Kernel, settings: RiskSettings) -> Expected:
+    """Foresee the products with the whole matrix, float32 ones for the most part; the kernel has no white noise.
+
+    They are counted in runs on subsets, and go on with n as they did from the smaller of these to the larger, or up to
+    its root; the fewest are also those of Newton's method, which all samples may be handed over to.
+    """
+    n, likelihood = data.n, settings.likelihood
+
+    def products(size: int, method: str | RiskMethod[Any]) -> float:
+        subset = draw_subset(n, size, settings.seed)
+        inputs, targets = data.dataset.input_rows(subset), likelihood.targets(data.labels.subset(subset))
+        with (
+            closing(LocalExecutor(1)) as executor,
+            BlockedKernelOperator(kernel, NO_NOISE, ArrayInputs(inputs), executor) as operator,
+        ):
+            minimiser = method_for(Risk(likelihood.loss, settings.regularisation), method, seed=settings.seed)
+            rule = settings.converged(float(operator.prior().max()))
+            solved = minimise_by(operator, targets, minimiser, stopping=rule | MaxPasses(MOST_PRODUCTS))
+        return solved.solution.progress.column_passes
+
+    sizes = sorted({min(size, n) for size in SUBSETS})
+    counts = [products(size, settings.method) for size in sizes]
+    # What goes by conjugate gradients on a subset may be handed over to Newton's method on all samples.
+    least = products(sizes[-1], "newton") if settings.method == AUTO else counts[-1]
+    growth = 0.0
+    if len(sizes) > 1 and counts[0] > 0.0:
+        growth = math.log(counts[-1] / counts[0]) / math.log(sizes[-1] / sizes[0])
+    ratio, last = n / sizes[-1], max(1.0, counts[-1])
+    expected = last * ratio ** min(max(growth, 0.0), STEEPEST)
+    return Expected(expected, max(1.0, min(last, least)) / UNSURE, last * ratio**STEEPEST * UNSURE)
+
+
+# What the library's functions may be off by in a curvature: of the probit loss, whose hazard loses digits far out.
+LIBRARY = {"logit": 1e-12, "probit": 1e-9}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainedGP(TrainedLogistic):
+    """A Gaussian process of labels in Laplace's approximation: the mode, and the curvature there.
+
+    Attributes
+    ----------
+    curvature_factor : tuple of t floats
+        c, by which W at the exact mode may differ at most, either way, of samples whose W is not below
+        `LEAST_CURVATURE`; infinite where nothing is proven.
+    """
+
+    curvature_factor: tuple[float, ...] = ()
+
+    def stored(self) -> dict[str, Any]:
+        """As of the mode, and the curvature."""
+        return {**super().stored(), "form": "gp", "curvature": self.curvature}
+
+    def proofs(self) -> dict[str, Any]:
+        """The mode's certificate, and the factors."""
+        return {**self.certificate.to_json(), "curvature_factor": _finite(self.curvature_factor)}
+
+
+def train_gp(
+    data: LabelledData,
+    hyperparameters: Hyperparameters,
+    context: RunContext | BlockExecutor,
+    settings: RiskSettings,
+) -> TrainedGP:
+    """Find the mode of labels on all samples, and prove how near it is; arguments and errors as of `train_logistic`.
+
+    The kernel's amplitude says how steep probabilities may be: tune it by the labels' evidence. The likelihood is logit
+    or probit, several classes each against the rest, and lambda is 1, for a prior with the covariance K / lambda is one
+    of another amplitude; `InputError` for others.
+    """
+    likelihood, regularisation = settings.likelihood, settings.regularisation
+    require_separate(likelihood, data.labels.n_samples)
+    if regularisation != 1.0:
+        raise InputError(
+            f"a Gaussian process has no regularisation, got {regularisation:g}: the kernel's amplitude takes its place"
+        )
+    mode = train_logistic(data, hyperparameters, context, settings)
+    factors = curvature_factors(mode, data.dataset, likelihood.targets(data.labels))
+    fields = {field.name: getattr(mode, field.name) for field in dataclasses.fields(TrainedLogistic)}
+    fields["summary"] = {**mode.summary, "method": "gp", "curvature_factor": _finite(factors)}
+    return TrainedGP(**fields, curvature_factor=factors)
+
+
+def _finite(factors: tuple[float, ...]) -> list[float | None]:
+    """Factors as JSON has them: None where nothing is proven."""
+    return [factor if math.isfinite(factor) else None for factor in factors]
+
+
+def require_separate(likelihood: Likelihood, n_samples: int) -> None:
+    """Refuse softmax, whose approximation couples the classes of n samples; `InputError`."""
+    if likelihood.coupled:
+        order = likelihood.n_classes * n_samples
+        raise InputError(
+            f"softmax couples the {likelihood.n_classes} classes of {n_samples:,} samples in one matrix of order "
+            f"{order:,}, {8 * order**2 / 1e9:,.3g} GB. Take the classes one against the rest (`multi_class` ovr), or "
+            "a basis (`basis_size`)"
+        )
+
+
+def curvature_factors(trained: TrainedLogistic, dataset: Dataset, targets: FloatArray) -> tuple[float, ...]:
+    """By what factor the curvature at the exact mode may differ from the trained one, at most: (t,).
+
+    `dataset` is what was trained on, `targets` (n, t) as of `Likelihood.targets`.
+    """
+    worst = np.ones(targets.shape[1])
+    stepped = _stepped(trained, dataset)
+    for start, stop in dataset.row_chunks():
+        inputs = dataset.inputs(start, stop)
+        values, prior = trained.values[start:stop], trained.kernel.diagonal(inputs)
+        errors = certified_row_errors(trained.kernel, dataset, inputs)
+        # Values were found from those before half a step and the step's: as much rounding again, of either.
+        away = trained.certificate.decision_error_bound(values, prior, errors, trained.product_error)
+        away = away + stepped.decision_error_bound(values, prior, errors, trained.product_error)
+        worst = np.maximum(worst, _factors(trained.likelihood, targets[start:stop], values, away))
+    return tuple(worst.tolist())
+
+
+def _factors(likelihood: Likelihood, targets: FloatArray, values: FloatArray, away: FloatArray) -> FloatArray:
+    """The largest factor over samples of which values are within `away`: (t,)."""
+    off = 1.0 + LIBRARY[likelihood.name]
+    if likelihood.name == "logit":
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(away.max(axis=0)) * off)
+    margins = targets * values
+    at = likelihood.curvature(np.ones_like(margins), margins)
+    most = likelihood.curvature(np.ones_like(margins), np.nextafter(margins - away, -np.inf)) * off
+    least = likelihood.curvature(np.ones_like(margins), np.nextafter(margins + away, np.inf)) / off
+    seen = most >= LEAST_CURVATURE
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factors = np.where(seen, np.maximum(most / at, at / least) * off, 1.0)
+    return np.asarray(np.nan_to_num(factors, nan=np.inf).max(axis=0))
+
+
+def _stepped(trained: TrainedLogistic, dataset: Dataset) -> RiskCertificate:
+    """Roundings that the step to the function that is stored adds to its values, as a certificate."""
+    step = np.abs(np.asarray(trained.solution.alpha).reshape(trained.alpha.shape) - trained.alpha)
+    magnitude, spread = np.zeros(step.shape[1]), np.zeros(step.shape[1])
+    for start, stop in dataset.row_chunks():
+        inputs = dataset.inputs(start, stop)
+        errors = certified_row_errors(trained.kernel, dataset, inputs)
+        scale = _scale(trained.kernel, inputs)
+        magnitude += 2.02 * (scale @ (step[start:stop] + np.abs(trained.alpha[start:stop])))
+        spread += 2.02 * ((scale * errors) @ (step[start:stop] + np.abs(trained.alpha[start:stop])))
+    nothing = (0.0,) * step.shape[1]
+    return RiskCertificate(trained.certificate.n, nothing, tuple(magnitude.tolist()), tuple(spread.tolist()))
+
+
+def _scale(kernel: Kernel, inputs: FloatArray) -> FloatArray:
+    return np.asarray(np.sqrt(kernel.diagonal(inputs)) * 1.01)

@@ -1,3 +1,0 @@
-"""Gaussian process classifiers on a basis with neighbours, by Laplace's approximation."""
-
-# Hangs on dkgp/models/exact.py.
