@@ -146,7 +146,7 @@ INTRUDERS = [
     ("solvers/auto", "from rich.progress import Progress", TERMINAL),
     ("data/new", "", "Sources fill stores, stores lie on remote or local disks"),
     ("operators/dense", "import dkgp.operators.cells.plan", ROOMS_OF_OPERATORS),
-    ("service/roots", "import dkgp.service.web.pages", ROOMS_OF_SERVICE),
+    ("service/roots", "import dkgp.service.web.app", ROOMS_OF_SERVICE),
     ("kernels/stationary", "def later():\n    import dkgp.kernels.tiles.stages", ROOMS_OF_KERNELS),
     ("solvers/driver", "import dkgp.solvers.smo", ROOMS_OF_SOLVERS),
     ("cli/job_commands", "def later():\n    import dkgp.bench.tiles", "A plan is made without a benchmark"),

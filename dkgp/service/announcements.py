@@ -1,29 +1,31 @@
-"""Records by which a user's commands find that user's services, and their tokens, by themselves.
+"""The service's folder, and how the commands of the same user find a service and its token without being told.
 
-A service that made its own token leaves a record in the user's state folder (`$XDG_STATE_HOME/dkgp/services`, else
-`~/.local/state/dkgp/services`): where it listens, and which file holds the token. It keeps the record locked for as
-long as it listens. A token is sent nowhere but to the address of a record that is locked: where the service has ended,
-another user's process may listen there by now.
+The folder is closed to other users, who could otherwise have jobs run with this user's rights. A service that made its
+own token leaves a record in the user's state folder (`$XDG_STATE_HOME/dkgp/services`, else
+`~/.local/state/dkgp/services`): the address at which it listens, and the file that holds the token. It keeps the record
+locked as long as it listens. Commands send the token only to the address of a locked record: once a service has ended,
+another user's process may listen there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import ipaddress
 import json
 import os
+import secrets
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dkgp.service.private_folder import read_private_token
+from dkgp.data.remote.storage import translate_write_errors
+from dkgp.errors import InputError, StorageError
 from dkgp.service.queue.locks import FileLock
+from dkgp.service.settings import check_token
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -47,7 +49,7 @@ class AnnouncedService:
 
     def is_there(self) -> bool:
         """True if the service still listens."""
-        return _is_locked(self.record)
+        return not FileLock.is_free(self.record)
 
 
 class Announcement:
@@ -75,15 +77,11 @@ def announce(listener: socket.socket, token_file: Path, authority: Path | None =
     if not _is_ours(folder):
         raise OSError(f"'{folder}' is somebody else's, or others may write to it")
     for path in _records():
-        if not _is_locked(path):
+        if FileLock.is_free(path):
             path.unlink(missing_ok=True)
     name = hashlib.sha256(f"{address} {port}".encode()).hexdigest()[:12]
     path = folder / f"{_machine()}-{name}.json"
-    lock = FileLock.acquire(path)
-    until = time.monotonic() + 1.0
-    while lock is None and time.monotonic() < until:
-        time.sleep(0.05)  # a command may be looking whether it is locked
-        lock = FileLock.acquire(path)
+    lock = FileLock.acquire(path, seconds=1.0)  # a command may test the lock at this moment
     if lock is None:
         raise OSError(f"another service says that it listens at {address}:{port}")
     where = {} if authority is None else {"authority": str(authority)}
@@ -108,7 +106,7 @@ def find_service(url: str | None) -> AnnouncedService | None:
 def _service(path: Path, url: str | None) -> AnnouncedService | None:
     """The service of a record, at an address if one is given; None where it is not that one or does not run."""
     try:
-        if not _is_ours(path) or not _is_locked(path):
+        if not _is_ours(path) or FileLock.is_free(path):
             return None
         content = json.loads(path.read_bytes())
         address, port = ipaddress.ip_address(content["address"].partition("%")[0]), int(content["port"])
@@ -119,7 +117,7 @@ def _service(path: Path, url: str | None) -> AnnouncedService | None:
             return None
         name = f"[{host}]" if host.version == 6 else str(host)
         return AnnouncedService(f"{scheme}://{name}:{port}", Path(content["token_file"]), path, authority)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, StorageError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -158,21 +156,6 @@ def _is_ours(path: Path) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _is_locked(path: Path) -> bool:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        # Shared, so that two commands at once do not take each other for the service.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
 def _machine() -> str:
     """Name of this machine, as its network sees it, among others with the same home: 127.0.0.1 is another there."""
     parts = [socket.gethostname()]
@@ -181,3 +164,81 @@ def _machine() -> str:
     with contextlib.suppress(OSError):
         parts.append(str(os.stat("/proc/self/ns/net").st_ino))
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+TOKEN_NAME = "token"
+_LARGEST_BYTES = 4096
+
+
+def require_private_folder(folder: Path) -> None:
+    """Make the folder for its owner alone, or see that what is there is this user's and closed to others.
+
+    Whoever else could write to it could have the service run jobs of theirs, with this user's rights: `InputError`.
+    """
+    with translate_write_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # In one step: at no time can others write to it.
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise InputError(f"the queue needs a folder; '{folder}' is a file") from None
+        status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise InputError(
+            f"the folder '{folder}' belongs to another user (uid {status.st_uid}; this is uid {os.geteuid()}), who "
+            "could have jobs run with your rights. Name a folder of your own with --folder; it is made where it is "
+            "missing"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(
+            f"others may write to the folder '{folder}' (mode {stat.S_IMODE(status.st_mode):04o}), and so have jobs "
+            "run with your rights. See that it holds nothing of theirs, then close it with: "
+            f"chmod 700 '{folder}'; or name a new folder"
+        )
+
+
+def private_token(folder: Path) -> str:
+    """Return the token in the service's folder; the first service makes it, for its owner alone to read.
+
+    `InputError` or `UsageError` where what is there is no token, or others can read it.
+    """
+    path = folder / TOKEN_NAME
+    with translate_write_errors(path):
+        # Written whole, then named: of two services that start at once one makes it, and both read the same.
+        temporary = folder / f".{TOKEN_NAME}-{secrets.token_hex(8)}"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            # Fails where the name is taken, as opening with O_EXCL does.
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink(missing_ok=True)
+    return read_private_token(path)
+
+
+def read_private_token(path: Path) -> str:
+    """Return the token in a file of this user's that nobody else can read.
+
+    `InputError` where it is somebody else's, open to others or unreadable; `UsageError` where it holds no token.
+    """
+    advice = "remove it and start `dkgp serve` again, which makes another"
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise InputError(f"the token '{path}' is no file of yours; {advice}")
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                raise InputError(
+                    f"the token '{path}' is open to others (mode {stat.S_IMODE(status.st_mode):04o}); {advice}"
+                )
+            content = file.read(_LARGEST_BYTES)
+    except OSError as error:
+        raise InputError(f"the token '{path}' cannot be read: {error.strerror or error}; {advice}") from error
+    return check_token(content.decode("utf-8", "replace").strip(), f"the token in '{path}'")

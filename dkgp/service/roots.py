@@ -1,9 +1,11 @@
 """The folders and URLs that jobs may touch: everything else is refused before a job is taken.
 
-A local path counts as what it really is: symbolic links are followed as far as the path exists. A URL is compared
-piece by piece, and one that could be read in two ways (a percent sign, a query, a chain of file systems) is refused.
-The check is made when a job is submitted and resumed, and again as it begins to run; whoever exchanges files, folders
-and links inside a root after that meets `Roots.limits`, which hold where a file is opened, in the job and its workers.
+A local path counts as the place that it leads to: symbolic links are followed as far as the path exists. A URL is
+compared piece by piece, and an ambiguous one (a percent sign, a query, a chain of file systems) is refused.
+`check_places` looks at every place of a job, those that its options name and those that these name: when the job is
+submitted and resumed, so that mistakes are reported at once, and again as it begins to run, since the files may have
+changed. If someone exchanges files, folders and links inside a root after that, `Roots.limits` hold where a file is
+opened, in the job and its workers.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dkgp.data.remote.limits import Limits
+from dkgp.data.remote.limits import Limits, limited_to
 from dkgp.data.remote.storage import split_address
+from dkgp.data.stores.models.references import limited_references, named_training_set, require_reference
 from dkgp.errors import InputError, UsageError
+from dkgp.service.specification import job_paths
 
 # Several names for one kind of storage.
 _ALIASES = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs"}
@@ -212,3 +217,40 @@ def _shown(url: str) -> str:
     text = re.sub(r"//[^/@]*@", "//***@", url)
     end = "..." if len(text) > 200 else ""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:200]) + end
+
+
+# Options that name a model, which may name its training set.
+_MODELS = ("model", "warm_start")
+
+
+def check_places(roots: Roots, command: str, options: Mapping[str, Any]) -> None:
+    """Refuse a job that would touch what it may not.
+
+    `OutsideRootsError` for a place outside the roots or of ambiguous text, `StoreError` for a model whose training
+    set is no place; errors of `job_from_options` where the options describe no job.
+    """
+    folders: dict[str, str] = {}
+    for path in job_paths(command, options):
+        roots.require(path.url, path.field, path.access, folders)
+        # The text as it was given too: where it goes through symbolic links and back, programs read it differently.
+        if isinstance(text := options.get(path.field), str):
+            roots.require(text, path.field, path.access, folders)
+    for field in _MODELS:
+        # A model that is not there yet may be the output of a job that waits.
+        if (model := options.get(field)) is not None and (named := named_training_set(model)) is not None:
+            with _limited(roots, f"{field}: its training set"):
+                require_reference(named, model)
+
+
+@contextmanager
+def kept_within(roots: Roots, command: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Check a job's places, and everything that stores name while it runs; errors as of `check_places`."""
+    check_places(roots, command, options)
+    with limited_to(roots.limits), _limited(roots, "a model's training set"):
+        yield
+
+
+@contextmanager
+def _limited(roots: Roots, field: str) -> Iterator[None]:
+    with limited_references(lambda place: roots.require(place, field)):
+        yield

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, StorageError
-from dkgp.service.access.tokens import read_tokens
-from dkgp.service.announcements import Announcement, announce
+from dkgp.service.access import read_tokens
+from dkgp.service.announcements import TOKEN_NAME, Announcement, announce, private_token, require_private_folder
 from dkgp.service.certificate import checked_certificate, own_certificate
-from dkgp.service.private_folder import TOKEN_NAME, private_token, require_private_folder
 from dkgp.service.settings import ServiceSettings, is_loopback, resolve
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def run_serve(
         if find_spec(module) is None:
             raise MissingExtraError(package, "service", "`dkgp serve`")
     from dkgp.service.queue.job_queue import JobQueue
-    from dkgp.service.running.memory import SHARE_OF_JOBS, machine_bytes
+    from dkgp.service.running.processes import SHARE_OF_JOBS, machine_bytes
     from dkgp.service.running.supervisor import Supervisor
     from dkgp.service.web.app import Service, create_app
 
@@ -228,7 +227,7 @@ def _server(
 ) -> Server:
     import uvicorn
 
-    from dkgp.service.web.connections import HANDSHAKE_SECONDS, MOST_HANDSHAKES, limited_handshakes, protocol_type
+    from dkgp.service.web.limits import HANDSHAKE_SECONDS, MOST_HANDSHAKES, limited_handshakes, protocol_type
 
     class OrderlyServer(uvicorn.Server):
         """Ends with its caller going on, where uvicorn's own would raise the signal again."""

@@ -16,7 +16,7 @@ import os, sys
 if not os.fork():
     # Whoever asks a service computes nothing.
     import dkgp.cli.service.jobs, dkgp.commands.reporting.tables.jobs, dkgp.commands.reporting.terminal
-    import dkgp.service.announcements, dkgp.service.client.client
+    import dkgp.service.announcements, dkgp.service.client
     print(sorted({{"dkgp.models", "dkgp.solvers", "numba", "scipy.linalg", "pandas"}} & set(sys.modules)))
     sys.exit()
 os.wait()

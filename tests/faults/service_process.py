@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 import dkgp
-from dkgp.service.client.client import ServiceClient
+from dkgp.service.client import ServiceClient
 
 TOKEN = "a-token-for-tests-of-faults"
 START_SECONDS = 120.0

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from dkgp.data import open_model
-from dkgp.service.client.client import ServiceClient
+from dkgp.service.client import ServiceClient
 from tests.faults.service_process import (
     JOB_SECONDS,
     TOKEN,

@@ -25,7 +25,7 @@ from dkgp.models.tuning.search_space import as_prior, matches
 from dkgp.registry import byte_count, whole_numbers
 from dkgp.service.roots import resolved
 from dkgp.service.specification import job_from_options
-from dkgp.service.web.auth import _foreign
+from dkgp.service.web.guard import _foreign
 from dkgp.service.web.limits import parse_json
 
 LENGTH = 100_000

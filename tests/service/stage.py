@@ -18,7 +18,7 @@ from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.serve import listen, url_of
 from dkgp.service.settings import ServiceSettings
 from dkgp.service.web.app import Service, create_app
-from dkgp.service.web.connections import protocol_type
+from dkgp.service.web.limits import protocol_type
 
 TOKEN = "a-token-for-these-tests-alone"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

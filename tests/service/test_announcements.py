@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dkgp.cli import main
-from dkgp.service.announcements import announce, find_service
-from dkgp.service.private_folder import private_token
+from dkgp.service.announcements import announce, find_service, private_token
 from dkgp.service.serve import listen
 from dkgp.service.settings import ServiceSettings
 from tests.data.stores.references import knocks
@@ -142,7 +141,7 @@ def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_f
         assert find_service(f"http://127.0.0.1:{port}") is None
         # A command that was following the service when it died does not tell the squatter either.
         from dkgp.errors import ServiceError
-        from dkgp.service.client.client import ServiceClient
+        from dkgp.service.client import ServiceClient
 
         client = ServiceClient(found.url, token=found.token(), retry_seconds=0.0, is_there=found.is_there)
         with client, pytest.raises(ServiceError, match="the service has ended"):

@@ -11,7 +11,7 @@ import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError, UsageError
-from dkgp.service.private_folder import private_token, read_private_token, require_private_folder
+from dkgp.service.announcements import private_token, read_private_token, require_private_folder
 from dkgp.service.serve import run_serve
 from dkgp.service.settings import ServiceSettings
 

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
-import dkgp.service.places
+import dkgp.service.roots
 from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.data.remote.limits import active, limited_to
 from dkgp.data.remote.storage import (
@@ -113,14 +113,14 @@ def exchange(place: Path, other: Path) -> None:
 
 def swapped_after_check(monkeypatch: pytest.MonkeyPatch, place: Path, other: Path) -> list[Path]:
     """Have the place exchanged right after the job's process has asked the roots; the list tells that it was."""
-    check, done = dkgp.service.places.check_places, []
+    check, done = dkgp.service.roots.check_places, []
 
     def checked(*arguments: Any) -> None:
         check(*arguments)
         exchange(place, other)
         done.append(place)
 
-    monkeypatch.setattr(dkgp.service.places, "check_places", checked)
+    monkeypatch.setattr(dkgp.service.roots, "check_places", checked)
     return done
 
 

@@ -14,7 +14,7 @@ from dkgp.cli.service.options import client_from, service_options
 if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
-    from dkgp.service.client.client import ServiceClient
+    from dkgp.service.client import ServiceClient
 
 # As in `dkgp.service.queue.records`, which is not imported before a command runs.
 STATES = ("queued", "running", "done", "not_converged", "failed", "cancelled")
@@ -24,7 +24,7 @@ id_argument = click.argument("job_id", metavar="ID")
 
 def exit_code(record: Document) -> int:
     """Return what the command itself would have ended with."""
-    from dkgp.service.client.client import exit_code_of
+    from dkgp.service.client import exit_code_of
 
     return exit_code_of(record)
 

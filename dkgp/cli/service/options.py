@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.progress import Reporter
-    from dkgp.service.client.client import ServiceClient
+    from dkgp.service.client import ServiceClient
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
     One that is `patient`, since its command waits for a job, tries longer while the service does not answer.
     """
     from dkgp.service.announcements import find_service
-    from dkgp.service.client.client import ServiceClient
+    from dkgp.service.client import ServiceClient
     from dkgp.service.settings import read_token
 
     values = {name: options.pop(name) for name in SERVICE_NAMES}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
 
-# As in `dkgp.service.access.tokens`, which is not imported before a command runs.
+# As in `dkgp.service.access`, which is not imported before a command runs.
 SCOPES = ("read", "submit", "admin")
 
 folder_option = click.option("--folder", required=True, metavar="DIR", help="The service's --folder.")
@@ -60,7 +60,7 @@ def token() -> None:
 @runs(show=lambda document, output: _show_token(document, output))
 def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: str) -> Document:
     """Make a token for NAME and print it, once: the folder keeps only a hash. Jobs that it submits are NAME's."""
-    from dkgp.service.access.tokens import add_token
+    from dkgp.service.access import add_token
 
     place = _folder(folder)
     secret, made = add_token(place, name, scope, days)
@@ -74,7 +74,7 @@ def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: s
 @runs(show=lambda document, output: _show_tokens(document, output))
 def list_tokens(reporter: Reporter, folder: str) -> Document:
     """List the tokens by name, with their scopes, beside the service's own, which is its user's."""
-    from dkgp.service.access.tokens import read_tokens
+    from dkgp.service.access import read_tokens
 
     tokens = [
         {"name": known.name, "scope": known.scope, "created": known.created, "expires": known.expires}
@@ -89,7 +89,7 @@ def list_tokens(reporter: Reporter, folder: str) -> Document:
 @runs(show=lambda document, output: click.echo(f"{document['name']} revoked"))
 def revoke(reporter: Reporter, name: str, folder: str) -> Document:
     """Refuse the token of NAME from now on, by a service that runs too. Its jobs go on."""
-    from dkgp.service.access.tokens import revoke_token
+    from dkgp.service.access import revoke_token
 
     place = _folder(folder)
     revoked = revoke_token(place, name)
@@ -99,7 +99,7 @@ def revoke(reporter: Reporter, name: str, folder: str) -> Document:
 
 def _folder(text: str) -> Path:
     """The service's folder, made where it is missing, and this user's alone."""
-    from dkgp.service.private_folder import require_private_folder
+    from dkgp.service.announcements import require_private_folder
 
     folder = Path(text).expanduser().absolute()
     require_private_folder(folder)
@@ -107,7 +107,7 @@ def _folder(text: str) -> Path:
 
 
 def _record(folder: Path, what: str, name: str, scope: str) -> None:
-    from dkgp.service.access.audit import AuditLog
+    from dkgp.service.access import AuditLog
 
     # By number: in a container it has no name, and what the environment says anybody may set.
     AuditLog(folder).write(what, who=f"uid {os.getuid()}", scope="admin", token=name, token_scope=scope)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import Self
 
 from dkgp.data.remote.storage import translate_write_errors
+from dkgp.errors import StorageError
 
 
 class FileLock:
@@ -21,8 +23,15 @@ class FileLock:
         self.handle, self.path = handle, path
 
     @classmethod
-    def acquire(cls, path: Path) -> Self | None:
-        """Take the lock, or return None where somebody else has it; the file is made where it is missing."""
+    def acquire(cls, path: Path, *, seconds: float = 0.0) -> Self | None:
+        """Take the lock within so many seconds; None if another process keeps it. Creates a missing file."""
+        until = time.monotonic() + seconds
+        while (lock := cls._try(path)) is None and time.monotonic() < until:
+            time.sleep(0.05)
+        return lock
+
+    @classmethod
+    def _try(cls, path: Path) -> Self | None:
         with translate_write_errors(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -50,13 +59,21 @@ class FileLock:
 
     @classmethod
     def is_free(cls, path: Path) -> bool:
-        """True if nobody holds it now; a file that is missing is held by nobody."""
-        if not path.exists():
-            return True
-        probe = cls.acquire(path)
-        if probe is None:
+        """True if no process holds it now, as with a missing file, or a link, which is no lock."""
+        try:
+            with translate_write_errors(path):
+                handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except StorageError as error:
+            if getattr(error.__cause__, "errno", None) in (errno.ENOENT, errno.ELOOP):
+                return True
+            raise
+        try:
+            # Shared, so that two processes that test the lock at once do not take each other for its holder.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
             return False
-        probe.release()
+        finally:
+            os.close(handle)
         return True
 
     def release(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from dkgp.commands.signals import first_signal_only, terminate_as_interrupt
 from dkgp.errors import DkgpError, ExitCode, StorageError
 from dkgp.service.queue.locks import FileLock
-from dkgp.service.running.process_files import LogTail, write_process_file
+from dkgp.service.running.processes import LogTail, write_process_file
 
 UNEXPECTED = 1
 # The job is not this process's to run: EX_TEMPFAIL.
@@ -67,10 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _lock(path: Path, handle: int | None) -> FileLock | None:
     if handle is not None:
         return FileLock.inherited(handle, path)
-    until = time.monotonic() + 2.0
-    while (lock := FileLock.acquire(path)) is None and time.monotonic() < until:
-        time.sleep(0.05)  # a service may be looking whether the lock is free
-    return lock
+    return FileLock.acquire(path, seconds=2.0)  # a service may test the lock at this moment
 
 
 def _run(folder: Path, job_id: str, attempt: int, roots: list[str], cluster: Mapping[str, Any]) -> int:
@@ -137,8 +134,7 @@ def _outcome(
 @contextmanager
 def _kept_within(roots: Sequence[str], queue: Any, job_id: str) -> Iterator[None]:
     """Hold the job to the service's roots once more, in the process that opens what lies there."""
-    from dkgp.service.places import kept_within
-    from dkgp.service.roots import Roots
+    from dkgp.service.roots import Roots, kept_within
 
     if not roots:
         yield
@@ -152,8 +148,8 @@ def _work(
     queue: Any, job_id: str, attempt: int, generation: int, events: Any, cluster: Mapping[str, Any]
 ) -> dict[str, Any]:
     from dkgp.cluster import ClusterOptions
+    from dkgp.service.queue.events import EventReporter
     from dkgp.service.running.recovery import Traces, going_on, kept_document
-    from dkgp.service.running.reporting import EventReporter
     from dkgp.service.specification import job_from_options, run_job
 
     folder = queue.folder_of(job_id)

@@ -24,11 +24,16 @@ from pathlib import Path
 
 from dkgp.cluster import ClusterOptions
 from dkgp.errors import ClusterError, DkgpError
-from dkgp.service.queue.job_queue import MOST_ENDED_PER_OWNER, JobQueue
-from dkgp.service.queue.ledger import Claim, MemoryRoom, RunningJob, StopReason
+from dkgp.service.queue.job_queue import MOST_ENDED_PER_OWNER, Claim, JobQueue, MemoryRoom, RunningJob, StopReason
 from dkgp.service.queue.locks import FileLock
-from dkgp.service.running.memory import held_bytes, session_bytes
-from dkgp.service.running.process_files import has_process_file, last_lines, process_id, send_signal
+from dkgp.service.running.processes import (
+    has_process_file,
+    held_bytes,
+    last_lines,
+    process_id,
+    send_signal,
+    session_bytes,
+)
 
 POLL_SECONDS = 0.5
 PRUNE_EVERY_SECONDS = 60.0

@@ -1,20 +1,24 @@
-"""The HTTP service: its calls, each a few lines over the queue, and the layers that every request passes."""
+"""The HTTP service: its calls, each a few lines over the queue; the shapes of requests and answers; and the pages."""
 
 # No `from __future__ import annotations`: FastAPI reads annotations, and here they name what is imported in a function.
+import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hints
 
 import dkgp
 from dkgp.errors import DkgpError, UsageError
-from dkgp.service.access.audit import AuditLog
-from dkgp.service.access.tokens import Caller, TokenBook
-from dkgp.service.places import check_places
+from dkgp.service.access import AuditLog, Caller, TokenBook
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import (
+    LONG_FIELDS,
+    LONGEST_NAME,
     ForbiddenError,
     JobRecord,
     JobStateError,
@@ -23,16 +27,14 @@ from dkgp.service.queue.records import (
     UnknownJobError,
     unknown_job,
 )
-from dkgp.service.roots import OutsideRootsError, Roots
+from dkgp.service.reading import adapter, read
+from dkgp.service.roots import OutsideRootsError, Roots, check_places
 from dkgp.service.settings import ServiceSettings
-from dkgp.service.specification import COMMANDS
-from dkgp.service.web import schema
+from dkgp.service.specification import COMMANDS, options_schema
 from dkgp.service.web.answers import Outermost, answer_errors
-from dkgp.service.web.auditing import AuditedRequests
-from dkgp.service.web.auth import CALLER_KEY, STILL_KEY, Guard, forbidden
+from dkgp.service.web.guard import CALLER_KEY, STILL_KEY, AuditedRequests, Guard, forbidden
 from dkgp.service.web.limits import BodyLimit, parse_json
 from dkgp.service.web.metrics import MeasuredRequests, ServiceMetrics
-from dkgp.service.web.pages import add_pages
 from dkgp.service.web.streaming import EventHub, read_curve
 
 if TYPE_CHECKING:
@@ -108,8 +110,8 @@ class Service:
     def submit(self, value: Any, idempotency_key: str | None, caller: Caller) -> tuple[JobRecord, bool]:
         """Check and queue a job; return it, and whether it is new."""
         try:
-            request = schema.request_from(value, self.settings.limits())
-            schema.check_idempotency_key(idempotency_key)
+            request = request_from(value, self.settings.limits())
+            check_idempotency_key(idempotency_key)
             check_places(self.roots, request.command, request.options)
             record, is_new = self.queue.submit(
                 request.command,
@@ -192,7 +194,7 @@ def create_app(service: Service) -> "ASGIApp":
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": schema.ErrorAnswer} for status in (401, 403, *statuses)}
+    return {status: {"model": ErrorAnswer} for status in (401, 403, *statuses)}
 
 
 def caller_of(request: "Request") -> Caller:
@@ -227,7 +229,7 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
 
     changes = [Depends(working)]
     Sender = Annotated[Caller, Depends(caller)]
-    body = {"requestBody": schema.request_body_schema()}
+    body = {"requestBody": request_body_schema()}
 
     @app.post(
         "/v1/jobs",
@@ -247,7 +249,7 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
         headers = {"location": f"/v1/jobs/{record.id}"}
         return JSONResponse(record.to_json(), status_code=201 if is_new else 200, headers=headers)
 
-    @app.get("/v1/jobs", response_model=schema.JobList, responses=_errors(404, 422))
+    @app.get("/v1/jobs", response_model=JobList, responses=_errors(404, 422))
     def list_jobs(
         sender: Sender,
         state: Annotated[list[State] | None, Query(description="Only jobs in these states.")] = None,
@@ -329,7 +331,7 @@ def _add_events(app: "FastAPI", service: Service) -> None:
             raise HTTPException(503, "the service is stopping, or too many streams are open; try again in a moment")
         return EventStream(while_known(service.hub.follow(job_id, after, caller.name), request.scope[STILL_KEY]))
 
-    @app.get("/v1/jobs/{job_id}/curve", response_model=schema.JobCurve, responses=_errors(404))
+    @app.get("/v1/jobs/{job_id}/curve", response_model=JobCurve, responses=_errors(404))
     def curve(job_id: str, request: Request) -> Any:
         """Return how a job's solve has come along so far, thinned for drawing."""
         service.job(_checked_id(job_id), caller_of(request))
@@ -340,7 +342,7 @@ def _add_service(app: "FastAPI", service: Service) -> None:
     from fastapi import Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-    @app.get("/v1/service", response_model=schema.ServiceAnswer, responses=_errors())
+    @app.get("/v1/service", response_model=ServiceAnswer, responses=_errors())
     def describe(request: Request) -> Any:
         """Return what the service is and what it takes on."""
         return JSONResponse(service.describe(caller_of(request)))
@@ -353,7 +355,7 @@ def _add_service(app: "FastAPI", service: Service) -> None:
         content, media_type = service.metrics.render()
         return Response(content, headers={"content-type": media_type})
 
-    @app.get("/healthz", response_model=schema.HealthAnswer, responses={503: {"model": schema.HealthAnswer}})
+    @app.get("/healthz", response_model=HealthAnswer, responses={503: {"model": HealthAnswer}})
     def health() -> Any:
         """Return whether the service takes and runs jobs; needs no token."""
         if service.closing:
@@ -364,3 +366,255 @@ def _add_service(app: "FastAPI", service: Service) -> None:
         if free < LEAST_FREE_BYTES:
             return JSONResponse({"status": "disk full"})
         return JSONResponse({"status": "folder full" if service.queue.is_full() else "ok"})
+
+
+LONGEST_KEY = 200
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The body of `POST /v1/jobs`."""
+
+    command: Literal["train", "sparse", "classify", "tune", "predict", "evaluate", "fit"]
+    options: dict[str, Any]
+    name: str | None = field(default=None, metadata={"min_length": 1, "max_length": LONGEST_NAME})
+    deadline_seconds: float | None = field(default=None, metadata={"gt": 0, "le": 1e9})
+    memory_bytes: int | None = field(default=None, metadata={"gt": 0, "le": 2**50})
+
+
+@dataclass(frozen=True)
+class ErrorDescription:
+    """An error: its type, and a message with what to do."""
+
+    type: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ErrorAnswer:
+    """Any answer with a status of 400 or above."""
+
+    error: ErrorDescription
+
+
+_TYPES = get_type_hints(JobRecord)
+JobSummary = make_dataclass(
+    "JobSummary",
+    [
+        (entry.name, _TYPES[entry.name], field(default=entry.default))
+        for entry in fields(JobRecord)
+        if entry.name not in LONG_FIELDS
+    ],
+    namespace={"__doc__": "A job as lists show it: without its options and its document."},
+)
+
+
+@dataclass(frozen=True)
+class JobCurve:
+    """A job's solve so far: pairs of column passes and of what `measure` names, thinned."""
+
+    points: list[tuple[float, float]]
+    measure: str | None
+    tolerance: float | None
+    label: str | None
+    last: int
+
+
+@dataclass(frozen=True)
+class HealthAnswer:
+    """Health of the service: "ok", or why it takes no jobs: its "disk full", the jobs' "folder full", or "stopping"."""
+
+    status: Literal["ok", "disk full", "folder full", "stopping"]
+
+
+@dataclass(frozen=True)
+class CallerAnswer:
+    """The sender of a request, by its token's name, and what that token is for."""
+
+    name: str
+    scope: Literal["read", "submit", "admin"]
+
+
+@dataclass(frozen=True)
+class ServiceAnswer:
+    """A description of the service and its limits."""
+
+    version: str
+    limits: dict[str, Any]
+    cluster: str
+    dashboard_link: str | None
+    roots: list[str]
+    counts: dict[str, int]
+    commands: list[str]
+    caller: CallerAnswer
+
+
+@dataclass(frozen=True)
+class JobList:
+    """A page of jobs, the newest first, and how many there are in each state."""
+
+    jobs: list[JobSummary]  # type: ignore[valid-type]  # made at run time
+    counts: dict[str, int]
+
+
+def request_from(value: Any, limits: Mapping[str, Any]) -> JobRequest:
+    """Read a submission from its JSON; no job is granted more than the service's `limits`.
+
+    `UsageError` or `InputError` where a field is missing, unknown, of another type or out of range.
+    """
+    request = read(JobRequest, value, "a submission")
+    for name in ("deadline_seconds", "memory_bytes"):
+        value, most = getattr(request, name), limits[f"job_{name}"]
+        if value is not None and most is not None and value > most:
+            raise UsageError(f"{name}: {most:.15g} at most on this service; got {value:.15g}")
+    return request
+
+
+def check_idempotency_key(key: str | None) -> str | None:
+    """Return the key, or raise `UsageError`."""
+    if key is not None and (not 1 <= len(key) <= LONGEST_KEY or not key.isascii() or not key.isprintable()):
+        raise UsageError(f"an Idempotency-Key has 1 to {LONGEST_KEY} printable ASCII characters; got {len(key)}")
+    return key
+
+
+def request_body_schema() -> dict[str, Any]:
+    """Return the OpenAPI description of a submission, with the options of each command."""
+    request = adapter(JobRequest).json_schema()
+    variants = []
+    for command in COMMANDS:
+        options = options_schema(command)
+        properties = {"command": {"const": command}, "options": _inlined(options, options.get("$defs", {}))}
+        variants.append({**request, "title": f"{command} job", "properties": {**request["properties"], **properties}})
+    return {"required": True, "content": {"application/json": {"schema": {"oneOf": variants}}}}
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema whose references are replaced by what they name: they would point elsewhere in a larger document."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        named = definitions[str(schema["$ref"]).rpartition("/")[2]]
+        schema = {**named, **{name: item for name, item in schema.items() if name != "$ref"}}
+    return {name: _inlined(item, definitions) for name, item in schema.items() if name != "$defs"}
+
+
+PAGE_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+def add_pages(app: "FastAPI", *, needs_token: bool) -> None:
+    """Have an application serve the pages; they hold no data."""
+    from starlette.responses import HTMLResponse, Response
+
+    def add(path: str, name: str, media_type: str) -> None:
+        content = (files("dkgp.service.web") / name).read_text(encoding="utf-8")
+        if needs_token:
+            content = content.replace('data-token="none"', 'data-token="required"', 1)
+
+        async def page() -> Any:
+            return Response(content, headers={"content-type": media_type})
+
+        app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
+
+    for path, (name, media_type) in PAGE_FILES.items():
+        add(path, name, media_type)
+
+    @cache
+    def described() -> tuple[bytes, bytes]:
+        """The description as JSON and as a page; strangers may ask for it as often as they like."""
+        schema = app.openapi()
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode(), describe_calls(schema).encode()
+
+    @app.api_route("/openapi.json", methods=["GET", "HEAD"], include_in_schema=False)
+    async def openapi() -> Any:
+        return Response(described()[0], media_type="application/json")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Any:
+        return HTMLResponse(described()[1])
+
+
+def describe_calls(schema: Mapping[str, Any]) -> str:
+    """Return an OpenAPI description as a page that loads nothing from elsewhere."""
+    calls = [
+        _call(method.upper(), path, operation)
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    ]
+    shapes = [_shape(name, shape) for name, shape in schema.get("components", {}).get("schemas", {}).items()]
+    title = escape(f"{schema['info']['title']} {schema['info']['version']}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{title}: calls</title><link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/page.css">'
+        f'</head><body class="docs"><header><h1>{title}</h1><nav><a href="/">Jobs</a> '
+        '<a href="/openapi.json">OpenAPI</a></nav></header><main>'
+        f"<p>{escape(schema['info'].get('description', ''))}</p>"
+        "<p>Every call but <code>/healthz</code> needs the header <code>Authorization: Bearer TOKEN</code>, unless the "
+        "service was started without a token on this machine alone.</p>"
+        f"<h2>Calls</h2>{''.join(calls)}<h2>Shapes</h2>{''.join(shapes)}</main></body></html>"
+    )
+
+
+def _call(method: str, path: str, operation: Mapping[str, Any]) -> str:
+    parameters = [
+        (f"{entry['name']} ({entry['in']})", _kind(entry.get("schema", {})), entry.get("description", ""))
+        for entry in operation.get("parameters", ())
+    ]
+    parts = [f"<section><h3><code>{method} {escape(path)}</code></h3><p>{escape(operation.get('description', ''))}</p>"]
+    if parameters:
+        parts.append(_table(parameters))
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    for variant in body.get("oneOf", ()):
+        options = variant["properties"]["options"]
+        parts.append(f"<details><summary>{escape(variant['title'])}: options</summary>{_fields(options)}</details>")
+    statuses = ", ".join(sorted(operation.get("responses", {})))
+    parts.append(f"<p>Answers with {escape(statuses)}.</p></section>")
+    return "".join(parts)
+
+
+def _shape(name: str, shape: Mapping[str, Any]) -> str:
+    text = escape(str(shape.get("description", "")).split("\n\n")[0])
+    return f"<details><summary>{escape(name)}</summary><p>{text}</p>{_fields(shape)}</details>"
+
+
+def _fields(shape: Mapping[str, Any]) -> str:
+    required = shape.get("required", ())
+    rows = []
+    for name, entry in shape.get("properties", {}).items():
+        note = "required" if name in required else f"default {entry['default']!r}" if "default" in entry else ""
+        rows.append((name, _kind(entry), note))
+        rows.extend(
+            (f"{name}.{inner}", _kind(below), f"default {below['default']!r}" if "default" in below else "")
+            for inner, below in entry.get("properties", {}).items()
+        )
+    return _table(rows) if rows else ""
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    lines = [
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(kind)}</td><td>{escape(str(note))}</td></tr>"
+        for name, kind, note in rows
+    ]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    if "$ref" in entry:
+        return str(entry["$ref"]).rpartition("/")[2]
+    if "anyOf" in entry:
+        return " or ".join(_kind(item) for item in entry["anyOf"])
+    if "enum" in entry:
+        return ", ".join(map(str, entry["enum"]))
+    if "const" in entry:
+        return str(entry["const"])
+    if entry.get("type") == "array":
+        return f"list of {_kind(entry.get('items', {}))}"
+    kind = entry.get("type", "any")
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dkgp.commands.reporting.progress import measured
-from dkgp.service.access.tokens import Caller
+from dkgp.service.access import Caller
 from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import TERMINAL, UnknownJobError

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dkgp.service.client import client as client_module
-from dkgp.service.client import transport
+from dkgp.service import client as client_module
 
 TIME = "2026-03-04T05:06:07.000+00:00"
 
@@ -48,7 +47,7 @@ class FakeService:
         self.requests: list[httpx.Request] = []
         # What a job becomes as soon as it is submitted.
         self.outcome: dict[str, Any] = {}
-        real = transport.open_connection
+        real = client_module.open_connection
 
         def connect(url: str, token: str | None, tell: Any, *given: Any) -> httpx.Client:
             return real(url, token, tell, httpx.MockTransport(self.answer))

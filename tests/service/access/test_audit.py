@@ -6,7 +6,7 @@ import json
 import stat
 from pathlib import Path
 
-from dkgp.service.access.audit import AuditLog
+from dkgp.service.access import AuditLog
 
 
 def lines(path: Path) -> list[dict[str, object]]:

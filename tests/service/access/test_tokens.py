@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dkgp.errors import InputError, StorageError, UsageError
-from dkgp.service.access import tokens
-from dkgp.service.access.tokens import Caller, TokenBook, add_token, read_tokens, revoke_token
+from dkgp.service import access
+from dkgp.service.access import Caller, TokenBook, add_token, read_tokens, revoke_token
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.locks import FileLock
 
@@ -116,8 +116,8 @@ def test_commands_at_the_same_time_lose_no_token(tmp_path: Path, monkeypatch: py
     for thread in threads:
         thread.join()
     assert {known.name for known in read_tokens(tmp_path)} == {f"t{number}" for number in range(8)}
-    monkeypatch.setattr(tokens, "_LOCK_SECONDS", 0.1)
-    lock = FileLock.acquire(tmp_path / tokens.TOKENS_LOCK)
+    monkeypatch.setattr(access, "_LOCK_SECONDS", 0.1)
+    lock = FileLock.acquire(tmp_path / access.TOKENS_LOCK)
     assert lock is not None
     with pytest.raises(StorageError, match="another command"):
         add_token(tmp_path, "late", "read")

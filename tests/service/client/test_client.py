@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 from dkgp.errors import DkgpError, ExitCode, InputError, MemoryBudgetError, ServiceError, UsageError, WaitTimeoutError
-from dkgp.service.client import transport as patience
-from dkgp.service.client.client import ServiceClient, exit_code_of
-from dkgp.service.client.transport import is_this_machine
+from dkgp.service import client as patience
+from dkgp.service.client import ServiceClient, exit_code_of, is_this_machine
 from dkgp.service.queue.records import JobStateError, QueueFullError, UnknownJobError
 
 TOKEN = "a-token-that-is-long-enough"
@@ -79,7 +78,7 @@ def event(sequence: int, **more: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("dkgp.service.client.client.WAIT_POLL_SECONDS", (0.001, 0.002))
+    monkeypatch.setattr("dkgp.service.client.WAIT_POLL_SECONDS", (0.001, 0.002))
 
 
 # ------------------------------------------------------------------------------------------------------------- sending

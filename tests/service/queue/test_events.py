@@ -16,9 +16,7 @@ from dkgp.commands.reporting.progress import WorkProgress
 from dkgp.commands.reporting.tables.jobs import progress_line
 from dkgp.models import TuneProgress
 from dkgp.service.queue import events as events_module
-from dkgp.service.queue.events import EventReader, EventWriter, latest_progress, progress_pace_seconds
-from dkgp.service.running import reporting
-from dkgp.service.running.reporting import EventReporter
+from dkgp.service.queue.events import EventReader, EventReporter, EventWriter, latest_progress, progress_pace_seconds
 from dkgp.solvers import Progress as SolveProgress
 
 
@@ -133,7 +131,7 @@ def test_a_reader_goes_on_where_it_was_and_can_go_back(path: Path) -> None:
 
 def test_progress_comes_at_its_pace_with_the_first_and_the_last(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(events_module.time, "monotonic", lambda: clock[0])
     reporter = EventReporter(EventWriter(path), lambda link: None)
     with reporter.solve("train", 1e-4) as show:
         for iteration in range(1, 102):
@@ -153,7 +151,7 @@ def test_progress_comes_at_its_pace_with_the_first_and_the_last(path: Path, monk
 
 def test_progress_within_a_round_goes_with_the_round_before_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(events_module.time, "monotonic", lambda: clock[0])
     with EventReporter(EventWriter(path), lambda link: None).solve("train", 1e-4) as show:
         for report in (
             WorkProgress("product", 1, 4, "pairs"),

@@ -31,7 +31,7 @@ def test_one_owner_does_not_fill_the_queue(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_full_takes_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.service.queue.sizes.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("dkgp.service.queue.database.FRESH_SECONDS", -1.0)
     queue = JobQueue(tmp_path / "queue", max_folder_bytes=500_000)
     first, running = submit(queue), submit(queue, 1)
     for job_id in (first.id, running.id):

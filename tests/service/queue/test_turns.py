@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dkgp.service.queue import database
-from dkgp.service.queue.job_queue import JobQueue
-from dkgp.service.queue.ledger import MemoryRoom
+from dkgp.service.queue.job_queue import JobQueue, MemoryRoom
 
 
 def submit(queue: JobQueue, name: str, owner: str, **more: Any) -> str:

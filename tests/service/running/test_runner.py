@@ -22,7 +22,7 @@ from dkgp.service.queue.events import EventWriter
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord
 from dkgp.service.running import runner
-from dkgp.service.running.process_files import last_lines, send_signal, write_process_file
+from dkgp.service.running.processes import last_lines, send_signal, write_process_file
 from dkgp.service.running.recovery import Traces, going_on
 from dkgp.service.specification import job_from_options, run_job
 from tests.fit.tables import write_messy
@@ -423,10 +423,10 @@ def test_everything_printed_becomes_events_and_stays_within_bounds(tmp_path: Pat
     # In a process of its own: it sends its own standard streams elsewhere.
     script = (
         "import os, pathlib, subprocess, sys\n"
-        "from dkgp.service.running import process_files\n"
-        "process_files.LARGEST_LOG_BYTES, process_files.MOST_LINES = 3000, 100\n"
+        "from dkgp.service.running import processes\n"
+        "processes.LARGEST_LOG_BYTES, processes.MOST_LINES = 3000, 100\n"
         "lines = []\n"
-        f"with process_files.LogTail(pathlib.Path({str(tmp_path / 'log.txt')!r}), lines.append):\n"
+        f"with processes.LogTail(pathlib.Path({str(tmp_path / 'log.txt')!r}), lines.append):\n"
         "    print('from python', file=sys.stderr, flush=True)\n"
         "    os.write(2, b'from C\\n')\n"
         "    subprocess.run([sys.executable, '-c', 'print(\"from a child\")'])\n"

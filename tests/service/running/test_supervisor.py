@@ -26,7 +26,7 @@ from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord
 from dkgp.service.running import supervisor as supervisor_module
-from dkgp.service.running.memory import held_bytes, machine_bytes, session_bytes
+from dkgp.service.running.processes import held_bytes, machine_bytes, session_bytes
 from dkgp.service.running.supervisor import Supervisor
 from tests.service.problem import Problem, until
 
@@ -185,7 +185,7 @@ def test_one_that_grows_on_is_killed_at_once_and_one_within_its_limit_is_left_al
 
 
 def test_an_adopted_jobs_memory_is_weighed_too(queue: JobQueue, tmp_path: Path) -> None:
-    from dkgp.service.running.process_files import process_id, write_process_file
+    from dkgp.service.running.processes import process_id, write_process_file
 
     folder = tmp_path / "job"
     folder.mkdir()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dkgp.service.web.auth import OPEN_PATHS
+from dkgp.service.web.guard import OPEN_PATHS
 from tests.service.stage import BEARER, TOKEN, Stage, staged
 
 CLOSED = [

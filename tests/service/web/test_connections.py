@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from dkgp.service import serve
-from dkgp.service.access.tokens import add_token
+from dkgp.service.access import add_token
 from dkgp.service.certificate import own_certificate
 from dkgp.service.serve import listen
-from dkgp.service.web import auth, connections, streaming
+from dkgp.service.web import guard, limits, streaming
 from tests.service.stage import BEARER, DEADLINE_SECONDS, Stage, served
 
 PAGES = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50
@@ -211,7 +211,7 @@ def test_a_client_that_reads_slowly_gets_all_of_it(shared: Stage) -> None:
 def test_requests_in_a_row_are_bounded(shared: Stage) -> None:
     request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with served(shared) as url:
-        for number, answered in ((10, 10), (200, connections.MOST_PIPELINED + 1)):
+        for number, answered in ((10, 10), (200, limits.MOST_PIPELINED + 1)):
             with connected(url, request * number) as eager:
                 received = b""
                 with contextlib.suppress(ConnectionResetError):
@@ -220,7 +220,7 @@ def test_requests_in_a_row_are_bounded(shared: Stage) -> None:
                 assert received.count(b"HTTP/1.1 200") == answered
         # One after the other they are as many as anybody likes.
         with httpx.Client(base_url=url, trust_env=False) as client:
-            assert {client.get("/icon.svg").status_code for _ in range(2 * connections.MOST_PIPELINED)} == {200}
+            assert {client.get("/icon.svg").status_code for _ in range(2 * limits.MOST_PIPELINED)} == {200}
 
 
 @pytest.mark.parametrize(("chunks", "kind"), [(2_000, b"MalformedError"), (3_000, b"Invalid HTTP request")])
@@ -266,7 +266,7 @@ def test_nonsense_after_an_answer_leaves_no_traceback(shared: Stage, caplog: pyt
 
 
 def test_one_token_leaves_places_to_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "MOST_REQUESTS_OF_TOKEN", 4)
+    monkeypatch.setattr(guard, "MOST_REQUESTS_OF_TOKEN", 4)
     monkeypatch.setattr(streaming, "MOST_FOLLOWERS_OF_TOKEN", 3)
     alice, bob = bearer_of(stage, "alice"), bearer_of(stage, "bob")
     follow = following(stage, "alice", alice)
@@ -301,14 +301,14 @@ class Standing:
 def test_who_gives_way() -> None:
     crowd = [Standing("10.0.0.1", since) for since in (5.0, 3.0, 4.0)]
     others = [Standing("10.0.0.2", 1.0), Standing("10.0.0.3", 2.0)]
-    assert connections._first([*others, *crowd], 2) == [crowd[1], crowd[2]]
-    assert connections._first([*others, *crowd], 9) == [crowd[1], crowd[2], crowd[0]]
-    assert connections._first(others)[0] in others
-    assert connections._network(("2001:db8::1:2", 1)) == connections._network(("2001:db8::ffff", 2))
-    assert connections._network(("2001:db8::1", 1)) != connections._network(("2001:db8:0:1::1", 1))
-    assert connections._network(("10.0.0.1", 1)) != connections._network(("10.0.0.2", 1))
-    assert connections._network(("fe80::1%eth0", 1)) == "fe80::/64"
-    assert connections._network(None) == ""
+    assert limits._first([*others, *crowd], 2) == [crowd[1], crowd[2]]
+    assert limits._first([*others, *crowd], 9) == [crowd[1], crowd[2], crowd[0]]
+    assert limits._first(others)[0] in others
+    assert limits._network(("2001:db8::1:2", 1)) == limits._network(("2001:db8::ffff", 2))
+    assert limits._network(("2001:db8::1", 1)) != limits._network(("2001:db8:0:1::1", 1))
+    assert limits._network(("10.0.0.1", 1)) != limits._network(("10.0.0.2", 1))
+    assert limits._network(("fe80::1%eth0", 1)) == "fe80::/64"
+    assert limits._network(None) == ""
 
 
 def test_a_thousand_half_heads_do_not_keep_health_from_being_answered(shared: Stage) -> None:
@@ -324,8 +324,8 @@ def over_tls(
     stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> Iterator[tuple[str, ssl.SSLContext]]:
     """The service as `dkgp serve --https` has it, with three places for handshakes of at most so many seconds."""
-    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", seconds)
-    monkeypatch.setattr(connections, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", seconds)
+    monkeypatch.setattr(limits, "MOST_HANDSHAKES", 3)
     certificate = own_certificate(folder, "127.0.0.1")
     with listen("127.0.0.1", 0) as listener:
         server = serve._server(stage.app, lambda: None, lambda: None, serve.LatestEnd(), certificate)

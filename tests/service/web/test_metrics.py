@@ -148,7 +148,7 @@ def test_requests_by_route_never_by_path(stage: Stage) -> None:
 def test_what_jobs_exceeded_and_what_their_folders_hold_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.service.queue.sizes.FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("dkgp.service.queue.database.FRESH_SECONDS", -1.0)
     with staged(tmp_path, job_memory_bytes=2**30, max_folder_bytes=5 * 2**20) as stage:
         assert stage.client.get("/healthz").json() == {"status": "ok"}
         first = samples(stage)

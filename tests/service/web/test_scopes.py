@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from dkgp.errors import UsageError
-from dkgp.service.access.tokens import add_token, revoke_token
+from dkgp.service.access import add_token, revoke_token
 from dkgp.service.settings import ServiceSettings
-from dkgp.service.web import auditing
+from dkgp.service.web import guard
 from tests.service.stage import TOKEN, Stage, served, staged
 
 SECRET_NAME = "merger-with-acme"
@@ -206,7 +206,7 @@ def test_the_audit_log_has_who_did_what_and_what_came_of_it(people: People) -> N
 
 
 def test_a_stranger_cannot_push_the_others_out_of_the_log(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "LINES_PER_MINUTE", 5)
+    monkeypatch.setattr(guard, "LINES_PER_MINUTE", 5)
     for _ in range(50):
         assert people.stage.anonymous().post("/v1/jobs").status_code == 401
     people.submit("alice", "a.zarr")
@@ -216,8 +216,8 @@ def test_a_stranger_cannot_push_the_others_out_of_the_log(people: People, monkey
 
 
 def test_no_token_can_push_the_others_out_of_the_log(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "LINES_PER_MINUTE", 5)
-    monkeypatch.setattr(auditing, "CHANGES_PER_MINUTE", 7)
+    monkeypatch.setattr(guard, "LINES_PER_MINUTE", 5)
+    monkeypatch.setattr(guard, "CHANGES_PER_MINUTE", 7)
     first = people.submit("alice", "a.zarr").json()["id"]
     for _ in range(20):
         assert people.client("prometheus").post(f"/v1/jobs/{first}/cancel").status_code == 403
@@ -232,6 +232,6 @@ def test_no_token_can_push_the_others_out_of_the_log(people: People, monkeypatch
     assert [line["who"] for line in lines] == ["alice"] + ["prometheus"] * 5 + ["bob"] * 12 + ["alice"]
     assert sum(line.get("left_out", 0) for line in lines) == 15 + 15 + 13
     later = time.monotonic() + 61.0
-    monkeypatch.setattr(auditing, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: later))
     people.client("prometheus").post(f"/v1/jobs/{first}/cancel")
     assert people.audit()[-1]["who"] == "prometheus"

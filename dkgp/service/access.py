@@ -1,12 +1,29 @@
-"""Tokens by name, each with a scope: made, listed and revoked in the service's folder, while it runs or not.
+"""Access to a service: tokens with names and scopes, and the audit log of the requests that they made.
 
-`FOLDER/tokens.json` holds a SHA-256 of each and no token: they are 32 random bytes, which nobody finds by trying, so a
-slow hash would only slow the service down (as GitHub and the Python Package Index keep theirs). The service looks at
-the file's state with every request, so that a token that was revoked is refused by the next one.
+`FOLDER/tokens.json` holds the SHA-256 of each token and no token. Tokens are 32 random bytes, which nobody guesses, so
+a slow hash would only slow the service down (GitHub and the Python Package Index keep theirs in the same way). The
+service looks at the file's state at every request: a token that was revoked is refused by the next one.
+
+`FOLDER/audit.jsonl` has one JSON object a line, and only its owner reads it. Beyond `LARGEST_BYTES` it becomes
+`audit.1.jsonl`, that one `audit.2.jsonl`, and so on, and the oldest is removed. No line holds a token: of a request it
+has the call and the job's id, never its address, headers or body.
+
+==========  ==========================================================================================================
+"time"      ISO 8601, UTC
+"who"       the token's name; null if the request showed no known token
+"scope"     of that token
+"from"      the other side's address (behind a proxy, the proxy's)
+"what"      "POST /v1/jobs/{job_id}/cancel"; "other" for a request that is no call of the service; or a
+            command's words, such as "token revoke"
+"job"       the job's id, if there is one
+"status"    of the answer
+"left_out"  number of requests before this line that were not written, because one token or strangers sent too many
+==========  ==========================================================================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -17,7 +34,6 @@ import secrets
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,6 +42,7 @@ from typing import Any, Literal, get_args
 
 from dkgp.data.remote.storage import TEMPORARY_PREFIX, translate_write_errors
 from dkgp.errors import InputError, StorageError, UsageError
+from dkgp.service.queue.events import now_text
 from dkgp.service.queue.locks import FileLock
 
 log = logging.getLogger("dkgp.service")
@@ -44,7 +61,7 @@ PREFIX = "dkgp_"
 MOST_TOKENS = 1000
 LONGEST_DAYS = 36_500.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LARGEST_BYTES = 2**20
+_LARGEST_TOKENS_BYTES = 2**20
 _LOCK_SECONDS = 5.0
 
 
@@ -143,7 +160,7 @@ def read_tokens(folder: Path) -> list[NamedToken]:
                 f"the tokens '{path}' are not yours alone (uid {status.st_uid}, mode "
                 f"{stat.S_IMODE(status.st_mode):04o}; expected uid {os.geteuid()}, mode 0600); {advice}"
             )
-        content = file.read(_LARGEST_BYTES + 1)
+        content = file.read(_LARGEST_TOKENS_BYTES + 1)
     try:
         tokens = [_token(entry) for entry in json.loads(content)["tokens"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -200,11 +217,9 @@ def revoke_token(folder: Path, name: str) -> NamedToken:
 
 def _change(folder: Path, change: Callable[[list[NamedToken]], list[NamedToken]]) -> None:
     """Write the tokens anew, whole or not at all, while nobody else does."""
-    until = time.monotonic() + _LOCK_SECONDS
-    while (lock := FileLock.acquire(folder / TOKENS_LOCK)) is None:
-        if time.monotonic() >= until:
-            raise StorageError(f"another command changes the tokens in '{folder}'; try again when it has ended")
-        time.sleep(0.05)
+    lock = FileLock.acquire(folder / TOKENS_LOCK, seconds=_LOCK_SECONDS)
+    if lock is None:
+        raise StorageError(f"another command changes the tokens in '{folder}'; try again when it has ended")
     try:
         tokens = change(read_tokens(folder))
         path = folder / TOKENS_NAME
@@ -244,3 +259,51 @@ def _state(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode, status.st_uid
+
+
+AUDIT_NAME = "audit.jsonl"
+LARGEST_BYTES = 8 * 2**20
+KEPT_FILES = 4
+
+
+class AuditLog:
+    """Appends lines; safe between threads, and a command may append while a service does."""
+
+    def __init__(self, folder: Path, *, largest_bytes: int = LARGEST_BYTES, kept_files: int = KEPT_FILES) -> None:
+        self.path = folder / AUDIT_NAME
+        self.lost = 0
+        self._largest_bytes, self._kept_files = largest_bytes, kept_files
+        self._turn = threading.Lock()
+
+    def write(self, what: str, **content: Any) -> None:
+        """Append one line. Where that fails (a full disk) it is counted in `lost`, and the service goes on."""
+        line = json.dumps({"time": now_text(), "what": what, **content}).encode() + b"\n"
+        with self._turn:
+            try:
+                self._rotate(len(line))
+                handle = os.open(
+                    self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                )
+                try:
+                    os.fchmod(handle, 0o600)
+                    os.write(handle, line)
+                finally:
+                    os.close(handle)
+            except OSError as error:
+                self.lost += 1
+                if self.lost == 1:
+                    log.error("the audit log '%s' cannot be written: %s", self.path, error)
+
+    def _rotate(self, n_bytes: int) -> None:
+        try:
+            if self.path.lstat().st_size + n_bytes <= self._largest_bytes:
+                return
+        except FileNotFoundError:
+            return
+        for number in range(self._kept_files - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self._older(number), self._older(number + 1))
+        os.replace(self.path, self._older(1))
+
+    def _older(self, number: int) -> Path:
+        return self.path.with_name(f"audit.{number}.jsonl")
