@@ -12,7 +12,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import TableOptions, ingest
 from dkgp.data.sources.tables.encoding import Unseen
-from dkgp.data.stores.transforms import TransformName
+from dkgp.data.stores.standardisation import TransformName
 
 
 @dataclass(frozen=True)

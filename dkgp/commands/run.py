@@ -24,7 +24,7 @@ from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.resuming import going_on
 from dkgp.commands.signals import stop_requested
 from dkgp.data import Dataset, open_dataset
-from dkgp.data.remote.place_locks import locked
+from dkgp.data.remote.claims import locked
 from dkgp.data.types import quoted
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters

@@ -14,7 +14,7 @@ from scipy.sparse import issparse
 
 from dkgp.data import Dataset, open_dataset
 from dkgp.data.numbers import array_of, dense, lazy_numbers, require_numbers
-from dkgp.data.sources.ingest_blocks import stored_inputs
+from dkgp.data.sources.ingest import stored_inputs
 from dkgp.data.sources.labelled import LabelledTable, is_labelled, labelled_inputs, labelled_targets
 from dkgp.errors import InputError
 

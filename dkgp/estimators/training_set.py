@@ -11,7 +11,7 @@ import numpy as np
 from dkgp.cluster import ClusterOptions
 from dkgp.cluster.client_executor import is_in_process, require_this_process
 from dkgp.data import Dataset, dataset_from_arrays, memory_dataset
-from dkgp.data.sources.ingest_blocks import ingest_blocks
+from dkgp.data.sources.ingest import ingest_blocks
 from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.data.stores.standardisation import require_varying_targets
 from dkgp.errors import InputError

@@ -25,7 +25,7 @@ from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
 from dkgp.data import TableOptions, open_dataset
-from dkgp.data.remote.place_locks import locked
+from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError

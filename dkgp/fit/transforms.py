@@ -17,8 +17,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.data import Dataset
-from dkgp.data.stores.standardisation import RunningMoments, Standardisation
-from dkgp.data.stores.transforms import TransformName, fit_transform
+from dkgp.data.stores.standardisation import RunningMoments, Standardisation, TransformName, fit_transform
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel

@@ -12,7 +12,7 @@ import numpy as np
 
 from dkgp.data import Prediction
 from dkgp.data.stores.manifest import described_whole
-from dkgp.data.stores.transforms import TargetTransform, require_positive
+from dkgp.data.stores.standardisation import TargetTransform, require_positive
 from dkgp.models.rounding import known, outward
 from dkgp.models.variance_scores import ScoredVariances
 from dkgp.operators.base import FloatArray

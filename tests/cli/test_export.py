@@ -19,7 +19,7 @@ import xarray as xr
 from dkgp.data import Prediction, PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
 from dkgp.data.exports import TABLE_FORMATS, write_table
 from dkgp.data.remote.storage import replaced_file
-from dkgp.data.stores.transforms import TargetTransform
+from dkgp.data.stores.standardisation import TargetTransform
 from dkgp.errors import StorageError
 from tests.cli.conftest import labelled_csv
 from tests.cli.invoke import files_below, refused, run, run_json

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from dkgp.data import Dataset, Prediction, PredictionWriter, dataset_from_arrays
-from dkgp.data.stores.transforms import TargetTransform
+from dkgp.data.stores.standardisation import TargetTransform
 from dkgp.errors import InputError
 from dkgp.models.metrics import coverage_curve, evaluate
 from dkgp.models.target_units import TargetUnits

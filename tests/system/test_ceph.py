@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, open_model
-from dkgp.data.remote.object_store import put, tag_of
-from dkgp.data.remote.retries import ConflictError
+from dkgp.data.remote.object_store import ConflictError, put, tag_of
 from dkgp.data.remote.storage import list_object_bytes, read_object, remove_tree, write_object
 from dkgp.data.types import block_rows
 from dkgp.errors import OutputExistsError

@@ -20,7 +20,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
-from dkgp.data.remote.place_locks import locked
+from dkgp.data.remote.claims import locked
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.models.exact import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dkgp.data import AnyModel, LinearRecord
+from dkgp.data.sources.csv import delimiter_of, is_number, split_fields
 from dkgp.data.sources.tables.encoding import Encoding
-from dkgp.data.sources.text_layout import delimiter_of, is_number, split_fields
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError
 

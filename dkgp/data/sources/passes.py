@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import remove_tree
 from dkgp.data.sources.base import Block, Column, ColumnError, Source
-from dkgp.data.sources.id_texts import IdTexts
-from dkgp.data.sources.label_codes import LabelEncoder, SettledLabels, settled_labels
-from dkgp.data.sources.selection import Selection
-from dkgp.data.sources.split import mask_from_column
+from dkgp.data.sources.selection import (
+    IdTexts,
+    LabelEncoder,
+    Selection,
+    SettledLabels,
+    mask_from_column,
+    settled_labels,
+)
 from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.sources.tables.survey import RepeatedRows
-from dkgp.data.stores.columns import ColumnNames
-from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.dataset import ColumnNames, Dataset, TrainingColumns
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
-from dkgp.data.stores.standardisation import Standardisation, require_varying_targets
-from dkgp.data.stores.training_columns import TrainingColumns
-from dkgp.data.stores.transforms import TransformName, require_positive
+from dkgp.data.stores.standardisation import Standardisation, TransformName, require_positive, require_varying_targets
 from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback, quoted
 from dkgp.errors import InputError
 

@@ -1,8 +1,10 @@
-"""Arrays in a Zarr v3 group, chunked by rows only, that are read with every failure named.
+"""Arrays in a Zarr v3 group, chunked by rows only; every failure to read one is named.
 
-Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN (-1 for row numbers), which no array of
-dkgp may hold: a NaN that comes back is a chunk that has vanished, never a value. Of bytes of text it is 255, which is
-no part of UTF-8.
+Each chunk ends in a CRC32C, so a flipped bit is an error. The fill value is NaN (-1 for row numbers, 255 for bytes of
+text, which is no part of UTF-8). No array of dkgp may hold it: a fill value that is read is a chunk that has vanished.
+
+A chunk is read and decoded whole, and blocks of rows may end within chunks. Each process keeps the latest such chunks,
+so that neighbouring blocks do not read a chunk twice.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import contextlib
 import functools
 import math
 import os
+import threading
 import warnings
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +28,6 @@ from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.limits import active
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
 from dkgp.data.remote.zarr_store import zarr_place
-from dkgp.data.stores.kept_chunks import KEPT_CHUNKS
 from dkgp.data.stores.manifest import (
     Manifest,
     check_complete,
@@ -40,6 +43,7 @@ from dkgp.data.stores.manifest import (
 )
 from dkgp.data.types import FloatArray, IntArray, Json, Location, block_rows
 from dkgp.errors import InputError, StorageError, StoreError, is_mistake
+from dkgp.forks import fork_safe
 
 _MIB = 2**20
 # Of every array that is read back. Another codec could make any number of bytes of a chunk.
@@ -411,3 +415,55 @@ def _holds_fill_value(block: NDArray[Any]) -> bool:
     # The sum finds a NaN without a temporary as large as the block; only then is it worth looking closer.
     with np.errstate(all="ignore"):
         return bool(np.isnan(block.sum())) and bool(np.isnan(block).any())
+
+
+# Eight chunks of the largest default size, one for each thread of a usual worker.
+BUDGET_BYTES = 64 * 2**20
+
+
+class KeptChunks:
+    """The latest chunks within a byte budget, each read once however many threads ask for it at a time."""
+
+    def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        self.budget_bytes = budget_bytes
+        self._chunks: OrderedDict[tuple[Hashable, ...], NDArray[Any]] = OrderedDict()
+        self._n_bytes = 0
+        self._reading: dict[Hashable, threading.Lock] = {}
+        self._lock = fork_safe(threading.Lock())
+
+    def get(self, key: tuple[Hashable, ...], read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return the chunk under a key that begins with its array; do not write to it. Errors as of `read`."""
+        with self._lock:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+                return self._chunks[key]
+            gate = self._reading.setdefault(key, fork_safe(threading.Lock()))
+        with gate:
+            with self._lock:
+                if key in self._chunks:
+                    return self._chunks[key]
+            try:
+                chunk = read()
+                with self._lock:
+                    self._keep(key, chunk)
+            finally:
+                with self._lock:
+                    self._reading.pop(key, None)
+        return chunk
+
+    def forget(self, array: Hashable) -> None:
+        """Forget the chunks of an array."""
+        with self._lock:
+            for key in [key for key in self._chunks if key[0] == array]:
+                self._n_bytes -= self._chunks.pop(key).nbytes
+
+    def _keep(self, key: tuple[Hashable, ...], chunk: NDArray[Any]) -> None:
+        if chunk.nbytes > self.budget_bytes or key in self._chunks:
+            return
+        self._chunks[key] = chunk
+        self._n_bytes += chunk.nbytes
+        while self._n_bytes > self.budget_bytes:
+            self._n_bytes -= self._chunks.popitem(last=False)[1].nbytes
+
+
+KEPT_CHUNKS = KeptChunks()

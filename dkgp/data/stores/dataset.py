@@ -1,24 +1,36 @@
-"""A data set in a Zarr store: raw inputs and targets, with the standardisation that is applied when they are read.
+"""A data set in a Zarr store: raw inputs and targets, with the standardisation that reads apply.
 
-A `Dataset` is a handle. It pickles to a few kilobytes and opens its arrays in whichever process reads from it.
+A `Dataset` is a handle. It pickles to a few kilobytes and opens its arrays in the process that reads from it.
+`ColumnNames` checks the names of columns and classes before anything is written under them, and `TrainingColumns` are
+the columns as a store describes them to new data of the same form.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data.classes import code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
+from dkgp.data.classes import check_classes, code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
 from dkgp.data.panels import Panel, dataset_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges, target_layout
-from dkgp.data.stores.identifiers import texts_of_bytes
-from dkgp.data.stores.manifest import Manifest, check_complete, described_whole, read_manifest, texts, typed
+from dkgp.data.stores.manifest import (
+    Manifest,
+    check_complete,
+    described_whole,
+    json_bytes,
+    read_manifest,
+    recognise,
+    texts,
+    typed,
+)
 from dkgp.data.stores.standardisation import Standardisation, standardised_noise
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
@@ -412,3 +424,180 @@ def open_dataset(url: Location) -> Dataset:
         if len(dataset.standardisation.kept) != d or dataset.chunk_rows < 1:
             raise ValueError(f"{d} features, a standardisation of {len(dataset.standardisation.kept)}")
         return dataset
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """Names of features, targets and, where the one target is a label, classes; the weights' where there are such.
+
+    `noise` is the name of the column of the one target's known noise, where there is one.
+
+    `ids` are the columns that identify samples: their names, and how many bytes of UTF-8 their longest texts take.
+    """
+
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    classes: tuple[str, ...] | None = None
+    weight: str | None = None
+    ids: tuple[tuple[str, int], ...] = ()
+    noise: str | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        features: Sequence[str],
+        targets: Sequence[str],
+        classes: Sequence[str] | None = None,
+        weight: str | None = None,
+        ids: Sequence[tuple[str, int]] = (),
+        noise: str | None = None,
+    ) -> ColumnNames:
+        """The names as tuples; `InputError` where columns share a name, or the classes do not fit the targets."""
+        names = cls(tuple(map(str, features)), tuple(map(str, targets)), None, weight, tuple(ids), noise)
+        if not names.features:
+            raise InputError("There is no feature; expected at least one column besides the target.")
+        _require_distinct("feature", names.features)
+        _require_distinct("target", names.targets)
+        _require_distinct("id", tuple(name for name, _ in names.ids))
+        for name in (weight, noise):
+            if name is not None:
+                _require_distinct("feature", (*names.features, name))
+        others = {*names.features, weight, noise}
+        both = [name for name in names.targets if name in others]
+        if both:
+            raise InputError(f"The target '{both[0]}' is among the features; leave it out of them.")
+        if classes is None:
+            return names
+        if len(names.targets) != 1:
+            raise InputError(f"Labels are one column; got {len(names.targets)} targets and the classes of a label.")
+        return replace(names, classes=check_classes(classes))
+
+    @classmethod
+    def of_shape(
+        cls,
+        d: int,
+        p: int,
+        features: Sequence[str] | None,
+        targets: Sequence[str] | None,
+        classes: Sequence[str] | None,
+    ) -> ColumnNames:
+        """The names for d features and p targets; by default x0, x1, ... and y, or y0, y1, ... for several."""
+        numbered = ["y"] if p == 1 else [f"y{column}" for column in range(p)]
+        if features is None:
+            features = [f"x{column}" for column in range(d)]
+        return cls.checked(features, numbered if targets is None else targets, classes)
+
+    @property
+    def beside(self) -> tuple[tuple[str, str], ...]:
+        """The column that each sample counts by, its array's name and its own; none where all samples count alike."""
+        if self.noise is not None:
+            return (("noise", self.noise),)
+        return () if self.weight is None else (("w", self.weight),)
+
+    def to_json(self) -> Json:
+        """The names as a store has them; of classes only where there are labels."""
+        named: Json = {"feature_names": list(self.features), "target_names": list(self.targets)}
+        return named if self.classes is None else {**named, "classes": list(self.classes)}
+
+    def fingerprint_header(self, n_samples: int) -> bytes:
+        """The part of a fingerprint beside the values: the names, and how many samples."""
+        return json_bytes({**self.to_json(), "n_samples": n_samples})
+
+
+def _require_distinct(column: str, names: tuple[str, ...]) -> None:
+    repeated = min((name for name, count in Counter(names).items() if count > 1), default=None)
+    if repeated is not None:
+        raise InputError(f"The {column} name '{repeated}' occurs {names.count(repeated)} times; names must differ.")
+
+
+def text_bytes(texts: NDArray[np.object_], columns: Sequence[tuple[str, int]]) -> NDArray[np.uint8]:
+    """Texts (rows, columns) as bytes (rows, total width); `columns` are names and widths.
+
+    `InputError` for another number of columns, or a text that is longer than its column.
+    """
+    if texts.ndim != 2 or texts.shape[1] != len(columns):
+        raise InputError(f"The ids have shape {texts.shape}; expected (rows, {len(columns)}).")
+    parts = [np.empty((len(texts), 0), dtype=np.uint8)]
+    for position, (name, width) in enumerate(columns):
+        encoded = [str(text).encode() for text in texts[:, position]]
+        longest = max(map(len, encoded), default=0)
+        if longest > width:
+            raise InputError(f"An id of '{name}' takes {longest} bytes; its column has {width}.")
+        parts.append(np.array(encoded, dtype=f"S{width}").view(np.uint8).reshape(len(texts), width))
+    return np.concatenate(parts, axis=1)
+
+
+def texts_of_bytes(rows: NDArray[np.uint8], widths: Sequence[int]) -> NDArray[np.object_]:
+    """The texts (rows, columns) that `text_bytes` made bytes of."""
+    texts = np.empty((len(rows), len(widths)), dtype=object)
+    start = 0
+    for position, width in enumerate(widths):
+        column = np.ascontiguousarray(rows[:, start : start + width]).view(f"S{width}").reshape(len(rows))
+        texts[:, position] = [text.decode() for text in column.tolist()]
+        start += width
+    return texts
+
+
+@dataclass(frozen=True)
+class TrainingColumns:
+    """Names, encoding and standardisation of a training set.
+
+    Attributes
+    ----------
+    features, targets
+        Names; of a model the features that it keeps.
+    encoding
+        Rules for columns of text, dates and gaps; None where all columns were numbers.
+    classes
+        Names of classes, where the target is a label; else None.
+    standardisation
+        Of the features that are kept, and of the targets.
+    """
+
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    encoding: Json | None
+    classes: tuple[str, ...] | None
+    standardisation: Standardisation
+
+    @classmethod
+    def read(cls, url: Location) -> TrainingColumns:
+        """Read the columns from a dataset or model store; `StoreError` where there is no such store."""
+        address = normalise_url(url)
+        kind = recognise(address)
+        metadata = read_manifest(address, kind or "dataset")["metadata"]
+        if not {"feature_names", "target_names", "standardisation"} <= set(metadata):
+            raise StoreError(
+                f"'{address}' is a {kind} store; expected a dataset or a model store, which know their columns."
+            )
+        with described_whole(address, "write the store again"):
+            return cls(
+                texts(metadata["feature_names"]),
+                texts(metadata["target_names"]),
+                metadata.get("encoding"),
+                plain_names(metadata.get("classes")),
+                Standardisation.from_json(metadata["standardisation"]),
+            )
+
+    def standardisation_of(self, features: Sequence[str], targets: Sequence[str]) -> Standardisation | None:
+        """Return the standardisation of columns in the given order; None where a column of the training set lacks."""
+        mapped, kept = self.standardisation, self.features
+        if len(kept) == mapped.n_raw_features:
+            kept = tuple(name for name, keep in zip(kept, mapped.kept, strict=True) if keep)
+        position = {name: index for index, name in enumerate(kept)}
+        target_position = {name: index for index, name in enumerate(self.targets)}
+        chosen = [position[name] for name in features if name in position]
+        if len(chosen) < mapped.input_mean.size or set(targets) != set(self.targets):
+            return None
+        if mapped.target_mean.size != len(self.targets):
+            return None
+        order = np.array([target_position[name] for name in targets], dtype=np.int64)
+        return replace(
+            mapped,
+            input_mean=mapped.input_mean[chosen],
+            input_std=mapped.input_std[chosen],
+            target_mean=mapped.target_mean[order],
+            target_std=mapped.target_std[order],
+            kept=tuple(name in position for name in features),
+            transforms=tuple(mapped.transforms[index] for index in order.tolist()) if mapped.transforms else (),
+        )

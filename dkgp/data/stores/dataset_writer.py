@@ -19,11 +19,15 @@ from dkgp.data.classes import codes_of_targets
 from dkgp.data.numbers import array_of, real_numbers
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import row_ranges, sample_chunk_rows, set_attributes, target_layout
-from dkgp.data.stores.columns import ColumnNames
-from dkgp.data.stores.dataset import DATASET_KIND, Dataset, open_dataset
-from dkgp.data.stores.identifiers import text_bytes
-from dkgp.data.stores.standardisation import RunningMoments, Standardisation, require_varying_targets
-from dkgp.data.stores.transforms import MOST_TARGETS, TransformName, fit_transform
+from dkgp.data.stores.dataset import DATASET_KIND, ColumnNames, Dataset, open_dataset, text_bytes
+from dkgp.data.stores.standardisation import (
+    MOST_TARGETS,
+    RunningMoments,
+    Standardisation,
+    TransformName,
+    fit_transform,
+    require_varying_targets,
+)
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError

@@ -21,9 +21,8 @@ from typing import Any, Protocol
 import zarr
 
 from dkgp.codec import to_json
-from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.claims import CLAIM_NAME, Claim, beside
 from dkgp.data.remote.object_store import tag_of
-from dkgp.data.remote.place_locks import beside
 from dkgp.data.remote.storage import (
     exists,
     is_file,
@@ -37,8 +36,7 @@ from dkgp.data.remote.storage import (
     translate_write_errors,
     write_object,
 )
-from dkgp.data.remote.zarr_metadata import MOST_CHUNK_BYTES
-from dkgp.data.remote.zarr_store import zarr_place
+from dkgp.data.remote.zarr_store import MOST_CHUNK_BYTES, zarr_place
 from dkgp.data.types import Json
 from dkgp.errors import DkgpError, InputError, OutputExistsError, StorageError, StoreError
 

@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.numbers import real_numbers
 from dkgp.data.stores.arrays import sample_chunk_rows
-from dkgp.data.stores.columns import ColumnNames
-from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.dataset import ColumnNames, Dataset
 from dkgp.data.stores.row_arrays import AppendedRows, InputsOf, InSourceUnits, MemoryArray, RowArray
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
 from dkgp.data.types import FloatArray, IntArray

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
-from dkgp.data.remote.claims import CLAIM_NAME, Claim
+from dkgp.data.remote.claims import CLAIM_NAME, Claim, PlaceLock, locked
 from dkgp.data.remote.limits import held
-from dkgp.data.remote.place_locks import PlaceLock, locked
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,

@@ -13,7 +13,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, PredictionWriter, SparseRecord, exists
-from dkgp.data.remote.place_locks import locked
+from dkgp.data.remote.claims import locked
 from dkgp.errors import InputError
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.classes import class_rounds

@@ -33,8 +33,7 @@ from dkgp.data import (
 )
 from dkgp.data.remote import object_store
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
-from dkgp.data.remote.object_store import put, tag_of
-from dkgp.data.remote.retries import Attempts, ConflictError, RetryPolicy
+from dkgp.data.remote.object_store import Attempts, ConflictError, RetryPolicy, put, tag_of
 from dkgp.data.remote.storage import (
     exists,
     expand_glob,
@@ -428,7 +427,7 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """A protocol that is not reachable here, with fsspec's memory behind it."""
     monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, request.param, _Flaky)
     policy = RetryPolicy(8, 0.001, 0.01, 30, 30)
-    monkeypatch.setattr("dkgp.data.remote.retries.RetryPolicy.from_environment", lambda: policy)
+    monkeypatch.setattr("dkgp.data.remote.object_store.RetryPolicy.from_environment", lambda: policy)
     _Flaky.failures = []
     yield f"{request.param}://stand-in-{request.param}"
     _Flaky.failures = []

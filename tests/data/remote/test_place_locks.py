@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import DatasetWriter, dataset_from_arrays, open_dataset
-from dkgp.data.remote.place_locks import PlaceLock, beside, locked
+from dkgp.data.remote.claims import PlaceLock, beside, locked
 from dkgp.errors import OutputExistsError
 
 X = np.random.default_rng(5).normal(size=(60, 2))
@@ -85,7 +85,7 @@ def test_a_lock_ends_with_the_process_that_is_killed(tmp_path: Path) -> None:
 def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
     script = """
 import os, signal, sys, time
-from dkgp.data.remote.place_locks import PlaceLock
+from dkgp.data.remote.claims import PlaceLock
 lock = PlaceLock.take(sys.argv[1])
 if not os.fork():
     os.close(1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-import dkgp.data.sources.hdf5 as hdf5
+import dkgp.data.sources.xarray as hdf5
 from dkgp.data import ingest, open_dataset
 from dkgp.data.remote.limits import Limits, limited_to
 from dkgp.errors import InputError

@@ -16,7 +16,7 @@ import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.storage import LocalStore
 
-import dkgp.data.remote.zarr_metadata as zarr_metadata
+import dkgp.data.remote.zarr_store as zarr_metadata
 from dkgp.data import ingest
 from dkgp.data.remote.limits import Limits, limited_to
 from dkgp.data.remote.zarr_store import LimitedStore

@@ -12,10 +12,9 @@ import pytest
 import xarray as xr
 
 from dkgp.data import Dataset, DatasetWriter, TableOptions, ingest, open_dataset
-from dkgp.data.sources.id_texts import MOST_BYTES, IdTexts
+from dkgp.data.sources.selection import MOST_BYTES, IdTexts
 from dkgp.data.sources.tables.survey import ColumnSurvey, Survey
-from dkgp.data.stores.columns import ColumnNames
-from dkgp.data.stores.identifiers import text_bytes, texts_of_bytes
+from dkgp.data.stores.dataset import ColumnNames, text_bytes, texts_of_bytes
 from dkgp.errors import InputError, StoreError, UsageError
 from tests.cli.invoke import run_json
 

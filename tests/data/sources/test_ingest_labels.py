@@ -15,7 +15,7 @@ import pytest
 from dkgp.data import Dataset, ingest, open_dataset
 from dkgp.data.classes import class_name
 from dkgp.data.sources.base import Block, Column, Source, row_places
-from dkgp.data.sources.ingest_blocks import ingest_blocks
+from dkgp.data.sources.ingest import ingest_blocks
 from dkgp.errors import InputError, UsageError
 from tests.data.sources.forms import write_csv
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import Dataset, TableOptions, ingest, open_dataset
-from dkgp.data.stores.columns import ColumnNames
+from dkgp.data.stores.dataset import ColumnNames
 from dkgp.data.stores.dataset_writer import DatasetWriter
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.errors import InputError

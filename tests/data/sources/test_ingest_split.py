@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.data import ingest
-from dkgp.data.sources.split import random_mask
+from dkgp.data.sources.selection import random_mask
 from dkgp.errors import InputError, OutputExistsError, UsageError
 
 

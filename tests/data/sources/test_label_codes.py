@@ -12,8 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dkgp.data import Dataset, ingest
-from dkgp.data.sources.label_codes import LabelEncoder
-from dkgp.data.sources.split import stratified_mask
+from dkgp.data.sources.selection import LabelEncoder, stratified_mask
 from dkgp.errors import InputError
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=0, max_size=12)

@@ -26,8 +26,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import dataset_from_arrays, ingest, open_dataset
 from dkgp.data.sources.base import find_columns
 from dkgp.data.sources.formats import open_source
-from dkgp.data.sources.tables.encoded import EncodedSource, learned_encoding
-from dkgp.data.sources.tables.learning import TableOptions
+from dkgp.data.sources.tables.learning import EncodedSource, TableOptions, learned_encoding
 from dkgp.errors import InputError
 from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dkgp.data import Dataset, TableOptions, ingest, open_dataset, save_model
-from dkgp.data.stores.training_columns import TrainingColumns
+from dkgp.data.stores.dataset import TrainingColumns
 from dkgp.errors import InputError
 from tests.cli.invoke import run_json
 

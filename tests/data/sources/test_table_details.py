@@ -15,7 +15,7 @@ from dkgp.data import TableOptions, ingest
 from dkgp.data.sources.base import MISSING_TEXTS
 from dkgp.data.sources.tables.encoding import Encoding, date_seconds, may_be_date
 from dkgp.data.sources.tables.learning import DATE_FORMATS
-from dkgp.data.stores.training_columns import TrainingColumns
+from dkgp.data.stores.dataset import TrainingColumns
 from dkgp.data.types import joined, split_names
 from dkgp.errors import InputError
 from dkgp.fit.lines import column_words

@@ -15,8 +15,8 @@ from dkgp.data import Dataset, TableOptions, ingest, open_dataset, save_model
 from dkgp.data.sources.tables.encoding import Categories, Encoding, cycle_position, date_seconds
 from dkgp.data.sources.tables.learning import DATE_FORMATS
 from dkgp.data.sources.tables.survey import RefusedColumnsError, RepeatedRows
+from dkgp.data.stores.dataset import TrainingColumns
 from dkgp.data.stores.manifest import read_manifest
-from dkgp.data.stores.training_columns import TrainingColumns
 from dkgp.errors import InputError, StoreError, UsageError
 
 ALL = TableOptions(

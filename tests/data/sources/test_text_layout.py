@@ -14,7 +14,7 @@ import pytest
 
 from dkgp.data import Dataset, TableOptions, ingest
 from dkgp.data.sources import csv as csv_source
-from dkgp.data.sources.text_layout import SPACES, find_delimiter, split_fields
+from dkgp.data.sources.csv import SPACES, find_delimiter, split_fields
 from dkgp.errors import InputError, UsageError
 
 ROWS = "1 1.5 2 3\n2 2.5 3 4\n3 3.5 5 5\n"

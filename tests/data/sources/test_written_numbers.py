@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from dkgp.commands.predict.columns import LineColumns
 from dkgp.data import Dataset, TableOptions, ingest
-from dkgp.data.sources.tables.encoding import Encoding
-from dkgp.data.sources.tables.notation import NOTATIONS, PLAIN, Notation, Unit, around
+from dkgp.data.sources.tables.encoding import NOTATIONS, PLAIN, Encoding, Notation, Unit, around
 from dkgp.data.sources.tables.survey import RefusedColumnsError
-from dkgp.data.stores.training_columns import TrainingColumns
+from dkgp.data.stores.dataset import TrainingColumns
 from dkgp.errors import InputError, StoreError, UsageError
 from tests.cli.invoke import refused, run, run_json
 

@@ -13,8 +13,7 @@ import pytest
 
 from dkgp.data import Dataset, dataset_from_arrays, open_dataset
 from dkgp.data.stores import arrays
-from dkgp.data.stores.arrays import StoredArray
-from dkgp.data.stores.kept_chunks import KeptChunks
+from dkgp.data.stores.arrays import KeptChunks, StoredArray
 from dkgp.data.types import block_rows
 from dkgp.errors import StoreError
 

@@ -13,8 +13,7 @@ import scipy.stats
 import dkgp
 from dkgp.data import DatasetWriter, open_dataset
 from dkgp.data.stores.memory_dataset import assembled_dataset
-from dkgp.data.stores.standardisation import Standardisation
-from dkgp.data.stores.transforms import TargetTransform, fit_transform
+from dkgp.data.stores.standardisation import Standardisation, TargetTransform, fit_transform
 from dkgp.errors import InputError
 
 LAMBDAS = (0.0, 1e-9, 0.37, 1.0, 1.6, 2.0)

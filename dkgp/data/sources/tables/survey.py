@@ -16,9 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.sources.base import MISSING_TEXTS, OTHER_KINDS, Column, Source
-from dkgp.data.sources.tables.encoding import Number, Places, date_seconds, gaps, level_names, may_be_date, texts_of
+from dkgp.data.sources.tables.encoding import (
+    NOTATIONS,
+    PLAIN,
+    Notation,
+    Number,
+    NumberTexts,
+    Places,
+    common,
+    date_seconds,
+    gaps,
+    level_names,
+    may_be_date,
+    texts_of,
+)
 from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
-from dkgp.data.sources.tables.notation import NOTATIONS, PLAIN, Notation, NumberTexts, common
 from dkgp.data.types import FloatArray, Progress, ProgressCallback, joined
 from dkgp.errors import InputError
 
