@@ -41,7 +41,7 @@ from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, tune_by_boun
 from dkgp.models.trend.columns import CENTRED, MeanKind
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.problem import Choices
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
 KERNELS = Takes(
     "an expression such as 'rbf', a dkgp.kernels.Kernel or dkgp.models.Hyperparameters",

@@ -43,7 +43,7 @@ from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
 from dkgp.models.sparse.problem import TrainedSparse
 from dkgp.models.sparse.stored import opened_sparse, sparse_record
 from dkgp.models.sparse.update import update_sparse
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import ProductError
 

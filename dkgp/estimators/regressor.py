@@ -58,7 +58,7 @@ from dkgp.models.tuning.noise.choice import NoiseKind, tune_noise
 from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.updating import update
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 
 # Draws of functions that an estimator keeps, so that they need not be solved for again at other points.

@@ -36,7 +36,7 @@ from dkgp.models.sparse.settings import (
 )
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.registry import Option
 

@@ -22,7 +22,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, project
 from dkgp.plan.foreseen import foresee

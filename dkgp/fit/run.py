@@ -38,7 +38,7 @@ from dkgp.models import read_hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import helped
 
 STEPS = ("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")

@@ -12,7 +12,7 @@ from dkgp.errors import UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.options import Part, check_ranges
 from dkgp.plan.smaller import LikelihoodSettings
 from dkgp.registry import Option, byte_count, whole_numbers

@@ -20,7 +20,7 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData, labels_of
-from dkgp.models.variance.ways.forecast import whole_phases
+from dkgp.models.variance.ways import whole_phases
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_parts, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee

@@ -23,11 +23,11 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.prediction.foreseen import foreseen_products
 from dkgp.models.solver_choice import probed_noise
+from dkgp.models.variance.iterative import VarianceRun
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
-from dkgp.models.variance.settings import SentRows
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
-from dkgp.models.variance.ways.choice import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
+from dkgp.models.variance.settings import SentRows, VarianceSettings
+from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
 from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.auto import Expected

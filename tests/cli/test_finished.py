@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dkgp.data import open_model
-from dkgp.models.variance.whole_matrix.kept import kept_tiles
+from dkgp.models.variance.whole_matrix import kept_tiles
 from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.processes import ENVIRONMENT, PROGRAM, killed
 
@@ -59,7 +59,7 @@ TILE = "dkgp.data.stores.tile_store:TileStore.write"
 @pytest.mark.parametrize(
     ("place", "call"),
     [
-        ("dkgp.models.variance.whole_matrix.kept:TileFactor", 1),
+        ("dkgp.models.variance.whole_matrix:TileFactor", 1),
         ("dkgp.data.stores.tile_store:TileStore.create", 1),
         (TILE, 1),
         (TILE, 2),

@@ -35,7 +35,7 @@ KILLS = [
     ("greedy basis, neighbours", "dkgp.models.sparse.vif.objective:Neighbourhood.joint", RESUMING),
     ("greedy basis, neighbours", COMMIT, RESUMING),
     ("predictions with neighbours", "dkgp.data.stores.prediction_store:PredictionWriter.write 3", ""),
-    ("variances by neighbours", "dkgp.models.variance.neighbours.tile:Tile.ends 3", ""),
+    ("variances by neighbours", "dkgp.models.variance.neighbours.run:Tile.ends 3", ""),
     ("variances by neighbours", "dkgp.data.stores.prediction_store:PredictionWriter.write 3", ""),
     ("fixed-size", "dkgp.models.classification.fixed_size.train:fit_fixed_size", RESUMING),
     ("fixed-size", LAYOUT, RESUMING),

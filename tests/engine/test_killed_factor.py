@@ -19,9 +19,8 @@ from click.testing import CliRunner
 from dkgp.cli import main
 from dkgp.data import Dataset, PredictionWriter, dataset_from_arrays, open_model, open_prediction
 from dkgp.kernels import SquaredExponential
-from dkgp.models.variance.batch import _Batch
+from dkgp.models.variance.batch import _Batch, _Single
 from dkgp.models.variance.nystrom import FactorSource
-from dkgp.models.variance.search import _Single
 from dkgp.operators import BlockedKernelOperator
 from tests.engine.conftest import REPOSITORY
 from tests.engine.helpers import Problem, hyperparameters

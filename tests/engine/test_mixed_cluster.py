@@ -28,7 +28,7 @@ from dkgp.kernels import Periodic, SquaredExponential
 from dkgp.models import tune_dataset
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.contract_tasks import contract

@@ -22,7 +22,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic import RiskSettings, train_gp
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance import variances
+from dkgp.models.variance import iterative
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
@@ -72,7 +72,7 @@ def probabilities(dataset: Dataset, executor: Any) -> Bits:
     X, _ = friedman1(1200, n_features=6, seed=8, test=True)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         # Threads of one process would share one larger batch: another plan, which has bits of its own.
-        patch.setattr(variances, "MOST_JOINT_DECIDED", 600)
+        patch.setattr(iterative, "MOST_DECIDED", 600)
         save_classifier(f"{folder}/model.zarr", model.record(data), dataset=dataset)
         tests = dataset_from_arrays(f"{folder}/test.zarr", X, None, chunk_rows=200)
         predict(open_classifier(f"{folder}/model.zarr"), tests, f"{folder}/p.zarr", executor)

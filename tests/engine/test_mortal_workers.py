@@ -20,7 +20,7 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import ClusterError
 from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import Problem, bits, client_of, opened

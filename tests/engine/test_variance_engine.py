@@ -24,8 +24,8 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.spread import BatchLayout
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.models.variance.iterative import BatchLayout, VarianceRun
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import AfterSubmit, Problem, opened
 

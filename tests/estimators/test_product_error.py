@@ -12,8 +12,8 @@ from dkgp import LSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier
 from dkgp.errors import InputError
 from dkgp.kernels import Linear, Matern32, SquaredExponential
 from dkgp.models import Hyperparameters, sums
+from dkgp.models.variance import ways
 from dkgp.models.variance.neighbours.run import NeighbourRun
-from dkgp.models.variance.ways import choice
 from dkgp.operators import cross_sums
 from dkgp.operators.cells.cross import SOURCE_LEAF
 from dkgp.solvers import TiledCholesky
@@ -169,9 +169,9 @@ def test_variances_in_memory_go_by_neighbours(
     samples: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, known: bool
 ) -> None:
     X, y = samples
-    monkeypatch.setattr(choice, "LEAST_NEAR", N)
-    monkeypatch.setattr(choice.Forecast, "whole", lambda forecast: 1e9)
-    monkeypatch.setattr(choice, "_partial_is_quicker", lambda *arguments: False)
+    monkeypatch.setattr(ways, "LEAST_NEAR", N)
+    monkeypatch.setattr(ways.Forecast, "whole", lambda forecast: 1e9)
+    monkeypatch.setattr(ways, "_partial_is_quicker", lambda *arguments: False)
     own = rng.uniform(0.01, 0.1, N) if known else None
     model = GPRegressor(KERNEL, noise_variance=NOISE, tol=1e-6, variance_gap=0.05).fit(X, y, sample_noise=own)
     Z, targets = (X - X.mean(axis=0)) / X.std(axis=0), (y - y.mean()) / y.std()

@@ -19,7 +19,7 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, decide, spoken
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.network import ClusterFigures
 from dkgp.plan.plan import PlanJob, run_plan

@@ -25,7 +25,7 @@ from dkgp.kernels import TileEvaluator, base, kernel_from_json, kernel_names, pa
 from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, PosteriorFunctions
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs, ProductError
 from tests.models.kernel_world import NOISE, D, Fitted, fit
 from tests.plugin import dkgp, install

@@ -14,7 +14,7 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import Kernel, parse_kernel
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm
 
 N, TESTS, D, NOISE = 260, 50, 4, 0.05

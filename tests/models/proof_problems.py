@@ -16,7 +16,7 @@ from dkgp.data.stores.models.memory import memory_model
 from dkgp.kernels import Kernel
 from dkgp.models.exact import TrainedModel, train
 from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm, MaxIterations, Solver
 from tests.models.exact_gp import ExactGP, mp
 

@@ -16,7 +16,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.exact import run_identity, save, train
 from dkgp.models.variance.landmarks import choose_landmarks
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import Cholesky, GradientInfNorm, GreedyBlockCoordinateDescent

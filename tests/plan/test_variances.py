@@ -16,9 +16,9 @@ from dkgp.errors import MemoryBudgetError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.prediction.predict import predict
+from dkgp.models.variance.iterative import BatchLayout
 from dkgp.models.variance.neighbours import run
-from dkgp.models.variance.spread import BatchLayout
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan import variances
 from dkgp.plan.variances import ForeseenVariances, PlannedWorkers, foresee_variances
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds

@@ -25,7 +25,7 @@ from dkgp.data import TableOptions
 from dkgp.errors import InputError, StoreError, UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.train import SparseSettings
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.service.specification import (
     COMMANDS,
     job_from_options,

@@ -31,7 +31,7 @@ from dkgp.models.exact import train
 from dkgp.models.prediction.predict import predict
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp_benchmarks.library import Library, PreparedData, prepare_data
 from dkgp_benchmarks.papers.tables import STANDS_IN, said, section
 from dkgp_benchmarks.sparse.specs import SparseSpec

@@ -39,7 +39,7 @@ SETTINGS = (
 def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
     from dkgp.bench.problem import BenchProblem
     from dkgp.errors import UsageError
-    from dkgp.models.variance.variances import VarianceSettings
+    from dkgp.models.variance.settings import VarianceSettings
     from dkgp_benchmarks.variance.measure import VarianceTrial
     from dkgp_benchmarks.variance.paper_tables import BenchPaperTableJob, run_bench_paper_table
     from dkgp_benchmarks.variance.report import BenchVarianceJob, run_bench_variance

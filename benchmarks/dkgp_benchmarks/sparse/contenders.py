@@ -32,7 +32,7 @@ from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.vif.prediction import NearPredictor
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.blas import blas
 from dkgp_benchmarks.sparse.peers import peer_model
 

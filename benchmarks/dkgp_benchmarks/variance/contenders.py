@@ -24,7 +24,7 @@ from dkgp.data import ModelRecord, open_dataset, open_model
 from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
 FloatArray = NDArray[np.float64]
 

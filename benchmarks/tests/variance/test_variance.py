@@ -18,7 +18,7 @@ from dkgp.data import open_dataset, save_model, write_friedman1
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp_benchmarks.variance.measure import Intervals, MeasuredVariances, VarianceTrial, measure_variances
 from dkgp_benchmarks.variance.paper_tables import PUBLISHED, BenchPaperTableJob, run_bench_paper_table
 from dkgp_benchmarks.variance.report import BenchVarianceJob, run_bench_variance

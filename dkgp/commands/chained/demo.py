@@ -25,7 +25,7 @@ from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.models.exact import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, MissingExtraError
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.options import SEED, Part
 from dkgp.registry import Option

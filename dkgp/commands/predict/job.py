@@ -10,7 +10,7 @@ from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.manifest import is_committed
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option

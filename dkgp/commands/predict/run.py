@@ -35,7 +35,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.prediction.table import export
 from dkgp.models.sparse.methods import method_named
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 

@@ -28,7 +28,7 @@ from dkgp.models.memory import MemoryPlan
 from dkgp.models.robust.train import noise_made, require_one_target, train_student
 from dkgp.models.trend.columns import CENTRED, columns_of, count_of, require_independent
 from dkgp.models.trend.trend import mean_made
-from dkgp.models.variance.whole_matrix.kept import keep_whole, kept_tiles
+from dkgp.models.variance.whole_matrix import keep_whole, kept_tiles
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.product_error import renamed
 from dkgp.solvers import Checkpointing, Choice, Solver

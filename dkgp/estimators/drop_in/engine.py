@@ -28,7 +28,7 @@ from dkgp.kernels import Kernel, Linear, Polynomial, fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.rounding import outward
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import ArrayInputs, centre_of
 

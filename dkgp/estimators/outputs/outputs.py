@@ -18,7 +18,7 @@ from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.tables import Table, is_dask, is_dask_frame
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance.batch import relative_gap
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
 UNKNOWN_SIZE_SAMPLES = 100_000
 _ENDS = ("variance_lower", "variance_upper")

@@ -22,7 +22,7 @@ from dkgp.models.prediction.class_variances import ClassVariances
 from dkgp.models.prediction.deciders import ClassifierSupport, decider_of
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.sums import MemorySums
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductError

@@ -22,9 +22,9 @@ from dkgp.models.prediction.deciders import ClassifierSupport, Decider
 from dkgp.models.prediction.streaming import Together
 from dkgp.models.rounding import EPS, outward
 from dkgp.models.variance.batch import Enough
+from dkgp.models.variance.iterative import VarianceRun, default_memory_bytes
 from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, ScaledTest, scaled_kernel
-from dkgp.models.variance.sizes import default_memory_bytes
-from dkgp.models.variance.variances import TestRows, VarianceRun, VarianceSettings
+from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 

@@ -21,7 +21,7 @@ from dkgp.models.prediction.deciders import UNPROVEN, ClassifierSupport, Decider
 from dkgp.models.prediction.sparse_rounds import PredictionMemory, of_unproven
 from dkgp.models.prediction.streaming import Rounds, Streamed, Together
 from dkgp.models.sums import EVERY_ENTRY, Piece, Sums, chosen_sums
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 

@@ -26,7 +26,7 @@ from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.neighbours.run import NeighbourRun
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.ways.choice import Request, chosen_run
+from dkgp.models.variance.ways import Request, chosen_run
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.product_error import EVERY_ENTRY as EXACT_PRODUCTS

@@ -9,8 +9,8 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.kernels import Kernel
 from dkgp.models.tuning.subsets import draw_subset
-from dkgp.models.variance.variances import VarianceSettings
-from dkgp.models.variance.ways.in_small import count_products
+from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.ways import count_products
 from dkgp.solvers.auto import PROBE_SAMPLES, Expected
 
 # Of counts foretold, in most cases.

@@ -21,7 +21,7 @@ from dkgp.models.prediction.exact import exact_rounds
 from dkgp.models.prediction.linear import LinearRounds
 from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithBases
 from dkgp.models.prediction.streaming import Rounds, WithTestNoise, stream
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import OLD_NAME, ProductError
 
 

@@ -31,9 +31,8 @@ from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.neighbours.run import NeighbourRun
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
-from dkgp.models.variance.ways.choice import Request, chosen_run, may_be_near
-from dkgp.models.variance.whole_matrix.factor import WholeFactor
-from dkgp.models.variance.whole_matrix.run import WholeRun
+from dkgp.models.variance.ways import Request, chosen_run, may_be_near
+from dkgp.models.variance.whole_matrix import WholeFactor, WholeRun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.product_error import AUTO, ProductError

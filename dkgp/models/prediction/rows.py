@@ -21,7 +21,7 @@ from dkgp.models.prediction.sparse import SparsePredictor
 from dkgp.models.prediction.sparse_rounds import PredictionMemory, refuse_exact_settings
 from dkgp.models.prediction.table import Columns, PredictionTable
 from dkgp.models.sparse.stored import opened_sparse
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
 # Rows that variances are planned for, where nobody knows how many will come.
 ROWS_PLANNED_FOR = 1024

@@ -24,7 +24,7 @@ from dkgp.models.rounding import assumptions, variance_in_units
 from dkgp.models.sparse.methods import method_named
 from dkgp.models.sparse.vif.prediction import held_bytes, near_task_bytes, points_bytes
 from dkgp.models.variance.greedy import BasisRun
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 

@@ -4,6 +4,6 @@
 
 from __future__ import annotations
 
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
-__all__ = ["VarianceRun", "VarianceSettings"]
+__all__ = ["VarianceSettings"]

@@ -16,9 +16,8 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.errors import InputError
 from dkgp.models.certificate import Certificate
 from dkgp.models.support import certified_means
-from dkgp.models.variance.batch import BatchVariance, relative_gap
+from dkgp.models.variance.batch import BatchVariance, ProductTally, relative_gap
 from dkgp.models.variance.landmarks import SupportSamples
-from dkgp.models.variance.search import ProductTally
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext

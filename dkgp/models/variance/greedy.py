@@ -10,7 +10,7 @@ that is asked for, over their mean. What is reported is evaluated anew in float6
 k(x, x') is at most w w', w = sqrt(k(x, x)), and off by eps w w' (t + t'), t the errors of rows.
 
 A sample takes n (59 m + m^2) entries or so, and nothing of it serves another one: the shared factor of
-`dkgp.models.variance.variances` is quicker wherever there are more than a few samples.
+`dkgp.models.variance.iterative` is quicker wherever there are more than a few samples.
 
 References
 ----------
@@ -37,8 +37,8 @@ from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, outward
 from dkgp.models.support import certified_means
+from dkgp.models.variance.iterative import default_memory_bytes
 from dkgp.models.variance.settings import TestRows, VarianceSettings
-from dkgp.models.variance.sizes import default_memory_bytes
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator

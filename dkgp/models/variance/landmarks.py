@@ -21,7 +21,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.models.variance.remainder import GROUP
+from dkgp.models.variance.nystrom import GROUP
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.low_rank.pivots import (
     SINGLE_FROM_RANK,

@@ -190,7 +190,7 @@ def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
     groups = math.ceil(t / at_once)
     # Entries are evaluated once for their row and their column.
     entries = groups * _turns(at_once)[0] * n * n / 2.0
-    # What is proven of a sample: 6 n R, each time (`dkgp.models.variance.sizes`).
+    # What is proven of a sample: 6 n R, each time (`dkgp.models.variance.iterative`).
     proofs = max(1.0, double)
     work = [
         Work(double_entries=n * t),

@@ -109,7 +109,7 @@ def test_means_alone_take_no_variance(
         raise AssertionError("not for means")
 
     monkeypatch.setattr("dkgp.models.prediction.predictor.chosen_run", used)
-    monkeypatch.setattr("dkgp.models.variance.whole_matrix.factor.WholeFactor.weights", used)
+    monkeypatch.setattr("dkgp.models.variance.whole_matrix.WholeFactor.weights", used)
     got = loaded.predict_gradients(problem.X_new)
     np.testing.assert_array_equal(got.mean_gradient, fitted.predict_gradients(problem.X_new).mean_gradient)
     with pytest.raises(AssertionError, match="not for means"):

@@ -30,7 +30,7 @@ from dkgp.models.classification.exact import ExactSettings, train_exact
 from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
 K, TESTS, ROWS = 9, 700, 200
 GAMMA = np.array([0.3, 0.7, 0.1])

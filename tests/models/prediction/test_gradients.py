@@ -21,7 +21,7 @@ from dkgp.models.prediction.gradients import exact as module
 from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
 from dkgp.models.prediction.predictor import Predictor
 from dkgp.models.rounding import slope_roundings
-from dkgp.models.variance.whole_matrix.factor import WholeFactor
+from dkgp.models.variance.whole_matrix import WholeFactor
 from dkgp.operators import cross_sums
 from dkgp.operators.cells.cross import SOURCE_LEAF
 from dkgp.solvers import GreedyBlockCoordinateDescent

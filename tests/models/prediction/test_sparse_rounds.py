@@ -29,7 +29,7 @@ from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredictor
 from dkgp.models.prediction.sparse_rounds import PredictionMemory
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from tests.engine.helpers import opened
 
 N, M, TESTS, CHUNK = 500, 30, 2 * PIECE_ROWS + 700, PIECE_ROWS + 300

@@ -21,7 +21,7 @@ from dkgp.models.exact import TrainedModel, train
 from dkgp.models.prediction.gradients.exact import GradientPredictor
 from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
 from dkgp.models.trend.columns import MeanKind, columns_at
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver
 from tests.models.exact_gp import ExactGP, mp, numbers

@@ -25,7 +25,7 @@ from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.trend.columns import MeanKind
 from dkgp.models.trend.trend import Trend
 from dkgp.models.updating import update
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import GradientInfNorm
 from tests.covering import few
 from tests.models.trend.cases import Case, steep

@@ -15,16 +15,15 @@ from dkgp.errors import NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.variance import batch, nystrom
 from dkgp.models.variance import bounds as variance_bounds
-from dkgp.models.variance import search as variance_search
 from dkgp.models.variance.batch import (
     BatchOptions,
     BatchVariance,
+    BatchWork,
     VarianceBounds,
     batch_bytes,
     relative_gap,
     solve_batch,
 )
-from dkgp.models.variance.search import BatchWork
 from dkgp.operators.low_rank import products
 from dkgp.solvers.conjugate import block
 from tests.models.variance.variance_problems import KINDS, Coarse, VarianceProblem, draw, exact_in_50_digits, solve
@@ -377,7 +376,7 @@ def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.Mon
     options = {"gap": 1e-4, "factor_first": precision == "double"}
     whole = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), **options)
     monkeypatch.setattr(block, "PIECE_ROWS", 100)
-    for module in (nystrom, variance_search, variance_bounds, products):
+    for module in (nystrom, batch, variance_bounds, products):
         monkeypatch.setattr(module, "PIECE_ROWS", 15)
     monkeypatch.setattr(products, "PIECE_COLUMNS", 16)
     cut = solve(problem, problem.factor(landmarks(problem, 40), precision=precision), threads=2, **options)

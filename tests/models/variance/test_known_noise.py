@@ -19,7 +19,7 @@ from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.prediction.predictor import Predictor
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.whole_matrix.kept import keep_whole
+from dkgp.models.variance.whole_matrix import keep_whole
 from dkgp.solvers import ConjugateGradient, GradientInfNorm
 from tests.models.proof_problems import Problem
 from tests.models.test_sample_noise import CASES, Case, trained_on

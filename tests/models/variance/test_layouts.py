@@ -9,9 +9,9 @@ import pytest
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.variance import variances
-from dkgp.models.variance.spread import BatchLayout
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.models.variance import iterative
+from dkgp.models.variance.iterative import BatchLayout, VarianceRun
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.variances import PlannedWorkers
 from dkgp.solvers.conjugate.phases import Batches
 from dkgp.solvers.prices import Sizes
@@ -50,7 +50,7 @@ def test_no_bit_depends_on_workers_threads_or_layout(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     if name == "several batches":
-        monkeypatch.setattr(variances, "LARGEST_JOINT_BATCH", 40)
+        monkeypatch.setattr(iterative, "LARGEST_JOINT_BATCH", 40)
     found = []
     for shared, processes, threads in (
         (False, 0, 1), (False, 0, 3), (False, 1, 2), (False, 2, 1), (False, 3, 2), (True, 2, 1), (True, 3, 2),

@@ -19,10 +19,10 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.variance import kept_factor
-from dkgp.models.variance.nystrom import NystromFactor
-from dkgp.models.variance.sizes import building_bytes
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance import iterative
+from dkgp.models.variance.iterative import building_bytes
+from dkgp.models.variance.nystrom import NystromFactor, landmark_jitter
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.covering import few
 from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, Counting, N, World, content, gaps
@@ -238,12 +238,8 @@ def test_a_kept_factor_that_was_raised_by_less_than_its_rank_takes_is_not_used(
     run(model, world, executor, tmp_path / "a", KEPT)
     kept = open_factor(model.url, fingerprint=model.fingerprint)
     assert kept is not None
-    assert (
-        kept.metadata["jitter"]
-        == kept_factor.landmark_jitter(KERNEL, model.input_rows(np.asarray(kept.indices)))
-        == 1e-9
-    )
-    monkeypatch.setattr(kept_factor, "landmark_jitter", lambda kernel, inputs: 1.1e-9)
+    assert kept.metadata["jitter"] == landmark_jitter(KERNEL, model.input_rows(np.asarray(kept.indices))) == 1e-9
+    monkeypatch.setattr(iterative, "landmark_jitter", lambda kernel, inputs: 1.1e-9)
     _, note = run(model, world, executor, tmp_path / "b", VarianceSettings(gap=0.01, rank=40, batch_size=30))
     assert "built" in note
     assert "an older version's, which does not count every rounding" in note
@@ -258,7 +254,7 @@ def test_a_kept_factor_that_does_not_say_what_it_leaves_is_not_used(
     assert kept is not None
     told = {name: value for name, value in kept.metadata.items() if name != "kernel_trace"}
     assert len(told) < len(kept.metadata)
-    monkeypatch.setattr(kept_factor, "open_factor", lambda url, fingerprint: replace(kept, metadata=told))
+    monkeypatch.setattr(iterative, "open_factor", lambda url, fingerprint: replace(kept, metadata=told))
     found, note = run(model, world, executor, tmp_path / "b", QUICK)
     assert "built" in note
     assert "an older version's" in note

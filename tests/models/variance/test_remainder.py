@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dkgp.models.variance.bounds import Queries, factor_interval, plain_weights
-from dkgp.models.variance.nystrom import NystromFactor, factor_bytes
-from dkgp.models.variance.remainder import GROUP, LARGE_GROUP
+from dkgp.models.variance.nystrom import GROUP, LARGE_GROUP, NystromFactor, factor_bytes
 from tests.models.variance.test_batch import REGIMES, landmarks
 from tests.models.variance.variance_problems import VarianceProblem, draw, long_kernel, solve
 

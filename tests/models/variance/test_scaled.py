@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, parse_kernel
+from dkgp.models.variance.iterative import VarianceRun
 from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, ScaledTest, scaled_kernel
-from dkgp.models.variance.variances import VarianceRun, VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import ArrayInputs
 

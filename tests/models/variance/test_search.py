@@ -10,12 +10,11 @@ import pytest
 
 from dkgp.cluster.executors.base import HereExecutor, LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.models.variance import search as variance_search
-from dkgp.models.variance.batch import BatchOptions, solve_batch
+from dkgp.models.variance import batch
+from dkgp.models.variance.batch import BatchOptions, BatchWork, Wanted, local_samples, search, solve_batch
 from dkgp.models.variance.bounds import Queries
+from dkgp.models.variance.iterative import Memory
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, leaves_of
-from dkgp.models.variance.search import BatchWork, Wanted, local_samples, search
-from dkgp.models.variance.sizes import Memory
 from dkgp.operators.low_rank import landmark_rows
 from dkgp.solvers.conjugate import block
 from tests.models.variance.test_batch import REGIMES, gaps, landmarks
@@ -197,7 +196,7 @@ def test_f_that_is_not_held_is_f(rng: np.random.Generator, monkeypatch: pytest.M
 def test_local_solutions_are_those_of_the_nearest_samples(rng: np.random.Generator) -> None:
     problem = draw(54, 500, 3, gamma=2.0, noise=0.1)
     factor = made(problem, 10).factor()
-    found = variance_search._Single(BatchWork(factor, HereExecutor())).local(problem.T)
+    found = batch._Single(BatchWork(factor, HereExecutor())).local(problem.T)
     count = local_samples(500)
     kernel = problem.kernel(problem.X, problem.T)
     for index in range(len(problem.T) - 1):  # the last is far from all
@@ -212,8 +211,8 @@ def test_local_solutions_are_those_of_the_nearest_samples(rng: np.random.Generat
 def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What more samples take; NumPy reports its arrays to tracemalloc."""
     monkeypatch.setattr(block, "PIECE_ROWS", 300)
-    monkeypatch.setattr(variance_search, "MOST_AT_ONCE", 8)
-    monkeypatch.setattr(variance_search, "COLUMNS_AT_ONCE", 8)
+    monkeypatch.setattr(batch, "MOST_VECTORS", 8)
+    monkeypatch.setattr(batch, "COLUMNS_AT_ONCE", 8)
     monkeypatch.setattr(landmark_rows, "LANDMARKS_AT_ONCE", 64)
     problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     source = made(problem, 8, 300)

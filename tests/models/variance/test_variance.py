@@ -20,7 +20,8 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
-from dkgp.models.variance.variances import VarianceSettings, decided_batch
+from dkgp.models.variance.iterative import decided_batch
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.models.variance.variance_world import NOISE, QUICK, TESTS, Counting, N, World, content, gaps
 

@@ -10,8 +10,7 @@ import scipy.linalg
 from mpmath import mp
 
 from dkgp.kernels import SquaredExponential, TileEvaluator
-from dkgp.models.variance.nystrom import residual_slack
-from dkgp.models.variance.remainder import Interpolation
+from dkgp.models.variance.nystrom import Interpolation, residual_slack
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.low_rank.pivots import jittered
 

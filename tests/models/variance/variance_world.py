@@ -16,7 +16,7 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.exact import save, train
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import MaxIterations
 
 N, TESTS = 400, 90

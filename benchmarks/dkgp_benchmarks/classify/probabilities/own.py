@@ -20,7 +20,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.prediction.class_predictor import ClassPredictor
-from dkgp.models.variance import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp_benchmarks.classify.trial import Classifier, Trial
 
 FloatArray = NDArray[np.float64]

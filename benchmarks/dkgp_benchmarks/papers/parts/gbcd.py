@@ -181,7 +181,7 @@ def _variances(work: Work) -> Iterator[Shown]:
 def _certified(work: Work, draw: int) -> Document:
     from dkgp.bench.problem import BenchProblem
     from dkgp.commands.reporting.documents import plain
-    from dkgp.models.variance.variances import VarianceSettings
+    from dkgp.models.variance.settings import VarianceSettings
     from dkgp_benchmarks.variance.measure import VarianceTrial
     from dkgp_benchmarks.variance.paper_tables import BenchPaperTableJob, run_bench_paper_table
 

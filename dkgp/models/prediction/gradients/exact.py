@@ -30,8 +30,7 @@ from dkgp.models.support import SupportInputs
 from dkgp.models.trend.trend import Trend
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.whole_matrix.factor import whole_layout
-from dkgp.models.variance.whole_matrix.kept import are_held
+from dkgp.models.variance.whole_matrix import are_held, whole_layout
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, CachedRows
 from dkgp.operators.cross_sums import cross_slopes

@@ -30,8 +30,8 @@ from dkgp.models.tuning.laplace.columns import (
     column_mode,
     latent_predictions,
 )
-from dkgp.models.variance import batch, variances
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance import batch, iterative
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 from tests.models.classification.problems import noisy_sine
 
@@ -143,10 +143,10 @@ def test_probabilities_are_scikit_learns(rng: np.random.Generator) -> None:
 
 def few_landmarks(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Factors that do not suffice everywhere, tried on a few samples at a time; small batches, and groups of them."""
-    monkeypatch.setattr(variances, "chosen_rank", lambda *_: rank)
-    monkeypatch.setattr(variances, "judged", lambda landmarks, *_, **__: (landmarks, True))
-    monkeypatch.setattr(variances, "MOST_DECIDED", 30)
-    monkeypatch.setattr(variances, "LARGEST_JOINT_BATCH", 4)
+    monkeypatch.setattr(iterative, "chosen_rank", lambda *_: rank)
+    monkeypatch.setattr(iterative, "judged", lambda landmarks, *_, **__: (landmarks, True))
+    monkeypatch.setattr(iterative, "MOST_DECIDED", 30)
+    monkeypatch.setattr(iterative, "LARGEST_JOINT_BATCH", 4)
     monkeypatch.setattr(batch, "AT_ONCE", 16)
 
 

@@ -25,7 +25,7 @@ from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.stored import open_sparse, opened_sparse, save_sparse, sparse_record
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.update import update_sparse
-from dkgp.models.variance.variances import VarianceSettings
+from dkgp.models.variance.settings import VarianceSettings
 
 KERNEL, SUM = Matern32((4.0, 2.0)), Sum((Matern32((4.0, 2.0)), SquaredExponential((0.3, 0.0), 0.5)))
 N, S2 = 150, 0.02

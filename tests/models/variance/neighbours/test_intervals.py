@@ -24,10 +24,9 @@ from dkgp.kernels import (
     SquaredExponential,
     Sum,
 )
-from dkgp.models.variance.neighbours import run, samples, tile
-from dkgp.models.variance.neighbours.expansion import Boxes, Distances, basis, nodes
+from dkgp.models.variance.neighbours import run, samples
 from dkgp.models.variance.neighbours.run import NeighbourOptions, batch_bounds
-from dkgp.models.variance.neighbours.samples import Samples
+from dkgp.models.variance.neighbours.samples import Boxes, Distances, Samples, basis, nodes
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from tests.models.exact_gp import ExactGP, mp
@@ -43,9 +42,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(samples, "LEAF", {1: 4, 2: 8, 3: 8})
     monkeypatch.setattr(samples, "ORDER", {1: 3, 2: 3, 3: 2})
     monkeypatch.setattr(samples, "SUMMED", 20)
-    monkeypatch.setattr(tile, "SOURCE_ORDER", {1: 4, 2: 4, 3: 3})
-    monkeypatch.setattr(tile, "FAR_SHARE", 1e3)
-    monkeypatch.setattr(tile, "MOST_FITTED", 9)
+    monkeypatch.setattr(run, "SOURCE_ORDER", {1: 4, 2: 4, 3: 3})
+    monkeypatch.setattr(run, "FAR_SHARE", 1e3)
+    monkeypatch.setattr(run, "MOST_FITTED", 9)
     monkeypatch.setattr(run, "TILE_POINTS", 6)
     return monkeypatch
 
@@ -180,12 +179,12 @@ def test_a_part_of_the_samples_gives_narrow_intervals(
 def test_a_proof_without_one_of_its_terms_breaks(mutation: str, small: pytest.MonkeyPatch) -> None:
     """The tests above see each term: without it some interval no longer contains the exact variance."""
     small.setattr(run, "ATTEMPTS", 0)
-    plain = tile.Tile._far
+    plain = run.Tile._far
     if mutation == "far samples":
-        small.setattr(tile.Tile, "_far", lambda *arguments: None)
+        small.setattr(run.Tile, "_far", lambda *arguments: None)
     elif mutation == "error of far samples":
-        small.setattr(tile, "SOURCE_ORDER", {1: 2, 2: 2})
-        small.setattr(tile.Tile, "_far", lambda self, *rest: _without_error(plain(self, *rest)))
+        small.setattr(run, "SOURCE_ORDER", {1: 2, 2: 2})
+        small.setattr(run.Tile, "_far", lambda self, *rest: _without_error(plain(self, *rest)))
     broken = 0
     for seed in range(12):
         problem = Problem.draw(seed, 80, 1 + seed % 2, ("uniform", "clusters", "duplicates")[seed % 3], Matern52, 0.1)
@@ -196,8 +195,8 @@ def test_a_proof_without_one_of_its_terms_breaks(mutation: str, small: pytest.Mo
 def test_boxes_that_only_their_points_are_far_from_count_by_these(small: pytest.MonkeyPatch) -> None:
     """Without expansions of a tile, boxes apart from it are taken by their points; they and their error count."""
     small.setattr(run, "ATTEMPTS", 0)
-    small.setattr(tile, "SOURCE_ORDER", {1: 7, 2: 7})
-    errors, plain = Distances.errors, tile.Tile._split
+    small.setattr(run, "SOURCE_ORDER", {1: 7, 2: 7})
+    errors, plain = Distances.errors, run.Tile._split
 
     def none_of_tiles(self: Distances, centres: Any, halves: Any, others: Boxes, order: int) -> Any:
         made = errors(self, centres, halves, others, order)
@@ -216,7 +215,7 @@ def test_boxes_that_only_their_points_are_far_from_count_by_these(small: pytest.
         problem, lower = Problem.draw(2, 80, 2, kind, Matern52, 0.1), []
         taken: list[int] = []
         for change in ({}, {"near_error": 0.0}, {"near": np.zeros(0, dtype=np.intp), "near_error": 0.0}):
-            small.setattr(tile.Tile, "_split", without(change, taken))
+            small.setattr(run.Tile, "_split", without(change, taken))
             lower.append(bounds_of(problem, small, 6).lower)
         assert sum(taken) > 0
         assert (lower[0] <= problem.exact()).all()
@@ -229,12 +228,12 @@ def test_more_samples_than_are_taken_one_by_one_have_rougher_expansions_or_no_lo
     small: pytest.MonkeyPatch,
 ) -> None:
     small.setattr(run, "ATTEMPTS", 0)
-    small.setattr(tile, "FAR_SHARE", 1e-12)
+    small.setattr(run, "FAR_SHARE", 1e-12)
     problem = Problem.draw(1, 80, 2, "uniform", Matern12, 0.1)
     exact, plain = problem.exact(), bounds_of(problem, small, 12)
-    small.setattr(tile, "MOST_BESIDE", {2: 40})
+    small.setattr(run, "MOST_BESIDE", {2: 40})
     rough = bounds_of(problem, small, 12)
-    small.setattr(tile, "LOOSENED", 0)
+    small.setattr(run, "LOOSENED", 0)
     none = bounds_of(problem, small, 12)
     for bounds in (plain, rough, none):
         assert (bounds.lower <= exact).all()
@@ -247,14 +246,14 @@ def test_more_samples_than_are_taken_one_by_one_have_rougher_expansions_or_no_lo
 def test_samples_that_are_added_up_in_pieces_count_as_those_that_are_held(small: pytest.MonkeyPatch) -> None:
     """Weights from a few of them are no better than weights from all: lower ends may only fall."""
     small.setattr(run, "ATTEMPTS", 0)
-    small.setattr(tile, "FAR_SHARE", 1e-12)
-    small.setattr(tile, "PIECE", 16)
+    small.setattr(run, "FAR_SHARE", 1e-12)
+    small.setattr(run, "PIECE", 16)
     fell = 0
     for seed in range(4):
         problem = Problem.draw(seed, 80, 2, ("uniform", "clusters")[seed % 2], Matern12, 0.1)
-        small.setattr(tile, "MOST_FITTED", 80)
+        small.setattr(run, "MOST_FITTED", 80)
         held = bounds_of(problem, small, 12)
-        small.setattr(tile, "MOST_FITTED", 7)
+        small.setattr(run, "MOST_FITTED", 7)
         added = bounds_of(problem, small, 12)
         assert (added.lower <= held.lower * (1.0 + 1e-6) + 1e-9).all()
         assert (added.lower <= problem.exact()).all()
@@ -277,19 +276,19 @@ def test_memory_is_what_is_counted(
     X, T = rng.uniform(0.0, 1.0, (n, d)), rng.uniform(0.4, 0.5, (100, d))
     made = Problem(X, T, Matern12((30.0,) * d), np.full(n, 0.01)).samples(monkeypatch)
     assert 0.4 < made.nbytes / samples.held_bytes(n, d) <= 1.0
-    some = tile.Tile.of(made, T)
+    some = run.Tile.of(made, T)
     some.ends(count, 0.05)
     tracemalloc.start()
     some.ends(count, 0.05)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert 0.1 < peak / tile.working_bytes(100, count, d) <= 1.0
+    assert 0.1 < peak / run.working_bytes(100, count, d) <= 1.0
 
 
 def test_the_number_of_samples_keeps_within_the_memory() -> None:
     for memory in (100_000_000, 300_000_000):
         most = run.largest_count(memory, 100_000, 2, 2)
-        sizes = [samples.held_bytes(100_000, 2) + 2 * tile.working_bytes(256, each, 2) for each in (most, most + 1)]
+        sizes = [samples.held_bytes(100_000, 2) + 2 * run.working_bytes(256, each, 2) for each in (most, most + 1)]
         assert sizes[0] <= memory < sizes[1]
     with pytest.raises(MemoryBudgetError, match=r"take .* MB at least in a process of 16 threads; .* is 100 MB"):
         run.largest_count(100_000_000, 100_000, 2, 16)

@@ -22,11 +22,11 @@ from dkgp.models.prediction import exact
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.sums import Sums
 from dkgp.models.support import SupportInputs
-from dkgp.models.variance.neighbours import run, tile
-from dkgp.models.variance.neighbours.expansion import Distances
+from dkgp.models.variance import ways
+from dkgp.models.variance.neighbours import run
+from dkgp.models.variance.neighbours.samples import Distances
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.ways import choice
-from dkgp.models.variance.ways.forecast import Forecast, Measured
+from dkgp.models.variance.ways import Forecast, Measured
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import AfterSubmit, client_of, opened, worker_pids
@@ -135,20 +135,20 @@ def test_too_many_samples_near_are_refused_at_the_start(
     data: tuple[Path, Dataset, Dataset], one: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(run, "LEAST", {2: 20})
-    monkeypatch.setattr(tile, "MOST_BESIDE", {2: 30})
-    monkeypatch.setattr(choice, "LEAST_NEAR", 100)
+    monkeypatch.setattr(run, "MOST_BESIDE", {2: 30})
+    monkeypatch.setattr(ways, "LEAST_NEAR", 100)
     monkeypatch.setattr(Forecast, "whole", lambda self: 1e9)
-    monkeypatch.setattr(choice._Choice, "run", lambda self: self._by_whole())
+    monkeypatch.setattr(ways._Choice, "run", lambda self: self._by_whole())
     kernel = Matern12((1e-4, 1e-4))
     model = replace(made(data, "centredFalse", one), kernel=kernel.to_json())
     context = BlockContext(f"near {way}", SupportInputs.of(model, f"near {way}"), kernel, N)
     seen = data[2].as_seen_by(model.feature_names, model.target_names, model.standardisation)
-    request = choice.Request(model, kernel, context, None, seen, one, replace(SETTINGS, gap=1e-6, way=way))
+    request = ways.Request(model, kernel, context, None, seen, one, replace(SETTINGS, gap=1e-6, way=way))
     if way == "auto":
-        assert choice.chosen_run(request).plan["way"] == "cholesky"
+        assert ways.chosen_run(request).plan["way"] == "cholesky"
         return
     with pytest.raises(InputError, match=f"{N} training samples are too near to test samples, at these length scales"):
-        choice.chosen_run(request)
+        ways.chosen_run(request)
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("none", 3), pytest.param("processes", 2, marks=pytest.mark.long)])
@@ -296,10 +296,10 @@ def test_neighbours_are_chosen_where_they_suffice_and_take_least(
     gap: float,
     way: str,
 ) -> None:
-    monkeypatch.setattr(choice, "LEAST_NEAR", least)
+    monkeypatch.setattr(ways, "LEAST_NEAR", least)
     monkeypatch.setattr(Forecast, "whole", lambda self: others)
-    monkeypatch.setattr(choice, "_partial_is_quicker", lambda *arguments: quicker)
-    monkeypatch.setattr(choice._Choice, "run", lambda self: self._by_whole())
+    monkeypatch.setattr(ways, "_partial_is_quicker", lambda *arguments: quicker)
+    monkeypatch.setattr(ways._Choice, "run", lambda self: self._by_whole())
     notes: list[str] = []
     settings = replace(SETTINGS, way="auto", gap=gap)
     predict(made(data, "centredFalse", one), data[2], str(tmp_path / "p"), one, variance=settings, note=notes.append)
@@ -317,9 +317,9 @@ def test_a_partial_factor_of_a_smooth_problem_is_quicker(
     kernel = SquaredExponential((gamma, gamma))
     model = replace(made(data, "centredFalse", one), kernel=kernel.to_json())
     context = BlockContext(f"quicker {gamma} {seconds}", SupportInputs.of(model, "quicker"), kernel, N)
-    request = choice.Request(model, kernel, context, None, data[2], one, SETTINGS)
+    request = ways.Request(model, kernel, context, None, data[2], one, SETTINGS)
     forecast = Forecast(N, 100, 2, 1, True, Measured.nominal(2))
-    assert choice._partial_is_quicker(request, forecast, seconds) is quicker
+    assert ways._partial_is_quicker(request, forecast, seconds) is quicker
 
 
 def test_settings_of_the_iterative_way_are_refused() -> None:

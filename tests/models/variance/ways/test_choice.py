@@ -16,12 +16,11 @@ from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import InputError, InterruptedRunError, NumericalError, StorageError
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.variance.search import ProductTally
+from dkgp.models.variance import ways
+from dkgp.models.variance.batch import ProductTally
+from dkgp.models.variance.iterative import VarianceRun
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.variances import VarianceRun
-from dkgp.models.variance.ways import choice
-from dkgp.models.variance.ways.forecast import Forecast, Measured
-from dkgp.models.variance.ways.in_small import Counted
+from dkgp.models.variance.ways import Counted, Forecast, Measured
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.prices import Prices
 from tests.models.variance.variance_world import TESTS, World, content
@@ -41,7 +40,7 @@ def plan(url: Path) -> dict[str, Any]:
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No problem is too small to look at, and seconds are told of."""
-    monkeypatch.setattr(choice, "NO_QUESTION", -1.0)
+    monkeypatch.setattr(ways, "NO_QUESTION", -1.0)
     measured = Measured(Prices.nominal(3), 1e9)
     monkeypatch.setattr(Measured, "of", classmethod(lambda cls, context: measured))
     return monkeypatch
@@ -57,7 +56,7 @@ def predicted(world: World, executor: BlockExecutor, url: Path, settings: Varian
 def test_a_small_problem_takes_the_factor_without_a_question(
     world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "choose_landmarks", never)
+    monkeypatch.setattr(ways, "choose_landmarks", never)
     (note,) = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p")["way"] == "cholesky"
     assert "Cholesky factor of all 400 samples" in note
@@ -67,7 +66,7 @@ def test_a_small_problem_takes_the_factor_without_a_question(
 def test_settings_of_the_iterative_way_take_it(
     world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(choice, "RowScales", never)
+    monkeypatch.setattr(ways, "RowScales", never)
     predicted(world, executor, tmp_path / "p", replace(AUTO, **settings))
     assert "way" not in plan(tmp_path / "p")
 
@@ -75,9 +74,9 @@ def test_settings_of_the_iterative_way_take_it(
 def test_a_factor_that_takes_less_than_two_products_is_taken_unasked(
     world: World, executor: BlockExecutor, tmp_path: Path, asking: pytest.MonkeyPatch
 ) -> None:
-    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
+    asking.setattr(ways, "judged", lambda landmarks, *rest, **options: (landmarks, False))
     asking.setattr(Forecast, "whole", lambda self: 1e-12)
-    asking.setattr(choice, "count_products", never)
+    asking.setattr(ways, "count_products", never)
     notes = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p")["way"] == "cholesky"
     assert "however narrow the intervals" in notes[0] or "built" in notes[0]
@@ -104,9 +103,9 @@ def test_conjugate_gradients_are_counted_and_compared(
         assert inputs.shape[1] == tests.shape[1] == 3
         return Counted(single if settings.gap < 0.1 else 1.0, 1.0, met)
 
-    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
+    asking.setattr(ways, "judged", lambda landmarks, *rest, **options: (landmarks, False))
     asking.setattr(Forecast, "whole", lambda self: 1.0)
-    asking.setattr(choice, "count_products", counted)
+    asking.setattr(ways, "count_products", counted)
     notes = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p").get("way", "iterative") == way
     assert gaps == ([0.01, 0.1] if way == "iterative" else [0.01])
@@ -127,7 +126,7 @@ def test_a_partial_factor_is_tried_on_a_few_samples(
         seen.append(len(inputs))
         return np.where(np.arange(len(inputs)) < missing, 0.5, 1e-4), ProductTally()
 
-    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, True))
+    asking.setattr(ways, "judged", lambda landmarks, *rest, **options: (landmarks, True))
     asking.setattr(VarianceRun, "tried", tried)
     asking.setattr(Forecast, "whole", lambda self: 2e-4)
     notes = predicted(world, executor, tmp_path / "p", replace(AUTO, gap=0.02))
@@ -156,10 +155,10 @@ def test_conjugate_gradients_that_do_worse_than_was_counted_are_given_up(
         count = len(inputs)
         return np.where(np.arange(count) < missing, 0.5, 1e-4), ProductTally(single * count, count)
 
-    asking.setattr(choice, "judged", lambda landmarks, *rest, **options: (landmarks, False))
-    asking.setattr(choice, "count_products", lambda *arguments, **sizes: Counted(2.0, 1.0, 1.0))
+    asking.setattr(ways, "judged", lambda landmarks, *rest, **options: (landmarks, False))
+    asking.setattr(ways, "count_products", lambda *arguments, **sizes: Counted(2.0, 1.0, 1.0))
     asking.setattr(Forecast, "whole", lambda self: 1.0)
-    asking.setattr(choice, "LEAST_SHARED", 1)
+    asking.setattr(ways, "LEAST_SHARED", 1)
     asking.setattr(VarianceRun, "tried", tried)
     notes = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p").get("way", "iterative") == way
@@ -266,7 +265,7 @@ def test_a_resumed_run_keeps_to_the_way_that_it_was_started_by(
         predict(world.model, world.test, again, executor, variance=replace(AUTO, way="iterative"))
     with pytest.raises(InputError, match="repeat these, or `overwrite`"):
         predict(world.model, world.test, again, executor, variance=replace(AUTO, gap=0.5))
-    monkeypatch.setattr(choice, "_Choice", never)
+    monkeypatch.setattr(ways, "_Choice", never)
     summary = predict(world.model, world.test, again, executor, variance=AUTO)
     assert summary.variance is not None
     assert summary.variance["computed"] < TESTS
@@ -281,6 +280,6 @@ def test_one_started_by_the_iterative_way_goes_on_by_it(
     asked, again = iter([False, True]), Destination(str(tmp_path / "p"), resume=True)
     with pytest.raises(InterruptedRunError):
         predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=started)
-    monkeypatch.setattr(choice, "_Choice", never)
+    monkeypatch.setattr(ways, "_Choice", never)
     predict(world.model, world.test, again, executor, variance=AUTO)
     assert content(tmp_path / "p") == content(tmp_path / "whole")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dkgp.models.variance.ways.forecast import FACTOR_EFFICIENCY, Forecast, Measured
+from dkgp.models.variance.ways import FACTOR_EFFICIENCY, Forecast, Measured
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from tests.models.variance.variance_problems import draw

@@ -20,7 +20,7 @@ from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.batch import VarianceBounds, relative_gap
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.whole_matrix.factor import WholeFactor, WholeRoundings
+from dkgp.models.variance.whole_matrix import WholeFactor, WholeRoundings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout

@@ -19,7 +19,7 @@ from dkgp.errors import NumericalError, StorageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.whole_matrix.kept import FOLDER, keep_whole, kept_tiles
+from dkgp.models.variance.whole_matrix import FOLDER, keep_whole, kept_tiles
 from tests.models.variance.variance_world import Counting, World, content
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")

@@ -8,6 +8,12 @@ small, on a subset of the training samples, unless the least that they can take 
 
 Decisions are taken by seconds, and so may differ from run to run; a prediction's plan records its own, and a resumed
 run keeps to it.
+
+A forecast counts the work of a way, and prices it by this machine's speed now. `count_products` counts products with a
+random subset of m of the n samples and a few test samples: with halos of s m / n, a rank of R sqrt(m / n) and noise
+s2 (n / m)^1/4 a batch takes about as many products to the same gap. Measured (docs/experiments.md) on kin40k, also with
+a tenth of its noise and latent, n from 6,000 to 30,000: all counts of 2 to 9 products in float32 were right within two,
+and within a factor of two.
 """
 
 from __future__ import annotations
@@ -15,38 +21,55 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import psutil
 
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.data import ModelRecord
+from dkgp.data import ModelRecord, memory_model, standardised_inputs
 from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, InputError, NumericalError, StoreError
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.certificate import Certificate
-from dkgp.models.variance.batch import value_error_goal
+from dkgp.models.variance.batch import BatchOptions, local_samples, relative_gap, solve_batch, value_error_goal
 from dkgp.models.variance.batched import UNPROVEN, BatchedRun
+from dkgp.models.variance.iterative import (
+    Memory,
+    VarianceRun,
+    chosen_halo,
+    chosen_rank,
+    default_memory_bytes,
+    precision_of,
+)
 from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
 from dkgp.models.variance.neighbours.run import NeighbourRun, serves
-from dkgp.models.variance.remainder import GROUP
+from dkgp.models.variance.nystrom import GROUP, FactorSource, leaves_of
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.scaled import record_of
 from dkgp.models.variance.settings import TestRows, VarianceSettings
-from dkgp.models.variance.sizes import Memory, chosen_halo, chosen_rank, default_memory_bytes
-from dkgp.models.variance.variances import VarianceRun
-from dkgp.models.variance.ways.forecast import Forecast, Measured
-from dkgp.models.variance.ways.in_small import Counted, count_products
-from dkgp.models.variance.whole_matrix.factor import WholeRoundings, whole_layout
-from dkgp.models.variance.whole_matrix.kept import are_held, forget_tiles, held_tiles, kept_tiles, load_tiles
-from dkgp.models.variance.whole_matrix.run import WholeRun
+from dkgp.models.variance.whole_matrix import (
+    WholeRoundings,
+    WholeRun,
+    are_held,
+    forget_tiles,
+    held_tiles,
+    kept_tiles,
+    load_tiles,
+    whole_batch,
+    whole_layout,
+)
 from dkgp.operators.base import FloatArray
+from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
+from dkgp.solvers.conjugate.phases import Batches, variance_phases
+from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Of the memory that is free, or that is asked for, what the whole factor may take; and of the disk's.
 MEMORY_SHARE, DISK_SHARE = 0.5, 0.8
@@ -468,3 +491,233 @@ def _spread_rows(test: TestRows) -> FloatArray:
     length = TRIED // RUNS
     starts = np.linspace(0, n - length, RUNS).astype(int)
     return np.concatenate([test.inputs(int(start), int(start) + length) for start in starts])
+
+
+# Of the float64 matrix product's speed, what the factor comes to in tiles.
+FACTOR_EFFICIENCY = 0.85
+# Bytes of tiles that a core writes, and reads and checks again, in a second.
+DISK_BYTES = 5e8
+# Samples of a batch; of one so small, for each thread, a solve waits for memory.
+TOGETHER, WAITING = 512, 8
+TIMED_ROWS, TIMES = 512, 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Prices of this machine, now: a core's own seconds, and how many of a clock go by in each of them."""
+
+    prices: Prices
+    slowdown: float  # 1 on a machine that does nothing else
+
+    @classmethod
+    def nominal(cls, d: int) -> Measured:
+        """Of a machine in the books."""
+        return cls(Prices.nominal(d), 1.0)
+
+    @classmethod
+    def of(cls, context: BlockContext) -> Measured:
+        """Time entries and products' operations; other work costs in proportion."""
+        inputs = context.source.inputs(0, min(TIMED_ROWS, context.n))
+        single, double = context.evaluator("single"), TileEvaluator(context.kernel, "double", expanded=False)
+        nominal = Prices.nominal(context.kernel.n_features)
+        began, own = time.perf_counter(), time.thread_time()
+        seconds = {
+            "entries": _tile_seconds(single, inputs),
+            "double_entries": _tile_seconds(double, inputs),
+            "operations": _product_seconds(np.float32),
+            "double_operations": _product_seconds(np.float64),
+        }
+        slowdown = (time.perf_counter() - began) / max(time.thread_time() - own, 1e-9)
+        slower = seconds["double_operations"] / nominal.double_operations
+        others = {each.name: slower * getattr(nominal, each.name) for each in fields(Work) if each.name not in seconds}
+        return cls(Prices(**seconds, **others), max(1.0, slowdown))
+
+
+def whole_phases(n: int, tests: int, threads: int = 1) -> list[Phase]:
+    """Work of a Cholesky factor of all samples, and of a solve with it for each test sample."""
+    size, t = float(n), float(tests)
+    factor = Work(double_entries=size * size / 2.0, double_operations=size**3 / (3.0 * FACTOR_EFFICIENCY))
+    # A number of the factor takes as long to read as about four operations with it.
+    waiting = 2.0 * size * size if tests < threads * WAITING else 0.0
+    solves = Work(double_entries=size * t, double_operations=size * size * t + waiting)
+    panels = whole_layout(n).n_panels
+    return [
+        Phase("factor", 1.0, factor, rounds=panels, pieces=panels),
+        Phase("solves", 1.0, solves, rounds=1, pieces=math.ceil(t / whole_batch(n, tests))),
+    ]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds of each way, of this process's clock if nobody else is at work.
+
+    Attributes
+    ----------
+    n, tests, d : int
+        Training samples, test samples, features.
+    threads : int
+        That work at once.
+    in_memory : bool
+        Whether tiles are.
+    measured : Measured
+    """
+
+    n: int
+    tests: int
+    d: int
+    threads: int
+    in_memory: bool
+    measured: Measured
+
+    def whole(self) -> float:
+        """Of a Cholesky factor of all samples, and a solve for each test sample."""
+        t, seconds = float(self.tests), self._of(whole_phases(self.n, self.tests, self.threads))
+        if not self.in_memory:
+            layout = whole_layout(self.n)
+            passes = 1.0 + layout.n_panels / 4.0 + math.ceil(t / 128.0)
+            seconds += layout.disk_bytes * passes / DISK_BYTES / self.threads
+        return seconds
+
+    def alone(self, rank: int) -> float:
+        """Of a partial factor that suffices by itself."""
+        return self.iterative(rank, 0, 0.0, 0.0, double=True)
+
+    def iterative(self, rank: int, halo: int, single: float, products: float, *, double: bool = False) -> float:
+        """Of a partial factor, and so many products for each sample in float32 and in float64."""
+        together = max(1, min(TOGETHER, self.tests))
+        batches = Batches(
+            self.tests,
+            math.ceil(self.tests / together),
+            together,
+            rank,
+            halo,
+            local_samples(self.n),
+            double,
+            single,
+            products,
+        )
+        return self._of(variance_phases(Sizes(self.n, self.d), batches))
+
+    def worthwhile_rank(self, most: int, other: float | None = None) -> int:
+        """Return the largest rank at which a partial factor that suffices takes less than another way's seconds.
+
+        These are the whole factor's by default.
+        """
+        low, high, limit = 1, most, self.whole() if other is None else other
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.alone(middle) <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def affordable(self, rank: int, halo: int, seconds: float) -> float:
+        """Products of conjugate gradients, in either precision, that take so long; two at least."""
+        one = self.iterative(rank, halo, 1.0 if halo else 0.0, 1.0)
+        two = self.iterative(rank, halo, 2.0 if halo else 0.0, 1.0 if halo else 2.0)
+        return max(2.0, math.ceil(2.0 + (seconds - one) / max(two - one, 1e-9)))
+
+    def shown(self, seconds: float) -> str:
+        """Seconds as they will go by on this machine as it is."""
+        seconds *= self.measured.slowdown
+        return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds / 60.0:.2g} min"
+
+    def _of(self, phases: list[Phase]) -> float:
+        prices, total = self.measured.prices, 0.0
+        for phase in phases:
+            shared = sum(prices.seconds(work) for work in (phase.shared, phase.threaded, phase.each))
+            total += phase.times * (shared / self.threads + prices.seconds(phase.alone))
+        return total
+
+
+def _tile_seconds(evaluator: TileEvaluator, inputs: FloatArray) -> float:
+    features = evaluator.prepare(inputs)
+    return _best(lambda: evaluator.tile(features, features)) / len(inputs) ** 2
+
+
+def _product_seconds(dtype: type[np.floating[Any]]) -> float:
+    rows = TIMED_ROWS
+    left = np.full((rows, rows), 0.5, dtype)
+    out = np.zeros_like(left)
+    sizes = rows, rows, rows
+    seconds = _best(lambda: blas("gemm", b"T", b"N", *sizes, -1.0, left, rows, left, rows, 1.0, out, rows))
+    return seconds / (2.0 * rows**3)
+
+
+def _best(work: Callable[[], object]) -> float:
+    work()
+    taken = []
+    for _ in range(TIMES):
+        began = time.thread_time()
+        work()
+        taken.append(time.thread_time() - began)
+    return max(min(taken), 1e-9)
+
+
+# Powers of m / n.
+RANK_POWER, NOISE_POWER = 0.5, -0.25
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Products that a sample takes part in, in float32 and float64, and the share of samples that met the gap."""
+
+    single: float
+    double: float
+    met: float
+
+
+def count_products(
+    inputs: FloatArray,
+    tests: FloatArray,
+    n: int,
+    kernel: Kernel,
+    noise_variance: float,
+    settings: VarianceSettings,
+    *,
+    rank: int,
+    halo: int,
+) -> Counted:
+    """Count the products of a batch in small.
+
+    Parameters
+    ----------
+    inputs : (m, d) float64
+        A random subset of the n samples, standardised.
+    tests : (t, d) float64
+        Test samples.
+    rank, halo : int
+        Of the factors of all n.
+    """
+    m = len(inputs)
+    few = standardised_inputs(inputs, [f"x{index}" for index in range(inputs.shape[1])])
+    rank, noise_variance = max(1, round(rank * (m / n) ** RANK_POWER)), noise_variance * (m / n) ** NOISE_POWER
+    model = memory_model(few, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=np.zeros((m, 1)))
+    landmarks = choose_landmarks(
+        model, kernel, gap=settings.gap, largest_rank=rank, latent=settings.latent, fixed=True, seed=settings.seed
+    )
+    traces = landmarks.residual_trace, landmarks.kernel_trace
+    context, executor = BlockContext(f"small-{uuid.uuid4().hex[:12]}", few, kernel, m), LocalExecutor(1)
+    leaves = leaves_of(context, noise_variance, executor, max(1, round(halo * m / n))) if halo else None
+    source = FactorSource(
+        context,
+        noise_variance,
+        model.input_rows(landmarks.indices),
+        precision_of(False, *traces, noise_variance),
+        leaves is None,
+        None,
+        leaves,
+    )
+    try:
+        bounds = solve_batch(
+            source.factor(),
+            tests,
+            BatchOptions(settings.gap, settings.max_passes, settings.latent, factor_first=False),
+            source.preconditioner(),
+        )
+    finally:
+        worker_cache().discard_run(context.run_id)
+        executor.close()
+    met = float(np.mean(relative_gap(bounds.lower, bounds.upper) <= settings.gap))
+    return Counted(bounds.tally.single_columns / len(tests), bounds.tally.double_columns / len(tests), met)

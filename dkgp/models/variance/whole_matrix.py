@@ -10,6 +10,12 @@ without a kernel entry but those of k_x, and without a product with K. The proof
 docs/proofs.md. a is at most D |f| / sqrt(s2 - eps_L D^2), and is found from v itself where this leaves too much. Where
 that leaves too much, too, or eps_L D^2 is near s2 or beyond it, the residual of v is computed by a product with Kbar.
 
+A run builds the factor once, in tiles, and then solves for each batch. Tiles lie in memory where threads share it and
+it holds them, and in a folder otherwise; their bits, and so those of the intervals, are the same in either place and on
+any number of workers. A factor can be kept: with a stored model, in tiles in its folder, or in this process while a
+model is in use. The tiles' description names the inputs, kernel and noise that they were made from; those of another
+model are never used. Each tile has its checksum. A model opens the same without them, or with an unfinished factor.
+
 References
 ----------
 N. J. Higham, Accuracy and Stability of Numerical Algorithms (2002), lemma 8.4, theorems 8.5 and 10.3.
@@ -18,18 +24,35 @@ N. J. Higham, Accuracy and Stability of Numerical Algorithms (2002), lemma 8.4, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from dkgp.cluster.threads import in_parallel
+from dkgp.cluster.cache import DEFAULT_BUDGET_BYTES, worker_cache
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.threads import in_parallel, process_threads, single_threaded_blas
+from dkgp.data import ModelRecord, is_resident
+from dkgp.data.remote.storage import join
+from dkgp.data.stores.tile_store import TileStore
+from dkgp.errors import CheckpointError, NumericalError, StorageError, StoreError
+from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
-from dkgp.models.variance.batch import BatchVariance, VarianceBounds
+from dkgp.models.support import SupportInputs
+from dkgp.models.variance.batch import BatchVariance, ProductTally, VarianceBounds
+from dkgp.models.variance.batched import BatchedRun
+from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.row_scales import RowScales
-from dkgp.models.variance.search import ProductTally
+from dkgp.models.variance.scaled import Subject
+from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
+from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
 from dkgp.solvers.cholesky.substitution import substitute
+from dkgp.solvers.cholesky.tile_factor import BrokenDownError, SystemOf, TileFactor
 
 # Rows of a tile: what is proven is in proportion to them, and to n over them.
 TILE_ROWS, LARGE_TILE_ROWS, LARGE_FROM = 512, 1024, 40_000
@@ -274,3 +297,222 @@ class WholeFactor:
         lower = prior - square - EVALUATION * (either + residual)
         upper = prior - square + EVALUATION * either
         bounds.tighten(which, lower, upper, upper - lower)
+
+
+# Samples of a batch: enough for BLAS, as many numbers as a thread can spare, parts enough for many workers.
+LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS, BATCHES = 64, 512, 2**24, 16
+# What the tasks that build the factor may hold of it besides.
+BUILDING_BYTES = 2**30
+
+
+def whole_batch(n: int, n_test: int) -> int:
+    """Test samples of a batch: by these numbers alone, whoever computes."""
+    most = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // n))
+    return max(1, min(most, max(LEAST_BATCH, math.ceil(n_test / BATCHES))))
+
+
+@dataclass(frozen=True)
+class WholeSource:
+    """The source of a worker's `WholeFactor`, with the tiles where they are in memory; `threads` share one batch."""
+
+    context: BlockContext
+    noise_variance: float
+    tiles: TileContext
+    gap: float
+    latent: bool
+    threads: int = 1  # results do not depend on them
+
+    def factor(self) -> WholeFactor:
+        """Return the factor, with the weights of its rows from this process's cache."""
+        key = (self.context.run_id, "row scales", self.noise_variance)
+        scales = worker_cache().get(key, lambda: RowScales.of(self.context, self.noise_variance))
+        return WholeFactor(self.tiles, WholeRoundings(self.tiles.layout, scales, self.noise_variance))
+
+    def bounds(self, inputs: FloatArray) -> BatchVariance:
+        """Bound the variances at standardised inputs (t, d)."""
+        return self.factor().solve(inputs, self.gap, latent=self.latent, threads=self.threads)
+
+
+class WholeRun(BatchedRun):
+    """One prediction's variances by the factor of the whole matrix.
+
+    Parameters
+    ----------
+    context : BlockContext
+        Of the model's support inputs.
+    certificate : Certificate or None
+        Of the means; None where they are not wanted.
+    place : Tiles, str or None
+        Where the tiles go: memory, a folder that all workers reach, or one among this machine's temporary files.
+    stored : dict, optional
+        Plan of the prediction that is resumed.
+
+    Attributes
+    ----------
+    plan : dict
+        What the store records: way, gap, max_passes, latent, seed, tile_rows, batch_size.
+
+    Raises
+    ------
+    InputError
+        Other settings than those of the prediction to resume.
+    MemoryBudgetError, StorageError
+        Memory or disk do not suffice.
+    """
+
+    _label = "kwhole"
+
+    def __init__(
+        self,
+        context: BlockContext,
+        noise_variance: float,
+        certificate: Certificate | None,
+        test: TestRows,
+        executor: BlockExecutor,
+        settings: VarianceSettings,
+        *,
+        place: Tiles | str | None,
+        stored: dict[str, Any] | None = None,
+        n_test: int | None = None,
+    ) -> None:
+        super().__init__(certificate, test, executor, settings, n_test)
+        layout = whole_layout(context.n)
+        batch = settings.batch_size or whole_batch(context.n, self._n_test)
+        self.plan = {
+            "way": "cholesky",
+            **self._requested,
+            "tile_rows": layout.rows,
+            "batch_size": int(batch),
+        }
+        self._require_same(stored, self.plan)
+        system = SystemOf(executor, context, noise_variance)
+        self._factor = TileFactor(system, layout, place, BUILDING_BYTES, None, expanded=False)
+        self._source = WholeSource(context, noise_variance, self._factor.tiles, settings.gap, settings.latent)
+        self._in_memory = isinstance(place, MemoryTiles)
+
+    def prepare(self, model: SupportSamples) -> str:
+        """Have the factor built, but for tiles that are there."""
+        started = time.perf_counter()
+        loaded = self._factor.is_complete
+        layout = self._factor.layout
+        try:
+            self._factor.complete(layout.n_panels)
+        except BrokenDownError as broken:
+            raise NumericalError(
+                f"the kernel matrix is not positive definite in float64: its Cholesky factor breaks down at sample "
+                f"{broken.sample} of {layout.n}. Raise the noise variance, or take the iterative way (`way`)"
+            ) from broken
+        self._factor_seconds = time.perf_counter() - started
+        where = "in memory" if self._in_memory else f"in '{self._factor.url}'"
+        return (
+            f"Cholesky factor of all {layout.n:,} samples ({layout.disk_bytes / 1e6:,.3g} MB {where}) "
+            f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it suffices by itself"
+        )
+
+    def factor(self) -> WholeFactor:
+        """Return the factor, once it is prepared."""
+        return self._source.factor()
+
+    def _way(self, batches: int) -> WholeSource:
+        """One batch alone is shared by the threads of its process."""
+        return replace(self._source, threads=self._executor.threads_per_process if batches == 1 else 1)
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        n = self._factor.layout.n
+        return {**super().summary(seconds), "way": "cholesky", "rank": n, "halo": 0, "smooth": False}
+
+
+FOLDER = "variance_tiles"
+
+
+def held_tiles(context: BlockContext, noise_variance: float) -> MemoryTiles:
+    """Tiles of a matrix in this process, filled or not, shared by all who ask for them under a run's name."""
+    needed = whole_layout(context.n).disk_bytes
+    cache = worker_cache()
+    cache.budget_bytes = max(cache.budget_bytes, needed + DEFAULT_BUDGET_BYTES)
+    return cache.get((context.run_id, "whole tiles", noise_variance), lambda: MemoryTiles(needed))
+
+
+def are_held(context: BlockContext) -> bool:
+    """True if this process has tiles under this run's name."""
+    return worker_cache().bytes_of(context.run_id, "whole tiles") > 0
+
+
+def forget_tiles(context: BlockContext) -> None:
+    """Drop the tiles that this process has under a run's name."""
+    worker_cache().discard(context.run_id, "whole tiles")
+
+
+def kept_tiles(model: ModelRecord) -> str | None:
+    """Return the folder of a whole factor that is kept with a model, where all tiles are there; None otherwise."""
+    if is_resident(model.url):
+        return None
+    store, layout = TileStore(join(model.url, FOLDER)), whole_layout(model.n_samples)
+    try:
+        described = store.description() is not None and len(store.names()) == layout.n_tiles
+    except (StoreError, StorageError):
+        return None
+    return store.url if described else None
+
+
+def load_tiles(url: str, layout: TileLayout, tiles: MemoryTiles) -> None:
+    """Read a factor that is kept into memory.
+
+    Raises
+    ------
+    StoreError
+        A tile is missing or damaged.
+    """
+    store = TileStore(url)
+    description = store.description()
+    if description is None:
+        raise StoreError(f"there is no factor in '{url}'")
+    panels = range(layout.n_panels)
+    places = [(i, k) for i in panels for k in panels[: i + 1]]
+
+    def load(index: int) -> None:
+        i, k = places[index]
+        tiles.write(layout.name(i, k), store.read(layout.name(i, k), layout.shape(i, k), layout.dtype))
+
+    in_parallel(load, len(places), process_threads())
+    tiles.begin(description)
+
+
+def keep_whole(model: ModelRecord, executor: BlockExecutor) -> str:
+    """Build the factor of a stored model's whole matrix in its folder, or what is missing of it; say what was done.
+
+    Raises
+    ------
+    StorageError
+        The place cannot be written to, or has no room.
+    NumericalError
+        The matrix is not positive definite in float64.
+    """
+    began = time.perf_counter()
+    kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+    version = f"keep-{model.fingerprint}-{time.time_ns():x}"
+    model = replace(model, noise_variance=noise_variance)
+    subject = Subject.of(model, BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples))
+    layout, url = whole_layout(model.n_samples), join(model.url, FOLDER)
+    system = SystemOf(executor, subject.context, noise_variance)
+    try:
+        with single_threaded_blas():
+            try:
+                factor = TileFactor(system, layout, url, BUILDING_BYTES, None, expanded=False)
+            except CheckpointError:
+                TileStore(url).clear()  # of the model that was here before
+                factor = TileFactor(system, layout, url, BUILDING_BYTES, None, expanded=False)
+            factor.complete(layout.n_panels)
+    except BrokenDownError as broken:
+        TileStore(url).clear()
+        raise NumericalError(
+            f"the kernel matrix is not positive definite in float64: its Cholesky factor breaks down at sample "
+            f"{broken.sample} of {model.n_samples}. Raise the noise variance, or keep no factor"
+        ) from broken
+    finally:
+        worker_cache().discard_run(version)
+    return (
+        f"Cholesky factor of all {model.n_samples:,} samples ({layout.disk_bytes / 1e6:,.3g} MB) kept with the model, "
+        f"built in {time.perf_counter() - began:.1f} s: variances take a solve each"
+    )

@@ -1,51 +1,67 @@
-"""Predictive variances in batches: the settings, the plan of a run, and the task that does one batch.
+"""Predictive variances by a partial Cholesky factor and conjugate gradients: the sizes, the layout and the run.
 
-What does not depend on the test samples - landmarks, partial Cholesky factor - is made once. Each batch is then one
-stateless task, retried like any other, whose few numbers the coordinator writes to the batch's own region.
+The run builds once what does not depend on the test samples: landmarks and partial Cholesky factor. Each batch is then
+one stateless task, retried like any other, whose few numbers the coordinator writes to the batch's own region. A factor
+can be kept with its model, for later predictions. Measurements of batches and ranks: docs/experiments.md.
 
-How batches and ranks compare: docs/experiments.md.
+Memory and time determine the rank, the halo and the number of samples solved for together. A product with the kernel
+matrix takes 2 n^2 operations a sample. A factor of rank R takes 2 n R^2, and what it proves 6 n R a sample; each
+doubling of R narrows intervals about as much as a product does. A halo of s samples takes 4 n s^2, and products fall
+about as s^(-3/4). So R and s are where what the last step took is what it saved, memory permitting.
+
+Each batch runs on one worker, or all workers share one batch after the other. Bits are the same either way. The
+forecast counts work and messages at nominal prices and times nothing, so that a run is laid out alike every time.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
+import psutil
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
-from dkgp.data import ModelRecord
+from dkgp.data import FactorRecord, FactorWriter, ModelRecord, is_resident, open_factor
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.certificate import Certificate
-from dkgp.models.variance.batch import BatchOptions, BatchVariance, Enough, relative_gap, solve_batch, value_error_goal
-from dkgp.models.variance.batched import UNPROVEN, BatchedRun, variance_task
-from dkgp.models.variance.kept_factor import keep_factor, kept_factor, landmarks_of
-from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
-from dkgp.models.variance.nystrom import FactorSource, factor_bytes, leaves_of
-from dkgp.models.variance.remainder import GROUP
-from dkgp.models.variance.search import ProductTally, local_samples
-from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
-from dkgp.models.variance.sizes import (
-    FACTOR_SHARE,
-    Memory,
-    chosen_group,
-    chosen_halo,
-    chosen_rank,
-    default_memory_bytes,
-    leaf_makers,
-    precision_of,
+from dkgp.models.variance.batch import (
+    BatchOptions,
+    BatchVariance,
+    Enough,
+    ProductTally,
+    local_samples,
+    product_bytes,
+    relative_gap,
+    solve_batch,
+    value_error_goal,
+    vectors_at_once,
 )
-from dkgp.models.variance.spread import SEARCHED, UNSEARCHED, BatchLayout
+from dkgp.models.variance.batched import UNPROVEN, BatchedRun, variance_task
+from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, judged
+from dkgp.models.variance.nystrom import (
+    GROUP,
+    LARGE_GROUP,
+    FactorSource,
+    factor_bytes,
+    landmark_jitter,
+    leaves_of,
+    remainder_bytes,
+)
+from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
+from dkgp.operators.vecchia.factor import vecchia_bytes
 from dkgp.operators.vecchia.tasks import order_task
-from dkgp.solvers.conjugate.phases import Batches
-from dkgp.solvers.prices import Sizes
+from dkgp.solvers.conjugate.phases import COLUMNS_AT_ONCE, Batches, shared_phases, variance_phases
+from dkgp.solvers.prices import Phase, Prices, Sizes
 
 __all__ = ["TestRows", "VarianceRun", "VarianceSettings"]
 
@@ -422,3 +438,286 @@ class VarianceRun(BatchedRun):
         most = min(MOST_BATCH, max(LEAST_BATCH, math.ceil(n_test / PARTS))) if smooth else together
         # Batches of one size: a last one of a few samples costs a pass too.
         return math.ceil(n_test / max(1, math.ceil(n_test / most)))
+
+
+MEBIBYTE = 1024**2
+LEAST_MEMORY_BYTES = 704 * MEBIBYTE
+MEMORY_BYTES_PER_SAMPLE = 16384
+# Of the memory, the most that a factor may take while it is made, the block-Vecchia factor, and large blocks.
+FACTOR_SHARE, HALO_SHARE, GROUP_SHARE = 0.5, 0.5, 0.125
+# Operations that a factor may cost in any case, two or three seconds of work: small problems get the whole matrix.
+FREE_OPERATIONS = 1e11
+# What a rank R saves is what it takes at R^2 + R t = 0.8 n t, and a halo at s^(11/4) = 110 n t, as measured on kin40k.
+RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 110.0, 4.0 / 11.0
+LEAST_HALO = 256
+# Samples that are to be solved for together at least, if there are so many: entries are evaluated once for all.
+LEAST_TOGETHER = 100
+# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. Float64 then holds v in float32 and r,
+# and of the fifth that goes on at a time also v, r, M^-1 r, images, and directions in float32.
+SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 4 + 8 + (4 * 8 + 4) // 5
+# Without a search: v, r, M^-1 r and images, the preconditioner's input.
+START_BYTES = 5 * 8
+# Largest eigenvalue (trace(K) at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly
+# noise. And what a factor must leave of trace(K) for its triangle to be of use in float32.
+SINGLE_PRECISION_UP_TO, SINGLE_PRECISION_TRACE = 1.0, 1e-4
+
+
+def default_memory_bytes(n: int) -> int:
+    """Working memory of one worker process where none is given."""
+    return max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, int(psutil.virtual_memory().available) // 3))
+
+
+def building_bytes(n: int, rank: int) -> int:
+    """Bytes that making a factor takes at its peak, without F: three squares in float64, some rows of F, n-vectors."""
+    return 24 * rank * rank + 4 * min(n, ROWS_AT_ONCE) * rank + 24 * n
+
+
+def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) -> int:
+    """Landmarks, at most, for n samples and so many tests.
+
+    Raises
+    ------
+    MemoryBudgetError
+        The rank that is asked for does not fit.
+    """
+    budget = int(FACTOR_SHARE * memory_bytes) - 24 * n
+    linear = 4 * min(n, ROWS_AT_ONCE)
+    # 24 R^2 + linear R <= budget
+    fits = int((math.sqrt(linear * linear + 96.0 * max(budget, 0)) - linear) / 48.0)
+    if requested is not None:
+        rank = min(requested, n)
+        if rank > fits:
+            raise MemoryBudgetError(
+                f"a factor of rank {rank:,} takes {building_bytes(n, rank) / 1e6:,.3g} MB to make; its share of "
+                f"the variance memory is {FACTOR_SHARE * memory_bytes / 1e6:,.3g} MB. "
+                f"Lower `rank` to {max(fits, 0):,} or raise `memory_bytes`"
+            )
+        return rank
+    balanced = int(math.sqrt(RANK_WORTH * n * tests + tests * tests / 4.0) - tests / 2.0)
+    free = int(math.sqrt(FREE_OPERATIONS / (2.0 * n)))
+    return max(1, min(n, fits, max(balanced, free)))
+
+
+def chosen_group(n: int, memory_bytes: int) -> int:
+    """Samples of a block of what a factor leaves, where narrow intervals are worth their memory."""
+    return LARGE_GROUP if remainder_bytes(n, LARGE_GROUP) <= GROUP_SHARE * memory_bytes else GROUP
+
+
+def precision_of(proves: bool, residual: float, trace: float, noise_variance: float) -> Precision:
+    """Precision of a factor's triangles, from trace(K - Q) and trace(K).
+
+    float32 where the factor neither proves by itself nor has taken the kernel to its end.
+    """
+    hopeless = 2.0**-23 * trace > SINGLE_PRECISION_UP_TO * noise_variance
+    return "double" if proves or hopeless or not is_rough(residual, trace) else "single"
+
+
+def is_rough(residual: float, trace: float) -> bool:
+    """True if a factor leaves so much that its triangle, rounded to float32, still tells F by kernel columns alone."""
+    return residual >= SINGLE_PRECISION_TRACE * trace
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a process that solves a batch, one after the other, by all of its threads."""
+
+    total: int  # bytes that all may take
+    n: int
+    rank: int
+    halo: int
+    precision: Precision
+    held: bool  # whether F is held
+    width: int  # the kernel's `feature_width`
+    proves: bool = False  # whether the factor certifies by itself
+    group: int = GROUP  # of its blocks, samples
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that do not depend on the samples."""
+        holds: dict[str, Any] = {"held": self.held, "proves": self.proves, "group": self.group}
+        factor = factor_bytes(self.n, self.rank, self.precision, **holds)
+        if not self.halo:
+            return factor
+        at_once = vectors_at_once(self.n)
+        vecchia = vecchia_bytes(self.n, self.halo, -(-self.halo // 2), width=self.width, vectors=at_once)
+        at_once = vecchia.coordinator + 24 * self.n * at_once
+        return factor + vecchia.kept + vecchia.points + at_once
+
+    @property
+    def of_a_sample(self) -> int:
+        """Bytes for each sample of a batch."""
+        return self.n * (max(SEARCH_BYTES, DOUBLE_BYTES) if self.halo else START_BYTES)
+
+    @property
+    def samples(self) -> int:
+        """Samples that may be solved for together; none where the budget does not hold even one."""
+        room = self.total - self.fixed
+        few = room // (self.of_a_sample + product_bytes(self.n, 1))
+        many = (room - product_bytes(self.n, max(0, few))) // self.of_a_sample
+        return max(0, few if few < COLUMNS_AT_ONCE else many)
+
+    def of_batch(self, samples: int) -> int:
+        """Bytes of a process that solves for so many samples together."""
+        return self.fixed + samples * self.of_a_sample + product_bytes(self.n, samples)
+
+
+def chosen_halo(without: Memory, tests: int) -> int:
+    """Samples of a halo; 0 where the factor is nearly the whole matrix, or memory allows no halo of use.
+
+    `without` is the memory without a halo, and without F. The number of threads does not count: see `leaf_makers`.
+    """
+    n, total = without.n, without.total
+    if 2 * without.rank >= n:
+        return 0
+    halo = min(n // 4, int((HALO_WORTH * n * tests) ** HALO_POWER))
+    while halo >= LEAST_HALO:
+        leaves = vecchia_bytes(n, halo, -(-halo // 2), width=without.width)
+        kept = leaves.kept + leaves.points
+        # Leaves are made before there are any batches.
+        made = kept <= HALO_SHARE * total and kept + leaves.making <= total - without.fixed
+        if made and replace(without, halo=halo).samples >= min(tests, LEAST_TOGETHER):
+            return halo
+        halo = halo * 15 // 16
+    return 0
+
+
+def leaf_makers(memory: Memory) -> int:
+    """Return the threads of a process that may make leaves at once."""
+    leaves = vecchia_bytes(memory.n, memory.halo, -(-memory.halo // 2), width=memory.width)
+    return max(1, (memory.total - memory.fixed) // max(1, leaves.making))
+
+
+# Products of a sample that a forecast counts on, in float32 and float64, with a block-Vecchia factor and without.
+SEARCHED, UNSEARCHED = (4.0, 1.0), (0.0, 4.0)
+# Seconds of a round of tasks, of each of its tasks, and of a byte through the coordinator's link, of 1 Gbit/s.
+ROUND, TASK, BYTE = 0.02, 1.3e-3, 8e-9
+# Tasks of a round for each thread, additions of their sums among them.
+TASKS_A_THREAD = 8
+# Share of the time that sharing a batch must save.
+WORTHWHILE = 0.1
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Seconds of a run by each layout, and the one that is taken."""
+
+    batches: int
+    workers: int
+    alone: float  # with a batch a worker
+    together: float  # with all workers on each batch
+
+    @classmethod
+    def of(cls, sizes: Sizes, batches: Batches, workers: int, threads: int) -> BatchLayout:
+        """Forecast a run on `workers` processes with so many threads each; counts of products are nominal."""
+        prices = Prices.nominal(sizes.d)
+        return cls(
+            batches.batches,
+            workers,
+            _seconds(variance_phases(sizes, batches), prices, workers, threads),
+            _seconds(shared_phases(sizes, batches), prices, workers, threads),
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all workers solve each batch together."""
+        return self.workers > 1 and self.together < (1.0 - WORTHWHILE) * self.alone
+
+    def __str__(self) -> str:
+        counted = f"{self.batches:,} batch{'es' if self.batches > 1 else ''} on {self.workers:,} workers"
+        taken, other = (self.together, self.alone) if self.is_shared else (self.alone, self.together)
+        words = ("all workers share each batch", "a batch a worker")
+        first, second = words if self.is_shared else words[::-1]
+        return f"{counted}: {first}, about {taken:.2g} s ({second}: {other:.2g} s)"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"shared": self.is_shared, "alone_seconds": self.alone, "shared_seconds": self.together}
+
+
+def _seconds(phases: Iterable[Phase], prices: Prices, workers: int, threads: int) -> float:
+    """Seconds of phases in turn; a piece of work takes all threads of its process."""
+    total = 0.0
+    for phase in phases:
+        at_work = min(workers, phase.pieces)
+        share = math.ceil(phase.pieces / at_work) / phase.pieces
+        of_each = prices.seconds(phase.each) + prices.seconds(phase.threaded)
+        seconds = (prices.seconds(phase.shared) * share + of_each) / threads + prices.seconds(phase.alone)
+        if phase.rounds:
+            tasks = min(phase.pieces, TASKS_A_THREAD * workers * threads)
+            moved = phase.sent + phase.returned + workers * phase.sent_to_each
+            seconds += phase.rounds * (ROUND + TASK * tasks) + BYTE * moved
+        total += phase.times * seconds
+    return total
+
+
+def kept_factor(
+    model: ModelRecord, kernel: Kernel, rank: int | None, *, proving: bool
+) -> tuple[FactorRecord | None, str]:
+    """Return the factor that is kept with a model, if it will do, and what is wrong with it, if anything is.
+
+    Parameters
+    ----------
+    rank : int or None
+        The rank asked for; any with None.
+    proving : bool
+        Whether the factor has to certify variances by itself, which takes float64.
+    """
+    if is_resident(model.url):
+        return None, ""
+    try:
+        kept = open_factor(model.url, fingerprint=model.fingerprint)
+    except StoreError as error:
+        return None, f"; the factor kept with the model is of no use: {error}"
+    if kept is None or rank not in (None, kept.rank):
+        return None, ""
+    needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
+    if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of it is to spare
+        return None, "; the factor kept with the model is an older version's, which does not count every rounding"
+    if kept.metadata["precision"] != "double" and "kernel_trace" not in kept.metadata:
+        return None, "; the factor kept with the model is an older version's, which is of use only where F is held"
+    return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")
+
+
+def landmarks_of(kept: FactorRecord) -> Landmarks:
+    """Return the landmarks that a kept factor was built on."""
+    return Landmarks(
+        np.asarray(kept.indices, dtype=np.intp),
+        float(kept.metadata["residual_trace"]),
+        float(kept.metadata["effective_dimension"]),
+        float(kept.metadata.get("kernel_trace", math.nan)),
+        float(kept.metadata.get("gain", math.nan)),
+    )
+
+
+def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, *, gap: float, seed: int) -> None:
+    """Store this process's factor with its model; `gap` and `seed` are what it was chosen for.
+
+    Raises
+    ------
+    StorageError, StoreError
+        The model's place cannot be written to, or another run keeps a factor there just now.
+    """
+    factor = source.factor()
+    metadata = {
+        "kernel": model.kernel,
+        "noise_variance": model.noise_variance,
+        "fingerprint": model.fingerprint,
+        "precision": source.precision,
+        "jitter": landmark_jitter(source.context.kernel, source.landmark_inputs),
+        "residual_trace": landmarks.residual_trace,
+        "effective_dimension": landmarks.effective_dimension,
+        **({} if math.isnan(landmarks.kernel_trace) else {"kernel_trace": landmarks.kernel_trace}),
+        **({} if math.isnan(landmarks.gain) else {"gain": landmarks.gain}),
+        "gap": gap,
+        "seed": seed,
+    }
+    with FactorWriter.create(model.url, metadata, factor.n, factor.rank) as writer:
+        for start, stop in writer.row_chunks():
+            features = factor.evaluator.prepare(source.context.source.inputs(start, stop))
+            writer.write_columns(start, factor.rows(features, slice(start, stop)))
+        writer.commit(
+            landmarks.indices,
+            factor.lower.astype(np.float64),
+            factor.gram_lower.astype(np.float64),
+            factor.residual_diagonal,
+        )
