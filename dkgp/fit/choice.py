@@ -7,8 +7,8 @@ variances' layout, and entries of sparse models and classifiers, at prices of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import psutil
 
@@ -67,6 +67,8 @@ class Way:
     predict_seconds: float
     memory_bytes: int
 
+    derived: ClassVar = ("seconds", "words")
+
     @property
     def seconds(self) -> float:
         """Of training and predicting."""
@@ -85,10 +87,6 @@ class Way:
         """Its figures in words."""
         return f"{spoken(self.seconds)} and {self.memory_bytes / 1024**3:.2f} GiB"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "seconds": self.seconds, "words": self.words}
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -97,14 +95,6 @@ class Decision:
     way: Way
     reason: str
     passed_over: tuple[Way, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {
-            "way": self.way.to_json(),
-            "reason": self.reason,
-            "passed_over": [way.to_json() for way in self.passed_over],
-        }
 
 
 def spoken(seconds: float) -> str:

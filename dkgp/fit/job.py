@@ -1,16 +1,20 @@
-"""The job that `dkgp fit` is: a table, what to predict, and what may be spent on it."""
+"""The job of `dkgp fit`: a table, the column to predict, and limits; and the commands that it stands for, as typed."""
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.ingest import IngestJob
 from dkgp.commands.reporting.documents import Document, plain
+from dkgp.data import TableOptions
 from dkgp.data.remote.storage import is_local
+from dkgp.data.types import joined
 from dkgp.errors import InputError, UsageError
 from dkgp.registry import Option
 
@@ -107,3 +111,82 @@ class FitJob:
             del ingestion[name]
         automatic = {"auto_columns": self.auto_columns, "auto_transform": self.auto_transform}
         return dict(plain({**ingestion, "kernel": self.kernel, **automatic}))
+
+
+def command_lines(job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document) -> list[str]:
+    """Return the lines of a fit whose columns became what `table` and `ids` say, and whose model was decided on."""
+    train, test, hyper, model, predictions = (job.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
+    way, seed = decision["way"], () if job.seed == 0 else ("--seed", str(job.seed))
+    lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]
+    predict: tuple[str, ...] = ("predict", model, test, "--out", predictions)
+    if way["name"] == "fixed-size":
+        lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *seed))
+    else:
+        lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *seed))
+        trained: tuple[str, ...] = (train, "--out", model, "--hyper", hyper)
+        if way["name"] == "exact":
+            lines.append(("train", *trained, *seed))
+        else:
+            lines.append(("sparse", *trained, "--basis-size", str(way["size"]), *seed))
+        predict = (*predict, "--variance")
+        if way["gap"] is not None:
+            predict = (*predict, "--variance-gap", f"{way['gap']:g}")
+        predict = (*predict, *seed)
+    lines += [predict, ("evaluate", predictions, test)]
+    return [shlex.join(("dkgp", *line)) for line in lines]
+
+
+def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str]:
+    ingestion = job.ingest_job()
+    words = [*ingestion.sources, ingestion.out]
+    for target in ingestion.targets:
+        words += ["--target", target]
+    words += _with("labels", ingestion.labels) + _with("weights", ingestion.weights)
+    words += _with("noise-column", ingestion.noise_column) + _with("noise-std-column", ingestion.noise_std_column)
+    words += _listed("features", ingestion.features or ())
+    words += column_words(table, ids)
+    words += _with("transform", ingestion.transform)
+    words += _with("test-fraction", ingestion.test_fraction) + _with("test-mask", ingestion.test_mask)
+    if ingestion.stratify is not None:
+        words.append("--stratify" if ingestion.stratify else "--no-stratify")
+    words += ["--test-out", str(ingestion.test_out)]
+    for name, value in ingestion.options.items():
+        words += _format_words(name, value)
+    return words + ([] if job.seed == 0 else ["--seed", str(job.seed)])
+
+
+def column_words(table: TableOptions, ids: Sequence[str]) -> list[str]:
+    """Return the options of columns as words of a command line."""
+    words = _listed("categorical", table.categorical)
+    words += _by_name("ordinal", table.ordinal) + _listed("date", table.dates) + _by_name("cyclic", table.cyclic)
+    words += _listed("number", table.numbers) + _with("decimal", table.decimal) + _with("thousands", table.thousands)
+    words += _listed("id", ids) + _listed("drop", table.drop) + _listed("missing", table.gap_texts)
+    words += _listed("not-missing", table.not_missing)
+    return words + (["--drop-missing"] if table.drop_gaps else []) + _with("impute", table.impute)
+
+
+def _with(name: str, value: Any) -> list[str]:
+    return [] if value is None else [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+def _listed(name: str, texts: Iterable[str]) -> list[str]:
+    text = joined(texts)
+    return [f"--{name}", text] if text else []
+
+
+def _by_name(name: str, values: Mapping[str, Iterable[str]]) -> list[str]:
+    return [word for key, texts in values.items() for word in (f"--{name}", f"{key}={joined(texts)}")]
+
+
+def _format_words(name: str, value: Any) -> list[str]:
+    """An option of the sources' format; flags and what was not given by their declarations."""
+    from dkgp.data.sources.formats import format_options
+
+    option, _ = format_options()[name]
+    if value is None or value == option.default or value == ():
+        return []
+    flag = option.spellings[0] if option.spellings else f"--{name.replace('_', '-')}"
+    if option.type is bool:
+        on, _, off = flag.partition("/")
+        return [on if value else off or on]
+    return [word for each in (value if isinstance(value, tuple) else (value,)) for word in (flag, str(each))]

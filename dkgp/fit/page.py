@@ -1,22 +1,32 @@
-"""The page of a fit: one file of plain HTML that needs nothing else, in light and dark."""
+"""The page of a fit: one file of plain HTML with its pictures that loads nothing else, in light and dark."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import re
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from html import escape
+from pathlib import Path
 
+import numpy as np
+
+from dkgp.commands.evaluate import read_coverage, read_pairs
+from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.outputs import write_text
+from dkgp.commands.reporting.plots import plot_predictions, plot_residuals
 from dkgp.commands.reporting.tables.evaluated import nothing_wrong
 from dkgp.commands.reporting.tables.layout import size
-from dkgp.data import open_dataset, open_prediction
+from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.fit.choice import spoken
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob
 from dkgp.kernels import kernel_text
+from dkgp.models.classification.metrics import evaluate_classes
 from dkgp.models.tuned_parameter import TunedParameter, stopped
+from dkgp.models.verdict import read_residuals
 
 MOST_FEATURES, MOST_CLASSES = 60, 20
 STYLE = """
@@ -59,8 +69,6 @@ def write_page(job: FitJob, document: Document) -> Document:
     drawable = importlib.util.find_spec("matplotlib") is not None
     pictures: dict[str, str] = {}
     if drawable:
-        from dkgp.fit.pictures import class_pictures, regression_pictures
-
         prediction, test = open_prediction(job.place(PREDICTIONS)), open_dataset(job.place(TEST))
         draw = regression_pictures if job.ingestion.labels is None else class_pictures
         pictures = draw(prediction, test)
@@ -279,3 +287,61 @@ def _drawn(pictures: dict[str, str], drawable: bool) -> str:
 
 def _commands(lines: Sequence[str]) -> str:
     return f"<p>The same, step by step, to paste and change:</p>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
+
+
+_IDENTIFIER = re.compile(r'(\bid="|url\(#|href="#)')
+
+
+def regression_pictures(prediction: Prediction, dataset: Dataset) -> dict[str, str]:
+    """Predicted against true with the calibration, and residuals; SVG by title."""
+    truth, mean = read_pairs(prediction, dataset)
+    coverage = read_coverage(prediction, dataset, noise_free=False)
+    if coverage is not None:
+        coverage = replace(coverage, target_names=tuple(map(_plain, coverage.target_names)))
+    residuals = list(read_residuals(prediction, dataset).values())
+    seen, predicted, scaled = (
+        np.column_stack([getattr(of_target, name) for of_target in residuals])
+        for name in ("truth", "means", "standardised")
+    )
+    of_prediction = "variance" in prediction.variables
+    title = f"{len(truth):,} held-out samples"
+    return {
+        "Predicted against true, and how well intervals are calibrated": inlined(
+            lambda path: plot_predictions(path, truth, mean, coverage=coverage, title=title), "predicted"
+        ),
+        "Residuals": inlined(
+            lambda path: plot_residuals(path, seen, predicted, scaled, of_prediction=of_prediction, title=title),
+            "residuals",
+        ),
+    }
+
+
+def class_pictures(prediction: Prediction, dataset: Dataset) -> dict[str, str]:
+    """Confusion, operating curves and reliability; SVG by title."""
+    figures = evaluate_classes(prediction, dataset, curves=True)
+    metrics = replace(figures.metrics, classes=tuple(map(_plain, figures.metrics.classes)))
+    curves = [replace(curve, name=_plain(curve.name)) for curve in figures.curves]
+    title = f"{metrics.n:,} held-out samples"
+    return {
+        "Labels given against true ones, and how well probabilities are calibrated": inlined(
+            lambda path: plot_classes(path, metrics, curves, title=title), "classes"
+        )
+    }
+
+
+def inlined(draw: Callable[[Path], None], name: str) -> str:
+    """Return the SVG element that `draw` writes; its identifiers begin with `name`, as a page has several."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.svg"
+        draw(path)
+        text = path.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    # A style within is the page's, too; what it says of joints is said of every line by the page.
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\s(?:xmlns(?::\w+)?="[^"]*"|version="[^"]*")', "", text.replace("xlink:href", "href"))
+    return _IDENTIFIER.sub(lambda match: f"{match[1]}{name}-", text)
+
+
+def _plain(name: str) -> str:
+    """A name whose dollar signs begin no formula."""
+    return name.replace("$", r"\$")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
+from dkgp.codec import from_json, to_json
 from dkgp.commands.chained.steps import Steps, earlier_record
 from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.predict import PredictJob
-from dkgp.commands.reporting.documents import Document, is_document, plain
+from dkgp.commands.reporting.documents import Document, is_document
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, write_text
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
@@ -30,8 +31,19 @@ from dkgp.data.remote.storage import read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.choice import Forecasts, Way, decide, is_certain, spoken
-from dkgp.fit.job import HYPER, MODEL, PAGE, PREDICTIONS, RECORD, STORES, TEST, TRAIN, FitJob
-from dkgp.fit.lines import column_words, command_lines
+from dkgp.fit.job import (
+    HYPER,
+    MODEL,
+    PAGE,
+    PREDICTIONS,
+    RECORD,
+    STORES,
+    TEST,
+    TRAIN,
+    FitJob,
+    column_words,
+    command_lines,
+)
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
 from dkgp.models import read_hyperparameters
@@ -127,7 +139,7 @@ class _Fit:
                 "peak_memory_bytes": self.steps.peak_bytes,
                 "commands": command_lines(
                     replace(self._with_transform(compared), kernel=kernel),
-                    table_from(ingested["table"]),
+                    from_json(TableOptions, ingested["table"]),
                     ingested["ids"],
                     decision,
                 ),
@@ -159,7 +171,7 @@ class _Fit:
             document = run_ingest(job, self.reporter)
         return {
             **document,
-            "table": plain(asdict(job.table)),
+            "table": to_json(job.table),
             "columns": [] if survey is None else survey.report(self.job.ingestion.table),
             "ids": list(job.ids),
             "suggested": None if survey is None else shlex.join(column_words(job.table, job.ids)),
@@ -222,7 +234,7 @@ class _Fit:
         if compared is None or compared["transform"] is None:
             return ingested
         job = self._with_transform(compared).ingest_job()
-        job = replace(job, table=table_from(ingested["table"]), ids=tuple(ingested["ids"]))
+        job = replace(job, table=from_json(TableOptions, ingested["table"]), ids=tuple(ingested["ids"]))
         # What there is to be warned of was said the first time.
         kept = {name: ingested[name] for name in ("table", "columns", "ids", "suggested")}
         return self.steps.run("ingest again", lambda: {**run_ingest(job, SilentReporter()), **kept})
@@ -270,7 +282,7 @@ class _Fit:
             self.reporter.note("measuring this machine, to foresee ways to a model")
             decision = decide(ways(measured=True), left, self.memory_bytes)
         self.reporter.note(f"the model: {decision.reason}")
-        return dict(plain(decision.to_json()))
+        return dict(to_json(decision))
 
     def _train(self, way: Mapping[str, Any]) -> Document:
         job = self.job
@@ -367,14 +379,3 @@ def _text_targets(survey: Survey) -> list[str]:
         if column.name in survey.targets and column.texts and not column.kind
         if not (column.gap_texts or column.reads_like_numbers)
     ]
-
-
-def table_from(document: Mapping[str, Any]) -> TableOptions:
-    """Return the options of columns that a record holds in plain JSON types."""
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            values[name] = {key: tuple(texts) for key, texts in value.items()}
-        else:
-            values[name] = tuple(value) if isinstance(value, list) else value
-    return TableOptions(**values)

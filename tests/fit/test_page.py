@@ -12,10 +12,9 @@ import pytest
 from dkgp.commands.ingest import IngestJob
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_dataset, open_prediction
-from dkgp.fit import pictures
+from dkgp.fit import page as page_module
 from dkgp.fit.job import FitJob
-from dkgp.fit.page import page, write_page
-from dkgp.fit.pictures import inlined
+from dkgp.fit.page import inlined, page, write_page
 from dkgp.fit.run import run_fit
 from tests.cli.invoke import run_json
 from tests.fit.html import check_page, read
@@ -81,11 +80,11 @@ def test_the_residuals_that_are_drawn_are_on_the_scale_that_is_modelled(
     ingestion = IngestJob((str(tmp_path / "d.npz"),), "", ("y",), test_fraction=0.4, transform=transform)
     run_fit(FitJob(ingestion, str(tmp_path / "fit"), kernel="rbf", auto_transform=False), SilentReporter())
     drawn: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(pictures, "plot_residuals", lambda path, *parts, **named: drawn.append((*parts, named)))
-    monkeypatch.setattr(pictures, "inlined", lambda draw, name: draw(tmp_path / "p.svg"))
-    monkeypatch.setattr(pictures, "plot_predictions", lambda *parts, **named: None)
+    monkeypatch.setattr(page_module, "plot_residuals", lambda path, *parts, **named: drawn.append((*parts, named)))
+    monkeypatch.setattr(page_module, "inlined", lambda draw, name: draw(tmp_path / "p.svg"))
+    monkeypatch.setattr(page_module, "plot_predictions", lambda *parts, **named: None)
     prediction, test = open_prediction(tmp_path / "fit" / "pred.zarr"), open_dataset(tmp_path / "fit" / "test.zarr")
-    pictures.regression_pictures(prediction, test)
+    page_module.regression_pictures(prediction, test)
     ((truth, mean, standardised, named),) = drawn
     assert named["of_prediction"]
     deviation, inside = np.sqrt(prediction.read("variance")), prediction.read("mean")

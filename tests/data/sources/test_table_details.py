@@ -18,7 +18,7 @@ from dkgp.data.sources.tables.learning import DATE_FORMATS
 from dkgp.data.stores.dataset import TrainingColumns
 from dkgp.data.types import joined, split_names
 from dkgp.errors import InputError
-from dkgp.fit.lines import column_words
+from dkgp.fit.job import column_words
 from tests.cli.invoke import refused, run, run_json
 
 
