@@ -1,17 +1,9 @@
-"""Searches for the kernel's scale that are asked for points and told their scores, so that whoever scores them is free.
+"""Plans of a search for the kernel's scale: each asks for points, and whoever scores them tells it their scores.
 
-The score of a point is that of cross-validation, smaller is better; the points of one `ask` can share one pass over the
-data. Coordinates are logarithms relative to where the search starts: the first is that of the factor which all inverse
-squared length scales share. A search is a function of its settings and of the scores that it was told, and of nothing
-else: its state is these scores, and a search that is restored from them goes on to the same bits.
-
-Coupled Simulated Annealing with variance control, and Nelder-Mead from the best that it found.
-
-Several probes walk by Cauchy steps; each takes a step uphill with a probability that depends on the scores of all, and
-the acceptance temperature follows the variance of these probabilities, so that it needs no schedule of its own. All
-probes of a step are one pass over the data. The walk's constants are those of the authors' program (LS-SVMlab), which
-changes the acceptance temperature once for the twenty steps at a generation temperature; here it follows every step.
-The simplex's constants are chosen here.
+The score of a point is that of cross-validation; smaller is better. The points of one `ask` can share one pass over the
+data. Coordinates are logarithms relative to the start of the search: the first is that of the factor which all inverse
+squared length scales share. A plan is a function of its settings and of the scores that it was told. So its state is
+these scores, and a plan that is restored from them goes on to the same bits.
 
 References
 ----------
@@ -25,45 +17,60 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from dkgp.codec import to_json
 from dkgp.errors import InputError
 
 Point = tuple[float, ...]
-# What a search does: it yields points, and is sent their scores.
+# A plan yields points, and is sent their scores.
 Plan = Generator[list[Point], list[float], None]
 
 # Of the interval beside the best point, from the point.
 GOLDEN = (3.0 - math.sqrt(5.0)) / 2.0
+PROBES = 5
+# A step that leads farther than this from the start is drawn again, so often at most.
+REACH, DRAWS = 10.0, 15
+# The variance of acceptances that is aimed at, in units of its greatest, and the temperature's factors.
+VARIANCE, WARMER, COLDER = 0.995, 1.1, 0.9
+# Edge of the simplex, and where it is small enough: in logarithms, and as a share of the score.
+SIMPLEX, NEAR, ALIKE = 0.5, 0.02, 1e-4
+# Nelder-Mead compares values, and subtracts them only to see whether they are alike.
+WORST = 1e300
 
 
+@dataclass(eq=False)
 class RecordedSearch(ABC):
-    """A search by name: a plan, which is a generator of points, and the record of the scores that it was told."""
+    """A plan with a name, and the scores that it was told. Its fields are its settings."""
 
-    name = ""
+    name: ClassVar[str]
+    _told: list[tuple[list[Point], list[float]]] = field(init=False, repr=False)
+    _plan: Plan = field(init=False, repr=False)
+    _wanted: list[Point] = field(init=False, repr=False)
 
-    def __init__(self, start: Point) -> None:
-        if not start or not all(math.isfinite(value) for value in start):
-            raise InputError(f"a search starts at a point of finite coordinates, one at least; got {start}")
-        self.start: Point = tuple(float(value) for value in start)
+    def __post_init__(self) -> None:
+        if not self.first or not all(math.isfinite(value) for value in self.first):
+            raise InputError(f"a search starts at a point of finite coordinates, one at least; got {self.first}")
         self._begin()
 
     def _begin(self) -> None:
-        self._told: list[tuple[list[Point], list[float]]] = []
+        self._told = []
         self._plan = self.plan()
         self._wanted = next(self._plan, [])
 
+    @property
     @abstractmethod
-    def plan(self) -> Plan:
-        """The search: yields the points that it wants, and is sent their scores, infinity for those without one."""
+    def first(self) -> Point:
+        """The point that the search starts at."""
 
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Everything that determines the search, beside the scores, as JSON."""
+    def plan(self) -> Plan:
+        """Yield the points whose scores are wanted; each is sent back, infinity for those without one."""
 
     def ask(self) -> list[Point]:
         """Points whose scores are wanted next, the same until they are told; none once the search has ended."""
@@ -86,11 +93,6 @@ class RecordedSearch(ABC):
         return len(self._told)
 
     @property
-    def evaluations(self) -> int:
-        """Number of scores told."""
-        return sum(len(points) for points, _ in self._told)
-
-    @property
     def trail(self) -> list[tuple[Point, float]]:
         """All points and their scores, in order."""
         return [pair for points, scores in self._told for pair in zip(points, scores, strict=True)]
@@ -98,16 +100,16 @@ class RecordedSearch(ABC):
     @property
     def best(self) -> tuple[Point, float]:
         """The point of the least score so far, the first of equals, and its score; the start before any was told."""
-        return min(self.trail, key=lambda pair: pair[1], default=(self.start, math.inf))
+        return min(self.trail, key=lambda pair: pair[1], default=(self.first, math.inf))
 
     def state(self) -> dict[str, Any]:
         """Settings and scores, as JSON; null stands for a score that was not finite."""
         scores = [[value if math.isfinite(value) else None for value in values] for _, values in self._told]
-        return {"name": self.name, "settings": self.settings(), "scores": scores}
+        return {"name": self.name, "settings": to_json(self), "scores": scores}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what another search of the same settings was told; `InputError` for the state of another one."""
-        mine = {"name": self.name, "settings": self.settings()}
+        """Go on from the scores of another search of the same settings; `InputError` for the state of another one."""
+        mine = {"name": self.name, "settings": to_json(self)}
         theirs = {"name": state.get("name"), "settings": state.get("settings")}
         if mine != theirs:
             raise InputError(f"a search of {mine} cannot go on from the state of {theirs}; give the same settings")
@@ -116,13 +118,14 @@ class RecordedSearch(ABC):
             self.tell([math.inf if value is None else value for value in values])
 
 
+@dataclass(eq=False)
 class ProfileSearch(RecordedSearch):
     """The least of a score over the one scale that all inverse squared length scales share.
 
-    The noise is no coordinate: whoever scores a point takes the best noise there, which costs no further pass over the
-    data. Three points bracket the minimum, or show where it is downhill; what follows goes outwards, two points a pass,
-    until there is a bracket, and then inwards: the vertex of the parabola through the best three, and where `together`
-    allows it a golden section of the other side.
+    The noise is no coordinate: the score of a point is that of the best noise there, which costs no further pass over
+    the data. Three points bracket the minimum, or show where it is downhill. The search then goes outwards, two points
+    a pass, until there is a bracket, and then inwards: the vertex of the parabola through the best three, and where
+    `together` allows it a golden section of the other side.
 
     Places are logarithms of a scale: the search begins at `start`, with a bracket of half width `step`, and goes no
     farther than `reach`. It ends once the best point's neighbours are nearer than `tolerance`, are as good but for the
@@ -132,49 +135,39 @@ class ProfileSearch(RecordedSearch):
 
     name = "profile"
 
-    def __init__(
-        self,
-        start: float = 0.0,
-        *,
-        step: float = math.log(4.0),
-        reach: float = 5.0 * math.log(4.0),
-        tolerance: float = 0.1,
-        negligible: float = 1e-3,
-        evaluations: int = 12,
-        together: int = 1,
-    ) -> None:
-        if not (0.0 < tolerance < step <= reach) or evaluations < 3 or together not in (1, 2):
+    start: float = 0.0
+    _: KW_ONLY
+    step: float = math.log(4.0)
+    reach: float = 5.0 * math.log(4.0)
+    tolerance: float = 0.1
+    negligible: float = 1e-3
+    evaluations: int = 12
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.tolerance < self.step <= self.reach) or self.evaluations < 3 or self.together not in (1, 2):
             raise InputError(
                 "a profile search needs 0 < tolerance < step <= reach, 3 evaluations at least, and 1 or 2 points "
-                f"together; got tolerance {tolerance}, step {step}, reach {reach}, evaluations {evaluations}, "
-                f"together {together}"
+                f"together; got tolerance {self.tolerance}, step {self.step}, reach {self.reach}, evaluations "
+                f"{self.evaluations}, together {self.together}"
             )
-        self._step, self._reach, self._tolerance, self._negligible = step, reach, tolerance, negligible
-        self._most, self._together = evaluations, together
-        super().__init__((start,))
+        super().__post_init__()
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that determines the search, beside the scores, as JSON."""
-        return {
-            "start": self.start[0],
-            "step": self._step,
-            "reach": self._reach,
-            "tolerance": self._tolerance,
-            "negligible": self._negligible,
-            "evaluations": self._most,
-            "together": self._together,
-        }
+    @property
+    def first(self) -> Point:
+        """The logarithm of the scale that the search starts at."""
+        return (self.start,)
 
     def plan(self) -> Plan:
         """Bracket, then close in."""
-        start, step = self.start[0], self._step
+        start, step = self.start, self.step
         known: dict[float, float] = {}
         points = [start, start - step, start + step]
         while points:
-            points = points[: self._most - len(known)]
+            points = points[: self.evaluations - len(known)]
             scores = yield [(place,) for place in points]
             known.update(zip(points, scores, strict=True))
-            points = self._next(known) if len(known) < self._most else []
+            points = self._next(known) if len(known) < self.evaluations else []
 
     def _next(self, known: dict[float, float]) -> list[float]:
         """Points to look at after these; none where the search has ended."""
@@ -187,25 +180,25 @@ class ProfileSearch(RecordedSearch):
         if index in (0, len(places) - 1):
             return self._outwards(best, -1.0 if index == 0 else 1.0)
         left, right = places[index - 1], places[index + 1]
-        if right - left <= 2.0 * self._tolerance:
+        if right - left <= 2.0 * self.tolerance:
             return []
-        if max(known[left], known[right]) - known[best] <= self._negligible * abs(known[best]):
+        if max(known[left], known[right]) - known[best] <= self.negligible * abs(known[best]):
             return []
         vertex = _vertex((left, best, right), (known[left], known[best], known[right]))
         if vertex is not None:
             place, promised = vertex
-            if right - left < 1.5 * self._step and promised <= self._negligible * abs(known[best]):
+            if right - left < 1.5 * self.step and promised <= self.negligible * abs(known[best]):
                 return []
-            if abs(place - best) < 0.5 * self._tolerance:
+            if abs(place - best) < 0.5 * self.tolerance:
                 # The parabola is done: what is left is to show that the best point is one, on its wider side.
                 vertex = None
         return self._inwards(left, best, right, None if vertex is None else vertex[0])
 
     def _outwards(self, edge: float, sign: float) -> list[float]:
-        farthest = self.start[0] + sign * self._reach
-        ahead = [edge + sign * self._step, edge + sign * 2.0 * self._step]
-        inside = [place for place in ahead if sign * (farthest - place) > 0.5 * self._step]
-        if not inside and sign * (farthest - edge) > 1e-9 * self._reach:
+        farthest = self.start + sign * self.reach
+        ahead = [edge + sign * self.step, edge + sign * 2.0 * self.step]
+        inside = [place for place in ahead if sign * (farthest - place) > 0.5 * self.step]
+        if not inside and sign * (farthest - edge) > 1e-9 * self.reach:
             return [farthest]
         return inside
 
@@ -218,37 +211,43 @@ class ProfileSearch(RecordedSearch):
             end = right if side else left
             # Not at the end of its side: a neighbour that is hardly nearer says nothing new.
             sections[side] = min(max(vertex, best - 0.9 * (best - left)), best + 0.9 * (right - best))
-            if abs(sections[side] - end) < 0.5 * self._tolerance:
+            if abs(sections[side] - end) < 0.5 * self.tolerance:
                 sections[side] = 0.5 * (best + end)
         gaps = (best - left, right - best)
-        if self._together == 1 or gaps[1 - side] <= 2.0 * self._tolerance:
+        if self.together == 1 or gaps[1 - side] <= 2.0 * self.tolerance:
             return [sections[side]]
         return [sections[side], sections[1 - side]]
 
 
+@dataclass(eq=False)
 class GridSearch(RecordedSearch):
-    """So many scales that all inverse squared length scales share, in factors of two, as far below `start` as above.
+    """`count` scales that all inverse squared length scales share, in factors of two, as far below `start` as above.
 
     Places are their logarithms. They are asked for two at a time, whatever their scores.
     """
 
     name = "grid"
 
-    def __init__(self, count: int, start: float = 0.0, *, step: float = math.log(2.0)) -> None:
-        if count < 1 or not step > 0.0:
-            raise InputError(f"a grid needs one place at least, and a step above 0; got {count} and {step}")
-        self._count, self._step = count, step
-        super().__init__((start,))
+    count: int
+    start: float = 0.0
+    _: KW_ONLY
+    step: float = math.log(2.0)
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that determines the search, beside the scores, as JSON."""
-        return {"start": self.start[0], "count": self._count, "step": self._step}
+    def __post_init__(self) -> None:
+        if self.count < 1 or not self.step > 0.0:
+            raise InputError(f"a grid needs one place at least, and a step above 0; got {self.count} and {self.step}")
+        super().__post_init__()
+
+    @property
+    def first(self) -> Point:
+        """The middle of the grid."""
+        return (self.start,)
 
     def plan(self) -> Plan:
         """Go from the smallest scale to the largest."""
-        middle = 0.5 * (self._count - 1)
-        places: list[Point] = [(self.start[0] + self._step * (place - middle),) for place in range(self._count)]
-        for first in range(0, self._count, 2):
+        middle = 0.5 * (self.count - 1)
+        places: list[Point] = [(self.start + self.step * (place - middle),) for place in range(self.count)]
+        for first in range(0, self.count, 2):
             yield places[first : first + 2]
 
 
@@ -268,19 +267,15 @@ def _vertex(places: tuple[float, float, float], values: tuple[float, float, floa
     return place, 0.25 * slope * slope / curvature
 
 
-PROBES = 5
-# A step that leads farther than this from the start is drawn again, so often at most.
-REACH, DRAWS = 10.0, 15
-# The variance of acceptances that is aimed at, in units of its greatest, and what the temperature changes by.
-VARIANCE, WARMER, COLDER = 0.995, 1.1, 0.9
-# Of the simplex, and where it is small enough: in logarithms, and as a share of the score.
-SIMPLEX, NEAR, ALIKE = 0.5, 0.02, 1e-4
-# Nelder-Mead compares values, and subtracts them only to see whether they are alike.
-WORST = 1e300
-
-
+@dataclass(eq=False)
 class AnnealingSearch(RecordedSearch):
-    """Coupled Simulated Annealing over logarithms, then Nelder-Mead.
+    """Coupled Simulated Annealing with variance control over logarithms, and Nelder-Mead from the best point of it.
+
+    Several probes walk by Cauchy steps. Each takes a step uphill with a probability that depends on the scores of all,
+    and the acceptance temperature follows the variance of these probabilities, so that it needs no schedule of its own.
+    All probes of a step are one pass over the data. The walk's constants are those of the authors' program (LS-SVMlab),
+    which changes the acceptance temperature once for the twenty steps at a generation temperature; here it follows
+    every step. The simplex's constants are chosen here.
 
     Parameters
     ----------
@@ -297,54 +292,46 @@ class AnnealingSearch(RecordedSearch):
 
     name = "annealing"
 
-    def __init__(
-        self,
-        start: Point,
-        *,
-        seed: int = 0,
-        spread: float = 2.0,
-        steps: int = 20,
-        temperatures: int = 1,
-        polish: int = 45,
-    ) -> None:
-        if not 0.0 < spread <= REACH or min(steps, polish) < 0 or temperatures < 1 or seed < 0:
+    start: Point
+    _: KW_ONLY
+    seed: int = 0
+    spread: float = 2.0
+    steps: int = 20
+    temperatures: int = 1
+    polish: int = 45
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.spread <= REACH or min(self.steps, self.polish) < 0 or self.temperatures < 1 or self.seed < 0:
             raise InputError(
                 f"an annealing search needs 0 < spread <= {REACH:g}, steps and polish of 0 or more, one temperature at "
-                f"least and a seed of 0 or more; got {spread}, {steps}, {polish}, {temperatures}, {seed}"
+                f"least and a seed of 0 or more; got {self.spread}, {self.steps}, {self.polish}, {self.temperatures}, "
+                f"{self.seed}"
             )
-        self._seed, self._spread, self._steps = seed, spread, steps
-        self._temperatures, self._polish = temperatures, polish
-        super().__init__(start)
+        super().__post_init__()
 
-    def settings(self) -> dict[str, Any]:
-        """Everything that determines the search, beside the scores, as JSON."""
-        return {
-            "start": list(self.start),
-            "seed": self._seed,
-            "spread": self._spread,
-            "steps": self._steps,
-            "temperatures": self._temperatures,
-            "polish": self._polish,
-        }
+    @property
+    def first(self) -> Point:
+        """Where the first probe stands."""
+        return self.start
 
     def plan(self) -> Plan:
         """Walk, then close in."""
         yield from self._walk()
-        if self._polish and math.isfinite(self.best[1]):
+        if self.polish and math.isfinite(self.best[1]):
             yield from self._close_in(*self.best)
 
     def _draws(self, step: int, probe: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self._seed, step, probe])))
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, step, probe])))
 
     def _walk(self) -> Plan:
-        spread = self._spread
+        spread = self.spread
         others = [self._draws(0, probe).uniform(-spread, spread, len(self.start)) for probe in range(1, PROBES)]
         places = np.asarray([self.start, *(np.asarray(self.start) + offset for offset in others)])
         values = np.asarray((yield _points(places)))
         temperature = 1.0
-        for step in range(1, self._temperatures * self._steps + 1):
+        for step in range(1, self.temperatures * self.steps + 1):
             accepted = acceptances(values, temperature)
-            reach = 1.0 / (1 + (step - 1) // self._steps)
+            reach = 1.0 / (1 + (step - 1) // self.steps)
             draws = [self._draws(step, probe) for probe in range(PROBES)]
             tried = np.asarray([self._stepped(place, reach, rng) for place, rng in zip(places, draws, strict=True)])
             scores = np.asarray((yield _points(tried)))
@@ -374,7 +361,7 @@ class AnnealingSearch(RecordedSearch):
             simplex.append(tuple(corner))
         scores = yield simplex[1:]
         known = dict(zip(simplex, (value, *scores), strict=True))
-        while len(known) <= self._polish:
+        while len(known) <= self.polish:
             point = _wanted(known, simplex, value)
             if point is None:
                 return

@@ -18,22 +18,23 @@ Class weights that a search considers by itself where a class is rare: which, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
 from dkgp.models.classification.fixed_size.plans import AnnealingSearch, GridSearch, ProfileSearch, RecordedSearch
-from dkgp.models.classification.fixed_size.search import Chosen, PathSearch, PoolSearch, SearchState, fold_arrays
+from dkgp.models.classification.fixed_size.search import Chosen, KernelSearch, PathSearch, PoolSearch, SearchState
 from dkgp.models.classification.fixed_size.settings import (
     DEFAULT_SEARCH,
     FEWEST_RUNS,
@@ -156,173 +157,209 @@ def train_fixed_size(
     """
     if noise_variance is not None and not (math.isfinite(noise_variance) and noise_variance > 0.0):
         raise InputError(f"`noise_variance` must be positive and finite; got {noise_variance}")
-    dataset, labels, weights, laps = data.dataset, data.labels, data.weights, Laps()
-    folds = stratified_folds(labels, settings.folds, settings.seed)
-    targets = Targets(labels.signs(), folds.astype(np.intp), settings.folds, weights)
     if kernel is not None:
         # Noise of a kernel's own is what a fit takes off, not what it predicts.
         kernel, white = fold_white(kernel, 0.0)
         if noise_variance is None and white > 0.0:
             noise_variance = white
-    context, identity = RunContext.of(context), data.identity
-    labels_digest = str(identity["labels"])
-    checkpoints = Checkpoints(
-        context.checkpointing,
-        {
-            **settings.identity(),
-            "kernel": None if kernel is None else kernel.to_json(),
-            "noise_variance": noise_variance,
-            "weights": identity["weights"],
-            "own_search": None,  # as checkpoints of earlier versions have it
-            # Not there where nothing is considered: checkpoints of earlier versions have no such name.
-            **({} if considered is None else {"considered": digest(considered, "<f8")}),
-        },
-        dict,
-    )
-    checkpoint = checkpoints.latest()
-    if checkpoint is not None:
-        held = checkpoint.metadata["state"]
-        # Checkpoints of earlier versions do not tell; those of a command have its data's fingerprint, labels included.
-        if held.get("labels", labels_digest) != labels_digest:
-            raise CheckpointError(
-                "the checkpoint belongs to another run: its samples have other labels. Resume with the same data and "
-                "options, or start afresh without `resume`"
-            )
-        start, started_by = kernel_from_json(held["start"]), str(held["started_by"])
-    elif kernel is not None:
-        start, started_by = kernel, "given"
-    else:
-        start, started_by = start_kernel(data, isotropic=settings.isotropic, seed=settings.seed)
-    laps.end("start")
-    check = interruption(context, checkpoints, "passes", "search")
-    with context.operator(start, 1.0, dataset) as operator, operator.watched(check, context.within):
-        if checkpoint is not None:
-            prototypes, indices = checkpoint.arrays["prototypes"], checkpoint.arrays.get("indices")
-        else:
-            size = settings.pool_size(data.n, targets.outputs)
-            indices, prototypes = choose_prototypes(
-                settings.prototypes, operator, size, settings.seed, targets=targets.signs
-            )
-        laps.end("prototypes")
-        shared, search = settings.judges_by_pools, _search(settings, noise_variance)
-        state = SearchState(start, started_by, prototypes, indices, search, settings.folds, labels_digest)
-        if checkpoint is not None:
-            state.restore(checkpoint.metadata["state"], checkpoint.arrays)
-        if shared:
-            foreseen = foresee_search(
-                (data.n, dataset.n_features, targets.outputs), len(prototypes), folds=settings.folds,
-                threads=context.executor.parallelism, together=together, search=settings.search,
-                weighings=1 if considered is None else 2,
-            )  # fmt: skip
-            PoolSearch(
-                state, targets, labels, settings, foreseen, noise_variance, considered, checkpoints, context.callback,
-                check,
-            ).run(operator, together)  # fmt: skip
-        else:
-            PathSearch(state, targets, settings, noise_variance, checkpoints, context.callback, check).run(
-                operator, together
-            )
-        entries = operator.kernel_evaluations
-        laps.end("search")
-    best = state.best
-    assert best is not None
-    weights = considered if state.weighted else weights
-    with context.operator(best.kernel, best.noise_variance, dataset) as operator:
-        with operator.watched(check, context.within):
-            order = best.model.order if len(best.model.order) else np.zeros(1, dtype=np.intp)
-            # An intercept that competes with the prototypes takes one of their places where it was taken.
-            competed = settings.intercept == "selected" and len(best.model.order) < best.cardinality
-            if best.whole:
-                # Thousands of columns: what triangles would cost is out of proportion to a ridge that mends them.
-                fitted, level = best.model.weights, best.model.intercept
-            elif len(best.model.order):
-                fitted, level = fit_fixed_size(
-                    operator, prototypes[order], targets.signs, best.noise_variance,
-                    intercept=settings.intercept == "first" or competed, weights=weights,
-                )  # fmt: skip
+    return _Training(data, settings, RunContext.of(context), kernel, noise_variance, considered, together).run()
+
+
+@dataclass
+class _Training:
+    """One training: its arguments are those of `train_fixed_size`, the kernel without white noise."""
+
+    data: LabelledData
+    settings: FixedSizeSettings
+    context: RunContext
+    kernel: Kernel | None
+    noise_variance: float | None
+    considered: FloatArray | None
+    together: int
+
+    def run(self) -> TrainedFixedSize:
+        data, settings, context, laps = self.data, self.settings, self.context, Laps()
+        dataset, labels = data.dataset, data.labels
+        folds = stratified_folds(labels, settings.folds, settings.seed)
+        targets = Targets(labels.signs(), folds.astype(np.intp), settings.folds, data.weights)
+        checkpoints = Checkpoints(context.checkpointing, self._identity(), dict)
+        checkpoint = checkpoints.latest()
+        start, started_by = self._start(None if checkpoint is None else checkpoint.metadata["state"])
+        laps.end("start")
+        check = interruption(context, checkpoints, "passes", "search")
+        with context.operator(start, 1.0, dataset) as operator, operator.watched(check, context.within):
+            if checkpoint is not None:
+                prototypes, indices = checkpoint.arrays["prototypes"], checkpoint.arrays.get("indices")
             else:
-                # Inputs that are all the same tell nothing: the mean, and a prototype of no weight.
-                fitted, level = np.zeros((1, targets.outputs)), best.model.intercept
-            laps.end("fit")
-            decisions = _held_out_decisions(operator, best, prototypes, targets.folds)
-        entries += operator.kernel_evaluations
-    laps.end("decisions")
-    wrong, counts = decided(decisions) != labels.codes, labels.counts()
-    summary = {
-        "n": dataset.n_samples,
-        "d": dataset.n_features,
-        "classes": list(labels.classes),
-        "method": "fixed-size",
-        "prototypes": settings.prototypes,
-        "pool": len(prototypes),
-        "cardinality": len(order),
-        "best_cardinality": best.best,
-        "stopped": best.stopped,
-        "score": best.score,
-        "misclassification": float(np.average(wrong, weights=weights)),
-        "balanced_error": float(np.mean(np.bincount(labels.codes, wrong)[counts > 0] / counts[counts > 0])),
-        "weighted": state.weighted,
-        "weighings": None if considered is None else _weighings(state.history),
-        "noise_variance": best.noise_variance,
-        "started_by": state.started_by,
-        "scale": _scale(state.history, shared),
-        "passes": state.passes,
-        "kernel_evaluations": entries,
-        **laps.summary(),
-        "counts": counts.tolist(),
-        "converged": True,
-    }
-    return TrainedFixedSize(
-        kernel=best.kernel,
-        noise_variance=best.noise_variance,
-        classes=labels.classes,
-        calibration=fit_calibration(decisions, labels.codes, weights) if settings.probability else None,
-        history=state.history,
-        summary=summary,
-        model=FixedSizeModel(best.kernel, best.noise_variance, prototypes[order], fitted, level, centre_of(dataset)),
-        path=best.path,
-        weights=weights,
-        indices=None if indices is None else indices[order],
-    )
+                size = settings.pool_size(data.n, targets.outputs)
+                indices, prototypes = choose_prototypes(
+                    settings.prototypes, operator, size, settings.seed, targets=targets.signs
+                )
+            laps.end("prototypes")
+            plan, labels_digest = _plan(settings, self.noise_variance), str(data.identity["labels"])
+            state = SearchState(start, started_by, prototypes, indices, plan, settings.folds, labels_digest)
+            if checkpoint is not None:
+                state.restore(checkpoint.metadata["state"], checkpoint.arrays)
+            self._search(state, targets, checkpoints, check).run(operator, self.together)
+            entries = operator.kernel_evaluations
+            laps.end("search")
+        best = state.best
+        assert best is not None
+        weights = self.considered if state.weighted else data.weights
+        with context.operator(best.kernel, best.noise_variance, dataset) as operator:
+            with operator.watched(check, context.within):
+                order, fitted, level = self._fitted(operator, state, targets, weights)
+                laps.end("fit")
+                decisions = _held_out_decisions(operator, best, prototypes, targets.folds)
+            entries += operator.kernel_evaluations
+        laps.end("decisions")
+        calibration = fit_calibration(decisions, labels.codes, weights) if settings.probability else None
+        told = {"pool": len(prototypes), "cardinality": len(order), "kernel_evaluations": entries, **laps.summary()}
+        return TrainedFixedSize(
+            kernel=best.kernel,
+            noise_variance=best.noise_variance,
+            classes=labels.classes,
+            calibration=calibration,
+            history=state.history,
+            summary=self._summary(state, best, decided(decisions) != labels.codes, weights, told),
+            model=FixedSizeModel(
+                best.kernel, best.noise_variance, prototypes[order], fitted, level, centre_of(dataset)
+            ),
+            path=best.path,
+            weights=weights,
+            indices=None if indices is None else indices[order],
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the settings that a checkpoint must share, in the form of the first versions."""
+        return {
+            **self.settings.identity(),
+            "kernel": None if self.kernel is None else self.kernel.to_json(),
+            "noise_variance": self.noise_variance,
+            "weights": self.data.identity["weights"],
+            "own_search": None,
+            **({} if self.considered is None else {"considered": digest(self.considered, "<f8")}),
+        }
+
+    def _start(self, saved: dict[str, Any] | None) -> tuple[Kernel, str]:
+        """Return the kernel that the search starts from, and its origin: a checkpoint's, the given, or one of the data.
+
+        Raises `CheckpointError` where the checkpoint is of other labels.
+        """
+        if saved is not None:
+            labels = self.data.identity["labels"]
+            # The first versions saved no labels: their commands had the fingerprint of the data, labels included.
+            if saved.get("labels", labels) != labels:
+                raise CheckpointError(
+                    "the checkpoint belongs to another run: its samples have other labels. Resume with the same data "
+                    "and options, or start afresh without `resume`"
+                )
+            return kernel_from_json(saved["start"]), str(saved["started_by"])
+        if self.kernel is not None:
+            return self.kernel, "given"
+        return start_kernel(self.data, isotropic=self.settings.isotropic, seed=self.settings.seed)
+
+    def _search(
+        self,
+        state: SearchState,
+        targets: Targets,
+        checkpoints: Checkpoints,
+        check: Callable[[Progress | None], None],
+    ) -> KernelSearch:
+        data, settings, context = self.data, self.settings, self.context
+        common = state, targets, data.labels, settings, self.noise_variance, checkpoints, context.callback, check
+        if not settings.judges_by_pools:
+            return PathSearch(*common)
+        foreseen = foresee_search(
+            (data.n, data.dataset.n_features, targets.outputs), len(state.prototypes), folds=settings.folds,
+            threads=context.executor.parallelism, together=self.together, search=settings.search,
+            weighings=1 if self.considered is None else 2,
+        )  # fmt: skip
+        return PoolSearch(*common, foreseen, self.considered)
+
+    def _fitted(
+        self, operator: BlockedKernelOperator, state: SearchState, targets: Targets, weights: FloatArray | None
+    ) -> tuple[IndexArray, FloatArray, FloatArray]:
+        """Fit the chosen prototypes to all samples: their places in the pool, weights and intercept."""
+        best, intercept = state.best, self.settings.intercept
+        assert best is not None
+        model = best.model
+        if best.whole:
+            # Thousands of columns: what triangles would cost is out of proportion to a ridge that mends them.
+            return model.order, model.weights, model.intercept
+        if not len(model.order):
+            # Inputs that are all the same tell nothing: the mean, and a prototype of no weight.
+            return np.zeros(1, dtype=np.intp), np.zeros((1, targets.outputs)), model.intercept
+        # An intercept that competes with the prototypes takes one of their places where it was taken.
+        competed = intercept == "selected" and len(model.order) < best.cardinality
+        fitted, level = fit_fixed_size(
+            operator, state.prototypes[model.order], targets.signs, best.noise_variance,
+            intercept=intercept == "first" or competed, weights=weights,
+        )  # fmt: skip
+        return model.order, fitted, level
+
+    def _summary(
+        self,
+        state: SearchState,
+        best: Chosen,
+        wrong: NDArray[np.bool_],
+        weights: FloatArray | None,
+        told: dict[str, Any],
+    ) -> dict[str, Any]:
+        data, counts, history = self.data, self.data.labels.counts(), state.history
+        # A search by whole pools records its choice last.
+        chosen = history[-1] if self.settings.judges_by_pools else min(history, key=lambda record: record["score"])
+        weighings = None
+        if self.considered is not None:  # errors of left-out samples without these weights, and with them
+            weighings = [{name: record[name] for name in ("error", "balanced_error")} for record in history[-2:]]
+        return {
+            "n": data.n,
+            "d": data.dataset.n_features,
+            "classes": list(data.labels.classes),
+            "method": "fixed-size",
+            "prototypes": self.settings.prototypes,
+            "pool": told.pop("pool"),
+            "cardinality": told.pop("cardinality"),
+            "best_cardinality": best.best,
+            "stopped": best.stopped,
+            "score": best.score,
+            "misclassification": float(np.average(wrong, weights=weights)),
+            "balanced_error": float(np.mean(np.bincount(data.labels.codes, wrong)[counts > 0] / counts[counts > 0])),
+            "weighted": state.weighted,
+            "weighings": weighings,
+            "noise_variance": best.noise_variance,
+            "started_by": state.started_by,
+            "scale": float(chosen["scale"]),
+            "passes": state.passes,
+            **told,
+            "counts": counts.tolist(),
+            "converged": True,
+        }
 
 
-def _scale(history: list[dict[str, Any]], shared: bool) -> float | None:
-    """Of the kernel that was chosen: a shared search tells of it last."""
-    if not history:
-        return None
-    return float((history[-1] if shared else min(history, key=lambda record: record["score"]))["scale"])
-
-
-def _weighings(history: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Errors of samples that were left out without the weights that were considered, and with them."""
-    return [{name: record[name] for name in ("error", "balanced_error")} for record in history[-2:]]
-
-
-def _search(settings: FixedSizeSettings, noise_variance: float | None) -> RecordedSearch | None:
-    if settings.search == "none":
-        return None
+def _plan(settings: FixedSizeSettings, noise_variance: float | None) -> RecordedSearch | None:
     if settings.search == "annealing":
-        if noise_variance is not None or settings.noise_variances is not None:
-            return AnnealingSearch((0.0,), seed=settings.seed)
-        return AnnealingSearch((0.0, START_NOISE), seed=settings.seed)
+        known = noise_variance is not None or settings.noise_variances is not None
+        return AnnealingSearch((0.0,) if known else (0.0, START_NOISE), seed=settings.seed)
     if settings.search == DEFAULT_SEARCH:
         return ProfileSearch(
             together=2, tolerance=WIDTHS_APART, negligible=WIDTHS_ALIKE, evaluations=most_widths(DEFAULT_SEARCH)
         )
     if settings.search == "grid":
         return GridSearch(most_widths("grid"))
-    return ProfileSearch(together=2)
+    return ProfileSearch(together=2) if settings.search == "profile" else None
 
 
 def _held_out_decisions(
     operator: BlockedKernelOperator, best: Chosen, prototypes: FloatArray, folds: IndexArray
 ) -> FloatArray:
-    """Decisions at each sample by the model of the other folds: (n, t)."""
+    """Evaluate the decisions at each sample by the model of the other folds: (n, t)."""
     context, executor = operator.context, operator.executor
-    bases, weights, intercepts = fold_arrays(best, prototypes)
+    bases = tuple(prototypes[model.order] for model in best.folds)
+    arguments = (context, bases, tuple(model.weights for model in best.folds), folds)
     groups = split_evenly(range(context.n_blocks), executor.parallelism)
-    parts = operator.submit("kfoldcolumns", fold_columns_task, (context, bases, weights, folds), groups).result()
-    return np.asarray(np.concatenate(parts) + intercepts[folds])
+    parts = operator.submit("kfoldcolumns", fold_columns_task, arguments, groups).result()
+    return np.asarray(np.concatenate(parts) + np.stack([model.intercept for model in best.folds])[folds])
 
 
 # A column's own share of its length below which the others say all that float64 can tell of it.
