@@ -22,10 +22,9 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, SolverState
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import build_solver, declaration_of, owners, solver_names
-from dkgp.solvers.state import SolverState
-from dkgp.solvers.watch import Watch
 from dkgp_benchmarks.library import PreparedData
 
 FloatArray = NDArray[np.float64]

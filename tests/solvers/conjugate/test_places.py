@@ -19,7 +19,7 @@ from dkgp.errors import InterruptedRunError
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.leaves import OpenBundle
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import arm_problem
 
 PROBLEM = arm_problem(1000)
