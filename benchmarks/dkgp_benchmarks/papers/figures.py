@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from dkgp.bench.references import kernel_columns
+from dkgp.bench.contenders import kernel_columns
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, median
 from dkgp.commands.solver_options import SolverOptions

@@ -12,8 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import room_for_cholesky
-from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
+from dkgp.bench.contenders import assemble, factor_in_place, factored_solve, kernel_product, room_for_cholesky
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions

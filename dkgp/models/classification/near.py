@@ -81,9 +81,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.classification.basis import BasisSettings, NewtonMemory, Opened, choice_phase, opened, train_on_basis
 from dkgp.models.classification.labels import LabelledData

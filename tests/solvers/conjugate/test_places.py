@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget, worker_cache
 from dkgp.data import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.operators.keeping import kept_bytes_of
