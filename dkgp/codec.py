@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from os import PathLike, fspath
 from types import UnionType
-from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -151,7 +151,7 @@ def _named_fields(kind: Any) -> list[tuple[Field[Any], _Rule]]:
 
 
 _fields: Callable[[Any], list[tuple[Field[Any], _Rule]]] = cache(_named_fields)
-_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 
 
 def _is_default(field: Field[Any], value: Any) -> bool:
@@ -186,13 +186,33 @@ def from_json(
         form = _form(kind)
         if form is not None:
             return cast(T, form[1](document))
-        return msgspec.convert(_prepared(kind, document if older is None else older(document)), kind, dec_hook=_read)
+        return cast(T, _converted(kind, document if older is None else older(document)))
     except DkgpError:
         raise
     except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{called} cannot be read from this JSON: {_fault(error)}") from error
+
+
+def fields_from_json(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored fields of a dataclass as keywords of its constructor, for a class that has other fields too.
+
+    Raises `KeyError` for a missing field without a default; `ValueError` or `TypeError` for one of another type.
+    """
+    hints, values = _hints(kind), {}
+    for field, how in _fields(kind):
+        if how.stored and (field.name in document or (field.default is field.default_factory is MISSING)):
+            value = document[field.name] if how.read is None else how.read(document[field.name])
+            values[field.name] = _converted(hints[field.name], value)
+    return values
+
+
+def _converted(kind: Any, document: Any) -> Any:
+    try:
+        return msgspec.convert(_prepared(kind, document), kind, dec_hook=_read)
+    except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DkgpError):  # raised by a class's own checks
             raise error.__cause__ from None
-        raise InputError(f"{called} cannot be read from this JSON: {_fault(error)}") from error
+        raise
 
 
 def _prepared(kind: Any, document: Any) -> Any:
@@ -207,6 +227,8 @@ def _prepared(kind: Any, document: Any) -> Any:
                 document[field.name] = _prepared(hints[field.name], value)
         return document
     parts = [part for part in get_args(kind) if part is not Ellipsis]
+    if get_origin(kind) is Annotated:
+        return _prepared(parts[0], document)
     if get_origin(kind) in (list, tuple) and isinstance(document, list | tuple) and len(parts) == 1:
         return [_prepared(parts[0], item) for item in document]
     if get_origin(kind) is dict and isinstance(document, Mapping):

@@ -11,8 +11,9 @@ import numpy as np
 import psutil
 
 from dkgp import __version__
-from dkgp.cluster.options import cluster_kinds
+from dkgp.cluster.kinds import cluster_kinds
 from dkgp.cluster.threads import available_cores
+from dkgp.codec import to_json
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
@@ -34,8 +35,7 @@ from dkgp.data import (
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
 from dkgp.data.sources.formats import formats
 from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
-from dkgp.data.stores.models.exact import MODEL_KIND
-from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND
+from dkgp.data.stores.models.regression import MODEL_KIND, SPARSE_MODEL_KIND
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra
@@ -116,11 +116,7 @@ def _dataset(url: str) -> Document:
             name for name, kept in zip(dataset.raw_feature_names, dataset.standardisation.kept, strict=True) if not kept
         ],
         "targets": dataset.target_names,
-        **(
-            {"transforms": [of.to_json() for of in dataset.standardisation.transforms]}
-            if dataset.standardisation.transforms
-            else {}
-        ),
+        **({"transforms": to_json(dataset.standardisation.transforms)} if dataset.standardisation.transforms else {}),
         **(
             {}
             if dataset.classes is None

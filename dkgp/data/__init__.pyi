@@ -8,21 +8,30 @@ from .stores.dataset_writer import DatasetWriter, dataset_from_arrays
 from .stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
 from .stores.manifest import is_committed, recognise
 from .stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
-from .stores.models.classifier import ClassifierRecord, open_classifier, save_classifier
-from .stores.models.exact import ModelRecord, open_model, save_model
-from .stores.models.linear import LINEAR_MODEL_KIND, LinearRecord, open_linear_model, save_linear_model
-from .stores.models.memory import (
-    AnyModel,
-    find_any_model,
+from .stores.models.classifier import (
+    ClassifierRecord,
     find_classifier,
-    find_model,
-    is_resident,
     memory_classifier,
+    open_classifier,
+    save_classifier,
+)
+from .stores.models.memory import AnyModel, find_any_model, open_any_model
+from .stores.models.model import is_resident
+from .stores.models.regression import (
+    LINEAR_MODEL_KIND,
+    LinearRecord,
+    ModelRecord,
+    SparseRecord,
+    find_model,
     memory_model,
     memory_sparse_model,
-    open_any_model,
+    open_linear_model,
+    open_model,
+    open_sparse_model,
+    save_linear_model,
+    save_model,
+    save_sparse_model,
 )
-from .stores.models.sparse import SparseRecord, open_sparse_model, save_sparse_model
 from .stores.prediction_store import Prediction, PredictionWriter, open_prediction
 from .stores.standardisation import RunningMoments, Standardisation
 from .stores.writable import ensure_writable

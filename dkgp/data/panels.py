@@ -55,7 +55,7 @@ def prediction_panel(prediction: Any) -> Panel:
     return f"{prediction.n_samples:,} samples", sections
 
 
-def record_panel(record: Any) -> Panel:
+def model_panel(record: Any) -> Panel:
     """Kernel and noise of a `TrainedRecord`, its training, and what is proven."""
     facts = {
         "features": list(record.feature_names),

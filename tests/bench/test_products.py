@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dkgp.bench.products import BenchProductsJob, run_bench_products, share_of
+from dkgp.bench.bare import share_of
+from dkgp.bench.products import BenchProductsJob, run_bench_products
 from dkgp.commands.reporting.progress import SilentReporter
 
 

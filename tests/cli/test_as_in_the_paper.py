@@ -18,7 +18,7 @@ from dkgp.commands.presets import settled
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.train import TrainJob
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_model
-from dkgp.data.stores.models.sparse import open_sparse_model
+from dkgp.data.stores.models.regression import open_sparse_model
 from dkgp.kernels import SquaredExponential, kernel_from_json
 from dkgp.models.classification.fixed_size.train import START_NOISE
 from dkgp.models.classification.labels import labels_of, stratified_folds

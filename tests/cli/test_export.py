@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from dkgp.codec import to_json
 from dkgp.data import Prediction, PredictionWriter, dataset_from_arrays, open_dataset, open_prediction
 from dkgp.data.exports import TABLE_FORMATS, write_table
 from dkgp.data.remote.storage import replaced_file
@@ -282,7 +283,7 @@ def test_a_file_where_a_store_belongs_is_told_from_one(pipeline: dict[str, Any],
 def test_transformed_targets_come_back_in_their_own_units(tmp_path: Path) -> None:
     m, b, v = np.array([0.5, 1.5, -1.0]), np.array([0.01, 0.02, 0.03]), np.array([0.2, 0.1, 0.3])
     attributes = {
-        "transform": [TargetTransform("log").to_json()],
+        "transform": [to_json(TargetTransform("log"))],
         "variance": {"latent": False, "gap": 0.1},
         "noise_variance": [0.05],
     }

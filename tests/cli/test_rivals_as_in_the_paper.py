@@ -17,7 +17,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.data import open_dataset, open_model, open_prediction
-from dkgp.data.stores.models.sparse import open_sparse_model
+from dkgp.data.stores.models.regression import open_sparse_model
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Solver
 from tests.cli.invoke import run, run_json

@@ -12,7 +12,7 @@ import numpy as np
 from dkgp.cluster import LocalExecutor
 from dkgp.data import ModelRecord
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.data.stores.models.memory import memory_model
+from dkgp.data.stores.models.regression import memory_model
 from dkgp.kernels import Kernel
 from dkgp.models.exact import TrainedModel, train
 from dkgp.models.prediction.predictor import Predicted, Predictor, standardised

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from dkgp.codec import to_json
 from dkgp.data import Dataset, Prediction, PredictionWriter, dataset_from_arrays
 from dkgp.data.stores.standardisation import TargetTransform
 from dkgp.errors import InputError
@@ -28,7 +29,7 @@ def stored(
         "target_std": [0.8, 0.5],
         "variance": {"latent": True, "gap": 0.1},
         "noise_variance": [NOISE, NOISE],
-        "transform": [of.to_json() for of in transforms],
+        "transform": to_json(transforms),
     }
     names = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper")
     writer = PredictionWriter.create(folder / "p", len(m), ("u", "v"), names, attributes=attributes)
@@ -136,7 +137,7 @@ def test_scores_are_of_targets_in_their_units(
     inside = (back.lower <= y) & (y <= back.upper)
     assert scores["coverage_95"] == pytest.approx(inside.mean())
     assert coverage_curve(prediction, dataset).observed[95].mean() == pytest.approx(inside.mean(), abs=1e-9)
-    assert scores["transform"] == [of.to_json() for of in transforms]
+    assert scores["transform"] == to_json(transforms)
 
 
 def test_residuals_are_judged_on_the_scale_on_which_they_are_normal(

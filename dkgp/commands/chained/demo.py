@@ -22,7 +22,7 @@ from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
 from dkgp.data.remote.claims import locked
 from dkgp.data.stores.dataset import DATASET_KIND
-from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, MissingExtraError
 from dkgp.models.variance.settings import VarianceSettings

@@ -9,7 +9,7 @@ from dkgp.commands.train import TrainJob
 from dkgp.commands.train import run_train as run_training
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.data import ensure_writable
-from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.data.stores.models.regression import MODEL_KIND
 
 __all__ = ["TrainJob", "run_train"]
 

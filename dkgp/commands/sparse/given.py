@@ -22,7 +22,7 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.base import Column, Source
 from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.stores.dataset import DATASET_KIND
-from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND, open_sparse_model
+from dkgp.data.stores.models.regression import SPARSE_MODEL_KIND, open_sparse_model
 from dkgp.errors import InputError
 from dkgp.models import read_hyperparameters
 from dkgp.operators.base import FloatArray, IndexArray

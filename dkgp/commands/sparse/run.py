@@ -21,7 +21,7 @@ from dkgp.commands.solving import inputs_within, room
 from dkgp.commands.sparse.given import digest, read_given_basis
 from dkgp.commands.sparse.job import SparseJob
 from dkgp.commands.training import Outcome, TrainingRun, finished_run
-from dkgp.data.stores.models.sparse import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
+from dkgp.data.stores.models.regression import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
 from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
 from dkgp.models.exact import run_identity

@@ -20,7 +20,7 @@ from dkgp.commands.train.warm_start import Start, warm_start
 from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data import CheckpointStore, ModelRecord, open_model
 from dkgp.data.remote.storage import exists
-from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, run_identity, save, train

@@ -9,7 +9,7 @@ from typing import Any
 from dkgp.codec import difference
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import ClassifierRecord, Dataset, ModelRecord, open_any_model
-from dkgp.data.stores.models.sparse import SparseRecord
+from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.robust.train import noise_made

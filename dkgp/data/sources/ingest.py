@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.codec import to_json
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.base import ColumnError, Source, find_columns
 from dkgp.data.sources.formats import expand_locations, open_source
@@ -71,7 +72,7 @@ class IngestReport:
             **({} if self.train.noise_name is None else {"noise": self.train.noise_name}),
             "classes": None if classes is None else list(classes),
             "class_counts": None if counts is None else list(counts),
-            **({"transforms": [of.to_json() for of in transforms]} if transforms else {}),
+            **({"transforms": to_json(transforms)} if transforms else {}),
             "fingerprint": self.train.fingerprint,
             "seconds": self.seconds,
             "warnings": list(self.warnings),

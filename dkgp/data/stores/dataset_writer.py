@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dkgp.codec import to_json
 from dkgp.data.classes import codes_of_targets
 from dkgp.data.numbers import array_of, real_numbers
 from dkgp.data.remote.storage import normalise_url
@@ -228,7 +229,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
                 **self._names.to_json(),
                 "n_samples": self.n_samples,
                 "chunk_rows": self.chunk_rows,
-                "standardisation": standardisation.to_json(),
+                "standardisation": to_json(standardisation),
                 "fingerprint": self._fingerprint(),
             }
             if self.classes is not None:

@@ -39,7 +39,7 @@ from dkgp.data.stores.manifest import (
     json_bytes,
     read_manifest,
 )
-from dkgp.data.stores.models.exact import MODEL_KIND
+from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 

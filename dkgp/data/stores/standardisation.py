@@ -9,12 +9,13 @@ and 2, so that every number is the transform of some target, and intervals and m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import scipy
 
+from dkgp.codec import fields_from_json, rule, to_json
 from dkgp.data.types import BoolArray, FloatArray, Json
 from dkgp.errors import InputError
 
@@ -105,10 +106,6 @@ class TargetTransform:
                 density = np.exp(-0.5 * u**2) / np.sqrt(2.0 * np.pi)
                 total += half * ((self.inverse(mean[:, None] + deviation[:, None] * u) * density) @ _WEIGHTS)
         return total
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def fit_transform(name: TransformName, targets: FloatArray) -> TargetTransform:
@@ -339,7 +336,7 @@ class Standardisation:
     target_mean: FloatArray
     target_std: FloatArray
     kept: tuple[bool, ...]
-    transforms: tuple[TargetTransform, ...] = ()
+    transforms: tuple[TargetTransform, ...] = field(default=(), metadata=rule(omit_default=True))
 
     def __post_init__(self) -> None:
         for name in ("input_mean", "input_std", "target_mean", "target_std"):
@@ -412,19 +409,13 @@ class Standardisation:
             return scaled
         return np.stack([of.inverse(scaled[:, t]) for t, of in enumerate(self.transforms)], axis=1)
 
-    def to_json(self) -> Json:
-        """Plain numbers and lists; floats survive the round trip to the last bit."""
-        content = {item.name: np.asarray(getattr(self, item.name)).tolist() for item in fields(self)[:-1]}
-        return {**content, **({"transforms": [of.to_json() for of in self.transforms]} if self.transforms else {})}
-
     @classmethod
     def from_json(cls, content: Json) -> Standardisation:
-        """Inverse of `to_json`."""
-        transforms = tuple(TargetTransform(**of) for of in content.get("transforms", ()))
-        return cls(**{item.name: content[item.name] for item in fields(cls)[:-1]}, transforms=transforms)
+        """Return the map that a manifest has; `KeyError`, `TypeError` or `ValueError` for other content."""
+        return cls(**fields_from_json(cls, content))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Standardisation) and self.to_json() == other.to_json()
+        return isinstance(other, Standardisation) and to_json(self) == to_json(other)
 
     def __hash__(self) -> int:
         return hash((self.kept, self.input_mean.tobytes(), self.input_std.tobytes(), self.target_mean.tobytes()))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dkgp.data import ClassifierRecord
-from dkgp.data.stores.models.description import about_model
+from dkgp.data.stores.models.model import about_model
 from dkgp.html import ProofShown
 from dkgp.kernels import Kernel
 from dkgp.models.classification.calibration import Calibration

@@ -12,6 +12,7 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.codec import to_json
 from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, PredictionWriter, SparseRecord, exists
 from dkgp.data.remote.claims import locked
 from dkgp.errors import InputError
@@ -225,7 +226,7 @@ def predict(
 def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:
     """The attribute of predictions that are on the scale of transformed targets."""
     transforms = model.standardisation.transforms
-    return {"transform": [of.to_json() for of in transforms]} if transforms else {}
+    return {"transform": to_json(transforms)} if transforms else {}
 
 
 def _require_sums(

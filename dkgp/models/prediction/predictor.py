@@ -16,7 +16,7 @@ from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, LocalExecut
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, ModelRecord, standardised_inputs
 from dkgp.data.stores.manifest import described_whole
-from dkgp.data.stores.models.description import TrainedRecord
+from dkgp.data.stores.models.model import Model
 from dkgp.errors import InputError
 from dkgp.forks import fork_safe
 from dkgp.kernels import fold_white, kernel_from_json
@@ -226,7 +226,7 @@ class PredictorSource:
         )
 
 
-def standardised(model: TrainedRecord, inputs: FloatArray) -> FloatArray:
+def standardised(model: Model, inputs: FloatArray) -> FloatArray:
     """Raw inputs (r, d), or (r, d_raw) with the features that were constant, as the model sees them: (r, d).
 
     Raises `InputError`: another number of features, or values that are not finite.

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from dkgp.codec import to_json
 from dkgp.data import AnyModel, ClassifierRecord, LinearRecord, ModelRecord, Prediction, SparseRecord
 from dkgp.data.stores.memory_dataset import standardised_inputs
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json
@@ -84,7 +85,7 @@ class RowTable:
         self._version = f"rows-{model.fingerprint}-{time.time_ns():x}"
         self._attributes: Json = {}
         if model.standardisation.transforms:
-            self._attributes["transform"] = [of.to_json() for of in model.standardisation.transforms]
+            self._attributes["transform"] = to_json(model.standardisation.transforms)
         if variance is not None:
             self._refuse(variance)
         self._predict = self._predictor(variance)

@@ -13,7 +13,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data.stores.models.memory import find_sparse_model
+from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.models.metrics import outside_interval
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import EPS, mean_in_units, outward, variance_in_units
@@ -140,5 +140,5 @@ class SparsePredictorSource:
         return worker_cache().get((self.version, "predictor", self.variance, self.latent), self._make)
 
     def _make(self) -> SparsePredictor:
-        opened = opened_sparse(find_sparse_model(self.url))
+        opened = opened_sparse(SparseRecord.find(self.url))
         return SparsePredictor(opened, variance=self.variance, latent=self.latent, threads=1)

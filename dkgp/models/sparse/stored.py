@@ -9,7 +9,7 @@ import numpy as np
 
 from dkgp.data import Dataset, SparseRecord, open_sparse_model, save_sparse_model
 from dkgp.data.stores.manifest import described_whole
-from dkgp.data.stores.models.description import about_model
+from dkgp.data.stores.models.model import about_model
 from dkgp.data.types import Location
 from dkgp.kernels import kernel_from_json
 from dkgp.models.sparse.certificate import SparseCertificate

@@ -7,13 +7,9 @@ exactly c_i^2 / (2 d_i).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from dkgp.operators.base import FloatArray
-from dkgp.solvers.base import Saved
 from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 
 # A variable of which others leave less than this share of A_ii is one of their span, as far as float64 can tell: a sum
@@ -22,11 +18,8 @@ from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 LEAST_PIVOT = 1e-12
 
 
-class BorderedFactor(Saved):
+class BorderedFactor:
     """L and eta; and A_SS itself, above L's diagonal and in a vector."""
-
-    saved = ("lower", "diagonal", "half")
-    counted = ()
 
     def __init__(self, capacity: int, targets: int) -> None:
         self._lower = np.zeros((capacity, capacity))
@@ -47,11 +40,6 @@ class BorderedFactor(Saved):
     def lower(self) -> FloatArray:
         """L, where its lower triangle is read; A's entries lie above: (k, k)."""
         return self._lower[: self.size, : self.size]
-
-    @property
-    def diagonal(self) -> FloatArray:
-        """The diagonal of A_SS: (k,)."""
-        return self._diagonal[: self.size]
 
     @property
     def half(self) -> FloatArray:
@@ -110,7 +98,17 @@ class BorderedFactor(Saved):
             corner[later, i] = column[later]
         return kept
 
-    def restore(self, arrays: Mapping[str, FloatArray], metadata: Mapping[str, Any]) -> None:
-        """Take over a checkpoint."""
-        self.size = len(arrays["lower"])
-        self.lower[:], self.diagonal[:], self.half[:] = (arrays[name] for name in self.saved)
+    def arrays(self) -> dict[str, FloatArray]:
+        """Arrays that `restore` takes."""
+        return {
+            "lower": self._lower[: self.size, : self.size],
+            "diagonal": self._diagonal[: self.size],
+            "half": self.half,
+        }
+
+    def restore(self, lower: FloatArray, diagonal: FloatArray, half: FloatArray) -> None:
+        """Take what another factor's `arrays` were."""
+        self.size = len(lower)
+        self._lower[: self.size, : self.size] = lower
+        self._diagonal[: self.size] = diagonal
+        self._half[:, : self.size] = half

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import open_prediction
-from dkgp.data.stores.models.sparse import open_sparse_model
+from dkgp.data.stores.models.regression import open_sparse_model
 from tests.cli.invoke import refused, run, run_json
 
 

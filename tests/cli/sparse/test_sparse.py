@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import open_dataset
-from dkgp.data.stores.models.sparse import open_sparse_model
+from dkgp.data.stores.models.regression import open_sparse_model
 from dkgp.models.sparse.train import SparseSettings
 from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.processes import ENVIRONMENT, PROGRAM

@@ -28,7 +28,7 @@ from dkgp.data import (
     save_sparse_model,
 )
 from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
-from dkgp.data.stores.models.description import about_model
+from dkgp.data.stores.models.model import about_model
 from dkgp.data.stores.prediction_store import CLASS_VARIABLES
 
 KERNEL = {"type": "rbf", "variance": 1.0, "gamma": [0.1, 0.2, 1 / 3]}

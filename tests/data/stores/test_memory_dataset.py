@@ -20,7 +20,7 @@ from dkgp.data import (
     open_prediction,
     save_model,
 )
-from dkgp.data.stores.models.memory import find_model
+from dkgp.data.stores.models.regression import find_model
 from dkgp.errors import InputError, StoreError
 from dkgp.kernels import parse_kernel
 from dkgp.models import predict, save, train

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import ClassifierRecord, memory_classifier, memory_dataset
-from dkgp.data.stores.models.description import about_model
+from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.calibration import Calibration

@@ -21,7 +21,7 @@ from dkgp.data import (
     open_prediction,
     save_classifier,
 )
-from dkgp.data.stores.models.description import about_model
+from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters

@@ -16,7 +16,7 @@ import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import CheckpointStore, dataset_from_arrays, open_classifier, open_dataset, open_model
-from dkgp.data.stores.models.sparse import open_sparse_model
+from dkgp.data.stores.models.regression import open_sparse_model
 from dkgp.errors import ClusterError, InterruptedRunError, StorageError
 from dkgp.service.queue.events import EventWriter
 from dkgp.service.queue.job_queue import JobQueue

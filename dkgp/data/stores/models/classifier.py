@@ -17,38 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from dkgp.data.remote.storage import normalise_url
-from dkgp.data.stores.arrays import StoredArray, open_arrays
+from dkgp.data.stores.arrays import StoredArray
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.manifest import described_whole, texts
-from dkgp.data.stores.models.description import (
-    SHOWN,
-    SupportedDescription,
-    checked_arrays,
-    read_arrays,
-    require_noise,
-    require_shapes,
-    write_inputs,
-)
-from dkgp.data.stores.models.near import NEAR_BY_TARGET, NEAR_COUNTS, NearArrays, shapes_by_target
-from dkgp.data.stores.models.references import check_reference, referenced_training_set
-from dkgp.data.stores.writable import new_store
+from dkgp.data.stores.models.model import Layout, SupportedModel, array
+from dkgp.data.stores.models.regression import NearArrays
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError
 
 CLASSIFIER_KIND = "classifier"
 ClassifierForm = Literal["fixed-size", "exact", "logistic", "gp"]
 
-_JSON = ("class_weights", "calibration", "path")
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ClassifierRecord(NearArrays, SupportedDescription):
-    """A classifier as it is stored; picklable.
+class ClassifierRecord(NearArrays, SupportedModel):
+    """A classifier.
 
     Attributes
     ----------
@@ -80,17 +66,24 @@ class ClassifierRecord(NearArrays, SupportedDescription):
         What was found on the way to the number of prototypes: a record of each.
     """
 
+    kind = CLASSIFIER_KIND
+    title, expected = "A classifier", "a classifier"
+    shown = (*SupportedModel.shown, "form", "classes")
+
     form: ClassifierForm
     classes: tuple[str, ...]
-    intercept: FloatArray
-    prototypes: FloatArray | None = None
-    weights: FloatArray | None = None
-    indices: IntArray | None = None
-    alpha: FloatArray | None = None
-    ones: FloatArray | None = None
-    curvature: FloatArray | None = None
-    kernel_lower: FloatArray | None = None
-    posterior_lower: FloatArray | None = None
+    prototypes: FloatArray | None = field(default=None, metadata=array("basis", "feature"))
+    weights: FloatArray | None = field(default=None, metadata=array("basis", "output"))
+    indices: IntArray | None = field(default=None, metadata=array("basis"))
+    alpha: FloatArray | None = field(default=None, metadata=array("sample", "output"))
+    ones: FloatArray | None = field(default=None, metadata=array("sample"))
+    curvature: FloatArray | None = field(default=None, metadata=array("sample", "output"))
+    kernel_lower: FloatArray | None = field(default=None, metadata=array("basis", "column"))
+    posterior_lower: FloatArray | None = field(default=None, metadata=array("output", "basis", "column"))
+    intercept: FloatArray = field(metadata=array("output"))
+    # Each class's function has its own noise.
+    near_noise: FloatArray | None = field(default=None, metadata=array("sample", "target"))
+    near_normal: FloatArray | None = field(default=None, metadata=array("target", "basis", "column"))
     likelihood: Json | None = None
     regularisation: float | None = None
     class_weights: dict[str, float] | None = None
@@ -126,6 +119,73 @@ class ClassifierRecord(NearArrays, SupportedDescription):
         """
         return super().inputs(start, stop) if self.prototypes is None else self.prototypes[start:stop]
 
+    @property
+    def format_version(self) -> int | None:
+        """Format of the store. A dkgp that knows no neighbours would take the basis' weights for the whole model."""
+        return 2 if self.neighbours is None else None
+
+    @classmethod
+    def _sizes(cls, about: Mapping[str, Any]) -> dict[str, int]:
+        outputs = 1 if len(about["classes"]) == 2 else len(about["classes"])
+        return {**super()._sizes(about), "output": outputs, "target": outputs}
+
+    @classmethod
+    def layouts(cls, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:
+        """As for every model; with softmax all classes' functions share one factor."""
+        layouts = super().layouts(about, shapes)
+        (t, m, _), dimensions = layouts["posterior_lower"]
+        joint = (1, t * m, t * m)
+        if shapes.get("posterior_lower") == joint:
+            layouts["posterior_lower"] = joint, dimensions
+        return layouts
+
+    @classmethod
+    def _kept_in_store(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+        if not (about.get("by_reference") or arrays.keys() & {"inputs", "prototypes"}):
+            raise ValueError(f"the form {about['form']!r} and the arrays {', '.join(arrays)}")
+        return super()._kept_in_store(about, arrays)
+
+    def _check(self, by_reference: bool) -> None:
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise InputError(f"A classifier needs two classes of different names at least; got {list(self.classes)}.")
+        if self.form in ("logistic", "gp"):
+            self._check_likelihood()
+        if self.form == "fixed-size" or (self.form != "exact" and self.is_sparse):
+            self._check_basis()
+        else:
+            which = "An exact classifier" if self.form == "exact" else f"A {self.form} classifier of all samples"
+            more = {"exact": ("ones",), "gp": ("curvature",)}.get(self.form, ())
+            self._require(which, "alpha", *more, training_set=True)
+        super()._check(by_reference)
+
+    def _check_basis(self) -> None:
+        lower = ("kernel_lower", "posterior_lower") if self.form == "gp" and self.neighbours is None else ()
+        self._require(f"A {self.form} classifier", "prototypes", "weights", *lower)
+        if self.neighbours is not None:
+            near = ("near_inputs", "near_targets", "near_noise", "near_weights", "near_normal")
+            self._require("A classifier with neighbours", "kernel_lower", *near)
+        if lower and self.posterior_lower is not None:
+            m, t = self.n_support, self.n_outputs
+            joint = self.likelihood is not None and self.likelihood["name"] == "softmax"
+            expected = (1, t * m, t * m) if joint else (t, m, m)
+            if self.posterior_lower.shape != expected:
+                raise InputError(
+                    f"'posterior_lower' of the classifier has shape {self.posterior_lower.shape}; expected {expected}."
+                )
+
+    def _require(self, which: str, *names: str, training_set: bool = False) -> None:
+        if any(getattr(self, name) is None for name in names) or (training_set and self._support is None):
+            needed = [f"'{name}'" for name in names] + (["its training set"] if training_set else [])
+            raise InputError(f"{which} needs {', '.join(needed[:-1])} and {needed[-1]}; got none.")
+
+    def _check_likelihood(self) -> None:
+        if self.likelihood is None or self.regularisation is None:
+            raise InputError(f"A {self.form} classifier needs 'likelihood' and 'regularisation'; got none.")
+        if not (np.isfinite(self.regularisation) and self.regularisation > 0.0):
+            raise InputError(f"The regularisation must be finite and positive; got {self.regularisation}.")
+        if self.curvature is not None and (np.asarray(self.curvature) < 0.0).any():
+            raise NumericalError("'curvature' of the classifier is below zero; the model is not saved.")
+
 
 def save_classifier(
     url: Location,
@@ -135,163 +195,29 @@ def save_classifier(
     by_reference: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write a classifier's store; places, references and errors as of `save_model`.
+    """Write the store of a classifier; errors as for `Model.save`.
 
     Parameters
     ----------
-    record
-        Written but for its own address, and where the inputs of one of all samples lie: `dataset` and `by_reference`
-        say that.
     dataset
         The training set; a classifier of all samples needs it.
-
-    Raises
-    ------
-    InputError
-        Arrays that do not fit each other, the classes or the training set; a noise variance that is not positive.
-    NumericalError
-        An array holds a NaN or infinity.
+    by_reference
+        Refer to the training set's store instead of copying its inputs.
     """
-    _check_classes(record)
-    arrays = checked_arrays(record, _shapes(record, dataset), "the classifier")
-    require_noise(record.noise_variance)
-    if by_reference:
-        if record.is_sparse or dataset is None:
-            raise InputError(
-                "`by_reference` is of use with a classifier of all samples and its training set; leave it out."
-            )
-        check_reference(dataset.url)
-    content: Json = {
-        **record.described(),
-        "form": record.form,
-        "classes": list(record.classes),
-        "by_reference": by_reference,
-        **{name: value for name in NEAR_COUNTS if (value := getattr(record, name)) is not None},
-        "chunk_rows": record.chunk_rows if dataset is None else dataset.chunk_rows,
-        **{name: getattr(record, name) for name in (*_JSON, "likelihood", "regularisation")},
-    }
-    shown = {name: content[name] for name in (*SHOWN, "form", "classes")}
-    # Who knows no neighbours would take the basis' weights for all there is.
-    version = 2 if record.neighbours is None else None
-    with new_store(normalise_url(url), CLASSIFIER_KIND, shown, overwrite, version) as store:
-        for name, values in arrays.items():
-            store.write_array(name, values, _DIMENSIONS[name])
-        if not record.is_sparse and not by_reference:
-            assert dataset is not None
-            write_inputs(store, dataset, dataset.chunk_rows)
-        store.commit(content)
+    model = record if dataset is None else record.supported_by(dataset)
+    model.save(url, by_reference=by_reference, overwrite=overwrite)
 
 
 def open_classifier(url: Location, *, reference: str | None = None) -> ClassifierRecord:
-    """Open a classifier's store; support inputs of all samples are read when they are asked for, all else at once.
-
-    Reference and errors as of `open_model`.
-    """
-    address, content, arrays = open_arrays(url, CLASSIFIER_KIND)
-    with described_whole(address, "save the model again"):
-        described, classes = ClassifierRecord.description_in(address, content), texts(content["classes"])
-        shapes = _shapes_read(arrays, len(described["feature_names"]), len(classes))
-        require_shapes(address, arrays, shapes, ("intercept",))
-        support: StoredArray | Dataset | None = arrays.pop("inputs", None)
-        by_reference = bool(content["by_reference"])
-        if content["form"] not in get_args(ClassifierForm) or not (by_reference or support or "prototypes" in arrays):
-            raise ValueError(f"the form {content['form']!r} and the arrays {', '.join(arrays)}")
-        described |= {
-            "form": content["form"],
-            "classes": classes,
-            "by_reference": by_reference,
-            "chunk_rows": int(content["chunk_rows"]),
-            **{name: content[name] for name in _JSON},
-            # Not in stores of format 1.
-            "likelihood": content.get("likelihood"),
-            "regularisation": content.get("regularisation"),
-            **{name: int(content[name]) for name in NEAR_COUNTS if name in content},
-        }
-    if by_reference:
-        support = referenced_training_set(address, content, reference)
-    return ClassifierRecord(**described, **read_arrays(arrays), _support=support)
+    """Open the store of a classifier; parameters and errors as for `Model.open`."""
+    return ClassifierRecord.open(url, reference=reference)
 
 
-_DIMENSIONS = {
-    "prototypes": ("basis", "feature"),
-    "weights": ("basis", "output"),
-    "indices": ("basis",),
-    "alpha": ("sample", "output"),
-    "ones": ("sample",),
-    "curvature": ("sample", "output"),
-    "kernel_lower": ("basis", "column"),
-    "posterior_lower": ("output", "basis", "column"),
-    "intercept": ("output",),
-    **NEAR_BY_TARGET,
-}
+def find_classifier(url: str, *, reference: str | None = None) -> ClassifierRecord:
+    """Return the classifier at an address; parameters and errors as for `Model.find`."""
+    return ClassifierRecord.find(url, reference=reference)
 
 
-def _shapes_read(arrays: Mapping[str, StoredArray], d: int, n_classes: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of all arrays that a classifier of so many features and classes may have, by the points of its sums."""
-    t = 1 if n_classes == 2 else n_classes
-    n = arrays["weights" if "weights" in arrays else "alpha"].shape[0]
-    samples, landmarks = (arrays[name].shape[0] if name in arrays else 0 for name in ("near_inputs", "near_embedding"))
-    whole = arrays["posterior_lower"].shape == (1, t * n, t * n) if "posterior_lower" in arrays else False
-    return {
-        "intercept": (t,),
-        **dict.fromkeys(("prototypes", "inputs"), (n, d)),
-        **dict.fromkeys(("weights", "alpha", "curvature"), (n, t)),
-        **dict.fromkeys(("indices", "ones"), (n,)),
-        "kernel_lower": (n, n),
-        "posterior_lower": (1, t * n, t * n) if whole else (t, n, n),
-        **shapes_by_target(n, d, t, samples, landmarks),
-    }
-
-
-def _check_classes(record: ClassifierRecord) -> None:
-    n_classes = len(record.classes)
-    if n_classes < 2 or len(set(record.classes)) < n_classes:
-        raise InputError(f"A classifier needs two classes of different names at least; got {list(record.classes)}.")
-    if record.form in ("logistic", "gp"):
-        _require_likelihood(record)
-
-
-def _shapes(record: ClassifierRecord, dataset: Dataset | None) -> dict[str, tuple[int, ...]]:
-    """Shapes of the arrays that a record of its form has."""
-    t, d = record.n_outputs, record.n_features
-    shapes: dict[str, tuple[int, ...]] = {"intercept": (t,)}
-    if record.form == "fixed-size" or (record.form != "exact" and record.is_sparse):
-        more = ("kernel_lower", "posterior_lower") if record.form == "gp" and record.neighbours is None else ()
-        _require(record, f"A {record.form} classifier", "prototypes", "weights", *more)
-        m = len(record.coefficients)
-        shapes |= {"prototypes": (m, d), "weights": (m, t)}
-        shapes |= {} if record.indices is None else {"indices": (m,)}
-        if record.neighbours is not None:
-            needed = ("kernel_lower", *(name for name in NEAR_BY_TARGET if name != "near_embedding"))
-            _require(record, "A classifier with neighbours", *needed)
-            n, e = (0 if values is None else len(values) for values in (record.near_inputs, record.near_embedding))
-            near = shapes_by_target(m, d, t, n, e) | {"kernel_lower": (m, m)}
-            return shapes | {name: shape for name, shape in near.items() if getattr(record, name) is not None}
-        if more:
-            together = record.likelihood is not None and record.likelihood["name"] == "softmax"
-            shapes |= {"kernel_lower": (m, m), "posterior_lower": (1, t * m, t * m) if together else (t, m, m)}
-        return shapes
-    article = "An exact classifier" if record.form == "exact" else f"A {record.form} classifier of all samples"
-    column = {"exact": ("ones",), "gp": ("curvature",)}.get(record.form, ())
-    names = _require(record, article, "alpha", *column, training=True, dataset=dataset)
-    assert dataset is not None
-    n = dataset.n_samples
-    return shapes | {name: (n,) if name == "ones" else (n, t) for name in names}
-
-
-def _require(
-    record: ClassifierRecord, model: str, *names: str, training: bool = False, dataset: Dataset | None = None
-) -> tuple[str, ...]:
-    if any(getattr(record, name) is None for name in names) or (training and dataset is None):
-        needed = [f"'{name}'" for name in names] + (["its training set"] if training else [])
-        raise InputError(f"{model} needs {', '.join(needed[:-1])} and {needed[-1]}; got none.")
-    return names
-
-
-def _require_likelihood(record: ClassifierRecord) -> None:
-    if record.likelihood is None or record.regularisation is None:
-        raise InputError(f"A {record.form} classifier needs 'likelihood' and 'regularisation'; got none.")
-    if not (np.isfinite(record.regularisation) and record.regularisation > 0.0):
-        raise InputError(f"The regularisation must be finite and positive; got {record.regularisation}.")
-    if record.curvature is not None and (np.asarray(record.curvature) < 0.0).any():
-        raise NumericalError("'curvature' of the classifier is below zero; the model is not saved.")
+def memory_classifier(record: ClassifierRecord, dataset: Dataset | None = None) -> ClassifierRecord:
+    """Return a classifier with an address in this process; the inputs of one of all samples are the training set's."""
+    return record.supported_by(dataset).resident()

@@ -18,7 +18,7 @@ import psutil
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, process_threads, single_threaded_blas
 from dkgp.data import ModelRecord
-from dkgp.data.stores.models.description import ModelDescription
+from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
@@ -247,9 +247,7 @@ class SlopeSums:
         return worker_cache().get(key, lambda: CachedRows(self.evaluator.coordinates(self._rows(block)))).values
 
 
-def in_units(
-    model: ModelDescription, gradient: FloatArray, bound: FloatArray, width: int
-) -> tuple[FloatArray, FloatArray]:
+def in_units(model: KernelModel, gradient: FloatArray, bound: FloatArray, width: int) -> tuple[FloatArray, FloatArray]:
     """Derivatives (r, p, d) and bounds, standardised, in the targets' units per unit of `width` raw inputs.
 
     Two roundings, then outward; features that were constant, where `width` counts them, change nothing.

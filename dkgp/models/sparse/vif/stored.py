@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dkgp.data.stores.models.near import NearArrays
+from dkgp.data.stores.models.regression import NearArrays
 from dkgp.models.sparse.vif.prediction import Near
 from dkgp.operators.base import Variances
 

@@ -21,7 +21,6 @@ from dkgp.data import (
     save_model,
     save_sparse_model,
 )
-from dkgp.data.stores.models.memory import find_sparse_model
 from dkgp.errors import StoreError
 from tests.data.stores.kinds import FACTS, sparse_record
 
@@ -60,7 +59,7 @@ def test_residents_are_found_for_as_long_as_they_are_held(place: Place, arrays: 
     with pytest.raises(StoreError, match="A sparse model is in memory there"):
         find_model(few.url)
     with pytest.raises(StoreError, match="An exact model is in memory there"):
-        find_sparse_model(whole.url)
+        SparseRecord.find(whole.url)
     assert is_resident(whole.url)
     assert not is_resident(place("train.zarr"))
     address = few.url

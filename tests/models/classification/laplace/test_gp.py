@@ -15,7 +15,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.data.stores.models.memory import memory_classifier
+from dkgp.data.stores.models.classifier import memory_classifier
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.models import Hyperparameters

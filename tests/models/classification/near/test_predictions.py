@@ -17,7 +17,7 @@ from scipy.special import expit, ndtr
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
-from dkgp.data.stores.models.memory import memory_classifier
+from dkgp.data.stores.models.classifier import memory_classifier
 from dkgp.errors import InputError, MemoryBudgetError, StoreError
 from dkgp.kernels import Matern32
 from dkgp.models.classification.labels import LabelledData, Labels, labels_of

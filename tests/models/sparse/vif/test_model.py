@@ -13,7 +13,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_prediction
-from dkgp.data.stores.models.sparse import SparseRecord, save_sparse_model
+from dkgp.data.stores.models.regression import SparseRecord, save_sparse_model
 from dkgp.errors import InputError, NumericalError, StoreError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
 from dkgp.models.prediction.predict import Destination, predict

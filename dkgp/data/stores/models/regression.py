@@ -1,0 +1,359 @@
+"""Regressions in a Zarr store: exact models, sparse models and linear models.
+
+An exact model carries its support inputs, so that it predicts without its training set, unless it is saved by
+reference. A model that also carries targets and gradient can be trained further. A sparse model predicts from its basis
+alone: 8 (2 m^2 + m (d + p)) bytes for m basis samples, and all samples besides if it has neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.codec import rule
+from dkgp.data.stores.arrays import StoredArray, target_layout
+from dkgp.data.stores.dataset import Dataset
+from dkgp.data.stores.memory_dataset import assembled_dataset
+from dkgp.data.stores.models.model import (
+    KernelModel,
+    Layout,
+    Model,
+    SupportedModel,
+    TrainingFacts,
+    about_model,
+    about_training,
+    array,
+)
+from dkgp.data.stores.writable import NewStore
+from dkgp.data.types import FloatArray, IntArray, Json, Location
+from dkgp.errors import InputError, NumericalError
+
+MODEL_KIND = "model"
+SPARSE_MODEL_KIND = "sparse model"
+LINEAR_MODEL_KIND = "linear model"
+# The formats of models without an array of known noise, and without coefficients of a mean.
+WITHOUT_SAMPLE_NOISE, WITHOUT_TREND = 2, 3
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelRecord(SupportedModel):
+    """An exact model.
+
+    Attributes
+    ----------
+    alpha
+        Coefficients, shape (n, p), on the standardised scale; (n, p + q) with those of the q columns of a mean.
+    sample_noise
+        Known noise variances v_i of the samples, shape (n,), on the same scale: sample i has the noise s2 + v_i. None
+        if all samples have s2.
+    """
+
+    kind = MODEL_KIND
+    title, expected = "An exact model", "an exact one"
+
+    alpha: FloatArray = field(metadata=array("sample", "target"))
+    sample_noise: FloatArray | None = field(default=None, metadata=array("sample"))
+    # Standardised targets y and gradient Kbar alpha - y, if the model has them.
+    _targets: StoredArray | None = field(default=None, repr=False)
+    _gradient: StoredArray | FloatArray | None = field(default=None, repr=False)
+
+    @property
+    def n_samples(self) -> int:
+        """Number of support inputs, n."""
+        return int(self.alpha.shape[0])
+
+    @property
+    def n_support(self) -> int:
+        """Number of support inputs, n."""
+        return self.n_samples
+
+    @property
+    def format_version(self) -> int | None:
+        """Format of the store. A dkgp that knows no noise by sample, or no mean, must refuse models that have it."""
+        if self.trend is not None:
+            return None
+        return WITHOUT_SAMPLE_NOISE if self.sample_noise is None else WITHOUT_TREND
+
+    @property
+    def noise(self) -> float | FloatArray:
+        """The noise of the samples, s2 or s2 + v_i (n,)."""
+        return self.noise_variance if self.sample_noise is None else self.noise_variance + self.sample_noise
+
+    def training_state(self) -> tuple[Dataset, FloatArray] | None:
+        """Return the training set and the float64 gradient Kbar alpha - y, which training goes on from; None without.
+
+        Raises `StoreError` if a chunk is missing or damaged.
+        """
+        if self._support is None or self._gradient is None:
+            return None
+        values = self._gradient.read(0, self.n_samples) if isinstance(self._gradient, StoredArray) else self._gradient
+        gradient = values.reshape(self.n_samples, -1)
+        if isinstance(self._support, Dataset):
+            return self._support, gradient
+        if self._targets is None:
+            return None
+        dataset = assembled_dataset(
+            self._support, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
+        )
+        return dataset, gradient
+
+    @classmethod
+    def layouts(cls, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:
+        """Arrays of one target are vectors; the columns of a mean come after the targets'."""
+        n, p = shapes.get("alpha", (0,))[0], len(about["target_names"])
+        targets = solved = target_layout(n, p)
+        if about.get("trend") is not None:
+            solved = (n, p + len(about["trend"]["coefficients"])), ("sample", "column")
+        return {**super().layouts(about, shapes), "alpha": solved, "gradient": solved, "targets": targets}
+
+    @classmethod
+    def _kept_in_store(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+        kept = super()._kept_in_store(about, arrays)
+        return {**kept, "_targets": arrays.get("targets"), "_gradient": arrays.get("gradient")}
+
+    @classmethod
+    def _shaped(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "alpha": values["alpha"].reshape(len(values["alpha"]), -1)}
+
+    def _check(self, by_reference: bool) -> None:
+        super()._check(by_reference)
+        finite = np.isfinite(self.alpha).all(axis=1)
+        if not finite.all():
+            raise NumericalError(
+                f"alpha is not finite (row {int(np.argmin(finite))}); the model is not saved. Raise the noise variance."
+            )
+        if isinstance(self._gradient, np.ndarray) and self._gradient.size != self.alpha.size:
+            raise InputError(
+                f"The gradient has shape {self._gradient.shape}; expected that of alpha, {self.alpha.shape}."
+            )
+        if self.sample_noise is not None:
+            self._check_sample_noise(self.sample_noise)
+
+    def _check_sample_noise(self, values: FloatArray) -> None:
+        if values.shape != (self.n_samples,):
+            raise InputError(
+                f"sample_noise has shape {values.shape}; expected ({self.n_samples},), a variance for each sample."
+            )
+        noise = self.noise_variance + values
+        if not (np.isfinite(noise) & (noise > 0.0)).all():
+            row = int(np.argmin(np.isfinite(noise) & (noise > 0.0)))
+            raise InputError(
+                f"sample_noise is {values[row]} in row {row}, a noise of {noise[row]} in all; expected a positive one."
+            )
+
+    def _write_more(self, store: NewStore, content: Json) -> None:
+        state = self.training_state()
+        if state is not None:
+            dataset, gradient = state
+            layouts = self.layouts(vars(self), {"alpha": self.alpha.shape})
+            for name, values in (("targets", dataset.all_targets()), ("gradient", gradient)):
+                shape, dimensions = layouts[name]
+                store.write_array(name, np.asarray(values, dtype=np.float64).reshape(shape), dimensions)
+        super()._write_more(store, content)
+
+    def _stored_shape(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        return values.reshape(-1) if name == "alpha" and self.n_targets == 1 and self.trend is None else values
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NearArrays(KernelModel):
+    """A model that may predict from neighbours; the fields are None if it does not.
+
+    Attributes
+    ----------
+    neighbours
+        Number of samples that a prediction is conditioned on.
+    search_samples
+        Most samples that a search for neighbours looks at. None, in stores of before there was a limit: any number.
+    near_inputs, near_targets
+        The training set, standardised, shapes (n, d) and (n, p).
+    near_noise
+        Its noise variances, shape (n,), or (n, p) if each target has its own; None if all samples have s2.
+    near_weights, near_normal
+        The posterior of the basis' part given the samples: its mean (m, p) in whitened form, and a triangle of its
+        precision, (m, m), or one for each target.
+    near_embedding
+        Inputs (e, d) that tell which samples are near, for a kernel that is no function of one distance.
+    """
+
+    neighbours: int | None = field(default=None, metadata=rule(omit_default=True))
+    search_samples: int | None = field(default=None, metadata=rule(omit_default=True))
+    near_inputs: FloatArray | None = field(default=None, metadata=array("sample", "feature"))
+    near_targets: FloatArray | None = field(default=None, metadata=array("sample", "target"))
+    near_noise: FloatArray | None = field(default=None, metadata=array("sample"))
+    near_weights: FloatArray | None = field(default=None, metadata=array("basis", "target"))
+    near_normal: FloatArray | None = field(default=None, metadata=array("basis", "other", fortran=True))
+    near_embedding: FloatArray | None = field(default=None, metadata=array("landmark", "feature"))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SparseRecord(NearArrays):
+    """A sparse model.
+
+    Attributes
+    ----------
+    method
+        The method's name.
+    prototypes
+        Basis samples, standardised, shape (m, d).
+    weights
+        Shape (m, p), on the standardised scale.
+    lower, normal
+        Triangles, shape (m, m), in Fortran order; a subset of data has no second one.
+    indices
+        Numbers of the training samples that the basis samples are; None if they are none.
+    basis_noise
+        Noise of the basis samples, shape (m,); None if all samples have s2, or the basis samples are no samples.
+    """
+
+    kind = SPARSE_MODEL_KIND
+    title, expected = "A sparse model", "a sparse one"
+    shown = (*KernelModel.shown, "method")
+
+    method: str
+    prototypes: FloatArray = field(metadata=array("basis", "feature"))
+    weights: FloatArray = field(metadata=array("basis", "target"))
+    lower: FloatArray = field(metadata=array("basis", "other", fortran=True))
+    normal: FloatArray | None = field(default=None, metadata=array("basis", "other", fortran=True))
+    indices: IntArray | None = field(default=None, metadata=array("basis"))
+    basis_noise: FloatArray | None = field(default=None, metadata=array("basis"))
+
+    @property
+    def basis_size(self) -> int:
+        """Number of basis samples, m."""
+        return len(self.prototypes)
+
+    @property
+    def n_support(self) -> int:
+        """Number of basis samples, m."""
+        return self.basis_size
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearRecord(Model):
+    """A linear regression.
+
+    Attributes
+    ----------
+    coefficients, intercept
+        On the standardised scale, shape (d, p) and (p,).
+    summary
+        The JSON document of `pursue --json`: method, how the cardinality was chosen, the path of each target.
+    """
+
+    kind = LINEAR_MODEL_KIND
+    title, expected = "A linear regression", "a linear regression"
+
+    coefficients: FloatArray = field(metadata=array("feature", "target"))
+    intercept: FloatArray = field(metadata=array("target"))
+
+
+# ----------------------------------------------------------------------------------------------------- public functions
+
+
+def exact_model(
+    dataset: Dataset,
+    *,
+    alpha: FloatArray,
+    gradient: FloatArray | None = None,
+    sample_noise: FloatArray | None = None,
+    chunk_rows: int | None = None,
+    **facts: Unpack[TrainingFacts],
+) -> ModelRecord:
+    """Return the exact model of a training set; the parameters are those of `save_model`.
+
+    Raises `InputError` if `alpha` does not fit the training set.
+    """
+    coefficients = np.asarray(alpha, dtype=np.float64)
+    coefficients = coefficients[:, None] if coefficients.ndim == 1 else coefficients
+    trend = facts.get("trend")
+    expected = dataset.n_samples, dataset.n_targets + (0 if trend is None else len(trend["coefficients"]))
+    if coefficients.shape != expected:
+        raise InputError(f"alpha has shape {np.shape(alpha)}; '{dataset.url}' needs {expected}.")
+    return ModelRecord(
+        **about_model(dataset, **facts),
+        alpha=coefficients,
+        sample_noise=None if sample_noise is None else np.asarray(sample_noise, dtype=np.float64),
+        chunk_rows=chunk_rows or dataset.chunk_rows,
+        by_reference=True,
+        _support=dataset,
+        _gradient=None if gradient is None else np.asarray(gradient, dtype=np.float64),
+    )
+
+
+def memory_model(dataset: Dataset, **fields: Any) -> ModelRecord:
+    """Return an exact model of a training set with an address in this process; parameters as for `exact_model`."""
+    return exact_model(dataset, **fields).resident()
+
+
+def save_model(
+    url: Location, *, dataset: Dataset, by_reference: bool = False, overwrite: bool = False, **fields: Any
+) -> None:
+    """Write the store of an exact model; errors as for `Model.save`.
+
+    Parameters
+    ----------
+    dataset
+        The training set.
+    by_reference
+        Refer to the training set's store instead of copying its inputs. The model is then of use only as long as
+        that store is where it is now, unchanged.
+    overwrite
+        Replace a model store that is there. Anything else that is there is left alone.
+    fields
+        `alpha`, coefficients on the standardised scale, shape (n, p) or (n,) for one target, (n, p + q) with a `trend`;
+        `gradient`, Kbar alpha - y, of the same shape, with which the model can be trained further; `sample_noise`,
+        known noise variances of the samples, shape (n,), beside `noise_variance`; `chunk_rows`, by default the training
+        set's; `kernel`, the kernel's JSON; `noise_variance`, s2 on the standardised scale, positive; and, as JSON,
+        `history`, a record per round, `certificate`, the proven bounds, `summary`, the document of `train --json`,
+        `noise_model`, which gives the known noise, and `trend`, a mean with coefficients.
+    """
+    exact_model(dataset, **fields).save(url, by_reference=by_reference, overwrite=overwrite)
+
+
+def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
+    """Open the store of an exact model; parameters and errors as for `Model.open`."""
+    return ModelRecord.open(url, reference=reference)
+
+
+def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
+    """Return the exact model at an address; parameters and errors as for `Model.find`."""
+    return ModelRecord.find(url, reference=reference)
+
+
+def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = False) -> None:
+    """Write the store of a sparse model; errors as for `Model.save`."""
+    record.save(url, overwrite=overwrite)
+
+
+def open_sparse_model(url: Location) -> SparseRecord:
+    """Open the store of a sparse model; errors as for `Model.open`."""
+    return SparseRecord.open(url)
+
+
+def memory_sparse_model(record: SparseRecord) -> SparseRecord:
+    """Return a sparse model with an address in this process; see `Model.resident`."""
+    return record.resident()
+
+
+def save_linear_model(
+    url: Location,
+    dataset: Dataset,
+    coefficients: FloatArray,
+    intercept: FloatArray,
+    summary: Json,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write the store of a linear regression; errors as for `Model.save`."""
+    model = LinearRecord(**about_training(dataset, summary), coefficients=coefficients, intercept=intercept)
+    model.save(url, overwrite=overwrite)
+
+
+def open_linear_model(url: Location) -> LinearRecord:
+    """Open the store of a linear regression; errors as for `Model.open`."""
+    return LinearRecord.open(url)
