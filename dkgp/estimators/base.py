@@ -30,8 +30,7 @@ from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, TakesSparse, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
 from dkgp.estimators.tables import Table, computed, is_plain, read_inputs
-from dkgp.estimators.targets.gaps import of_groups
-from dkgp.estimators.targets.mean import EstimatorMean, require_centred
+from dkgp.estimators.targets import EstimatorMean, of_groups, require_centred
 from dkgp.estimators.training_set import feature_names_of, outer_client, plain_inputs, true_targets
 from dkgp.estimators.values import weights_of_score
 from dkgp.html import panel

@@ -39,8 +39,7 @@ from dkgp.estimators.settings import (
     stopping_of,
 )
 from dkgp.estimators.tables import computed
-from dkgp.estimators.targets.gaps import fits_groups, of_groups
-from dkgp.estimators.targets.mean import EstimatorMean, kind_of, require_centred
+from dkgp.estimators.targets import EstimatorMean, fits_groups, kind_of, of_groups, require_centred
 from dkgp.estimators.training_set import new_samples, training_set
 from dkgp.estimators.values import numeric_samples
 from dkgp.models.certificate import Certificate

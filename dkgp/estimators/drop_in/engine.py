@@ -17,7 +17,7 @@ from dkgp.data import Dataset, Standardisation, dataset_from_arrays
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import InputError
 from dkgp.estimators.ambient import ambient_client
-from dkgp.estimators.drop_in.posterior import Predicted
+from dkgp.estimators.drop_in.dense import Predicted
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries
 from dkgp.estimators.fitted import FittedModel, Workspace

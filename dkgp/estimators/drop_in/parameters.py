@@ -1,21 +1,21 @@
-"""Inputs and memory of both estimators of this room, checked, and what their parameters take."""
+"""Parameters, inputs and memory limit of the drop-in estimators, and the classes of scikit-learn that they need."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from typing import Any
 
-import numpy as np
-
-from dkgp.errors import MemoryBudgetError
-from dkgp.estimators.drop_in.theirs import kernels
-from dkgp.estimators.drop_in.tree import Node
+from dkgp.errors import MemoryBudgetError, MissingExtraError
 from dkgp.estimators.parameters import Takes
 from dkgp.estimators.scikit_learn import validate_data
 from dkgp.estimators.values import require_same_order
 from dkgp.models.memory import mib
-from dkgp.models.tuning.tune import DEFAULT_SUBSET
+
+try:
+    from sklearn.gaussian_process import kernels as kernels
+    from sklearn.multiclass import OneVsOneClassifier as OneVsOneClassifier
+    from sklearn.multiclass import OneVsRestClassifier as OneVsRestClassifier
+except ImportError as error:
+    raise MissingExtraError("scikit-learn", "sklearn", "an estimator such as GaussianProcessRegressor") from error
 
 GIBIBYTE = 2**30
 # The kernel matrix, that its factor takes the place of, distances, and a part of a sum at a time.
@@ -58,28 +58,6 @@ def training_samples(estimator: Any, X: Any, y: Any, **how: Any) -> tuple[Any, A
 def solve_bytes(n: int) -> int:
     """Peak memory of a Cholesky factor and what it is made from."""
     return 8 * n * n * _SOLVE_ARRAYS
-
-
-def search_bytes(n: int, tree: Node) -> int:
-    """Peak memory of an evaluation of the likelihood with its gradient: what the kernel holds, and two matrices."""
-    return 8 * n * n * (tree.arrays + 2)
-
-
-def searched_rows(n: int, tree: Node, dense_bytes: int, rng: Any) -> Any:
-    """Rows of the samples that hyperparameters are searched on: None for all, where they fit, else drawn.
-
-    Warns of a subset with a `UserWarning` that says why.
-    """
-    needed = search_bytes(n, tree)
-    if needed <= dense_bytes:
-        return None
-    count = max(2, min(DEFAULT_SUBSET, math.isqrt(dense_bytes * n * n // needed)))
-    warnings.warn(
-        f"hyperparameters are searched on {count:,} of {n:,} samples, drawn by `random_state`; on all of them an "
-        f"evaluation would take {mib(needed)}, and the class attribute `dense_bytes` allows {mib(dense_bytes)}",
-        stacklevel=4,
-    )
-    return np.sort(rng.choice(n, size=count, replace=False))
 
 
 def require_dense(what: str, n: int, needed: int, dense_bytes: int, instead: str) -> None:

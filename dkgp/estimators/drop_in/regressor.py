@@ -10,24 +10,30 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.estimators.drop_in.dense import (
+    Bounds,
+    DensePosterior,
+    Evidence,
+    asked_for,
+    prior_interval,
+    search,
+    search_bytes,
+    searched_rows,
+    tree_under,
+)
 from dkgp.estimators.drop_in.engine import EnginePosterior
-from dkgp.estimators.drop_in.leaves import tree_of
-from dkgp.estimators.drop_in.likelihood import Evidence, asked_for, search, tree_under
 from dkgp.estimators.drop_in.parameters import (
     GIBIBYTE,
     KERNEL,
     OPTIMIZER,
     inputs_to_predict,
     require_dense,
-    search_bytes,
-    searched_rows,
     solve_bytes,
     training_samples,
 )
-from dkgp.estimators.drop_in.posterior import Bounds, DensePosterior, prior_interval
-from dkgp.estimators.drop_in.theirs import kernels as sk
+from dkgp.estimators.drop_in.parameters import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
-from dkgp.estimators.drop_in.tree import Entries, Pair
+from dkgp.estimators.drop_in.tree import Entries, Pair, tree_of
 from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.parameters import (
     CheckedElsewhere,

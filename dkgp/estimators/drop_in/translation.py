@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.errors import InputError
-from dkgp.estimators.drop_in.theirs import kernels as sk
+from dkgp.estimators.drop_in.parameters import kernels as sk
 from dkgp.kernels import (
     Constant,
     Kernel,

@@ -14,7 +14,7 @@ from sklearn.gaussian_process import kernels as sk
 
 from dkgp import GaussianProcessClassifier
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.estimators.drop_in.laplace import average_logistic
+from dkgp.estimators.drop_in.dense import average_logistic
 
 KERNEL = 4.0 * sk.RBF([1.0, 1.0]) + sk.WhiteKernel(0.01, (1e-3, 1.0))
 BOTH = (GaussianProcessClassifier, Theirs)

@@ -16,8 +16,8 @@ from sklearn.gaussian_process import kernels as sk
 
 from dkgp import GaussianProcessClassifier, GaussianProcessRegressor
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.estimators.drop_in.dense import DensePosterior
 from dkgp.estimators.drop_in.engine import EnginePosterior
-from dkgp.estimators.drop_in.posterior import DensePosterior
 
 
 class Small(GaussianProcessRegressor):
@@ -233,7 +233,7 @@ def test_bounds_of_what_need_not_be_positive_definite(rng: np.random.Generator) 
 def test_a_variance_that_is_negative_is_refused(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     X = rng.normal(size=(30, 2))
     kernel = sk.ExpSineSquared(1.0, 0.9)
-    monkeypatch.setattr("dkgp.estimators.drop_in.leaves._PeriodicLeaf.error", lambda *_: 100.0)
+    monkeypatch.setattr("dkgp.estimators.drop_in.tree._PeriodicLeaf.error", lambda *_: 100.0)
     least = -np.linalg.eigvalsh(kernel(X)).min()
     gp = GaussianProcessRegressor(kernel, alpha=least + 1e-6, optimizer=None).fit(X, X[:, 0])
     with pytest.raises(NumericalError, match="exact variance at a test sample is at most -.*not positive definite"):
@@ -329,7 +329,7 @@ def test_many_test_samples_are_predicted_some_at_a_time(waves: Any, monkeypatch:
     gp = GaussianProcessRegressor(sk.RBF() + sk.WhiteKernel(0.1), optimizer=None).fit(X, y)
     X_new = np.linspace(-3.0, 3.0, 400).reshape(200, 2)
     whole = gp.predict(X_new, return_std=True, return_bounds=True)
-    monkeypatch.setattr("dkgp.estimators.drop_in.posterior._HELD_ENTRIES", 1)
+    monkeypatch.setattr("dkgp.estimators.drop_in.dense._HELD_ENTRIES", 1)
     pieces = gp.predict(X_new, return_std=True, return_bounds=True)
     for one, other in zip((*whole[:2], *whole[2]), (*pieces[:2], *pieces[2]), strict=True):
         np.testing.assert_allclose(one, other, rtol=0.05, atol=1e-12)

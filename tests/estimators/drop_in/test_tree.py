@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from sklearn.gaussian_process import kernels as sk
 
-from dkgp.estimators.drop_in.leaves import tree_of
-from dkgp.estimators.drop_in.likelihood import Evidence
-from dkgp.estimators.drop_in.parameters import search_bytes, solve_bytes
-from dkgp.estimators.drop_in.posterior import DensePosterior
-from dkgp.estimators.drop_in.tree import Pair
+from dkgp.estimators.drop_in.dense import DensePosterior, Evidence, search_bytes
+from dkgp.estimators.drop_in.parameters import solve_bytes
+from dkgp.estimators.drop_in.tree import Pair, tree_of
 
 
 class Mine(sk.RBF):
