@@ -1,27 +1,32 @@
-"""`dkgp bench products`: products with the whole kernel matrix, evaluated or read from tiles that are kept, by cluster.
+"""`dkgp bench products`: products with the whole kernel matrix, evaluated or read from kept tiles, by kind of cluster.
 
 Every contender takes its turn within each repeat, in this process: without Dask, on a Dask cluster in this process, on
-one worker process and on several of one thread each. All come to the same bits, or the benchmark fails. The two
-baselines, no Dask and one worker, take another turn at the end of each repeat: what they come to against themselves is
-the noise of the ratios to them. As many bare processes (`dkgp.bench.bare`) say what the machine allows. Worker
-processes also build a block-Vecchia factor, each time anew.
+one worker process and on several of one thread each. All must agree in every bit, or the benchmark fails. The two
+baselines, no Dask and one worker, take another turn at the end of each repeat: their ratio to themselves is the noise
+of the ratios to them. As many bare processes, without Dask, show the limit of the machine: they hold the vectors
+already, share the tasks as workers would, and return nothing. Worker processes also build a block-Vecchia factor, each
+time anew.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
-from dkgp.bench.bare import BareProcesses
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
+from dkgp.cluster.threads import limit_blas_threads
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import (
     Column,
@@ -34,11 +39,13 @@ from dkgp.commands.reporting.measurements import (
     write_record,
 )
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
-from dkgp.data import dataset_from_arrays
-from dkgp.errors import NumericalError
-from dkgp.kernels import SquaredExponential
+from dkgp.data import dataset_from_arrays, open_dataset
+from dkgp.errors import DkgpError, NumericalError
+from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.full_products import RangeRows, cut_of, matmat_task, scale_of
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.factor import VecchiaFactor
 
@@ -226,3 +233,61 @@ def _nothing_of(run: Callable[[], int], V: FloatArray) -> FloatArray:
     """A turn of bare processes, which have the vectors and keep what they come to."""
     run()
     return V
+
+
+STOP_SECONDS = 5.0
+
+
+class BareProcesses(ExitStack):
+    """So many processes, started once; each call evaluates K V for the samples of the store at `url`."""
+
+    def __init__(self, count: int, url: str, kernel: Kernel, V: FloatArray) -> None:
+        super().__init__()
+        self._count, self._work = count, (url, kernel, V)
+        self._ends: list[Connection] = []
+
+    def __enter__(self) -> Self:
+        start = multiprocessing.get_context("spawn")
+        for share in range(self._count):
+            near, far = start.Pipe()
+            process = start.Process(target=_serve, args=(far, share, self._count, *self._work), daemon=True)
+            process.start()
+            far.close()
+            self.callback(process.join, STOP_SECONDS)
+            self.callback(near.close)
+            self._ends.append(near)
+        self()  # compiled code is loaded, features are there
+        return self
+
+    def __call__(self) -> int:
+        """Evaluate; return the number of tasks."""
+        try:
+            for end in self._ends:
+                end.send(True)
+            return sum(end.recv() for end in self._ends)
+        except (EOFError, OSError) as error:
+            raise DkgpError(f"a process of the benchmark ended by itself: {error!r}") from error
+
+
+def _serve(end: Connection, share: int, of: int, url: str, kernel: Kernel, V: FloatArray) -> None:
+    limit_blas_threads(1)
+    dataset = open_dataset(url)
+    context = BlockContext(f"bare-{os.getpid()}", dataset, kernel, dataset.n_samples)
+    cut = cut_of(context.n_blocks, of)
+    mine = share_of(len(cut.tasks), share, of)
+    rows = [(context.bounds(first)[0], context.bounds(last - 1)[1]) for first, last in map(cut.blocks, cut.names)]
+    ranges = [RangeRows(cut.blocks(name), np.ascontiguousarray(V[slice(*rows[name])])) for name in cut.names]
+    work = [({name: ranges[name] for name in cut.needs[task]}, cut.tasks[task]) for task in mine]
+    scale = scale_of(V, np.ones(context.n), "single", context.n_blocks)
+    try:
+        while end.recv():
+            for needed, squares in work:
+                matmat_task(context, scale, "single", None, needed, squares)
+            end.send(len(work))
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass
+
+
+def share_of(tasks: int, share: int, of: int) -> range:
+    """Return the tasks of one of so many workers of a thread each."""
+    return range(share, tasks, of)

@@ -1,7 +1,8 @@
-"""Connecting to a cluster, or starting one: by address, scheduler file, kind, or configuration.
+"""Connects to a cluster, or starts one: by address, scheduler file, kind, or configuration.
 
 Precedence: scheduler > scheduler file > kind > dask configuration (`scheduler-address`, `DASK_SCHEDULER_ADDRESS`) >
-default. A cluster that is started here is always closed; one that ran already never is.
+default. A cluster that is started here is always closed; one that ran already never is. Dask's performance report of a
+run is one HTML page: which tasks ran where and when, transfers, and load of workers.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dask.config
 
+from dkgp.cluster.cache import budget_here
 from dkgp.cluster.client_executor import Announcer, LogAnnouncer, direct_results, executor_on, patience
 from dkgp.cluster.configuration import set_config_file
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.cluster.kinds import KINDS
-from dkgp.cluster.options import ClusterOptions, UnreachableSchedulerError
-from dkgp.cluster.performance import performance_report, require_place
+from dkgp.cluster.options import KINDS, ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
-from dkgp.cluster.tile_budget import budget_here
-from dkgp.errors import ClusterError, DkgpError, UsageError
+from dkgp.errors import ClusterError, DkgpError, InputError, UsageError
 
 if TYPE_CHECKING:
     from distributed import Client, Security
+
 
 # Below this many samples a round is shorter than the scheduler's round trip.
 SMALL_PROBLEM_SAMPLES = 20_000
@@ -275,7 +276,7 @@ def _address(client: Client) -> str:
 
 
 def _count_workers(client: Client, options: ClusterOptions) -> int:
-    from dkgp.cluster.executors.dask_graphs import threads_by_worker
+    from dkgp.cluster.executors.dask import threads_by_worker
 
     try:
         return len(threads_by_worker(client, options.resources))
@@ -290,3 +291,62 @@ def _no_workers_hint(options: ClusterOptions, address: str | None) -> str:
     if address is not None:
         return "start some with `dask worker ADDRESS`, or look at what those that should be there say"
     return KINDS.find(options.kind).no_workers
+
+
+REPORT_SECONDS = 60.0
+
+
+@contextmanager
+def performance_report(client: Client, path: str, announcer: Announcer) -> Iterator[None]:
+    """Record the cluster's work while the context is open, and write the page at its end, after failures too.
+
+    `UsageError` if the scheduler lacks bokeh. A cluster that is lost at the end takes its records along, and the
+    announcer is warned.
+    """
+    scheduler: Any = client.scheduler
+    if not client.run_on_scheduler(_has_bokeh()):
+        raise UsageError(
+            "`performance_report` needs bokeh in the scheduler's environment, which draws the page: pip install "
+            "'dkgp[dashboard]'"
+        )
+    began = time.time()
+    client.get_task_stream(start=0, stop=0)  # the scheduler records tasks from the first call on
+    count = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.monitor.count)
+    try:
+        yield
+    finally:
+        try:
+            # Dask's own context manager writes in place, and shows the lines that called it.
+            page = client.sync(
+                scheduler.performance_report,
+                start=began,
+                last_count=count,
+                code="",
+                mode=None,
+                callback_timeout=REPORT_SECONDS,
+            )
+            temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+            temporary.write_text(page, encoding="utf-8")
+            os.replace(temporary, path)
+            announcer.note(f"performance report: {path}")
+        except Exception as error:  # the run's own result or error counts more
+            announcer.warn(f"the performance report '{path}' could not be written: {error}")
+
+
+def require_place(path: str) -> None:
+    """Refuse, before any cluster is started, a report that could not be written; `InputError`."""
+    folder = Path(path).absolute().parent
+    if Path(path).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"`performance_report`: '{path}' cannot be written; expected a file in a folder that exists and can be "
+            "written to"
+        )
+
+
+def _has_bokeh() -> Any:
+    def has_bokeh() -> bool:
+        from importlib.util import find_spec
+
+        return find_spec("bokeh") is not None
+
+    return has_bokeh

@@ -1,4 +1,13 @@
-"""A user's choice of where the work runs, checked as far as it can be without touching any cluster."""
+"""The user's choice of where the work runs, and the kinds of cluster to choose from.
+
+`ClusterOptions` are checked as far as that is possible without touching any cluster. A kind of cluster is declared in
+the file that starts it: `KINDS.add(ClusterKind(...))` at the end of a module of `dkgp.cluster.starters`, or of a module
+that an installed package names in the entry point group `dkgp.clusters`. The command line, the checks and the handling
+of a running cluster follow from the declaration.
+
+Every user of a machine sees its command lines (`ps`). So `KEY=@FILE` takes a setting's value from a file that others
+cannot read, and `KEY=@env:NAME` from an environment variable; messages hide such values.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +15,17 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Iterable
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import dask.config
 
-from dkgp.cluster.kinds import KINDS, cluster_kinds, kinds_that
-from dkgp.cluster.secret_settings import read_secret, redacted, secret_names
 from dkgp.errors import InputError, UsageError
-from dkgp.registry import Group, Option, byte_budget, byte_count
+from dkgp.registry import Extra, Group, Option, Registry, byte_budget, byte_count
 
 # What names a file or folder of this machine, among the fields and among the classes' own settings.
 _FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file", "performance_report")
@@ -357,3 +366,132 @@ def _address_from_file(path: str) -> str:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnreachableSchedulerError(f"the scheduler file {path} cannot be read: {error}") from error
+
+
+# Arguments of `dkgp.cluster.elastic.RoundAdaptive`, which itself keeps workers through the pauses between rounds.
+ADAPTIVE_LOCALLY: Mapping[str, Any] = {"interval": "1s", "wait_count": 1}
+
+
+@dataclass(frozen=True)
+class ClusterKind:
+    """A way to get workers; `name` and `help` are for the command line."""
+
+    name: str
+    help: str
+    # Called with the `ClusterOptions`, the certificates to use (`distributed.Security` or None) and an `ExitStack` that
+    # is to close the cluster; returns one of dask's cluster objects. None where no cluster is needed at all.
+    start: Callable[..., Any] | None
+    extra: Extra | None = None
+    # "given": the user's, or some made for the run, are handed to it; "own": it brings its own; "none": it has none.
+    certificates: Literal["given", "own", "none"] = "none"
+    # Its workers are this process; or processes that this one starts.
+    in_process: bool = False
+    on_this_machine: bool = False
+    # Workers wait for their turn: they get more time, and their number must be given.
+    queues: bool = False
+    # Further arguments for the cluster's `adapt` where this process decides on its size; none where its service does;
+    # None where its size cannot follow the work.
+    adaptive: Mapping[str, Any] | None = None
+    takes_settings: bool = True
+    # Key in dask's configuration of the folder for its workers' output; the setting "log_directory" overrides it, and
+    # the current folder is the default.
+    log_setting: str | None = None
+    # Advice where workers do not come, and what to add to an error of starting it.
+    no_workers: str = "see the messages above"
+    failure_hint: str = ""
+
+
+KINDS: Registry[ClusterKind] = Registry("cluster kind", "dkgp.cluster.starters", "dkgp.clusters")
+
+
+def cluster_kinds() -> list[ClusterKind]:
+    """Return all kinds by name, those first that need nothing installed."""
+    return sorted(KINDS.all().values(), key=lambda kind: (kind.extra is not None, kind.name))
+
+
+def kinds_that(accepts: Callable[[ClusterKind], object]) -> str:
+    """Return the names of the kinds that are accepted, for a message."""
+    return ", ".join(kind.name for kind in cluster_kinds() if accepts(kind))
+
+
+LARGEST_BYTES = 64 * 1024
+# Shorter ones are words that stand in messages anyway.
+SHORTEST_HIDDEN = 4
+HIDDEN = "***"
+_ENVIRONMENT = "@env:"
+_SECRET_NAME = re.compile(r"pass|secret|token|key|credential|auth", re.IGNORECASE)
+
+
+class SecretText(str):
+    """Text that was read from where secrets lie."""
+
+    __slots__ = ()
+
+
+def read_secret(text: str) -> SecretText | None:
+    """Return what `@FILE` or `@env:NAME` stands for, without the line's end; None for any other text.
+
+    `ValueError`: there is none, or others on this machine can read the file.
+    """
+    if not text.startswith("@"):
+        return None
+    if text.startswith(_ENVIRONMENT):
+        name = text.removeprefix(_ENVIRONMENT)
+        if not os.environ.get(name):
+            raise ValueError(f"the environment has no variable {name!r}; set it, or give @FILE.")
+        return SecretText(os.environ[name])
+    path = Path(text[1:]).expanduser()
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise ValueError(
+            f"'{path}' cannot be read: {error.strerror or error}. A value that begins with @ names a file; as JSON "
+            'text, "\\"@...\\"", it does not.'
+        ) from None
+    if not stat.S_ISREG(mode) or mode & stat.S_IROTH:
+        raise ValueError(
+            f"'{path}' can be read by every user of this machine, or is no file (mode {stat.S_IMODE(mode):04o}); close "
+            f"it with: chmod 600 '{path}'."
+        )
+    if len(content) > LARGEST_BYTES:
+        raise ValueError(f"'{path}' is larger than {LARGEST_BYTES:,} bytes; expected one value.")
+    return SecretText(content.decode("utf-8", "replace").rstrip("\r\n"))
+
+
+def secret_names(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that hold a secret: by where it was read from, or by their names."""
+    return tuple(
+        sorted(name for name, value in settings.items() if isinstance(value, SecretText) or _SECRET_NAME.search(name))
+    )
+
+
+def redacted(text: str, settings: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return text, such as another library's message, with the values of secret settings hidden."""
+    values = {value for name in names for value in _texts(settings.get(name))}
+    values |= {value for inner in settings.values() if isinstance(inner, Mapping) for value in _named_texts(inner)}
+    # The longest first: one may hold another.
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= SHORTEST_HIDDEN:
+            text = text.replace(value, HIDDEN)
+    return text
+
+
+def _named_texts(settings: Mapping[Any, Any]) -> Iterator[str]:
+    for name, value in settings.items():
+        if _SECRET_NAME.search(str(name)):
+            yield from _texts(value)
+        elif isinstance(value, Mapping):
+            yield from _named_texts(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)

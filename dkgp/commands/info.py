@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from dkgp import __version__
-from dkgp.cluster.kinds import cluster_kinds
+from dkgp.cluster.options import cluster_kinds
 from dkgp.cluster.threads import available_cores
 from dkgp.codec import to_json
 from dkgp.commands.reporting.documents import Document, plain

@@ -7,9 +7,8 @@ import os
 import weakref
 from typing import Any
 
-from dkgp.cluster.client_executor import client_around, is_in_process
+from dkgp.cluster.client_executor import client_around, compare_versions, fetch_versions, is_in_process
 from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES
-from dkgp.cluster.versions import compare_versions, fetch_versions
 from dkgp.data import Dataset
 from dkgp.data.remote.addresses import is_local
 from dkgp.data.stores.memory_dataset import AssembledDataset

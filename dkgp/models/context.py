@@ -14,8 +14,8 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.product_error import AUTO, ProductError
 from dkgp.solvers.base import Solver
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import products_conflict
-from dkgp.solvers.watch import Watch
 
 
 @dataclass(frozen=True)

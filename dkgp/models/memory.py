@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.keeping import kept_bytes_of, most_bytes

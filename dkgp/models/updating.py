@@ -24,8 +24,8 @@ from dkgp.operators.base import FloatArray, total_noise
 from dkgp.operators.cached_columns import cached_columns_bytes
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Solver, StoppingRule, solve
 from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import needs_rounds
-from dkgp.solvers.watch import Watch
 
 # Of the memory that is free.
 COLUMNS_SHARE = 1 / 3

@@ -123,8 +123,8 @@ def _points(rows: int = _ROWS) -> np.ndarray:
 
 
 def _vectors() -> None:
+    from dkgp.solvers.base import measures
     from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
-    from dkgp.solvers.measures import measures
 
     vector, memory = np.ones((_ROWS, 1)), np.ones((2, _ROWS, 1))
     few = np.ones((2, 1))

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 
 # Shares of the run that must be saved: to keep a modest amount, and to keep all that fits.
 LEAST_GAIN, LARGE_GAIN = 0.05, 0.25

@@ -22,7 +22,7 @@ from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
 WORTHWHILE_SHARE = 0.1
 # Round trips of a product in turn: vectors, squares, additions, and the sums.
 TURNS = 4
-# Parts of a sum that one task adds, as in `dkgp.cluster.executors.dask_graphs`, which loads Dask.
+# Parts of a sum that one task adds, as in `dkgp.cluster.executors.dask`, which loads Dask.
 FAN_IN = 8
 
 

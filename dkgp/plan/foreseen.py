@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 
 from dkgp.cluster import BlockExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.commands.reporting.measurements import median
 
 ROUND_TRIPS = 15

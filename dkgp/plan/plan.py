@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dkgp.cluster import open_executor
-from dkgp.cluster.tile_budget import budget_here
+from dkgp.cluster.cache import budget_here
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import check_output_file, check_side_files

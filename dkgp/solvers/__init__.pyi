@@ -2,14 +2,14 @@ from .auto import Choice, choose_solver
 from .base import Method, Solver
 from .block_descent.gbcd import GreedyBlockCoordinateDescent
 from .block_descent.selection import CyclicSelection, GradientSelection, GreedySelection, Selection
-from .checkpointing import Checkpointing
 from .cholesky.in_memory import Cholesky
 from .cholesky.tiled import TiledCholesky
 from .conjugate.gradient import ConjugateGradient
 from .conjugate.kernel_cg import KernelConjugateGradient, ParameterConjugateGradient
 from .conjugate.preconditioner import FactorPreconditioning
-from .driver import Solution
+from .driver import Checkpointing, Watch
 from .linear_system import solve
+from .method_run import Solution
 from .pursuit.engine import pursue
 from .pursuit.kernel import KernelSystem
 from .pursuit.path import PursuitPath
@@ -29,7 +29,6 @@ from .stopping import (
     StoppingRule,
     StopReason,
 )
-from .watch import Watch
 
 __all__ = [
     "Checkpointing",

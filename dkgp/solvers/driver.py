@@ -1,300 +1,278 @@
-"""The loop that every method shares: round after round, until a rule says stop and float64 agrees.
+"""The loop of every iterative computation: round after round, with checkpoints, until a rule stops it.
 
-It knows no method and no problem: what is minimised, and how, is said by a `Method` and its `SolverState`.
+An `Iteration` says what a round does, when to stop and which of its attributes a checkpoint holds. `Loop` runs it: it
+restores the latest checkpoint, reports each round, saves the state from time to time, and ends the run when the user
+interrupts it. It knows no method and no problem. Linear systems and risks (`dkgp.solvers.method_run`), choices of a
+basis, pursuits, growing models and searches are all run by it.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
-import numpy as np
+from numpy.typing import NDArray
 
-from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
-from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method
-from dkgp.solvers.checkpointing import Checkpoints, Interruption
-from dkgp.solvers.precision import SURPRISE, PrecisionPolicy
-from dkgp.solvers.state import SolverState, nothing
-from dkgp.solvers.stopping import Progress, Standstill, StoppingRule, StopReason, stands_still
-from dkgp.solvers.watch import NOBODY, Watch
-
-State = TypeVar("State", bound=SolverState)
-
-# Rounds that it takes to foretell how many are left, and how many more are looked at.
-LEAST_FORETOLD, MOST_FORETOLD_BY = 3, 9
+from dkgp.cluster.arithmetic import process_arithmetic
+from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
+from dkgp.data.types import Progress, ProgressCallback
+from dkgp.errors import CheckpointError, InterruptedRunError
+from dkgp.solvers.base import Saved
+from dkgp.solvers.stopping import StopReason
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The result of a solve.
+@dataclass
+class Checkpointing:
+    """Settings of a run's checkpoints: the place, how often, and what they must belong to.
 
-    Attributes
+    Parameters
     ----------
-    alpha : (n, p) float64
-    gradient : (n, p) float64
-        Kbar alpha - y, evaluated anew in float64 after the last step, or with it.
-    reason : StopReason
-        Why it stopped; `reason.converged` says whether the tolerance was met by the float64 gradient.
-    progress : Progress
-        The last record, from the float64 gradient.
-    history : list of Progress
-    solver : dict
-        Settings, automatic choices made.
-    refreshes : int
-        Full float64 passes that were needed.
-    stepped : (n, p) float64
-        |P| |A| of the step that came with it, see `SolverState.stepped`; empty where there was none.
-    product_errors : (n, p) float64
-        Bounds on the errors of the entries of `gradient`, where the operator is approximate; empty elsewhere.
+    identity : dict
+        What the run computes (data fingerprint, kernel, noise); compared on resume.
+    resume : bool
+        Continue from the latest checkpoint if there is one.
     """
 
-    alpha: FloatArray
-    gradient: FloatArray
-    reason: StopReason
-    progress: Progress
-    history: list[Progress]
-    solver: dict[str, Any]
-    refreshes: int
-    stepped: FloatArray
-    product_errors: FloatArray = field(default_factory=nothing)
+    store: CheckpointStore
+    every_seconds: float = 30.0
+    identity: dict[str, Any] = field(default_factory=dict)
+    resume: bool = False
+    _read: Checkpoint | None = field(default=None, init=False, repr=False, compare=False)
+
+    def latest(self) -> Checkpoint | None:
+        """Return the checkpoint to resume; it is read once and kept until `take_latest`."""
+        if self.resume and self._read is None:
+            self._read = self.store.load_latest()
+        return self._read
+
+    def take_latest(self) -> Checkpoint | None:
+        """Return the checkpoint to resume, and keep no reference: its arrays become those of the state."""
+        checkpoint, self._read = self.latest(), None
+        return checkpoint
 
     @property
-    def product_error(self) -> float:
-        """Greatest of `product_errors`; zero where there are none."""
-        return float(self.product_errors.max(initial=0.0))
-
-    @property
-    def converged(self) -> bool:
-        """True if the tolerance was met."""
-        return self.reason.converged
-
-    @property
-    def seconds_by_part(self) -> dict[str, float]:
-        """Seconds of all rounds, earlier runs of a resumed solve included, by the parts that the solver tells apart."""
-        parts: dict[str, float] = {}
-        for progress in self.history:
-            for name, seconds in progress.timings.items():
-                parts[name] = parts.get(name, 0.0) + seconds
-        return parts
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the solve, as summaries of training tell them."""
-        progress = self.progress
-        return {
-            **self.reason.summary(),
-            "iterations": progress.iteration,
-            "column_passes": progress.column_passes,
-            "kernel_evaluations": progress.kernel_evaluations,
-            "refreshes": self.refreshes,
-            "seconds": progress.seconds,
-            "seconds_by_part": {name: round(seconds, 3) for name, seconds in self.seconds_by_part.items()},
-            "gradient_inf_norm": progress.gradient_inf_norm,
-            "relative_residual": progress.relative_residual,
-        }
+    def held_bytes(self) -> int:
+        """Bytes of a checkpoint that was read and not yet taken."""
+        return 0 if self._read is None else sum(array.nbytes for array in self._read.arrays.values())
 
 
-class Record:
-    """The history of a solve, with its clock and its count of kernel entries; `callback` hears of every round."""
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The calls that a solve, or another long search, makes on its way.
 
-    def __init__(self, operator: KernelOperator, callback: Callable[[Progress], None] | None) -> None:
-        self.history: list[Progress] = []
-        self._operator, self._callback = operator, callback
-        self._seconds_before = 0.0
-        self._evaluations_before = 0
-        self._started = time.perf_counter()
-        self._evaluations_at_start = operator.kernel_evaluations
-
-    def measure(self, state: SolverState, timings: dict[str, float] | None = None) -> Progress:
-        """Return where a solve stands, and what it has taken to get there."""
-        standing = state.measured(self._operator)
-        return replace(standing, seconds=self._seconds(), kernel_evaluations=self._evaluations(), timings=timings or {})
-
-    def add(self, progress: Progress) -> None:
-        """Keep the record of a round, and tell of it."""
-        self.history.append(progress)
-        if self._callback is not None:
-            self._callback(progress)
-
-    def needed_falls(self, rule: StoppingRule, rounds: int = 4) -> list[float]:
-        """By how much the gradient had to fall after each of the last rounds, the current one among them."""
-        return [rule.needed_fall(progress) for progress in self.history[-rounds:]]
-
-    def rounds_left(self, rule: StoppingRule) -> float:
-        """Rounds that the fall over the last ones foretells; zero where nothing does yet.
-
-        Never more than twice those that there were: a residual that goes up and down tells little.
-        """
-        falls = self.needed_falls(rule, LEAST_FORETOLD + MOST_FORETOLD_BY)
-        if len(falls) < LEAST_FORETOLD or not all(1.0 < fall < math.inf for fall in (falls[0], falls[-1])):
-            return 0.0
-        fall, most = math.log(falls[0] / falls[-1]) / (len(falls) - 1), 2.0 * len(self.history)
-        return most if fall * most <= math.log(falls[-1]) else math.log(falls[-1]) / fall
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, for a checkpoint."""
-        return {
-            "history": [progress.to_json() for progress in self.history],
-            "seconds": self._seconds(),
-            "kernel_evaluations": self._evaluations(),
-        }
-
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint's record.
-
-        What restoring took is not counted: the run that was interrupted has counted it when it started.
-        """
-        self.history = [Progress(**record) for record in saved["history"]]
-        self._seconds_before = saved["seconds"]
-        self._evaluations_before = saved["kernel_evaluations"]
-        self._evaluations_at_start = self._operator.kernel_evaluations
-
-    def _seconds(self) -> float:
-        return self._seconds_before + time.perf_counter() - self._started
-
-    def _evaluations(self) -> int:
-        return self._evaluations_before + self._operator.kernel_evaluations - self._evaluations_at_start
-
-
-# Rounds that overflow break down: their measures are not finite, which starts over in float64, and then is an error.
-@np.errstate(over="ignore", invalid="ignore", divide="ignore")
-def run(
-    operator: KernelOperator,
-    rhs: FloatArray,
-    method: Method[State],
-    rule: StoppingRule,
-    *,
-    initial: FloatArray | None = None,
-    initial_gradient: FloatArray | None = None,
-    watch: Watch = NOBODY,
-) -> tuple[Solution, State]:
-    """Run a method, its settings resolved, for a right-hand side or targets (n, p); return what it ends in, and how.
-
-    The other arguments are those of `dkgp.solvers.solve`, which says what is raised.
+    Parameters
+    ----------
+    callback : callable, optional
+        Called after every round with its record: a `dkgp.solvers.Progress` of a solve.
+    within : callable, optional
+        Called with a `dkgp.data.Progress` during long work within a round, such as a product.
+    checkpointing : Checkpointing, optional
+        Where the state is saved, how often, and whether to resume from there.
+    interrupted : callable, optional
+        Called between rounds, and within a round if the last one is saved; if it returns true the state is saved and
+        `InterruptedRunError` raised.
     """
-    record, precision, standstill = Record(operator, watch.callback), PrecisionPolicy(operator), Standstill(rule)
-    checkpoints = Checkpoints(
-        watch.checkpointing,
-        method.settings(),
-        lambda: {**record.to_json(), **precision.to_json(), **standstill.to_json()},
-    )
-    interruption = Interruption(watch.interrupted, checkpoints)
-    with single_threaded_blas(), operator.watched(interruption.heed_within, watch.within):
-        require_single_threaded_blas("the coordinator")
-        start = partial(method.start, operator, rhs, initial, initial_gradient)
 
-        checkpoint = checkpoints.latest()
-        if checkpoint is None:
-            state = start()
-        else:
-            state = method.restore(operator, rhs, checkpoint.arrays, checkpoint.metadata["state"])
-            record.resume(checkpoint.metadata["loop"])
-            precision.resume(checkpoint.metadata["loop"])
-            standstill.resume(checkpoint.metadata["loop"])
-        progress = record.measure(state)
-        if checkpoint is None:
-            precision.begin(state, progress)
-        del checkpoint  # its arrays are the state's, or have served
-        if not math.isfinite(progress.gradient_inf_norm) or not math.isfinite(progress.relative_residual):
-            raise InputError("the right-hand side or warm start is too large to work with; standardise the targets")
+    callback: Callable[[Any], None] | None = None
+    within: ProgressCallback | None = None
+    checkpointing: Checkpointing | None = None
+    interrupted: Callable[[], bool] | None = None
 
-        renews = method.renews_in_rounds(operator)
-        reason = rule.check(progress)
+
+NOBODY = Watch()
+
+
+class Iteration(Saved, ABC):
+    """A computation in rounds: it advances in place, and `Saved` declares its state.
+
+    - `iteration`: rounds done; the number of a checkpoint, so it never falls.
+    - `history`: records of the rounds; the loop passes each new one to the callback.
+    - `keeps_last`: the last state is saved even if the computation converged, since long work follows it.
+    - `save_now`: the round just done is saved, however recent the last checkpoint is.
+    """
+
+    keeps_last: ClassVar[bool] = True
+    save_now: bool = False
+    iteration: int = 0
+    history: list[Any]
+
+    def start(self) -> None:
+        """Prepare the first round of a run that resumes no checkpoint."""
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint of the same problem and settings: to the same bits."""
+        self.restore(checkpoint.arrays, checkpoint.metadata["state"])
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Do one round, in place."""
+
+    @abstractmethod
+    def stop(self) -> StopReason | None:
+        """Return the reason to stop, or None to go on."""
+
+    def verify(self, reason: StopReason) -> StopReason | None:
+        """Check a reason to stop, which may replace it; return None if more rounds are needed after all."""
+        return reason
+
+    def finish(self, reason: StopReason) -> None:
+        """Release what the computation keeps outside its state, once it has ended for good."""
+
+    def loop_metadata(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the loop itself, beside the state."""
+        return {}
+
+
+class Resumable(Protocol):
+    """State that a checkpoint holds, of a computation that is no `Iteration`."""
+
+    @property
+    def iteration(self) -> int:
+        """Rounds done."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a checkpoint."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the rest, in plain JSON types; `iteration` is part of it."""
+
+
+class Loop:
+    """The loop of one run, with its checkpoints and its end.
+
+    - `settings`: settings that determine the result; a checkpoint must match them.
+    - `unit`: the name of a round in messages.
+    - `waits`: an interruption within a round waits for the end of the round, unless the rounds before it are saved.
+      Rounds of minutes are saved one by one and not waited for. Without `waits` an interruption always ends the run at
+      once.
+    - `saved_iteration`: rounds of the latest checkpoint; None without one.
+    """
+
+    def __init__(self, watch: Watch, settings: dict[str, Any], *, unit: str = "round", waits: bool = True) -> None:
+        self.saved_iteration: int | None = None
+        self._watch, self._checkpointing, self._settings = watch, watch.checkpointing, settings
+        self._unit, self._waits = unit, waits
+        self._iteration: Iteration | None = None
+        self._opened = False
+        self._saved_at = time.perf_counter()
+
+    def run(self, iteration: Iteration) -> StopReason:
+        """Advance to the end; restore the latest checkpoint first, unless the caller has taken it by `latest`.
+
+        Raises `CheckpointError`: the checkpoint belongs to another run; `InterruptedRunError`: the user ended the run.
+        """
+        checkpoint = None if self._opened else self.latest()
+        if checkpoint is not None:
+            iteration.resume(checkpoint)
+        elif self.saved_iteration is None:
+            iteration.start()
+        del checkpoint  # its arrays are those of the state now
+        self._iteration = iteration
+        reported = len(iteration.history)
         while True:
-            state.needed_fall = rule.needed_fall(progress)
-            while reason is None and not precision.is_due(state, progress, record.needed_falls(rule) if renews else ()):
-                interruption.heed(state)
-                operator.foresee(len(record.history), record.rounds_left(rule))
-                timings = method.advance(operator, state)
-                progress = record.measure(state, timings)
-                if precision.broke_down(state, progress):
-                    state = precision.start_over(state, progress, start)
-                    progress = record.measure(state, timings)
-                    standstill.begin_anew()
-                elif renews and state.exact:
-                    precision.note_renewal(state, progress)
-                record.add(progress)
-                reason, state.needed_fall = rule.check(progress), rule.needed_fall(progress)
-                reason = reason or _standing_still(standstill, precision, state, progress)
-                checkpoints.save_if_due(state)
-            # Before the gradient is verified: a run that resumes from here ends in the bits of one that never stopped.
-            stopped_short = reason is not None and not reason.converged
-            if stopped_short:
-                checkpoints.save(state)
-            if reason is None:
-                interruption.heed(state)
-            elif not precision.must_verify(state):
+            while (reason := iteration.stop()) is None:
+                self.heed(iteration)
+                iteration.advance()
+                reported = self._report(iteration, reported)
+                self.save(iteration) if iteration.save_now else self.save_if_due(iteration)
+            # Before the verification: a run that resumes from here ends in the bits of one that never stopped.
+            if not reason.converged or (iteration.keeps_last and self.saved_iteration != iteration.iteration):
+                self.save(iteration)
+            verified = iteration.verify(reason)
+            reported = self._report(iteration, reported)
+            if verified is not None:
                 break
-            believed, claimed = progress, reason is not None
-            moving = partial(_short_of, rule if claimed else None) if renews and not stopped_short else None
-            progress = record.measure(state, method.renew(operator, state, moving))
-            if moving is not None:
-                record.add(progress)
-            precision.note_renewal(state, progress)
-            if (state.verified or progress).gradient_norm > SURPRISE * believed.gradient_norm:
-                standstill.begin_anew()
-            if not stopped_short and precision.broke_down(state, progress):
-                state = precision.start_over(state, progress, start)
-                progress, reason = record.measure(state), None
-                standstill.begin_anew()
-                checkpoints.save_if_due(state)
-                continue
-            reason = rule.check(progress) or (
-                reason
-                if stopped_short
-                else precision.stalled(state, progress, believed, claimed)
-                or _standing_still(standstill, precision, state, progress)
-            )
-            if reason is not None:
-                break
-            checkpoints.save_if_due(state)
-        if reason.converged:
-            method.finish(state)
-        elif not stopped_short:
-            checkpoints.save(state)
-        return Solution(
-            state.alpha,
-            state.gradient,
-            reason,
-            progress,
-            record.history,
-            method.settings(),
-            precision.refreshes,
-            state.stepped,
-            # Of the last product, which was with alpha.
-            last_errors(operator),
-        ), state
+            self.save_if_due(iteration)
+        if reason.converged and not verified.converged and not iteration.keeps_last:
+            self.save(iteration)
+        iteration.finish(verified)
+        return verified
+
+    def _report(self, iteration: Iteration, reported: int) -> int:
+        if self._watch.callback is not None:
+            for record in iteration.history[reported:]:
+                self._watch.callback(record)
+        return len(iteration.history)
+
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
+    @property
+    def url(self) -> str | None:
+        """Place of the checkpoints; None without any."""
+        return None if self._checkpointing is None else self._checkpointing.store.url
+
+    def latest(self) -> Checkpoint | None:
+        """Return the checkpoint to resume, if there is one.
+
+        Raises `CheckpointError`: it belongs to another run.
+        """
+        self._opened = True
+        checkpoint = None if self._checkpointing is None else self._checkpointing.take_latest()
+        if self._checkpointing is None or checkpoint is None:
+            return None
+        for name, value in {"identity": self._checkpointing.identity, "solver": self._settings}.items():
+            if checkpoint.metadata.get(name) != value:
+                raise CheckpointError(
+                    f"the checkpoint belongs to another run: its {name} is {checkpoint.metadata.get(name)!r}; this "
+                    f"run's is {value!r}. Resume with the same data and options, or start afresh without `resume`"
+                )
+        self.saved_iteration = int(checkpoint.metadata["state"]["iteration"])
+        return checkpoint
+
+    def save(self, iteration: Iteration | Resumable) -> None:
+        """Save the state, if the run has checkpoints."""
+        if self._checkpointing is None:
+            return
+        metadata = {
+            "identity": self._checkpointing.identity,
+            "solver": self._settings,
+            # Dense algebra is that of this process's BLAS: a run resumed elsewhere keeps the tolerance, not the bits.
+            "arithmetic": process_arithmetic().to_json(),
+            "state": iteration.metadata(),
+            "loop": iteration.loop_metadata() if isinstance(iteration, Iteration) else {},
+        }
+        self._checkpointing.store.save(iteration.iteration, iteration.arrays(), metadata)
+        self._saved_at, self.saved_iteration = time.perf_counter(), iteration.iteration
+
+    def save_if_due(self, iteration: Iteration | Resumable) -> None:
+        """Save the state if the last checkpoint is old enough."""
+        if self._checkpointing is None:
+            return
+        if time.perf_counter() - self._saved_at >= self._checkpointing.every_seconds:
+            self.save(iteration)
+
+    # --------------------------------------------------------------------------------------------- interruption
+
+    def heed(self, iteration: Iteration) -> None:
+        """Between two rounds: if the user asks for the end, save the state and raise `InterruptedRunError`."""
+        if self._asked():
+            self.save(iteration)
+            raise interrupted(f"after {iteration.iteration} {self._unit}s", self._saved_url)
+
+    def heed_within(self, progress: Progress | None = None) -> None:
+        """During a round: raise `InterruptedRunError` if the user asks for the end and no other round is lost by it."""
+        if not self._asked():
+            return
+        if not self._waits:
+            place = self._unit if progress is None else progress.phase
+            raise interrupted(f"in the {place}", self._saved_url, f"{self.saved_iteration} {self._unit}s are")
+        done = 0 if self._iteration is None else self._iteration.iteration
+        if done == (self.saved_iteration or 0) or self.url is None:
+            raise interrupted(f"in {self._unit} {done + 1}", self._saved_url)
+
+    def _asked(self) -> bool:
+        return self._watch.interrupted is not None and self._watch.interrupted()
+
+    @property
+    def _saved_url(self) -> str | None:
+        """Place of the latest checkpoint of this run; None without one."""
+        return None if self.saved_iteration is None else self.url
 
 
-def last_errors(operator: KernelOperator) -> FloatArray:
-    """Return bounds on the errors of an operator's last product, (n, t); empty where it was exact but for rounding."""
-    return operator.error_rows if operator.error_rows.any() else nothing()
-
-
-def _standing_still(
-    standstill: Standstill, precision: PrecisionPolicy, state: SolverState, progress: Progress
-) -> StopReason | None:
-    """Return a reason to stop a solve that comes no closer; float32 rounds that do not are given up first."""
-    if state.stuck:
-        return stands_still(progress, "no further round would change anything")
-    reason = standstill.check(progress)
-    if reason is not None and state.precision == "single":
-        state.precision = "double"
-        standstill.begin_anew()
-        return None
-    if reason is not None:
-        reason = replace(reason, advice=precision.advice(reason.advice))
-    if reason is not None and precision.was_deceived:
-        return replace(reason, rule="rounding", message=f"float64 does not come closer: {reason.message}")
-    return reason
-
-
-def _short_of(rule: StoppingRule | None, stands: Progress) -> bool:
-    """True unless the rule is met where the solve stands: then a step may take max|g| above the tolerance again."""
-    reason = None if rule is None else rule.check(stands)
-    return reason is None or not reason.converged
+def interrupted(when: str, url: str | None, saved: str = "state") -> InterruptedRunError:
+    """Build the error of a run that the user ended: `when`, and which progress is `saved` in `url`, if anything is."""
+    words = "nothing was saved" if url is None else f"{saved} saved in {url}"
+    return InterruptedRunError(f"interrupted {when}; {words}", url)

@@ -10,12 +10,11 @@ from numpy.typing import ArrayLike
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Solver, as_columns
+from dkgp.solvers.base import Solver, as_columns, nothing
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
-from dkgp.solvers.driver import Solution, last_errors, run
-from dkgp.solvers.state import nothing
+from dkgp.solvers.driver import NOBODY, Watch
+from dkgp.solvers.method_run import Solution, last_errors, run
 from dkgp.solvers.stopping import GradientInfNorm, StoppingRule
-from dkgp.solvers.watch import NOBODY, Watch
 
 # Larger noise is beyond float32, and its squares are beyond float64: a solve is with this one in its place.
 LARGEST_NOISE = 1e37

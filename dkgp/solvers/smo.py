@@ -20,9 +20,8 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.features import Features
 from dkgp.kernels.tiles.loops import tile_into
 from dkgp.operators.base import KernelOperator
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, SolverState
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
-from dkgp.solvers.state import SolverState
 
 MEBIBYTE = 1024**2
 # A round is this share of n steps: measuring and recording it then costs next to nothing.

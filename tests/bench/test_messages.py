@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.bench.links import Lane, SlowLink
-from dkgp.bench.messages import BenchMessagesJob, run_bench_messages
+from dkgp.bench.messages import BenchMessagesJob, Lane, SlowLink, run_bench_messages
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables

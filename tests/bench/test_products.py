@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dkgp.bench.bare import share_of
-from dkgp.bench.products import BenchProductsJob, run_bench_products
+from dkgp.bench.products import BenchProductsJob, run_bench_products, share_of
 from dkgp.commands.reporting.progress import SilentReporter
 
 

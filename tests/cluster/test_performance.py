@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
-from dkgp.cluster.performance import performance_report
+from dkgp.cluster.connect import performance_report
 from dkgp.errors import InputError, UsageError
 from tests.cluster.helpers import Listener
 

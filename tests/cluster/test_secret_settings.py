@@ -13,8 +13,7 @@ import pytest
 
 from dkgp.cluster import ClusterOptions
 from dkgp.cluster.connect import start_cluster
-from dkgp.cluster.kinds import KINDS
-from dkgp.cluster.options import _setting
+from dkgp.cluster.options import KINDS, _setting
 from dkgp.errors import ClusterError, UsageError
 
 SECRET = "hunter2-hunter2"

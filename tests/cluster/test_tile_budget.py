@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.cluster.tile_budget import MODEST_BYTES, SHARE, TileBudget, budget_elsewhere, budget_here
+from dkgp.cluster.cache import MODEST_BYTES, SHARE, TileBudget, budget_elsewhere, budget_here
 
 GIB = 2**30
 

@@ -12,8 +12,8 @@ from distributed import Client
 
 import dkgp
 from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster.client_executor import Software, compare_versions, fetch_versions
 from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.cluster.versions import Software, compare_versions, fetch_versions
 from dkgp.errors import ClusterError, ExitCode
 from tests.cluster.helpers import Listener, StartProcess, no_dkgp, other_dkgp, start_scheduler
 
@@ -89,7 +89,7 @@ def test_a_worker_that_does_not_answer_is_an_error_in_time(client: Client, monke
 
         await asyncio.sleep(60.0)
 
-    monkeypatch.setattr("dkgp.cluster.versions._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("dkgp.cluster.client_executor._ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(client, "scheduler", Silent(client.scheduler, silence))
     started = time.monotonic()
     with pytest.raises(ClusterError, match="did not all answer within"):

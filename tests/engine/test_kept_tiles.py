@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.kept_tiles import worker_tiles

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.cache import TileBudget, worker_cache
 from dkgp.cluster.executors.base import HereExecutor
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.kernels import Kernel, Linear, SquaredExponential, parse_kernel
 from dkgp.operators import BlockedKernelOperator

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dkgp.bench import references as bench_references
+from dkgp.bench import contenders as bench_references
 from dkgp.commands.info import InfoJob, run_info
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables

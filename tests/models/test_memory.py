@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor, worker_cache
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.errors import ExitCode, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.memory import RUNTIME_BYTES, MemoryPlan, Processes, plan_training

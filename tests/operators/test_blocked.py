@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor, worker_cache
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.kernels.tiles.blocks import LANES

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import PendingRound, RoundTasks
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, full_products
 from dkgp.operators.block_tasks import BlockContext

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import MODEST_BYTES, TileBudget
+from dkgp.cluster.cache import MODEST_BYTES, TileBudget
 from dkgp.kernels import SquaredExponential
 from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.kernels.tiles.pages import fresh_array
@@ -212,7 +212,7 @@ def test_dear_pages_are_noticed_wherever_they_begin(machine: Machine, products: 
 
 
 def test_modest_bytes_are_not_exceeded_for_a_small_gain(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.cluster.tile_budget.MODEST_BYTES", 12 * PAIR_BYTES)
+    monkeypatch.setattr("dkgp.cluster.cache.MODEST_BYTES", 12 * PAIR_BYTES)
     for turn in range(1, 12):
         machine.product(turn, 20.0 - turn, run_share=0.3)
     assert machine.cache.nbytes == 12 * PAIR_BYTES

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.operators import kept_tiles
 from dkgp.operators.keeping import Keeping

@@ -12,10 +12,10 @@ import pytest
 
 import dkgp.plan.fleet
 from dkgp.bench.messages import NoInputs
-from dkgp.cluster.executors import dask_graphs
+from dkgp.cluster.cache import TileBudget
+from dkgp.cluster.executors import dask as dask_executors
 from dkgp.cluster.executors.base import RoundTasks
-from dkgp.cluster.executors.dask_graphs import Graph
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.executors.dask import Graph
 from dkgp.kernels import SquaredExponential
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.full_products import COUNTS, FullProducts, cut_of, tasks_a_thread
@@ -158,7 +158,7 @@ def test_a_product_ends_with_its_sums_after_its_work() -> None:
 
 
 def test_as_many_parts_are_added_at_once_as_on_dask() -> None:
-    assert dkgp.plan.fleet.FAN_IN == dask_graphs.FAN_IN
+    assert dkgp.plan.fleet.FAN_IN == dask_executors.FAN_IN
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, write_friedman1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.data import Dataset, memory_dataset
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential

@@ -15,9 +15,8 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.operators.base import KernelOperator
 from dkgp.registry import Option
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, SolverState
 from dkgp.solvers.registry import SolverDeclaration, SolverMemory, register_solver
-from dkgp.solvers.state import SolverState
 
 RELAXATION = Option("relaxation", "Step of richardson over the one that is safe; between 0 and 2.", float, 1.0)
 

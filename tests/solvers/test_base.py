@@ -14,9 +14,8 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, MaxPasses, Solution, StoppingRule, solve
-from dkgp.solvers.base import Method, as_columns
-from dkgp.solvers.state import SolverState
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.base import Method, SolverState, as_columns
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(200, 3, targets=2, noise_variance=0.5, gamma=2.0)

@@ -24,8 +24,8 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.risk.newton import AutoState
-from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 # Large targets: float32 drift calls for a float64 refresh on the way, and another before convergence is declared.
@@ -321,10 +321,10 @@ def test_an_older_checkpoint_has_fewer_numbers() -> None:
     written.iteration, written.descents, written.poor, written.hasty = 7, 5, 1, 2
     numbers = written.metadata()
     older = {name: value for name, value in numbers.items() if name not in ("poor", "whole", "hasty", "handed")}
-    read.read(written.arrays(), older)
+    read.restore(written.arrays(), older)
     assert (read.iteration, read.descents) == (7, 5)
     assert (read.poor, read.whole, read.hasty, read.handed) == (0, False, 0, -1)
-    read.read(written.arrays(), numbers)
+    read.restore(written.arrays(), numbers)
     assert read.metadata() == numbers
     with pytest.raises(KeyError, match="iteration"):
-        read.read(written.arrays(), {name: value for name, value in numbers.items() if name != "iteration"})
+        read.restore(written.arrays(), {name: value for name, value in numbers.items() if name != "iteration"})

@@ -22,7 +22,7 @@ from dkgp.solvers import (
     RelativeResidual,
     solve,
 )
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import OverlappingExecutor, Problem, rounds, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, targets=2, noise_variance=0.3)

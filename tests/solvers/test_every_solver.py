@@ -41,8 +41,8 @@ from dkgp.solvers import (
     TiledCholesky,
     solve,
 )
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import declaration_of, solver_names
-from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 SOLVERS: dict[str, Any] = {

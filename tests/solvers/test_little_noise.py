@@ -13,10 +13,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import CheckpointStore
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, MaxIterations, choose_solver, solve
-from dkgp.solvers.checkpointing import Checkpointing
 from dkgp.solvers.conjugate.probe import Probe, _least_at
+from dkgp.solvers.driver import Checkpointing, Watch
 from dkgp.solvers.registry import build_solver
-from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem
 
 TOLERANCE = 1e-4

@@ -25,14 +25,12 @@ from dkgp.solvers import (
     MaxPasses,
     Progress,
     StoppingRule,
-    driver,
+    method_run,
 )
-from dkgp.solvers.base import Method
-from dkgp.solvers.driver import Solution, run
-from dkgp.solvers.precision import PrecisionPolicy
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.base import Method, SolverState
+from dkgp.solvers.driver import Watch
+from dkgp.solvers.method_run import PrecisionPolicy, Solution, run
 from dkgp.solvers.stopping import Standstill
-from dkgp.solvers.watch import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(60, 2, noise_variance=0.5)
@@ -366,6 +364,6 @@ def test_rounds_have_one_blas_thread_and_the_process_has_its_own_back() -> None:
 
 
 def test_a_coordinator_with_several_blas_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "single_threaded_blas", nullcontext)
+    monkeypatch.setattr(method_run, "single_threaded_blas", nullcontext)
     with threadpool_limits(2, "blas"), pytest.raises(ClusterError, match="the coordinator"):
         solved(Descent(), MaxIterations(1))

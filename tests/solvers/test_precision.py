@@ -24,9 +24,9 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.conjugate.gradient import ConjugateGradientState
-from dkgp.solvers.precision import PrecisionPolicy
+from dkgp.solvers.driver import Watch
+from dkgp.solvers.method_run import PrecisionPolicy
 from dkgp.solvers.stopping import Progress
-from dkgp.solvers.watch import Watch
 from tests.solvers.problems import smooth_problem
 
 PROBLEM = smooth_problem(400, 3, targets=2, noise_variance=0.1)

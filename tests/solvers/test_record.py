@@ -12,8 +12,8 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.dense import DenseKernelOperator
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Progress, solve
-from dkgp.solvers.driver import Record
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
+from dkgp.solvers.method_run import Record
 from tests.solvers.problems import smooth_problem
 from tests.solvers.test_stopping import PROGRESS
 
@@ -22,9 +22,9 @@ RULE = GradientInfNorm(1e-4)
 
 
 def recorded(norms: list[float]) -> Record:
-    record = Record(PROBLEM.dense(), None)
+    record = Record(PROBLEM.dense())
     for norm in norms:
-        record.add(replace(PROGRESS, gradient_inf_norm=norm))
+        record.history.append(replace(PROGRESS, gradient_inf_norm=norm))
     return record
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from dkgp.bench.references import kernel_columns
+from dkgp.bench.contenders import kernel_columns
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, median
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.models import Hyperparameters
 from dkgp.solvers import GradientInfNorm, MaxIterations
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.base import SolverState
 from dkgp_benchmarks.papers.runs import Workbench, paper_contenders
 from dkgp_benchmarks.papers.tables import draws_said, mean_of, said, section, spread_of
 from dkgp_benchmarks.papers.trials import OBJECTIVE_SHARE, RMSE_SHARE, THRESHOLDS, described

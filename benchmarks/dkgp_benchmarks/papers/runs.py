@@ -12,8 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.contenders import room_for_cholesky
-from dkgp.bench.references import assemble, factor_in_place, factored_solve, kernel_product
+from dkgp.bench.contenders import assemble, factor_in_place, factored_solve, kernel_product, room_for_cholesky
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
@@ -22,10 +21,9 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, SolverState
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import build_solver, declaration_of, owners, solver_names
-from dkgp.solvers.state import SolverState
-from dkgp.solvers.watch import Watch
 from dkgp_benchmarks.library import PreparedData
 
 FloatArray = NDArray[np.float64]

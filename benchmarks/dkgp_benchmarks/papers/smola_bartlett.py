@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.references import factor_in_place, factored_solve
+from dkgp.bench.contenders import factor_in_place, factored_solve
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column

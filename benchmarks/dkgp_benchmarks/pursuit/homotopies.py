@@ -22,12 +22,12 @@ from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.pursuit.engine import pursue
 from dkgp.solvers.pursuit.homotopy import homotopy
 from dkgp.solvers.pursuit.rivals import matching_pursuit
 from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings
 from dkgp.solvers.pursuit.systems import GramSystem
-from dkgp.solvers.watch import Watch
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 from dkgp_benchmarks.pursuit.tuned import TunedProblem, folder_of, tuned, working
 

@@ -15,10 +15,10 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import NumericalError
 from dkgp.operators.base import KernelOperator
 from dkgp.solvers import MaxIterations, MaxSeconds, Progress, StoppingRule, StopReason
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.losses import LogisticLoss, Loss, SquaredLoss
 from dkgp.solvers.risk import Risk, RiskSolution, method_for, minimise_by
 from dkgp.solvers.stopping import DualityGap
-from dkgp.solvers.watch import Watch
 
 FloatArray = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.bench.references import assemble, factor_in_place, forward_substitute, kernel_columns, kernel_product
+from dkgp.bench.contenders import assemble, factor_in_place, forward_substitute, kernel_columns, kernel_product
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.memory import PeakMemory

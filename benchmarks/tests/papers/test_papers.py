@@ -22,7 +22,7 @@ from dkgp.errors import InputError, NumericalError, OutputExistsError, UsageErro
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.solvers import GradientInfNorm, KernelConjugateGradient, MaxIterations, Progress
-from dkgp.solvers.state import SolverState
+from dkgp.solvers.base import SolverState
 from dkgp_benchmarks.library import PAPER_DATA, Library, PreparedData, data_rows, prepare_data
 from dkgp_benchmarks.papers.figures import correlation_figure, gradient_correlations, growth_figure
 from dkgp_benchmarks.papers.kernel_cg.figure import RiskDistance, kernel_cg_figure, risks

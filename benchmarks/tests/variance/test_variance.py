@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.bench import references as bench_references
+from dkgp.bench import contenders as bench_references
 from dkgp.bench.problem import BenchProblem
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables

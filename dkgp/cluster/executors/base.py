@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.sums import PendingTotal, TotalHere
 from dkgp.cluster.threads import available_cores, in_parallel, process_threads
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.forks import ForkSafePool
 
 BlockTask: TypeAlias = Callable[..., list[Any]]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from dkgp.cluster.kinds import KINDS, ClusterKind
-from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.settings import check_settings, refuse_both
+from dkgp.cluster.options import KINDS, ClusterKind, ClusterOptions
+from dkgp.cluster.starters.security import check_settings, refuse_both
 from dkgp.errors import UsageError
 from dkgp.registry import Extra
 

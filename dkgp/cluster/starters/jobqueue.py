@@ -12,10 +12,8 @@ from typing import Any
 
 import dask.config
 
-from dkgp.cluster.kinds import ADAPTIVE_LOCALLY, KINDS, ClusterKind
-from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.security import in_files, is_in_memory
-from dkgp.cluster.starters.settings import PRELOAD, check_settings, parameters, refuse_both
+from dkgp.cluster.options import ADAPTIVE_LOCALLY, KINDS, ClusterKind, ClusterOptions
+from dkgp.cluster.starters.security import PRELOAD, check_settings, in_files, is_in_memory, parameters, refuse_both
 from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import dask.config
 
-from dkgp.cluster.kinds import KINDS, ClusterKind
-from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.settings import check_settings, parameters, refuse_both
+from dkgp.cluster.options import KINDS, ClusterKind, ClusterOptions
+from dkgp.cluster.starters.security import check_settings, parameters, refuse_both
 from dkgp.errors import UsageError
 from dkgp.registry import Extra
 

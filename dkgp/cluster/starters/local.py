@@ -8,9 +8,8 @@ from typing import Any
 
 import dask.config
 
-from dkgp.cluster.kinds import ADAPTIVE_LOCALLY, KINDS, ClusterKind
-from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.settings import PRELOAD, check_settings, parameters
+from dkgp.cluster.options import ADAPTIVE_LOCALLY, KINDS, ClusterKind, ClusterOptions
+from dkgp.cluster.starters.security import PRELOAD, check_settings, parameters
 from dkgp.cluster.threads import available_cores
 
 

@@ -1,23 +1,24 @@
-"""Certificates for dask's connections, which say who may talk to whom, and a word where there are none."""
+"""Certificates of Dask's connections, and checks of the settings of the classes that start clusters."""
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dask.config
 
-from dkgp.cluster.kinds import KINDS
-from dkgp.cluster.options import ClusterOptions
+from dkgp.cluster.options import KINDS, ClusterOptions, nearest
 from dkgp.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from distributed import Security
+
 
 _PARTS = ("cert", "key")
 _HOW = (
@@ -167,3 +168,46 @@ def _is_loopback(host_and_port: str) -> bool:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
         return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
     return False
+
+
+# Module that a worker loads before it registers, so that no round waits for its imports.
+PRELOAD = "dkgp.operators.preload"
+# What dkgp sets by itself, and the option that says it.
+_OPTIONS = {
+    "n_workers": "`workers`",
+    "threads_per_worker": "`threads_per_worker`",
+    "memory_limit": "`worker_memory_bytes`",
+    "security": "`tls_ca`, `tls_cert` and `tls_key`, or `plain_text`",
+}
+# What a job that waits for its results has no use for.
+_REFUSED = {"self", "asynchronous", "loop", "start", "ip"}
+
+
+def parameters(*functions: Callable[..., Any]) -> set[str]:
+    """Return the names that can be given to these functions."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name
+        for function in functions
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in kinds
+    } - _REFUSED
+
+
+def check_settings(kind: str, settings: Mapping[str, Any], known: set[str]) -> None:
+    """Refuse settings that the cluster's class does not have, or that an option of dkgp's own says.
+
+    `UsageError` names the setting, never its value, which may be a secret.
+    """
+    for name in settings:
+        if name in _OPTIONS:
+            raise UsageError(f"the setting {name!r} is said by {_OPTIONS[name]}; give that instead")
+        if name not in known:
+            available = ", ".join(sorted(known - set(_OPTIONS)))
+            raise UsageError(f"`cluster` {kind} has no setting {name!r}{nearest(name, known)}. Known: {available}")
+
+
+def refuse_both(settings: Mapping[str, Any], name: str, option: str) -> None:
+    """Refuse a setting that says the same as an option that was given."""
+    if name in settings:
+        raise UsageError(f"got both {option} and the setting {name!r}, which say the same; give one of them")

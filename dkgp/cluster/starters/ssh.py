@@ -12,10 +12,8 @@ from typing import Any
 
 import dask.config
 
-from dkgp.cluster.kinds import KINDS, ClusterKind
-from dkgp.cluster.options import ClusterOptions
-from dkgp.cluster.starters.security import is_in_memory, pem_of
-from dkgp.cluster.starters.settings import PRELOAD, check_settings, parameters, refuse_both
+from dkgp.cluster.options import KINDS, ClusterKind, ClusterOptions
+from dkgp.cluster.starters.security import PRELOAD, check_settings, is_in_memory, parameters, pem_of, refuse_both
 from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 

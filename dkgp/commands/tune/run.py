@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
-from dkgp.cluster.kinds import KINDS
+from dkgp.cluster.options import KINDS
 from dkgp.codec import difference
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes, own_peak_bytes

@@ -68,7 +68,7 @@ from dkgp.solvers.basis_risk.minimise import (
     BasisRiskState,
 )
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES, BasisRisk
-from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.driver import Loop
 from dkgp.solvers.prices import Phase, Work
 from dkgp.solvers.risk import Risk
 
@@ -315,7 +315,7 @@ class Opened:
     """A run whose basis is there: standardised inputs (m, d), and the samples (m,) that they are, if any."""
 
     context: RunContext
-    checkpoints: Checkpoints
+    checkpoints: Loop
     checkpoint: Checkpoint | None  # from which it goes on
     operator: BlockedKernelOperator
     prototypes: FloatArray
@@ -354,7 +354,7 @@ def opened(
     kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
     problem = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
     identity = {**settings.identity(), **problem, "form": form, **data.identity, "given": digest(given, "<f8")}
-    checkpoints = Checkpoints(context.checkpointing, identity, dict)
+    checkpoints = Loop(context, identity)
     checkpoint = checkpoints.latest()
     # Least squares that bound the loss from above have this noise: what a greedy choice is judged by.
     noise = regularisation / likelihood.loss.curvature_bound

@@ -33,8 +33,8 @@ from dkgp.models.rounding import assumptions
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.base import FloatArray, Variances
 from dkgp.solvers import Progress, Solution, Solver, StoppingRule, solve
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import build_solver
-from dkgp.solvers.watch import Watch
 
 # By default decisions are within so much of the exact ones, of margins at -1 and 1.
 DECISION_TOLERANCE = 1e-3

@@ -26,7 +26,7 @@ from dkgp.kernels import Kernel, check_positive_definite, has_user_function
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.subsets import draw_subset
-from dkgp.solvers.checkpointing import Checkpoints, interrupted
+from dkgp.solvers.driver import Loop, interrupted
 from dkgp.solvers.stopping import ToTolerance
 
 # Distinct whole values up to which a target of numbers is taken as labels.
@@ -389,7 +389,7 @@ class Laps:
 
 
 def interruption(
-    context: RunContext, checkpoints: Checkpoints, unit: str, phase: str | None = None
+    context: RunContext, checkpoints: Loop, unit: str, phase: str | None = None
 ) -> Callable[[Progress | None], None]:
     """A check for the moments in between: raises `InterruptedRunError`, with what is saved, once an end is asked for.
 

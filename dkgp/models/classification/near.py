@@ -81,9 +81,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.classification.basis import BasisSettings, NewtonMemory, Opened, choice_phase, opened, train_on_basis
 from dkgp.models.classification.labels import LabelledData
@@ -121,7 +121,7 @@ from dkgp.operators.full_products import forget_everywhere
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.keeping import Keeping
 from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.solvers.checkpointing import interrupted
+from dkgp.solvers.driver import interrupted
 from dkgp.solvers.losses import LabelLoss, Loss
 from dkgp.solvers.prices import Phase
 from dkgp.solvers.stopping import Progress, StopReason

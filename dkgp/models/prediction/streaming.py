@@ -21,7 +21,7 @@ from dkgp.errors import InterruptedRunError
 from dkgp.models.classification.metrics import label_widths
 from dkgp.models.metrics import GapTally, gap_figures, outside_interval
 from dkgp.operators.base import FloatArray
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 
 MEANS = ("mean", "mean_error_bound")
 VARIANCES = (*MEANS, "variance", "variance_lower", "variance_upper")

@@ -47,9 +47,9 @@ from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.slope_products import slope_products
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
+from dkgp.solvers.base import SolverState
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.state import SolverState
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 
 # More probes than this are taken together in as many groups: each group costs a contraction of its own.
 MOST_GROUPS = 8

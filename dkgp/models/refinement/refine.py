@@ -34,7 +34,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import ConjugateGradient, MaxPasses, RelativeResidual, solve
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 
 INTERRUPTED = "interrupted"
 # From so many samples on, others go before: each time so many times fewer samples, and at least so many.

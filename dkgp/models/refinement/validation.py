@@ -38,8 +38,8 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.conjugate.preconditioner import Preconditioning
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.stopping import StoppingRule
-from dkgp.solvers.watch import Watch
 
 LARGEST_SHARE = 0.1
 LEAST_TRAINING_SAMPLES = 2

@@ -24,7 +24,7 @@ from dkgp.models.exact import TrainedModel, known_noise, train
 from dkgp.models.noise import StudentT
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solver, StoppingRule
-from dkgp.solvers.checkpointing import Checkpoints, interrupted
+from dkgp.solvers.driver import Loop, interrupted
 
 WEIGHT_TOLERANCE, MOST_TURNS = 0.01, 60
 # Of all turns together.
@@ -107,7 +107,7 @@ def train_student(
     """
     require_one_target(dataset)
     context, n = RunContext.of(context), dataset.n_samples
-    checkpoints = Checkpoints(context.checkpointing, {} if solver is None else solver.settings(), dict)
+    checkpoints = Loop(context, {} if solver is None else solver.settings())
     turn = _begun(checkpoints, n, likelihood, initial)
     while True:
         try:
@@ -153,7 +153,7 @@ def require_one_target(dataset: Dataset) -> None:
         )
 
 
-def _begun(checkpoints: Checkpoints, n: int, likelihood: StudentT, initial: ArrayLike | None) -> Turn:
+def _begun(checkpoints: Loop, n: int, likelihood: StudentT, initial: ArrayLike | None) -> Turn:
     """The turn to go on with, or the first one, whose samples all have the noise s2."""
     latest = checkpoints.latest()
     if latest is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -167,26 +164,3 @@ def noise_by_sample(noise_variance: float, relative: FloatArray | None, n: int) 
         row = int(np.argmin(usable))
         raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
     return np.asarray(noise_variance * values)
-
-
-class PartSeconds:
-    """Seconds of a run by its parts, such as "choice" and "fit"."""
-
-    def __init__(self, *parts: str) -> None:
-        self._seconds = dict.fromkeys(parts, 0.0)
-
-    @contextmanager
-    def measured(self, part: str) -> Iterator[None]:
-        """Add what is done in the meantime to a part."""
-        began = time.perf_counter()
-        yield
-        self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - began
-
-    @property
-    def total(self) -> float:
-        """All parts together."""
-        return sum(self._seconds.values())
-
-    def to_json(self) -> dict[str, float]:
-        """Each part, to milliseconds."""
-        return {part: round(seconds, 3) for part, seconds in self._seconds.items()}

@@ -13,13 +13,14 @@ from dkgp.models.context import RunContext
 from dkgp.models.sparse.bases import blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.fit import Basis, fit_sparse, require_range
-from dkgp.models.sparse.problem import PartSeconds, SparseProblem, TrainedSparse
+from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.vif.prediction import FittedNear, fit_near
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, solve
-from dkgp.solvers.checkpointing import interrupted
+from dkgp.solvers.base import Clock
+from dkgp.solvers.driver import interrupted
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis
 from dkgp.solvers.stopping import StopReason
@@ -68,7 +69,7 @@ def train_sparse(
         The context asked for the end; a greedy choice is saved where there are checkpoints.
     """
     problem = SparseProblem.of(dataset, kernel, noise_variance, relative_noise, sample_noise)
-    run, targets, seconds = problem.context(context), problem.targets, PartSeconds()
+    run, targets, seconds = problem.context(context), problem.targets, Clock()
     with run.operator(problem.kernel, problem.noise, dataset) as operator:
         greedy: GreedyBasis | None = None
 
@@ -107,7 +108,7 @@ def train_sparse(
     record: dict[str, Any] = {
         "kernel_evaluations": entries,
         "seconds": round(seconds.total, 3),
-        "seconds_by_part": seconds.to_json(),
+        "seconds_by_part": seconds.rounded(),
     }
     if near is not None:
         record |= near.summary()

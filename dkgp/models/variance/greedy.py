@@ -29,9 +29,9 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, PendingRound
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.certificate import Certificate

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.homes import Homes
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.errors import InputError
 from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS

@@ -32,11 +32,10 @@ from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.problem import BasisRisk, Curvatures, Evaluated, Factor, Mask
-from dkgp.solvers.checkpointing import Checkpoints, interrupted
+from dkgp.solvers.driver import NOBODY, Loop, Watch, interrupted
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.stopping import Progress, StopReason
-from dkgp.solvers.watch import NOBODY, Watch
 
 # Coefficients of all columns together up to which a coupled loss's whole Hessian is factored.
 MOST_BLOCK_ROWS = 6000
@@ -174,7 +173,7 @@ class BasisDescent:
         *,
         indices: IndexArray | None = None,
         watch: Watch = NOBODY,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Loop | None = None,
     ) -> BasisRiskSolution:
         """Go on from a checkpoint's state, or begin at coefficients (q, t); zero by default.
 
@@ -188,13 +187,13 @@ class BasisDescent:
             `watch.interrupted` answered true.
         """
         self._callback = watch.callback
-        checkpoints = Checkpoints(None, {}, dict) if checkpoints is None else checkpoints
+        checkpoints = Loop(NOBODY, {}) if checkpoints is None else checkpoints
         with single_threaded_blas():
             state = start if isinstance(start, BasisRiskState) else self._start(start, indices)
             return self._descend(state, watch.interrupted, checkpoints)
 
     def _descend(
-        self, state: BasisRiskState, interruption: Callable[[], bool] | None, checkpoints: Checkpoints
+        self, state: BasisRiskState, interruption: Callable[[], bool] | None, checkpoints: Loop
     ) -> BasisRiskSolution:
         problem = self._problem
         self._entries = problem.cross.operator.kernel_evaluations

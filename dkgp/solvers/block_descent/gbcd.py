@@ -20,15 +20,13 @@ import numpy as np
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Method, PhaseClock
+from dkgp.solvers.base import Clock, Method, SolverState, Sums
 from dkgp.solvers.block_descent.block_size import BlockSizes, descent_phases, pays_by_rows
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline, SettledGradient
 from dkgp.solvers.block_descent.rows import DescentRows, StepOfRows
 from dkgp.solvers.block_descent.selection import GradientView, GreedySelection, Selection
-from dkgp.solvers.measures import Sums
 from dkgp.solvers.prices import Phase, Sizes
-from dkgp.solvers.state import SolverState
 
 
 @dataclass
@@ -225,7 +223,7 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         dict of str to float
             Seconds spent selecting, updating the coordinator's vectors, and waiting for the workers.
         """
-        clock, memory, blocks = PhaseClock(), state.memory, state.blocks
+        clock, memory, blocks = Clock(), state.memory, state.blocks
         state.settle_rows(operator, self._pays_by_rows(operator, state))
         # Step 3: the active set B, chosen greedily, and the best step on it: Kbar_BB delta = -g_B.
         block = blocks.select(state.view, state.iteration)
@@ -250,7 +248,7 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         clock.lap("select")
         state.note_step(update.settle())
         clock.lap("wait")
-        return clock.seconds
+        return clock.parts
 
     def _pays_by_rows(self, operator: KernelOperator, state: BlockState) -> bool:
         """True if workers had better hold the rows of the vectors; no bit depends on it."""

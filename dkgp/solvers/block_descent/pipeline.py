@@ -10,11 +10,11 @@ import numpy as np
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, PendingColumns
+from dkgp.solvers.base import steepness
 from dkgp.solvers.block_descent.block_size import BlockGrowth, BlockSizes
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory
 from dkgp.solvers.block_descent.selection import GradientView, Selection
 from dkgp.solvers.block_descent.subproblem import Subproblem
-from dkgp.solvers.measures import steepness
 
 
 class SelectionPipeline:

@@ -20,8 +20,8 @@ from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, Variances
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.solvers.base import Sums, steepness
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory
-from dkgp.solvers.measures import Sums, steepness
 
 # Version of a copy that has no rows, or was interrupted while it took a step.
 NO_VERSION = -1
@@ -55,7 +55,7 @@ class BaseRows:
     """A block's rows of all vectors at a version.
 
     - `alpha`, `gradient`, `rhs` (r, p); `directions`, `images` (k, r, p): of the `remembered` slots.
-    - `weight` (r,): see `dkgp.solvers.measures.Sums`; empty where all are one.
+    - `weight` (r,): see `dkgp.solvers.base.Sums`; empty where all are one.
     - `diagonal` (r,): Kbar's.
     """
 
@@ -85,7 +85,7 @@ class Report:
 
     - `counts` (b,): samples that were asked for in each block.
     - `moved` (b, p): the step's squared length in each block.
-    - `largest` (b,), `squares`, `weighed`, `objective` (b, p): see `dkgp.solvers.measures.Sums`.
+    - `largest` (b,), `squares`, `weighed`, `objective` (b, p): see `dkgp.solvers.base.Sums`.
     - `steepest`, `scores` (b,): the first row of each block with the largest g_i^2 / Kbar_ii, and that number; its
       gradient and remembered images, (b, p) and (k, b, p).
     - `gradient` (s, p), `images` (k, s, p): at the samples that were asked for; their `inputs` (s, d) if wanted.

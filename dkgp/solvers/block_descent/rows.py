@@ -24,6 +24,7 @@ from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.solvers.base import Sums, weight_of
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory, settled
 from dkgp.solvers.block_descent.pipeline import StepProduct
 from dkgp.solvers.block_descent.row_tasks import (
@@ -38,7 +39,6 @@ from dkgp.solvers.block_descent.row_tasks import (
     rebuild_rows_task,
     step_rows_task,
 )
-from dkgp.solvers.measures import Sums, weight_of
 
 NO_SAMPLES = np.zeros(0, np.intp)
 # Steps since the last checkpoint may take this share of the vectors' bytes; then the vectors are fetched.

@@ -10,11 +10,10 @@ from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Method, PhaseClock
+from dkgp.solvers.base import Clock, Method, SolverState
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.prices import Phase, Sizes, Work, check_phase
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
-from dkgp.solvers.state import SolverState
 
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
 # Rows of a block: large enough for BLAS to run at full speed, small enough for many cores to share a block column.
@@ -89,7 +88,7 @@ class Cholesky(Method[CholeskyState]):
 
     def advance(self, operator: KernelOperator, state: CholeskyState) -> dict[str, float]:
         """Factor where there is no factor yet, and solve for the gradient that is left; seconds by phase."""
-        clock, threads = PhaseClock(), _threads(operator)
+        clock, threads = Clock(), _threads(operator)
         if not state.factor:
             state.factor = _assemble(operator, threads)
             clock.lap("assemble")
@@ -108,7 +107,7 @@ class Cholesky(Method[CholeskyState]):
             )
         state.iteration += 1
         state.columns += operator.n
-        return clock.seconds
+        return clock.parts
 
 
 def _threads(operator: KernelOperator) -> int | None:

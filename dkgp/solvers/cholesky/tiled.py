@@ -16,7 +16,7 @@ from dkgp.errors import InputError, NumericalError, StorageError, UsageError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import Method, PhaseClock
+from dkgp.solvers.base import Clock, Method
 from dkgp.solvers.cholesky.factor_tasks import TileLayout
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.conjugate.block import BlockState, iterate
@@ -130,18 +130,18 @@ class TiledCholesky(Method[TiledCholeskyState]):
         """Factor the next block column, or step towards the solution, in place; seconds by phase."""
         factor = state.factor
         assert factor is not None
-        clock = PhaseClock()
+        clock = Clock()
         if state.panels < factor.layout.n_panels:
             done = self._factor_panel(operator, state, factor)
             clock.lap("factor")
             if not done:
                 state.iteration += 1
-                return clock.seconds
+                return clock.parts
         preconditioned = factor.solve(-state.gradient)
         clock.lap("substitute")
         iterate(operator, state, preconditioned)
         clock.lap("update")
-        return clock.seconds
+        return clock.parts
 
     def finish(self, state: TiledCholeskyState) -> None:
         """Remove the tiles of a solve that is done, unless they are to be kept."""

@@ -20,7 +20,7 @@ D. P. O'Leary, The block conjugate gradient algorithm and related methods (1980)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.state import SolverState, nothing
+from dkgp.solvers.base import SolverState, nothing
 from dkgp.solvers.stopping import Progress
 
 # Directions that the others span to this share of their length are left out; of float32 ones little more is there.
@@ -74,7 +74,7 @@ class BlockDirections:
     _curvature: _Curvature | None = field(default=None, init=False, repr=False)
 
     @classmethod
-    def of(cls, arrays: dict[str, FloatArray]) -> BlockDirections:
+    def of(cls, arrays: Mapping[str, FloatArray]) -> BlockDirections:
         """Those of a checkpoint; none where it is of a version that kept others, and the search starts anew."""
         return cls(arrays["directions"], arrays["images"]) if "images" in arrays else cls()
 
@@ -124,9 +124,9 @@ class BlockState(SolverState):
         searched = {"directions": self.directions.vectors, "images": self.directions.images}
         return {**super().arrays(), **searched}
 
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, FloatArray], metadata: Mapping[str, Any]) -> None:
         """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
+        super().restore(arrays, metadata)
         self.directions = BlockDirections.of(arrays)
 
 

@@ -26,7 +26,7 @@ from dkgp.solvers.conjugate.preconditioner import (
     Preconditioner,
     Preconditioning,
 )
-from dkgp.solvers.precision import opens_in_double
+from dkgp.solvers.method_run import opens_in_double
 from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.stopping import Progress
@@ -47,9 +47,9 @@ class ConjugateGradientState(BlockState):
         """Scalars of a checkpoint."""
         return {**super().metadata(), **self.growth.metadata()}
 
-    def read(self, arrays: dict[str, FloatArray], metadata: dict[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, FloatArray], metadata: Mapping[str, Any]) -> None:
         """Take over a checkpoint's arrays and scalars."""
-        super().read(arrays, metadata)
+        super().restore(arrays, metadata)
         self.growth = Growth.of(metadata)
 
 

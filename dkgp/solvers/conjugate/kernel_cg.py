@@ -20,9 +20,8 @@ import numpy as np
 
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method
+from dkgp.solvers.base import Method, SolverState, nothing
 from dkgp.solvers.registry import SolverDeclaration, register_solver
-from dkgp.solvers.state import SolverState, nothing
 
 # Where <g, g>_K has sunk to this share of g'g, rounding is all that is left of it.
 NULL_SHARE = 1e-13

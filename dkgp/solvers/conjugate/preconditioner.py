@@ -13,6 +13,7 @@ and costs what it takes to make, by the nominal prices of `dkgp.solvers.prices`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -140,7 +141,7 @@ class Growth:
         return {"level": self.level, "norms": self.norms}
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> Growth:
+    def of(cls, saved: Mapping[str, Any]) -> Growth:
         """Go on from a checkpoint; one of before factors grew has no such thing."""
         return cls(int(saved.get("level", 0)), list(saved.get("norms", ())))
 

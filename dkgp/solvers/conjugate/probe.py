@@ -54,7 +54,7 @@ from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, is_one_distance
 from dkgp.operators.vecchia.halos import kd_order
 from dkgp.solvers.conjugate.block import BlockDirections
 from dkgp.solvers.conjugate.preconditioner import expected_second_step
-from dkgp.solvers.precision import only_the_first_drifts
+from dkgp.solvers.method_run import only_the_first_drifts
 
 # Powers of m / n.
 RANK_BESIDE_A_HALO, NOISE_BESIDE_A_HALO = 0.5, 0.5

@@ -7,9 +7,13 @@ exactly c_i^2 / (2 d_i).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from dkgp.operators.base import FloatArray
+from dkgp.solvers.base import Saved
 from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 
 # A variable of which others leave less than this share of A_ii is one of their span, as far as float64 can tell: a sum
@@ -18,8 +22,11 @@ from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
 LEAST_PIVOT = 1e-12
 
 
-class BorderedFactor:
+class BorderedFactor(Saved):
     """L and eta; and A_SS itself, above L's diagonal and in a vector."""
+
+    saved = ("lower", "diagonal", "half")
+    counted = ()
 
     def __init__(self, capacity: int, targets: int) -> None:
         self._lower = np.zeros((capacity, capacity))
@@ -40,6 +47,11 @@ class BorderedFactor:
     def lower(self) -> FloatArray:
         """L, where its lower triangle is read; A's entries lie above: (k, k)."""
         return self._lower[: self.size, : self.size]
+
+    @property
+    def diagonal(self) -> FloatArray:
+        """The diagonal of A_SS: (k,)."""
+        return self._diagonal[: self.size]
 
     @property
     def half(self) -> FloatArray:
@@ -98,17 +110,7 @@ class BorderedFactor:
             corner[later, i] = column[later]
         return kept
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays that `restore` takes."""
-        return {
-            "lower": self._lower[: self.size, : self.size],
-            "diagonal": self._diagonal[: self.size],
-            "half": self.half,
-        }
-
-    def restore(self, lower: FloatArray, diagonal: FloatArray, half: FloatArray) -> None:
-        """Take what another factor's `arrays` were."""
-        self.size = len(lower)
-        self._lower[: self.size, : self.size] = lower
-        self._diagonal[: self.size] = diagonal
-        self._half[:, : self.size] = half
+    def restore(self, arrays: Mapping[str, FloatArray], metadata: Mapping[str, Any]) -> None:
+        """Take over a checkpoint."""
+        self.size = len(arrays["lower"])
+        self.lower[:], self.diagonal[:], self.half[:] = (arrays[name] for name in self.saved)

@@ -14,27 +14,25 @@ S. S. Keerthi, W. Chu, A matching pursuit approach to sparse Gaussian process re
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.solvers.base import Clock
 from dkgp.solvers.block_descent.draws import Draws, round_generator
 from dkgp.solvers.block_descent.selection import best_in_groups
 from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
-from dkgp.solvers.checkpointing import Checkpoints, Interruption, Saved, run_rounds
+from dkgp.solvers.driver import NOBODY, Iteration, Loop, Watch
 from dkgp.solvers.greedy_basis.bordered import BorderedFactor
 from dkgp.solvers.greedy_basis.scores import Score, needs_basis_products, score
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
 from dkgp.solvers.greedy_basis.sums import Sums, SystemSums
 from dkgp.solvers.stopping import StopReason
-from dkgp.solvers.watch import NOBODY, Watch
 
 # Candidates whose products with the basis are found at a time; with each other, where there are no more than this.
 CANDIDATES_AT_ONCE = 2048
@@ -105,11 +103,21 @@ class DualSubset:
         self._subproblem.append(picked, -self._targets[picked])
 
 
-class GreedyEngine:
-    """A choice under way.
+class GreedyEngine(Iteration):
+    """A choice under way, resumed to the same bits with the same settings.
+
+    With a larger `size` it goes on from where it ended, with all that was chosen. It is the choice of that size from
+    the start, too, unless the smaller one cut its last round short.
 
     - `targets` (n, p): standardised.
+    - `kept`: the best earlier candidates that were not chosen.
+    - `empty`: rounds in a row in which no sample joined.
     """
+
+    saved = ("chosen", "out", "kept", "dual")
+    counted = ("iteration", "empty")
+    recorded: ClassVar[Mapping[str, type]] = {"history": GreedyProgress}
+    parts = ("factor",)
 
     def __init__(self, operator: BlockedKernelOperator, targets: FloatArray, settings: GreedySettings) -> None:
         if targets.ndim != 2 or len(targets) != operator.n:
@@ -117,37 +125,64 @@ class GreedyEngine:
         self._n = operator.n
         self.settings = settings.checked(operator.n)
         size, p = settings.size, targets.shape[1]
-        self._factor = BorderedFactor(size, p)
+        self.factor = BorderedFactor(size, p)
         self._dual = (
             DualSubset(operator, targets, size, settings.candidates, settings.seed) if settings.tracks_gap else None
         )
         self._sums = Sums(operator, targets, size)
         self._out = np.zeros(operator.n, dtype=bool)  # chosen, or of the basis' span
-        self._kept = np.empty(0, dtype=np.intp)
-        self.iteration = 0
+        self.kept = np.empty(0, dtype=np.intp)
         self.history: list[GreedyProgress] = []
-        self._empty = 0  # rounds that ended with nobody joining, one after the other
+        self.empty = 0
 
     @property
-    def indices(self) -> IndexArray:
+    def chosen(self) -> IndexArray:
         """The basis so far, in the order of choice."""
         return self._sums.indices
+
+    @chosen.setter
+    def chosen(self, indices: IndexArray) -> None:
+        if len(indices) > self.settings.size:
+            raise CheckpointError(
+                f"the checkpoint is of a basis that has {len(indices):,} samples already; {self.settings.size:,} were "
+                "asked for. Allow as many, or start afresh without `resume`"
+            )
+        self._sums.take(np.asarray(indices, dtype=np.intp))
+
+    @property
+    def out(self) -> IndexArray:
+        """Samples that are chosen, or in the span of the basis."""
+        return np.flatnonzero(self._out)
+
+    @out.setter
+    def out(self, indices: IndexArray) -> None:
+        self._out[indices] = True
+
+    @property
+    def dual(self) -> IndexArray:
+        """S*, in the order of choice; empty without a gap."""
+        return np.empty(0, dtype=np.intp) if self._dual is None else self._dual.indices
+
+    @dual.setter
+    def dual(self, indices: IndexArray) -> None:
+        if self._dual is not None:
+            self._dual.take(np.asarray(indices, dtype=np.intp))
 
     @property
     def weights(self) -> FloatArray:
         """Beta: (k, p)."""
-        return self._factor.solution()
+        return self.factor.solution()
 
-    def advance(self) -> int:
-        """One round; return how many samples joined the basis."""
-        began, settings = time.perf_counter(), self.settings
+    def advance(self) -> None:
+        """Draw candidates, score them, and append the best to the basis."""
+        clock, settings = Clock(), self.settings
         with single_threaded_blas():
-            before = self._factor.size
+            before = self.factor.size
             choices = min(settings.per_round, settings.size - before)
             candidates, groups = self._candidates(choices)
             if not len(candidates):
-                self._empty = MOST_EMPTY
-                return 0
+                self.empty = MOST_EMPTY
+                return
             weights, screened = self.weights, candidates
             looked = self._looked_at("single" if settings.screen else settings.score, candidates, weights)
             if settings.screen:
@@ -161,9 +196,8 @@ class GreedyEngine:
             self._keep(candidates, values if looked is None else looked)
             joined = self._join(picked, pool, sums, weights)
             self.iteration += 1
-            self._empty = 0 if joined else self._empty + 1
-            self._record(before, time.perf_counter() - began)
-        return joined
+            self.empty = 0 if joined else self.empty + 1
+            self._record(before, clock.seconds)
 
     def _candidates(self, wanted: int) -> tuple[IndexArray, int]:
         """Candidates in equal runs, one for each choice, of those that are not out; and the number of runs."""
@@ -175,7 +209,7 @@ class GreedyEngine:
             return np.tile(np.flatnonzero(~self._out).astype(np.intp), wanted), wanted
         draws = Draws(n, wanted, settings.candidates, settings.seed, self.iteration)
         runs = draws.take(wanted, self._out, remaining).reshape(wanted, -1)
-        kept = self._kept[~self._out[self._kept]]
+        kept = self.kept[~self._out[self.kept]]
         return np.concatenate([runs, np.tile(kept, (wanted, 1))], axis=1).ravel(), wanted
 
     def _looked_at(self, kind: Score, candidates: IndexArray, weights: FloatArray) -> FloatArray | None:
@@ -224,7 +258,7 @@ class GreedyEngine:
             part = pool[start : start + CANDIDATES_AT_ONCE]
             parts.append(self._sums.of(part, weights, between=between, inner=few))
         sums = SystemSums.joined(parts)
-        schur = None if sums.between is None else self._factor.schur(sums.between, sums.diagonal)
+        schur = None if sums.between is None else self.factor.schur(sums.between, sums.diagonal)
         values = score(kind, sums.gradient, sums.residual, sums.diagonal, schur)
         self._out[pool[values < 0.0]] = True
         return pool, sums, values[places]
@@ -240,7 +274,7 @@ class GreedyEngine:
         inner = self._sums.of(picked, weights, inner=True).inner if inner is None else inner[np.ix_(places, places)]
         assert between is not None
         assert inner is not None
-        joined = self._factor.append(between[:, places], inner, sums.gradient[places])
+        joined = self.factor.append(between[:, places], inner, sums.gradient[places])
         self._out[np.delete(picked, joined)] = True  # of the others' span
         self._sums.take(picked[joined])
         return len(joined)
@@ -252,35 +286,26 @@ class GreedyEngine:
             best = candidates[order]
             _, first = np.unique(best, return_index=True)
             best = best[np.sort(first)]
-            self._kept = np.sort(best[~self._out[best]][: self.settings.kept])
+            self.kept = np.sort(best[~self._out[best]][: self.settings.kept])
 
     def _record(self, before: int, seconds: float) -> None:
         """Note the risk after the round: that before it, by residuals, less the known fall."""
-        risk = self._sums.risk - 0.5 * float(np.sum(self._factor.half[:, before:] ** 2))
+        risk = self._sums.risk - 0.5 * float(np.sum(self.factor.half[:, before:] ** 2))
         least = gap = None
         if self._dual is not None:
-            self._dual.grow(self._factor.size)
+            self._dual.grow(self.factor.size)
             least = 0.5 * float(self._dual.quadratic.sum())
             gap = self.settings.gap_between(risk, least, self._sums.square)
         seconds += self.history[-1].seconds if self.history else 0.0
-        self.history.append(GreedyProgress(self.iteration, self._factor.size, risk, least, gap, round(seconds, 6)))
+        self.history.append(GreedyProgress(self.iteration, self.factor.size, risk, least, gap, round(seconds, 6)))
 
-    def run(
-        self,
-        checkpoints: Checkpoints,
-        interruption: Interruption,
-        callback: Callable[[GreedyProgress], None] | None = None,
-        saved: Saved | None = None,
-    ) -> GreedyBasis:
-        """Advance to the end, and have workers forget what they keep for this choice; see `run_rounds`."""
-        try:
-            return self.result(run_rounds(self, checkpoints, interruption, callback, saved))
-        finally:
-            self._sums.close()
+    def close(self) -> None:
+        """Have the workers forget what they keep for this choice."""
+        self._sums.close()
 
-    def stops(self) -> StopReason | None:
+    def stop(self) -> StopReason | None:
         """Return the reason to stop, if there is one."""
-        settings, size = self.settings, self._factor.size
+        settings, size = self.settings, self.factor.size
         gap = self.history[-1].gap if self.history else None
         if settings.gap is not None and gap is not None and gap <= settings.gap:
             return StopReason("gap", True, f"duality gap {gap:.3g} <= {settings.gap:.3g} with {size:,} basis samples")
@@ -289,7 +314,7 @@ class GreedyEngine:
             message = "" if gap is None else f"; the duality gap is {gap:.3g}"
             advice = "" if reached else "allow a larger basis, or a larger gap"
             return StopReason("size", reached, f"{size:,} basis samples chosen{message}", advice)
-        if self._empty >= MOST_EMPTY:
+        if self.empty >= MOST_EMPTY:
             reached = settings.gap is None
             message = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
             return StopReason(
@@ -297,46 +322,9 @@ class GreedyEngine:
             )
         return None
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
-        return {
-            "chosen": self.indices,
-            "out": np.flatnonzero(self._out),
-            "kept": self._kept,
-            "dual": np.empty(0, dtype=np.intp) if self._dual is None else self._dual.indices,
-            **{f"factor_{name}": value for name, value in self._factor.arrays().items()},
-        }
-
-    def metadata(self) -> dict[str, Any]:
-        """The rest, in plain JSON types."""
-        history = [record.to_json() for record in self.history]
-        return {"iteration": self.iteration, "empty": self._empty, "history": history}
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same operator and targets: to the same bits, with the same settings.
-
-        With a larger `size` it goes on from where it ended, with all that was chosen. It is the choice of that size
-        from the start, too, unless the smaller one cut its last round short.
-        """
-        held, size = len(arrays["chosen"]), self.settings.size
-        if held > size:
-            raise CheckpointError(
-                f"the checkpoint is of a basis that has {held:,} samples already; {size:,} were asked for. Allow as "
-                "many, or start afresh without `resume`"
-            )
-        self._sums.take(np.asarray(arrays["chosen"], dtype=np.intp))
-        self._out[arrays["out"]] = True
-        self._kept = np.asarray(arrays["kept"], dtype=np.intp)
-        self._factor.restore(*(arrays[f"factor_{name}"] for name in ("lower", "diagonal", "half")))
-        if self._dual is not None:
-            self._dual.take(np.asarray(arrays["dual"], dtype=np.intp))
-        self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])
-        self.history = [GreedyProgress(**record) for record in metadata["history"]]
-
     def result(self, reason: StopReason) -> GreedyBasis:
         """Return the choice."""
-        dual = np.empty(0, dtype=np.intp) if self._dual is None else self._dual.indices
-        return GreedyBasis(self.indices, self.weights, dual, reason, self.history, self._factor.system)
+        return GreedyBasis(self.chosen, self.weights, self.dual, reason, self.history, self.factor.system)
 
 
 def choose_greedily(
@@ -355,11 +343,10 @@ def choose_greedily(
     belongs to another run; `InterruptedRunError`: `watch.interrupted` answered true; the rounds so far are saved where
     there are checkpoints.
     """
-    checkpoints = Checkpoints(watch.checkpointing, settings.identity(), dict)
-    interruption = Interruption(watch.interrupted, checkpoints)
-    with operator.watched(interruption.heed_within, watch.within):
+    loop = Loop(watch, settings.identity())
+    with operator.watched(loop.heed_within, watch.within):
         engine = GreedyEngine(operator, targets, settings)
-        checkpoint = checkpoints.latest()
-        if checkpoint is not None:
-            engine.restore(checkpoint.arrays, checkpoint.metadata["state"])
-        return engine.run(checkpoints, interruption, watch.callback)
+        try:
+            return engine.result(loop.run(engine))
+        finally:
+            engine.close()

@@ -14,9 +14,8 @@ application to fixed-size kernel models, Machine Learning 85 (2011).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,15 +23,15 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.base import Clock
 from dkgp.solvers.block_descent.selection import best_in_groups
-from dkgp.solvers.checkpointing import Checkpoints, Interruption, run_rounds
+from dkgp.solvers.driver import NOBODY, Iteration, Loop, Watch
 from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT, BorderedFactor
 from dkgp.solvers.greedy_basis.scores import score
 from dkgp.solvers.pursuit.path import PursuitPath
 from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings, drawn, stagnates
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, columns_that_fit, right_hand_sides
 from dkgp.solvers.stopping import StopReason
-from dkgp.solvers.watch import NOBODY, Watch
 
 Judge = Callable[[PursuitPath], float]
 """A score of the path so far, such as an error in cross-validation; the smaller the better"""
@@ -45,12 +44,21 @@ SOLVED_UNITS = 8.0
 DIFFERENCE_SHARE = 1e-10
 
 
-class Pursuit:
-    """A pursuit under way.
+class Pursuit(Iteration):
+    """A pursuit under way, resumed to the same bits for the same system and right-hand sides.
 
+    A checkpoint holds the columns too: a pass over data would bring them back with other bits.
+
+    - `empty`: rounds in a row in which no regressor joined.
+    - `scores`: scores of the path after each round; `misfits`: exact squared residuals by cardinality.
     - `rhs` (r, t): what the system's right-hand sides b are projections of. The t columns share one order: a choice is
       the best by the sum of their scores.
     """
+
+    saved = ("order", "out")
+    counted = ("iteration", "empty", "scores")
+    recorded: ClassVar[Mapping[str, type]] = {"history": PursuitProgress}
+    parts = ("factor",)
 
     def __init__(
         self, system: PursuitSystem, rhs: FloatArray, settings: PursuitSettings, judge: Judge | None = None
@@ -76,7 +84,7 @@ class Pursuit:
                 "`stagnation` needs scores: give the system its `square`, or something to judge the path by"
             )
         targets = self._b.shape[1]
-        self._factor = BorderedFactor(self._most, targets)
+        self.factor = BorderedFactor(self._most, targets)
         self._order: list[int] = []
         self._out = np.zeros(system.size, dtype=bool)  # chosen, or of the path's span
         self._diagonal = system.diagonal() if settings.score != "gradient" and self._all else None
@@ -84,8 +92,8 @@ class Pursuit:
         self._columns = np.empty((self._most if self._all else 0, system.size))
         self._solved = np.empty((self._most if self._all and settings.score == "refit" else 0, system.size))
         self._remaining = self._b.copy() if self._all else None  # b - A w
-        self.iteration, self._empty = 0, 0
-        self._scores: list[float] = []
+        self.empty = 0
+        self.scores: list[float] = []
         self._misfits: dict[int, float] = {}
         self.history: list[PursuitProgress] = []
 
@@ -94,17 +102,34 @@ class Pursuit:
         """The path so far."""
         return np.asarray(self._order, dtype=np.intp)
 
-    def advance(self) -> int:
-        """One round; return how many regressors joined the path."""
-        began = time.perf_counter()
+    @order.setter
+    def order(self, order: IndexArray) -> None:
+        if len(order) > self._most:
+            raise CheckpointError(
+                f"the checkpoint is of a path of {len(order):,} regressors; {self._most:,} were asked for. Allow as "
+                "many, or start afresh without `resume`"
+            )
+        self._order = order.tolist()
+
+    @property
+    def out(self) -> IndexArray:
+        """Regressors that are chosen, or in the span of the path."""
+        return np.flatnonzero(self._out)
+
+    @out.setter
+    def out(self, indices: IndexArray) -> None:
+        self._out[indices] = True
+
+    def advance(self) -> None:
+        """Append the regressors with the best scores to the path."""
+        clock = Clock()
         with single_threaded_blas():
-            choices = min(self.settings.per_round, self._most - self._factor.size)
+            choices = min(self.settings.per_round, self._most - self.factor.size)
             first = self.settings.first if self.iteration == 0 else ()
             joined = self._of_all(choices, first) if self._all else self._of_draws(choices, first)
         self.iteration += 1
-        self._empty = 0 if joined else self._empty + 1
-        self._record(time.perf_counter() - began)
-        return joined
+        self.empty = 0 if joined else self.empty + 1
+        self._record(clock.seconds)
 
     # ------------------------------------------------------------------------------------------------ rounds
 
@@ -121,7 +146,7 @@ class Pursuit:
         joined = self._append(picked, columns[self.order], columns[picked], self._remaining[picked])
         if not len(joined):
             return 0
-        before = self._factor.size - len(joined)
+        before = self.factor.size - len(joined)
         for number, place in enumerate(joined, before):
             self._columns[number] = columns[:, place]
         self._settle(before)
@@ -129,12 +154,12 @@ class Pursuit:
 
     def _settle(self, first: int) -> None:
         """Find L^-1 of the columns from number `first` on, where scores take it, and b - A w."""
-        k = self._factor.size
+        k = self.factor.size
         for number in range(first, k if self.settings.score == "refit" else first):
-            lower = self._factor.lower[number]
+            lower = self.factor.lower[number]
             row = self._columns[number] - lower[:number] @ self._solved[:number]
             self._solved[number] = row / lower[number]
-        self._remaining = self._b - self._columns[:k].T @ self._factor.solution()
+        self._remaining = self._b - self._columns[:k].T @ self.factor.solution()
 
     def _values(self) -> FloatArray:
         """Scores of all regressors."""
@@ -144,7 +169,7 @@ class Pursuit:
             return score("gradient", gradient, gradient, self._b[:, 0], None)
         schur = None
         if self.settings.score == "refit":
-            schur = self._diagonal - np.einsum("kj,kj->j", *(self._solved[: self._factor.size],) * 2)
+            schur = self._diagonal - np.einsum("kj,kj->j", *(self._solved[: self.factor.size],) * 2)
             schur = np.where(schur > LEAST_PIVOT * self._diagonal, schur, 0.0)
         return score(self.settings.score, gradient, gradient, self._diagonal, schur)
 
@@ -157,14 +182,14 @@ class Pursuit:
             else drawn(settings.seed, self.iteration, choices, settings.candidates, self._out)
         )
         if not len(candidates):
-            self._empty = MOST_EMPTY
+            self.empty = MOST_EMPTY
             return 0
         pool, order = np.unique(candidates), self.order
-        products = self._system.candidates(self._rhs, pool, order, self._factor.solution())
+        products = self._system.candidates(self._rhs, pool, order, self.factor.solution())
         picked = candidates
         if not first:
             diagonal = np.diagonal(products.inner)
-            schur = self._factor.schur(products.between, diagonal) if settings.score == "refit" else None
+            schur = self.factor.schur(products.between, diagonal) if settings.score == "refit" else None
             gradient = self._unit * products.gradient
             values = score(settings.score, gradient, gradient, diagonal, schur)
             values = np.where(values > 0.0, values, -1.0)[np.searchsorted(pool, candidates)]
@@ -179,21 +204,21 @@ class Pursuit:
             raise InputError(
                 "the system's columns overflow, or are not numbers; leave out or scale down such regressors"
             )
-        joined = self._factor.append(between, inner, gradient)
+        joined = self.factor.append(between, inner, gradient)
         self._out[picked] = True
         self._order += picked[joined].tolist()
         return joined
 
     def _record(self, seconds: float) -> None:
-        k = self._factor.size
+        k = self.factor.size
         residual = self._residual()
         steepest = None if self._remaining is None else self._steepest(self._remaining)
         judged = None
         if self._judge is not None:
             judged = float(self._judge(self.path(None)))
         if judged is not None or residual is not None:
-            self._scores.append(judged if judged is not None else float(residual or 0.0))
-        objective = -0.5 * float(np.sum(self._factor.half**2))
+            self.scores.append(judged if judged is not None else float(residual or 0.0))
+        objective = -0.5 * float(np.sum(self.factor.half**2))
         seconds += self.history[-1].seconds if self.history else 0.0
         self.history.append(
             PursuitProgress(self.iteration, k, objective, residual, steepest, judged, round(seconds, 6))
@@ -208,20 +233,20 @@ class Pursuit:
         if self._square is None:
             return None
         square, limit = float(self._square.sum()), self.settings.residual
-        difference = square - float(np.sum(self._factor.half**2))
+        difference = square - float(np.sum(self.factor.half**2))
         if limit is not None and difference <= max(limit, DIFFERENCE_SHARE * square):
             with single_threaded_blas():
-                exact = self._system.misfit(self._rhs, self.order, self._factor.solution())
+                exact = self._system.misfit(self._rhs, self.order, self.factor.solution())
             if exact is not None:
-                self._misfits[self._factor.size] = exact
+                self._misfits[self.factor.size] = exact
                 return exact
         return max(difference, 0.0)
 
     # ------------------------------------------------------------------------------------------------ ends
 
-    def stops(self) -> StopReason | None:
+    def stop(self) -> StopReason | None:
         """Return the reason to stop, if there is one."""
-        settings, k = self.settings, self._factor.size
+        settings, k = self.settings, self.factor.size
         if k < len(settings.first) and self.iteration == 0:
             return None
         last = self.history[-1] if self.history else None
@@ -237,20 +262,20 @@ class Pursuit:
                 return StopReason("gradient", True, f"max |g| = {steepest:.3g} of all that is not chosen, by {k:,}")
             if steepest <= floor:
                 return StopReason("solved", True, f"max |g| = {steepest:.3g} is rounding: solved by {k:,} regressors")
-        if settings.stagnation is not None and stagnates(self._scores, *settings.stagnation):
+        if settings.stagnation is not None and stagnates(self.scores, *settings.stagnation):
             window, share = settings.stagnation
             return StopReason("stagnation", True, f"the score changes by less than {share:g} of it in {window} steps")
         if k >= self._most:
             asked = settings.residual is None and settings.tolerance is None and settings.stagnation is None
             advice = "" if asked else "allow more nonzero numbers, or ask for less"
             return StopReason("size", asked, f"{k:,} regressors chosen", advice)
-        if self._empty >= MOST_EMPTY or self._out.all():
+        if self.empty >= MOST_EMPTY or self._out.all():
             return StopReason("dependent", True, f"no regressor has anything to add to {k:,} that float64 could tell")
         return None
 
     def path(self, reason: StopReason | None) -> PursuitPath:
         """Return the path so far."""
-        factor = self._factor.arrays()
+        factor = self.factor.arrays()
         reason = StopReason("under way", False, "") if reason is None else reason
         return PursuitPath(
             self._system.size,
@@ -263,46 +288,22 @@ class Pursuit:
             dict(self._misfits),
         )
 
-    # ------------------------------------------------------------------------------------------------ checkpoints
-
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint: the columns too, which a pass over data would bring back in other bits."""
-        return {
-            "order": self.order,
-            "out": np.flatnonzero(self._out),
-            "columns": self._columns[: self._factor.size],
-            **{f"factor_{name}": value for name, value in self._factor.arrays().items()},
-        }
+        """Return the arrays of a checkpoint."""
+        return {**super().arrays(), "columns": self._columns[: self.factor.size]}
 
     def metadata(self) -> dict[str, Any]:
-        """The rest, in plain JSON types."""
-        return {
-            "iteration": self.iteration,
-            "empty": self._empty,
-            "scores": self._scores,
-            "misfits": {str(size): value for size, value in self._misfits.items()},
-            "history": [record.to_json() for record in self.history],
-        }
+        """Return the rest of a checkpoint."""
+        return {**super().metadata(), "misfits": {str(size): value for size, value in self._misfits.items()}}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same system and right-hand sides: to the same bits."""
-        k = len(arrays["order"])
-        if k > self._most:
-            raise CheckpointError(
-                f"the checkpoint is of a path of {k:,} regressors; {self._most:,} were asked for. Allow as many, or "
-                "start afresh without `resume`"
-            )
-        self._order = arrays["order"].tolist()
-        self._out[arrays["out"]] = True
-        self._factor.restore(*(arrays[f"factor_{name}"] for name in ("lower", "diagonal", "half")))
+        """Take over a checkpoint."""
+        super().restore(arrays, metadata)
+        self._misfits = {int(size): float(value) for size, value in metadata["misfits"].items()}
         if self._all:
-            self._columns[:k] = arrays["columns"]
+            self._columns[: self.factor.size] = arrays["columns"]
             with single_threaded_blas():
                 self._settle(0)
-        self.iteration, self._empty = int(metadata["iteration"]), int(metadata["empty"])
-        self._scores = list(metadata["scores"])
-        self._misfits = {int(size): float(value) for size, value in metadata["misfits"].items()}
-        self.history = [PursuitProgress(**record) for record in metadata["history"]]
 
 
 def pursue(
@@ -340,10 +341,5 @@ def pursue(
         `watch.interrupted` answered true; the rounds so far are saved where there are checkpoints.
     """
     settings = PursuitSettings() if settings is None else settings
-    checkpoints = Checkpoints(watch.checkpointing, settings.identity(), dict)
-    interruption = Interruption(watch.interrupted, checkpoints)
     pursuit = Pursuit(as_system(system, settings.memory_bytes), right_hand_sides(rhs), settings, judge)
-    checkpoint = checkpoints.latest()
-    if checkpoint is not None:
-        pursuit.restore(checkpoint.arrays, checkpoint.metadata["state"])
-    return pursuit.path(run_rounds(pursuit, checkpoints, interruption, watch.callback))
+    return pursuit.path(Loop(watch, settings.identity()).run(pursuit))

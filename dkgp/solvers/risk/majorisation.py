@@ -17,13 +17,12 @@ import numpy as np
 
 from dkgp.operators.base import FloatArray, KernelOperator, Variances
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.solvers.base import PhaseClock, Solver
+from dkgp.solvers.base import Clock, Solver, SolverState, nothing
 from dkgp.solvers.conjugate.gradient import ConjugateGradient, ConjugateGradientState
 from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.risk.method import DescentState, RiskMethod, descend_or_settle
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.state import SolverState, nothing
 
 # A step is solved until so much of its gradient is left, or for so many rounds.
 SHARE_LEFT, MOST_ROUNDS = 0.1, 200
@@ -133,7 +132,7 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
 
     def advance(self, operator: KernelOperator, state: MajorisationState) -> dict[str, float]:
         """One round of the solve under way, and the step where that is its last, in place; seconds by phase."""
-        solver, clock = self._solver(operator), PhaseClock()
+        solver, clock = self._solver(operator), Clock()
         if state.rounds == 0:
             state.gradient_product = state.image_of_gradient(operator)
             self._begin(solver, state)
@@ -148,7 +147,7 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
             self._step(state, step)
         clock.lap("line search")
         state.iteration += 1
-        return clock.seconds
+        return clock.parts
 
     def _begin(self, solver: Solver, state: MajorisationState) -> None:
         """Begin a solve at alpha, where its gradient is known; of conjugate gradients what was made serves on."""

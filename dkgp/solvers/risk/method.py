@@ -24,10 +24,9 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import Method, PhaseClock
+from dkgp.solvers.base import Clock, Method, SolverState, nothing
 from dkgp.solvers.conjugate.kernel_cg import NULL_SHARE, kernel_product, ratio
 from dkgp.solvers.risk.problem import Risk, line_minima
-from dkgp.solvers.state import SolverState, nothing
 from dkgp.solvers.stopping import Progress
 
 # To evaluate values and gradient anew takes two float64 products, after every round more than rounds of float64.
@@ -313,7 +312,7 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
 
     def advance(self, operator: KernelOperator, state: DescentState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
-        clock, slope = PhaseClock(), state.gradient
+        clock, slope = Clock(), state.gradient
         slope_image = state.image_of_gradient(operator)
         clock.lap("update")
         self.turn(state, slope, slope_image)
@@ -323,7 +322,7 @@ class RiskConjugateGradient(RiskMethod[DescentState]):
         state.before, state.square = slope, self.risk.inner(slope, slope_image)
         state.iteration += 1
         clock.lap("line search")
-        return clock.seconds
+        return clock.parts
 
     def turn(self, state: DescentState, slope: FloatArray, slope_image: FloatArray) -> None:
         """Turn the direction towards the gradient; K h follows from K g, so that one product does."""
@@ -365,7 +364,7 @@ class RiskParameterConjugateGradient(RiskMethod[DescentState]):
 
     def advance(self, operator: KernelOperator, state: DescentState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""
-        clock, gradient = PhaseClock(), state.gradient
+        clock, gradient = Clock(), state.gradient
         slope = state.image_of_gradient(operator)
         if not state.direction.size:
             state.direction = -slope
@@ -382,4 +381,4 @@ class RiskParameterConjugateGradient(RiskMethod[DescentState]):
             state.precision = "double"
         state.iteration += 1
         clock.lap("line search")
-        return clock.seconds
+        return clock.parts

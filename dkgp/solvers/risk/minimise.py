@@ -10,11 +10,12 @@ from numpy.typing import ArrayLike
 
 from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, KernelOperator
-from dkgp.solvers.base import as_columns
+from dkgp.solvers.base import as_columns, nothing
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
-from dkgp.solvers.driver import Solution, last_errors, run
+from dkgp.solvers.driver import NOBODY, Watch
 from dkgp.solvers.losses import Loss
+from dkgp.solvers.method_run import Solution, last_errors, run
 from dkgp.solvers.registry import AUTO, SolverMemory, build_solver, solver_memory
 from dkgp.solvers.risk.majorisation import RiskMajorisation
 from dkgp.solvers.risk.method import (
@@ -33,9 +34,7 @@ from dkgp.solvers.risk.newton import (
     whole_bytes,
 )
 from dkgp.solvers.risk.problem import Risk
-from dkgp.solvers.state import nothing
 from dkgp.solvers.stopping import DualityGap, MaxIterations, StoppingRule
-from dkgp.solvers.watch import NOBODY, Watch
 
 # Of `minimise_risk`.
 MOST_ITERATIONS = 1000

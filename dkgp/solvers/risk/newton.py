@@ -71,13 +71,12 @@ from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.factor import LowRankFactor
 from dkgp.operators.low_rank.pivots import regularised_factor
-from dkgp.solvers.base import PhaseClock
+from dkgp.solvers.base import Clock, nothing
 from dkgp.solvers.conjugate.kernel_cg import ratio
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, factor_bytes_allowed
 from dkgp.solvers.losses import CurvatureRoot
 from dkgp.solvers.prices import ROUND_SECONDS, Prices
 from dkgp.solvers.risk.method import DescentState, RiskConjugateGradient, RiskMethod, descend_or_settle
-from dkgp.solvers.state import nothing
 
 # The last iteration's gain, as a share of the slope that is left: far from the least, and near it.
 LARGEST_SHARE, LEAST_SHARE = 0.1, 1e-8
@@ -197,7 +196,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         if self._is_far(operator, state):
             return RiskConjugateGradient(self.risk, self.precision).advance(operator, state)
         state.direction = state.image = state.before = nothing()
-        clock = PhaseClock()
+        clock = Clock()
         if not state.search.size:
             state.newton_image = state.image_of_gradient(operator)
             clock.lap("update")
@@ -213,7 +212,7 @@ class RiskNewton(RiskMethod[NewtonState]):
                 self._note_failure(operator, state)
         clock.lap("line search")
         state.iteration += 1
-        return clock.seconds
+        return clock.parts
 
     def _is_far(self, operator: KernelOperator, state: NewtonState) -> bool:
         """True while kernel conjugate gradients go on: before the first step, and after one that took too long."""
@@ -226,14 +225,14 @@ class RiskNewton(RiskMethod[NewtonState]):
         state.descents += 1
         return True
 
-    def _begin(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> None:
+    def _begin(self, operator: KernelOperator, state: NewtonState, clock: Clock) -> None:
         state.residual = state.curvature().transposed_times(state.newton_image)
         state.along, state.along_image = np.zeros_like(state.newton_image), np.zeros_like(state.newton_image)
         state.search = self._precondition(operator, state, clock)
         state.energy = self.risk.inner(state.residual, state.search)
         state.inner = 0
 
-    def _iterate(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> None:
+    def _iterate(self, operator: KernelOperator, state: NewtonState, clock: Clock) -> None:
         root, search = state.curvature(), state.search
         rooted = root.times(search)
         image = state.product(operator, rooted)
@@ -249,7 +248,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         state.energy = energy
         state.inner += 1
 
-    def _precondition(self, operator: KernelOperator, state: NewtonState, clock: PhaseClock) -> FloatArray:
+    def _precondition(self, operator: KernelOperator, state: NewtonState, clock: Clock) -> FloatArray:
         if self.rank == 0:
             return state.residual / self.risk.regularisation
         if state.whole and not isinstance(state.preconditioner, WholeCurvature):

@@ -352,8 +352,8 @@ def test_workers_are_told_by_address_and_are_one_in_this_process(client: Client)
 def test_a_round_without_workers_ends_when_it_is_asked_to(
     start_cluster: StartCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.DESERTED_SECONDS", 0.2)
-    monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.DESERTED_SECONDS", 0.2)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.WATCH_SECONDS", 0.05)
     client, asked = start_cluster(processes=False), threading.Event()
     executor = DaskExecutor(client, interrupted=asked.is_set)
     asked.set()  # as long as there are workers the round goes on to its end

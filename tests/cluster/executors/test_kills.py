@@ -16,8 +16,7 @@ from distributed.scheduler import WorkerState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.cluster.executors.kills import KILLS_IN_VAIN, MOST_KILLS, Kills
+from dkgp.cluster.executors.dask import KILLS_IN_VAIN, MOST_KILLS, DaskExecutor, Kills
 from dkgp.errors import ClusterError
 from tests.cluster.executors.test_dask import forgotten
 from tests.workers import local_cluster
@@ -160,7 +159,7 @@ def test_what_a_task_raises_comes_before_what_the_scheduler_says() -> None:
 
 @pytest.mark.long
 def test_what_belongs_to_nobody_is_not_started_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.cluster.executors.dask_graphs.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("dkgp.cluster.executors.dask.WAIT_SECONDS", 0.05)
     (first, second) = client.scheduler_info()["workers"]
     executor = DaskExecutor(client)
     assert executor.submit("round", slow, (), [[0], [1], [2]], ["", first, second]).result() == ["0", "1", "2"]

@@ -20,10 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.executors import dask_graphs
+from dkgp.cluster.executors import dask as dask_executors
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks
-from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.cluster.executors.dask_graphs import Graph
+from dkgp.cluster.executors.dask import DaskExecutor, Graph
 from dkgp.cluster.executors.sums import Totals, add_totals
 from dkgp.errors import ClusterError, StoreError
 from tests.cluster.executors.test_dask import forgotten
@@ -126,7 +125,7 @@ def test_graphs_of_any_cut_have_the_same_totals(data: st.DataObject) -> None:
         parts = [results[need] for need in node.needs]
         assert max(node.needs, default=-1) < len(results)
         if node.name == "squares-add":
-            assert 2 <= len(parts) <= dask_graphs.FAN_IN
+            assert 2 <= len(parts) <= dask_executors.FAN_IN
             assert not gives or len(set().union(*parts) - {"count"}) == 1
         results.append(node.call(*node.arguments, *parts))
     assert [node.name for node in graph.nodes].count("squares-value") == (RANGES if gives else 1)
@@ -218,14 +217,14 @@ def mortal_add(*parts: Totals) -> Totals:
     return add_totals(*parts)
 
 
-part_of = dask_graphs._part
+part_of = dask_executors._part
 REFUSED = r"same task: \d of them on task \d+ of squares{} 1"
 
 
 def mortal_round(monkeypatch: pytest.MonkeyPatch) -> RoundTasks:
     """A round whose values, tasks, parts and additions may end their workers."""
     for name, function in (("_same", mortal_value), ("_part", mortal_part), ("add_totals", mortal_add)):
-        monkeypatch.setattr(dask_graphs, name, function)
+        monkeypatch.setattr(dask_executors, name, function)
     tasks = round_of([[pair] for pair in squares(RANGES)])
     return RoundTasks(mortal_square_task, (7,), tasks.groups, None, "squares", tasks.values, tasks.needs, tasks.gives)
 
@@ -289,7 +288,7 @@ def slow(group: list[int]) -> list[Totals]:
 
 
 def test_tasks_of_an_owner_run_elsewhere_when_all_workers_were_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_graphs, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(dask_executors, "WAIT_SECONDS", 0.2)
     with on_dask(1) as (executor, client):
         (owner,) = executor.workers
         pending = executor.start_total(RoundTasks(slow, (), [[1], [2], [3]], [owner] * 3, "slow"))
@@ -317,8 +316,8 @@ def slower(group: list[int]) -> list[Totals]:
 
 @pytest.mark.faults
 def test_workers_that_are_killed_or_frozen_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_graphs, "WAIT_SECONDS", 0.5)
-    monkeypatch.setattr(dask_graphs, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(dask_executors, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_executors, "SILENT_SECONDS", 1.0)
     groups = [[leaf] for leaf in range(24)]
     with on_dask(3, processes=True) as (executor, client):
         for end in (signal.SIGKILL, signal.SIGSTOP):

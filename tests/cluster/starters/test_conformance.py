@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dkgp.cluster import ClusterOptions, connect, open_executor
-from dkgp.cluster.kinds import ClusterKind, cluster_kinds
+from dkgp.cluster.options import ClusterKind, cluster_kinds
 from dkgp.errors import ClusterError, ExitCode, MissingExtraError, UsageError
 from tests.cluster.helpers import Listener
 

@@ -13,8 +13,8 @@ from tests.plugin import dkgp, install
 
 KIND = '''
     """A cluster of threads that is slow to say so: any of dask's cluster objects will do."""
-    from dkgp.cluster.kinds import KINDS, ClusterKind
-    from dkgp.cluster.starters.settings import check_settings
+    from dkgp.cluster.options import KINDS, ClusterKind
+    from dkgp.cluster.starters.security import check_settings
     from dkgp.registry import Extra
 
     def start(options, security, stack):

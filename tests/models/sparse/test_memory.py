@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget, worker_cache
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import Matern32

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator

@@ -12,7 +12,7 @@ import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.cluster.executors.dask_graphs import DaskGraph
+from dkgp.cluster.executors.dask import DaskGraph
 from dkgp.data import dataset_from_arrays
 from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError

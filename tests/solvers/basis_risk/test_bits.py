@@ -16,10 +16,9 @@ from dkgp.solvers import Checkpointing
 from dkgp.solvers.basis_risk import problem
 from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution, BasisRiskState
 from dkgp.solvers.basis_risk.problem import BasisRisk
-from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.driver import Loop, Watch
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
 from dkgp.solvers.risk import Risk
-from dkgp.solvers.watch import Watch
 from tests.solvers.basis_risk.test_minimise import cross_of, inputs, targets_of
 from tests.workers import on_dask
 
@@ -43,7 +42,7 @@ def solved(
     executor: Any,
     state: BasisRiskState | None = None,
     interrupted: Callable[[], bool] | None = None,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: Loop | None = None,
 ) -> BasisRiskSolution:
     cross = cross_of(X, X[:30], executor)
     descent = BasisDescent(BasisRisk(cross, Y, Risk(loss, 0.01)), 1e-6, hessian=True)
@@ -95,9 +94,9 @@ def test_interrupted_after_any_step(
 
         settings = Checkpointing(CheckpointStore(str(tmp_path / f"{stop}")), 1e9)
         with pytest.raises(InterruptedRunError, match=f"interrupted after {stop - 1} steps; {stop - 1} steps are sav"):
-            solved(X, Y, loss, executor, checkpoints=Checkpoints(settings, {}, dict), interrupted=enough)
+            solved(X, Y, loss, executor, checkpoints=Loop(Watch(checkpointing=settings), {}), interrupted=enough)
         settings = Checkpointing(settings.store, 1e9, resume=True)
-        checkpoints = Checkpoints(settings, {}, dict)
+        checkpoints = Loop(Watch(checkpointing=settings), {})
         found = checkpoints.latest()
         assert found is not None
         state = BasisRiskState.restored(found.metadata["state"], found.arrays)

@@ -33,8 +33,8 @@ from dkgp.solvers.block_descent.block_size import (
     largest_automatic_block_size,
     projected_round,
 )
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import SolverMemory, solver_memory
-from dkgp.solvers.watch import Watch
 from tests.solvers.problems import OverlappingExecutor, Problem, arm_problem, smooth_problem
 
 HARD = arm_problem(900)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dkgp.data.types import block_rows
+from dkgp.solvers.base import Sums, measures
 from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution
 from dkgp.solvers.block_descent.row_tasks import added
-from dkgp.solvers.measures import Sums, measures
 
 SLOTS, M = 4, 20
 

@@ -15,7 +15,7 @@ from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, Solution
 from dkgp.solvers.cholesky import in_memory as module
 from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.cholesky.in_memory import Cholesky, cholesky_bytes
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, targets=2)

@@ -10,7 +10,7 @@ import pytest
 
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.solvers import GradientInfNorm, Solution, TiledCholesky, solve
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import Problem, smooth_problem
 
 # Five panels, the last of 44.

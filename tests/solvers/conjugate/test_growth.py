@@ -13,7 +13,7 @@ from dkgp.data import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
 from dkgp.solvers.conjugate.preconditioner import MOST_LEVELS, WINDOW, Growth, Price
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import arm_problem
 
 NOW, LARGER = Price(10.0, 1.0), Price(40.0, 1.1)

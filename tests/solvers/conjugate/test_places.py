@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget, worker_cache
 from dkgp.data import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.leaves import OpenBundle
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm, Solution, solve
-from dkgp.solvers.watch import Watch
+from dkgp.solvers.driver import Watch
 from tests.solvers.problems import arm_problem
 
 PROBLEM = arm_problem(1000)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.data import dataset_from_arrays
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
@@ -21,9 +21,9 @@ from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.draws import round_generator
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, DualSubset, GreedyEngine, choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
-from dkgp.solvers.watch import Watch
 from tests.solvers.paper import dealt, without
 from tests.workers import on_dask
 
@@ -284,7 +284,7 @@ def test_a_choice_that_is_resumed_ends_in_the_same_bits(more: dict[str, Any], on
     first.advance()
     second = GreedyEngine(problem.operator(one_thread), problem.y, settings)
     second.restore(first.arrays(), first.metadata())
-    while (reason := second.stops()) is None:
+    while (reason := second.stop()) is None:
         second.advance()
     found = second.result(reason)
     np.testing.assert_array_equal(found.indices, whole.indices)
@@ -312,15 +312,15 @@ def test_a_choice_that_grows_is_a_choice_of_the_larger_size(more: dict[str, Any]
 
     def grown(size: int) -> tuple[GreedyEngine, GreedyBasis]:
         first = GreedyEngine(problem.operator(one_thread), problem.y, replace(larger, size=size))
-        while first.stops() is None:
+        while first.stop() is None:
             first.advance()
         second = GreedyEngine(problem.operator(one_thread), problem.y, larger)
         second.restore(first.arrays(), first.metadata())
-        while (reason := second.stops()) is None:
+        while (reason := second.stop()) is None:
             second.advance()
         found = second.result(reason)
         assert len(found.indices) == 15
-        np.testing.assert_array_equal(found.indices[:size], first.indices)
+        np.testing.assert_array_equal(found.indices[:size], first.chosen)
         return second, found
 
     # From the end of a round.

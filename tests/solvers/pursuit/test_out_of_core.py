@@ -19,8 +19,8 @@ from dkgp.kernels import Matern32
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers import Checkpointing, KernelSystem, PursuitPath, PursuitSettings, RowSystem, pursue
+from dkgp.solvers.driver import Watch
 from dkgp.solvers.pursuit.kernel import INTERCEPT_SHARE
-from dkgp.solvers.watch import Watch
 from tests.workers import on_dask
 
 

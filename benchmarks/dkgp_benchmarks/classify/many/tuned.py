@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import LocalExecutor
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.threads import available_cores
-from dkgp.cluster.tile_budget import TileBudget
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
 from dkgp.commands.reporting.progress import Reporter

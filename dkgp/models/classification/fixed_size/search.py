@@ -52,7 +52,7 @@ from dkgp.models.classification.labels import Labels
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.folds import fold_errors_task
-from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.driver import Loop
 
 # log10 of s2 over k(x, x): of every width, and about the best of these for the whole pool.
 DECADES, FINER = (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0), (0.5,)
@@ -209,7 +209,7 @@ class KernelSearch(ABC):
     labels: Labels
     settings: FixedSizeSettings
     noise_variance: float | None
-    checkpoints: Checkpoints
+    checkpoints: Loop
     callback: Callable[[Any], None] | None
     check: Callable[[Progress | None], None]
 

@@ -66,7 +66,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.folds import fold_columns_task, merge_triangles, triangle_task
 from dkgp.operators.cross.runs import runs_of
 from dkgp.operators.inputs import centre_of
-from dkgp.solvers.checkpointing import Checkpoints
+from dkgp.solvers.driver import Loop
 
 # Kernels whose Grams are summed in one pass.
 TOGETHER = 3
@@ -182,7 +182,7 @@ class _Training:
         dataset, labels = data.dataset, data.labels
         folds = stratified_folds(labels, settings.folds, settings.seed)
         targets = Targets(labels.signs(), folds.astype(np.intp), settings.folds, data.weights)
-        checkpoints = Checkpoints(context.checkpointing, self._identity(), dict)
+        checkpoints = Loop(context, self._identity())
         checkpoint = checkpoints.latest()
         start, started_by = self._start(None if checkpoint is None else checkpoint.metadata["state"])
         laps.end("start")
@@ -263,7 +263,7 @@ class _Training:
         self,
         state: SearchState,
         targets: Targets,
-        checkpoints: Checkpoints,
+        checkpoints: Loop,
         check: Callable[[Progress | None], None],
     ) -> KernelSearch:
         data, settings, context = self.data, self.settings, self.context

@@ -43,7 +43,7 @@ from dkgp.models.tuning.problem import Choices, SearchProblem
 from dkgp.models.tuning.search_space import NOISE_NAME
 from dkgp.models.tuning.subsets import require_finite
 from dkgp.models.tuning.tasks import SubsetSummary
-from dkgp.solvers.checkpointing import interrupted
+from dkgp.solvers.driver import interrupted
 
 Evidence: TypeAlias = Literal["bound", "fitc", "vif"]
 EVIDENCES: dict[Evidence, str] = {

@@ -17,6 +17,7 @@ goes on from the last one, uniform and pivoted ones begin anew and start alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
@@ -30,7 +31,7 @@ from dkgp.models.sparse.ladder.target import LadderTarget, Rung
 from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.block_tasks import feature_width
-from dkgp.solvers.checkpointing import Checkpoints, Interruption
+from dkgp.solvers.driver import Loop
 
 
 def climb(
@@ -59,15 +60,14 @@ def climb(
     if settings.gap is not None:
         raise InputError("the `gap` of a basis that grows by itself is its target's; it was given twice")
     dataset, kernel, run = problem.dataset, problem.kernel, problem.context(context)
-    checkpoints = Checkpoints(run.checkpointing, LadderPlan.identity(settings, target), dict)
-    interruption = Interruption(run.interrupted, checkpoints)
+    loop = Loop(run, LadderPlan.identity(settings, target))
 
-    def watch(progress: Progress) -> None:
-        interruption.heed_within(progress)
+    def within(progress: Progress) -> None:
+        loop.heed_within(progress)
         if run.within is not None:
             run.within(progress)
 
-    with run.operator(kernel, problem.noise, dataset) as operator, operator.watched(watch):
+    with run.operator(kernel, problem.noise, dataset) as operator, operator.watched(within):
         exact = ExactModel.of(
             dataset, kernel, problem.noise_variance, run.executor, memory_bytes=memory_bytes, cache_bytes=cache_bytes
         )
@@ -78,20 +78,6 @@ def climb(
             return rung.memory(n, d, p, run.executor, cache_bytes, feature_width(kernel)).coordinator_bytes
 
         plan = LadderPlan(n, d, p, settings, target, exact, needed, memory_bytes)
-        ladder = Ladder(problem, operator, plan, watch)
-        saved = checkpoints.latest()
-        if saved is not None:
-            ladder.restore(saved.arrays, saved.metadata["state"])
-        while (reason := ladder.reason) is None:
-            interruption.heed(ladder)
-            ladder.choose(checkpoints, interruption, run.callback)
-            ladder.fit()
-            while (move := ladder.move()) == "product" or move == "solve":
-                ladder.raise_bound(move)
-                checkpoints.save(ladder)
-                interruption.heed(ladder)
-            ladder.leave(move)
-            if rung_callback is not None:
-                rung_callback(ladder.rungs[-1])
-            checkpoints.save(ladder)
-        return ladder.trained(reason)
+        ladder = Ladder(problem, operator, plan, within, rung_callback)
+        with closing(ladder):
+            return ladder.trained(loop.run(ladder))

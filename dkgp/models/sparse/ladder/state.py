@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -18,35 +17,45 @@ from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
 from dkgp.models.sparse.ladder.costs import rung_seconds
 from dkgp.models.sparse.ladder.plan import LadderPlan, Move
 from dkgp.models.sparse.ladder.target import Rung, Step
-from dkgp.models.sparse.problem import PartSeconds, SparseProblem, TrainedSparse
+from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
 from dkgp.models.sparse.start import residual_start
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxPasses, Solver, StoppingRule, solve
-from dkgp.solvers.checkpointing import Checkpoints, Interruption
+from dkgp.solvers.base import Clock
+from dkgp.solvers.driver import Iteration, Watch
 from dkgp.solvers.greedy_basis.engine import GreedyEngine
 from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress
 from dkgp.solvers.prices import ROUND_SECONDS
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.stopping import StopReason
-from dkgp.solvers.watch import Watch
 
 ENGINE = "choice_"
 # Rounds of tasks of a fit and its certificate: most of the time that a small problem takes.
 ROUNDS_OF_A_FIT = 6
 
 
-class Ladder:
-    """The rungs so far, and the one that is being climbed.
+class Ladder(Iteration):
+    """The finished rungs, and the one that is being climbed.
 
-    `watch` is called during long work, and may end it. `iteration` counts the steps of the ladder and the rounds of its
-    choice, and grows from one checkpoint to the next; `rungs` are the finished ones.
+    A round of the ladder is a round of the greedy choice, a fit with its certificate, a step that raises the bound, or
+    the step to the next rung. A checkpoint holds no fit: a resumed rung is fitted again, to the same bits.
+
+    - `within`: called during long work, and may end it.
+    - `leave_callback`: called with each finished rung.
+    - `rungs`: the finished ones.
     """
 
     def __init__(
-        self, problem: SparseProblem, operator: BlockedKernelOperator, plan: LadderPlan, watch: ProgressCallback
+        self,
+        problem: SparseProblem,
+        operator: BlockedKernelOperator,
+        plan: LadderPlan,
+        within: ProgressCallback,
+        leave_callback: Callable[[Rung], None] | None = None,
     ) -> None:
-        self._problem, self._operator, self._plan, self._watch = problem, operator, plan, watch
+        self._problem, self._operator, self._plan, self._within = problem, operator, plan, within
+        self._leave_callback = leave_callback
         self._size, self._steps_done = plan.first, 0
         self._engine = self._engine_of(self._size)
         self._least: dict[str, list[float]] = {}
@@ -58,44 +67,75 @@ class Ladder:
         self._system: FloatArray | None = None
         self._fit: SparseFit | None = None
         self._certificate: SparseCertificate | None = None
-        self._began, self._earlier, self._entries = time.perf_counter(), 0.0, 0
-        self._parts = PartSeconds("choice", "fit", "certificate", "bound")
+        self._clock, self._entries = Clock("choice", "fit", "certificate", "bound"), 0
         self._nominal = 0.0  # what the last fit and certificate were projected to take, and what they took
         self._took = 0.0
         self.rungs: list[Rung] = []
-        self.reason: StopReason | None = None
+        self._move: Move | None = None  # the next step of a fitted rung
+        self._reason: StopReason | None = None
 
     @property
-    def iteration(self) -> int:
-        """Steps and rounds."""
+    def iteration(self) -> int:  # type: ignore[override]
+        """Steps of the ladder, and rounds of its choice."""
         return self._steps_done + (0 if self._engine is None else self._engine.iteration)
 
-    def choose(
-        self,
-        checkpoints: Checkpoints,
-        interruption: Interruption,
-        callback: Callable[[GreedyProgress], None] | None,
-    ) -> None:
-        """Choose the rung's basis: greedily from where the last one ended, or blindly from the start."""
+    @property
+    def history(self) -> list[GreedyProgress]:  # type: ignore[override]
+        """Records of the choice."""
+        return [] if self._engine is None else self._engine.history
+
+    def stop(self) -> StopReason | None:
+        """Return the reason to stop."""
+        return self._reason
+
+    def advance(self) -> None:
+        """Do the next round of the choice, or the next step of the rung."""
+        move, self.save_now = self._move, True
+        if move is None:
+            if self._engine is not None and (reason := self._engine.stop()) is None:
+                with self._clock.measured("choice"):
+                    self._engine.advance()
+                # The fit that follows the last round may take as long as the choice.
+                self.save_now = self._engine.stop() is not None
+                return
+            self._take_basis(None if self._engine is None else reason)
+            self._fit_rung()
+            self.save_now = False
+        elif move == "product" or move == "solve":
+            self._raise_bound(move)
+        else:
+            self._leave(move)
+            return
+        self._move = self._next_move()
+
+    def close(self) -> None:
+        """Have the workers forget what they keep for the choice."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _take_basis(self, reason: StopReason | None) -> None:
+        """Take the basis that the greedy choice ended with, or choose one blindly."""
         settings = self._plan.settings
-        with self._parts.measured("choice"):
+        with self._clock.measured("choice"):
             if self._engine is None:
                 self._basis = blind_basis(self._operator, settings.basis_name, self._size, settings.seed)
-            else:
-                greedy = self._engine.run(checkpoints, interruption, callback, self)
-                self._greedy, self._system = replace(greedy, system=None), greedy.system
-                self._basis = Basis(self._operator.inputs(greedy.indices), greedy.indices)
+                return
+            assert reason is not None
+            self._engine.close()
+            greedy = self._engine.result(reason)
+            self._greedy, self._system = replace(greedy, system=None), greedy.system
+            self._basis = Basis(self._operator.inputs(greedy.indices), greedy.indices)
 
-    def fit(self) -> None:
+    def _fit_rung(self) -> None:
         """Fit and certify; bounds on the least risk that are known from below the rung count as well."""
-        operator, problem, plan, before = self._operator, self._problem, self._plan, self._parts.total
-        with self._parts.measured("fit"):
+        operator, problem, plan, before = self._operator, self._problem, self._plan, self._clock.total
+        with self._clock.measured("fit"):
             method = plan.settings.sparse_method
             self._fit = fit_sparse(operator, problem.targets, self._basis, method, self._system)
             self._system = None
-        with self._parts.measured("certificate"):
+        with self._clock.measured("certificate"):
             certificate = problem.certify(operator, self._fit, self._basis, self._greedy)
-        self._took = self._parts.total - before
+        self._took = self._clock.total - before
         size, d = len(self._basis.inputs), operator.kernel.n_features
         self._nominal = rung_seconds(operator.n, d, size) + ROUNDS_OF_A_FIT * ROUND_SECONDS
         for name, values in self._least.items():
@@ -103,11 +143,10 @@ class Ladder:
         self._know(certificate)
         self._residual = None
         if plan.target.missed(certificate) > 1.0:
-            with self._parts.measured("bound"):
+            with self._clock.measured("bound"):
                 self._residual = residual_start(operator, problem.targets, self._fit.model, plan.settings.seed)
 
-    def move(self) -> Move:
-        """Decide what comes next."""
+    def _next_move(self) -> Move:
         full = len(self._basis.inputs) < self._size
         remaining_excess = np.inf
         if self._residual is not None:
@@ -115,14 +154,14 @@ class Ladder:
             remaining_excess = float(np.sum(np.maximum(np.asarray(self.certificate.risk) - self._residual[1], 0.0)))
         return self._plan.move(self.rungs, self.certificate, self._raised, full, remaining_excess)
 
-    def raise_bound(self, kind: Literal["product", "solve"]) -> None:
+    def _raise_bound(self, kind: Literal["product", "solve"]) -> None:
         """Take a product with the rung's residual, or go on with the exact model's solve; note what that proves."""
         operator, exact = self._operator, self._plan.exact.choice
         before, passes = self.certificate.least.sum(), 1.0
         alpha, gradient = (None, None) if self._solution is None else self._solution
         solver: Solver = GreedyBlockCoordinateDescent()
         stopping: StoppingRule = GradientInfNorm(sys.float_info.max)  # the start's own gradient is all that is wanted
-        with self._parts.measured("bound"):
+        with self._clock.measured("bound"):
             if kind == "product":
                 assert self._residual is not None
                 alpha, gradient = self._residual[0], None
@@ -137,20 +176,23 @@ class Ladder:
                 stopping=stopping,
                 initial=alpha,
                 initial_gradient=gradient,
-                watch=Watch(within=self._watch),
+                watch=Watch(within=self._within),
             )
             self._solution = solution.alpha, solution.gradient
             self._know(self._problem.with_descent(operator, self.certificate, self.fitted.model, solution))
         self._raised.append(Step(kind, self.certificate.m, passes, float(self.certificate.least.sum() - before)))
         self._steps_done += 1
 
-    def leave(self, move: Move) -> None:
+    def _leave(self, move: Move) -> None:
         """Record the rung, and go on to the next one, or stop."""
+        self._move = None
         passes = sum(step.passes for step in self._raised)
         entries = self._entries + self._operator.kernel_evaluations
-        self.rungs.append(Rung.of(self.certificate, passes, entries, self._seconds))
+        self.rungs.append(Rung.of(self.certificate, passes, entries, self._clock.seconds))
+        if self._leave_callback is not None:
+            self._leave_callback(self.rungs[-1])
         if isinstance(move, StopReason):
-            self.reason = move
+            self._reason = move
             return
         self._size = self._plan.next_of(self._size)
         self._steps_done += 1
@@ -172,7 +214,7 @@ class Ladder:
         return self._fit
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
+        """Return the arrays of a checkpoint."""
         engine = {} if self._engine is None else self._engine.arrays()
         arrays = {f"{ENGINE}{name}": array for name, array in engine.items()}
         if self._solution is not None:
@@ -180,8 +222,8 @@ class Ladder:
         return arrays
 
     def metadata(self) -> dict[str, Any]:
-        """The rest, in plain JSON types; a rung that was stopped at is fitted again by who resumes, and then left."""
-        below = self.rungs if self.reason is None else self.rungs[:-1]
+        """Return the rest in plain JSON types; a resumed run fits the last rung again and then leaves it."""
+        below = self.rungs if self._reason is None else self.rungs[:-1]
         return {
             "iteration": self.iteration,
             "size": self._size,
@@ -190,17 +232,18 @@ class Ladder:
             "raised": [asdict(step) for step in self._raised],
             "rungs": [rung.to_json() for rung in below],
             "choice": None if self._engine is None else self._engine.metadata(),
-            "seconds": self._seconds,
+            "seconds": self._clock.seconds,
             "entries": self._entries + self._operator.kernel_evaluations,
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same problem, settings and target: to the same bits."""
+        """Take over a checkpoint."""
         self._size, self._steps_done = int(metadata["size"]), int(metadata["steps"])
         self._least = {name: list(values) for name, values in metadata["least"].items()}
         self._raised = [Step(**step) for step in metadata["raised"]]
         self.rungs = [Rung(**rung) for rung in metadata["rungs"]]
-        self._earlier, self._entries = float(metadata["seconds"]), int(metadata["entries"])
+        self._clock.resume(float(metadata["seconds"]))
+        self._entries = int(metadata["entries"])
         if "alpha" in arrays:
             self._solution = arrays["alpha"], arrays["gradient"]
         self._engine = self._engine_of(self._size)
@@ -220,7 +263,7 @@ class Ladder:
             },
             "kernel_evaluations": last.entries,
             "seconds": last.seconds,
-            "seconds_by_part": self._parts.to_json(),
+            "seconds_by_part": self._clock.rounded(),
         }
         settings = plan.settings_of(self._size)
         return self._problem.trained(settings, self.fitted, self._basis, self._greedy, self.certificate, record)
@@ -244,10 +287,6 @@ class Ladder:
     def _engine_of(self, size: int) -> GreedyEngine | None:
         settings = self._plan.greedy_of(size)
         return None if settings is None else GreedyEngine(self._operator, self._problem.targets, settings)
-
-    @property
-    def _seconds(self) -> float:
-        return self._earlier + time.perf_counter() - self._began
 
 
 def _about(seconds: float) -> str:

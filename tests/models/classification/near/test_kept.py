@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.tile_budget import TileBudget
+from dkgp.cluster.cache import TileBudget
 from dkgp.data import memory_dataset
 from dkgp.kernels import Matern32
 from dkgp.models import Hyperparameters
