@@ -8,10 +8,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dkgp.estimators.classification.exact import LSSVC
-    from dkgp.estimators.classification.fixed_size import FixedSizeLSSVC
-    from dkgp.estimators.classification.gaussian_process import GPClassifier
-    from dkgp.estimators.classification.logistic import KernelLogisticClassifier
     from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
     from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
     from dkgp.estimators.gradients.acquisition import (
@@ -21,6 +17,8 @@ if TYPE_CHECKING:
         upper_confidence_bound,
     )
     from dkgp.estimators.gradients.predictions import PredictionGradients
+    from dkgp.estimators.least_squares import LSSVC, FixedSizeLSSVC
+    from dkgp.estimators.likelihoods import GPClassifier, KernelLogisticClassifier
     from dkgp.estimators.outputs.outputs import PredictionBounds
     from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
     from dkgp.estimators.regressor import GPRegressor
@@ -47,15 +45,15 @@ __all__ = [
 
 # Where each of them is: one is loaded without what the others take.
 _MODULES = {
-    "LSSVC": "classification.exact",
+    "LSSVC": "least_squares",
     "Acquisition": "gradients.acquisition",
     "ConjugateDirectionsPursuit": "pursuit",
-    "FixedSizeLSSVC": "classification.fixed_size",
-    "GPClassifier": "classification.gaussian_process",
+    "FixedSizeLSSVC": "least_squares",
+    "GPClassifier": "likelihoods",
     "GPRegressor": "regressor",
     "GaussianProcessClassifier": "drop_in.classifier",
     "GaussianProcessRegressor": "drop_in.regressor",
-    "KernelLogisticClassifier": "classification.logistic",
+    "KernelLogisticClassifier": "likelihoods",
     "OverconfidenceWarning": "sparse",
     "PredictionBounds": "outputs.outputs",
     "PredictionGradients": "gradients.predictions",

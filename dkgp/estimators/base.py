@@ -13,6 +13,7 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.gradients.predictions import PredictionGradients, prediction_gradients
+from dkgp.estimators.inputs import Table, computed, is_plain, read_inputs, weights_of_score
 from dkgp.estimators.outputs.frames import frame_index
 from dkgp.estimators.outputs.outputs import predictions
 from dkgp.estimators.parameters import (
@@ -29,10 +30,8 @@ from dkgp.estimators.parameters import (
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, TakesSparse, check_is_fitted
 from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
-from dkgp.estimators.tables import Table, computed, is_plain, read_inputs
 from dkgp.estimators.targets import EstimatorMean, of_groups, require_centred
 from dkgp.estimators.training_set import feature_names_of, outer_client, plain_inputs, true_targets
-from dkgp.estimators.values import weights_of_score
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
@@ -124,7 +123,7 @@ class KernelEstimator(ClientEstimator):
 
     # ------------------------------------------------------------------------------------------------------- training
 
-    def _take(self, fitted: Fitted) -> None:
+    def _take(self, fitted: Any) -> None:
         """Show a model's parts under scikit-learn's names."""
         record, hyperparameters = fitted.record, fitted.about.get("hyperparameters")
         if record.standardisation.transforms:
@@ -200,7 +199,7 @@ class KernelEstimator(ClientEstimator):
         return cls._state.load(url, Workspace(None))
 
     @classmethod
-    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
+    def _settings_from(cls, fitted: Any) -> dict[str, Any]:
         """Parameters for a model that no estimator saved: its own hyperparameters."""
         return {"kernel": kernel_from_json(fitted.record.kernel), "noise_variance": fitted.record.noise_variance}
 

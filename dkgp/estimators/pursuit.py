@@ -16,6 +16,7 @@ from dkgp.data.sources.labelled import is_labelled, label, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
+from dkgp.estimators.inputs import computed, is_dask, is_plain, numeric, numeric_samples, read_inputs, read_samples
 from dkgp.estimators.outputs.frames import frame_index, framed, map_rows
 from dkgp.estimators.parameters import (
     Client,
@@ -28,7 +29,6 @@ from dkgp.estimators.parameters import (
 )
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of, validate_data
 from dkgp.estimators.settings import executor_for
-from dkgp.estimators.tables import computed, is_dask, is_plain, read_inputs, read_samples
 from dkgp.estimators.training_set import (
     client_for,
     feature_names_of,
@@ -38,7 +38,6 @@ from dkgp.estimators.training_set import (
     reads_memory,
     target_names_of,
 )
-from dkgp.estimators.values import numeric, numeric_samples
 from dkgp.operators import ArrayInputs
 from dkgp.registry import Option
 from dkgp.solvers.pursuit.engine import pursue

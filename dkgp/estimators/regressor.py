@@ -16,6 +16,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
+from dkgp.estimators.inputs import computed, numeric_samples
 from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.estimators.parameters import (
     AllowedError,
@@ -38,10 +39,8 @@ from dkgp.estimators.settings import (
     solver_for_update,
     stopping_of,
 )
-from dkgp.estimators.tables import computed
 from dkgp.estimators.targets import EstimatorMean, fits_groups, kind_of, of_groups, require_centred
 from dkgp.estimators.training_set import new_samples, training_set
-from dkgp.estimators.values import numeric_samples
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import train
@@ -353,7 +352,7 @@ class GPRegressor(GPEstimator):
         self._mean.require_none("a store")
         super().save(url, overwrite=overwrite)
 
-    def _take(self, fitted: Fitted) -> None:
+    def _take(self, fitted: Any) -> None:
         super()._take(fitted)
         if not hasattr(self, "_mean"):
             self._mean = EstimatorMean()

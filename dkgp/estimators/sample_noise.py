@@ -11,8 +11,7 @@ from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.standardisation import standardised_noise
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.tables import is_dask, is_dask_frame, is_plain, take_rows
-from dkgp.estimators.values import numbers_of
+from dkgp.estimators.inputs import is_dask, is_dask_frame, is_plain, numbers_of, take_rows
 from dkgp.models.noise import NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"

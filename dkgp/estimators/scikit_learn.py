@@ -7,8 +7,8 @@ from typing import Any
 
 from dkgp.data.numbers import dense
 from dkgp.errors import InputError, MissingExtraError
+from dkgp.estimators.inputs import numeric
 from dkgp.estimators.parameters import RandomState, check_value
-from dkgp.estimators.values import numeric
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin, clone

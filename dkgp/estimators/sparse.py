@@ -13,12 +13,12 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
+from dkgp.estimators.inputs import numbers_of, numeric, numeric_samples
 from dkgp.estimators.parameters import CheckedElsewhere, CountOrNone, PositiveOrNone, check_parameters
 from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import about_fit, executor_for, shortfall_of_tuning
 from dkgp.estimators.training_set import new_samples, training_set
-from dkgp.estimators.values import numbers_of, numeric, numeric_samples
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
 from dkgp.models.sparse.settings import (
@@ -323,9 +323,8 @@ class SparseGPRegressor(GPEstimator):
         to = dataset.standardisation
         return to.inputs(values) if values.shape[1] == raw else (values - to.input_mean) / to.input_std
 
-    def _take(self, fitted: Fitted) -> None:
+    def _take(self, fitted: Any) -> None:
         super()._take(fitted)
-        assert isinstance(fitted, FittedSparse)
         record, certificate = fitted.record, fitted.opened.certificate
         to = record.standardisation
         self.certificate_ = certificate
@@ -394,8 +393,7 @@ class SparseGPRegressor(GPEstimator):
     # -------------------------------------------------------------------------------------------------------- keeping
 
     @classmethod
-    def _settings_from(cls, fitted: Fitted) -> dict[str, Any]:
-        assert isinstance(fitted, FittedSparse)
+    def _settings_from(cls, fitted: Any) -> dict[str, Any]:
         settings = super()._settings_from(fitted)
         record = fitted.record
         near = {name: value for name in NEAR_SETTINGS if (value := getattr(record, name)) is not None}

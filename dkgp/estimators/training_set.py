@@ -17,10 +17,19 @@ from dkgp.data.stores.standardisation import require_varying_targets
 from dkgp.errors import InputError
 from dkgp.estimators.ambient import ambient_client
 from dkgp.estimators.fitted import Workspace
+from dkgp.estimators.inputs import (
+    Table,
+    computed,
+    is_dask,
+    is_plain,
+    numbers_of,
+    numeric,
+    read_inputs,
+    read_samples,
+    require_same_order,
+)
 from dkgp.estimators.parameters import check_parameters
 from dkgp.estimators.scikit_learn import validate_data
-from dkgp.estimators.tables import Table, computed, is_dask, is_plain, read_inputs, read_samples
-from dkgp.estimators.values import numbers_of, numeric, require_same_order
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:

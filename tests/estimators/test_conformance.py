@@ -262,7 +262,7 @@ def test_text_is_refused_in_words(name: str, samples: Callable[[str], Any], fitt
 def test_one_estimator_is_loaded_without_what_the_others_take() -> None:
     code = (
         "import gc, sys; from dkgp import GPRegressor; assert gc.isenabled(); "
-        "print([name for name in ('distributed', 'xarray', 'matplotlib', 'dkgp.estimators.classification', "
+        "print([name for name in ('distributed', 'xarray', 'matplotlib', 'dkgp.estimators.classifiers', "
         "'dkgp.estimators.pursuit', 'dkgp.estimators.sparse') if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -33,6 +33,7 @@ from dkgp.estimators.drop_in.parameters import (
 )
 from dkgp.estimators.drop_in.parameters import kernels as sk
 from dkgp.estimators.drop_in.tree import Node, Pair, filled, tree_of
+from dkgp.estimators.inputs import label_values, require_same_order, weights_of_score
 from dkgp.estimators.parameters import Count, RandomState, Restarts, check_parameters
 from dkgp.estimators.scikit_learn import (
     BaseEstimator,
@@ -42,7 +43,6 @@ from dkgp.estimators.scikit_learn import (
     check_random_state,
     clone,
 )
-from dkgp.estimators.values import label_values, require_same_order, weights_of_score
 from dkgp.models.tuning.dense_algebra import solve_half
 from dkgp.operators.base import FloatArray
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dkgp.errors import MemoryBudgetError, MissingExtraError
+from dkgp.estimators.inputs import require_same_order
 from dkgp.estimators.parameters import Takes
 from dkgp.estimators.scikit_learn import validate_data
-from dkgp.estimators.values import require_same_order
 from dkgp.models.memory import mib
 
 try:

@@ -34,6 +34,7 @@ from dkgp.estimators.drop_in.parameters import (
 from dkgp.estimators.drop_in.parameters import kernels as sk
 from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair, tree_of
+from dkgp.estimators.inputs import numbers_of, require_same_order, weights_of_score
 from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.parameters import (
     CheckedElsewhere,
@@ -52,7 +53,6 @@ from dkgp.estimators.scikit_learn import (
     check_random_state,
     clone,
 )
-from dkgp.estimators.values import numbers_of, require_same_order, weights_of_score
 from dkgp.models.rounding import mean_in_units, variance_in_units
 from dkgp.operators.base import FloatArray
 

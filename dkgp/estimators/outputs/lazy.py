@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dkgp.errors import ClusterError, InputError, StoreError
 from dkgp.estimators.fitted import Fitted
+from dkgp.estimators.inputs import is_dask_frame
 from dkgp.estimators.outputs.frames import map_rows
-from dkgp.estimators.tables import is_dask_frame
 from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predicted, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictorSource

@@ -12,10 +12,10 @@ from dkgp.data.sources.labelled import label
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, FittedModel
+from dkgp.estimators.inputs import Table, is_dask, is_dask_frame
 from dkgp.estimators.outputs.frames import framed, renamed
 from dkgp.estimators.outputs.lazy import QUANTITIES, lazy_predictions
 from dkgp.estimators.scikit_learn import ConvergenceWarning
-from dkgp.estimators.tables import Table, is_dask, is_dask_frame
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.variance.batch import relative_gap
 from dkgp.models.variance.settings import VarianceSettings

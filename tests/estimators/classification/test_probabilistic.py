@@ -197,7 +197,7 @@ def test_neighbours_come_near_to_the_model_of_all_samples(labelled: Labelled, mo
         ({"n_basis": 10, "neighbours": 8, "certify": True}, "nothing is proven of a basis with `neighbours`"),
         ({"n_basis": 10, "neighbours": 8, "multi_class": "softmax"}, "softmax couples the classes"),
     ):
-        monkeypatch.setattr("dkgp.estimators.classification.base.tune_labels", None)  # before anything is tuned
+        monkeypatch.setattr("dkgp.estimators.classifiers.tune_labels", None)  # before anything is tuned
         with pytest.raises(InputError, match=said):
             GPClassifier("rbf", **settings).fit(labelled.X, labelled.y)
 

@@ -1,4 +1,4 @@
-"""`FixedSizeLSSVC`: the fixed-size least-squares support vector machine on scikit-learn's conventions."""
+"""Least-squares support vector machines on scikit-learn's conventions: `LSSVC`, exact, and `FixedSizeLSSVC`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 
-from dkgp.estimators.classification.base import CalibratedClassifier
-from dkgp.estimators.classification.labels import LabelledSet
-from dkgp.estimators.fitted import Fitted
-from dkgp.estimators.parameters import CheckedElsewhere, Takes
-from dkgp.estimators.values import numbers_of
+from dkgp.errors import InputError
+from dkgp.estimators.classifiers import CertifiedClassifier, KernelClassifier, LabelledSet
+from dkgp.estimators.inputs import numbers_of
+from dkgp.estimators.parameters import CheckedElsewhere, PositiveOrNone, Takes
+from dkgp.estimators.scikit_learn import available_if, check_is_fitted
+from dkgp.estimators.settings import checked_solver
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models import Hyperparameters
+from dkgp.models.classification.calibration import Calibration
+from dkgp.models.classification.certificate import DecisionCertificate
+from dkgp.models.classification.exact import ExactSettings, train_exact
 from dkgp.models.classification.fixed_size.settings import (
     CANDIDATES,
     FOLDS,
@@ -29,6 +33,158 @@ from dkgp.models.classification.labels import LabelledData, Labels, label_weight
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.operators.base import FloatArray
+from dkgp.operators.product_error import ProductError
+from dkgp.solvers import MaxPasses
+from dkgp.solvers.registry import AUTO, build_solver
+
+
+def _has_probabilities(estimator: Any) -> bool:
+    """True if there is `predict_proba`; another answer than True would be an error of its own."""
+    if not estimator.probability:
+        raise AttributeError("there are no probabilities: set probability=True and fit again")
+    return True
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CalibratedClassifier(KernelClassifier):
+    """Base of least-squares machines, whose decisions a calibration turns into probabilities."""
+
+    noise_variance: CheckedElsewhere = None
+    probability: bool = True
+
+    def _take(self, fitted: Any) -> None:
+        super()._take(fitted)
+        record = self._fitted.record
+        self.intercept_ = record.intercept
+        self.calibration_ = None if record.calibration is None else Calibration.from_json(record.calibration)
+
+    @classmethod
+    def _settings_from(cls, fitted: Any) -> dict[str, Any]:
+        return {**super()._settings_from(fitted), "probability": fitted.record.calibration is not None}
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]  # scikit-learn ships no types
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
+
+        Of a pandas DataFrame they are one with its index, and the classes as columns.
+
+        They are fitted to decisions at samples that were left out, with an offset for each class. So where two classes
+        are about as likely, the label, which is the decision's, need not be the likelier one (as of scikit-learn's
+        `SVC`); `classes_[predict_proba(X).argmax(axis=1)]` are the labels by probability.
+
+        Raises
+        ------
+        InputError
+            The model was stored without probabilities.
+        """
+        check_is_fitted(self)
+        if self.calibration_ is None:
+            raise InputError("the model was trained without probabilities; train it again with `probability`")
+        return self._predicted(X, "probability")[0]
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithms of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LSSVC(CalibratedClassifier, CertifiedClassifier):
+    """Exact least-squares support vector machine, with certified labels.
+
+    All samples are support vectors: the decision f(x) = sum_i alpha_i k(x, x_i) + b solves the LS-SVM's linear system
+    (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions pursuit with application
+    to fixed-size kernel models*, 2011, equations 21 to 23) by dkgp's own solvers, C + 1 right-hand sides in one solve,
+    out of core where the samples are. Each decision comes with a proven bound on its distance from the exact one's; a
+    label whose decision exceeds its bound is *certified* to be the exact machine's.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or Hyperparameters, default "rbf"
+        An expression such as "rbf" or "matern32 + linear", whose values are tuned; or a kernel of the standardised
+        features, or hyperparameters, whose values are taken as they are.
+    noise_variance : float, optional
+        s2 = 1 / gamma_K of the paper: the larger, the smoother. Tuned along with the kernel where it is not given; a
+        `Kernel` needs it.
+    optimizer : {"marginal_likelihood"} or None, default "marginal_likelihood"
+        Tunes a kernel given as text, on a subset of the labels as numbers -1 and 1; with None its starting values stay.
+    subset_size : int, default 2000
+        Samples to tune on.
+    fit_intercept : bool, default True
+    class_weight : dict or "balanced", optional
+        Weight of each class in the sum of squared errors, by label; "balanced" has all classes count the same.
+    probability : bool, default True
+        Whether `predict_proba` is wanted: a sigmoid of decisions at samples of a subset, each left out (Platt).
+    tol : float, default 1e-3
+        Decisions are within about so much of the exact ones when the solver stops.
+    solver : str or solver, default "auto"
+        A name, or one of `dkgp.solvers`.
+    max_passes : float, optional
+        Passes over the kernel matrix at most.
+    client : distributed.Client, optional
+        Workers to compute with.
+    store : str, optional
+        Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
+    random_state : int, RandomState or None, default 0
+    product_error : float or {"auto", "none"}, default "auto"
+        Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
+
+    Attributes
+    ----------
+    classes_ : (C,) ndarray
+    kernel_, noise_variance_, hyperparameters_, solution_, history_, n_features_in_, feature_names_in_
+        As of `GPRegressor`.
+    intercept_ : (t,) ndarray
+        One column for two classes, otherwise one for each.
+    certificate_ : dkgp.models.classification.certificate.DecisionCertificate
+    calibration_ : dkgp.models.classification.calibration.Calibration or None
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> y = np.where(X[:, 0] * X[:, 1] > 0.0, "same", "other")
+    >>> machine = LSSVC().fit(X, y)
+    >>> label, certified = machine.predict([[1.0, 1.0], [1.0, -1.0]], return_certified=True)
+    >>> label.tolist(), certified.tolist()
+    (['same', 'other'], [True, True])
+    """
+
+    noise_variance: PositiveOrNone = None
+    optimizer: Literal["marginal_likelihood"] | None = "marginal_likelihood"
+    fit_intercept: bool = True
+    solver: CheckedElsewhere = AUTO
+
+    _form = "exact"
+    _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
+
+    def _check_settings(self, seed: int) -> None:
+        checked_solver(self.solver, ProductError.of(self.product_error))
+
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters:
+        return self._tuned(training_set, seed, self.noise_variance, None)
+
+    def _trained(
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
+    ) -> TrainedClassifier:
+        assert hyperparameters is not None
+        solver = checked_solver(self.solver)
+        built = None if solver == AUTO else build_solver(solver, seed=seed) if isinstance(solver, str) else solver
+        settings = ExactSettings(
+            solver=built,
+            tolerance=self.tol,
+            limits=None if self.max_passes is None else MaxPasses(self.max_passes),
+            fit_intercept=self.fit_intercept,
+            calibrate=self.probability,
+            calibration_subset=self.subset_size,
+            seed=seed,
+        )
+        return train_exact(data, hyperparameters, context, settings)
+
+    def _take(self, fitted: Any) -> None:
+        super()._take(fitted)
+        self.certificate_ = DecisionCertificate.from_json(dict(fitted.record.certificate))
+
 
 # Parameters that `FixedSizeSettings` has under the same names.
 _SETTINGS = (
@@ -226,7 +382,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
             return (None if kernel.strip() == "rbf" else fold_white(parsed, 0.0)[0]), noise
         return kernel, noise
 
-    def _take(self, fitted: Fitted) -> None:
+    def _take(self, fitted: Any) -> None:
         super()._take(fitted)
         record = self._fitted.record
         assert record.prototypes is not None

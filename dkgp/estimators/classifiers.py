@@ -1,0 +1,544 @@
+"""Base of classifiers: from labels in any form and container to a training set, and from decisions back."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkgp.cluster import BlockExecutor
+from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data.classes import check_classes, class_name
+from dkgp.data.sources.labelled import LabelledTable, is_labelled, label, labelled_targets
+from dkgp.errors import InputError
+from dkgp.estimators.base import KernelEstimator
+from dkgp.estimators.fitted import FittedClassifier, Workspace
+from dkgp.estimators.inputs import (
+    Table,
+    as_array,
+    computed,
+    is_dask,
+    is_plain,
+    label_values,
+    numbers_of,
+    read_samples,
+    require_same_order,
+    weights_of_score,
+)
+from dkgp.estimators.outputs.frames import framed, renamed
+from dkgp.estimators.outputs.outputs import quantities
+from dkgp.estimators.parameters import (
+    AllowedError,
+    CheckedElsewhere,
+    Positive,
+    PositiveOrNone,
+    SubsetSize,
+    check_parameters,
+    check_value,
+)
+from dkgp.estimators.scikit_learn import (
+    ClassifierMixin,
+    ConvergenceWarning,
+    check_is_fitted,
+    seed_of,
+    validate_data,
+)
+from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
+from dkgp.estimators.training_set import feature_names_of, kept_samples, note_features, outer_client, target_names_of
+from dkgp.kernels import Kernel
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.exact import DECISION_TOLERANCE
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
+from dkgp.models.classification.near import tune_labels_by_neighbours
+from dkgp.models.classification.trained import TrainedClassifier
+from dkgp.models.context import RunContext
+from dkgp.models.sparse.bound.search import BASIS_SIZES
+from dkgp.models.tuning.likelihood_search import SearchSettings
+from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.tasks import LabelLikelihood
+from dkgp.models.variance.settings import VarianceSettings
+from dkgp.operators.base import FloatArray
+from dkgp.operators.product_error import ProductError
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """Base of classifiers; parameters and attributes as of `LSSVC`."""
+
+    class_weight: CheckedElsewhere = None
+
+    _form: ClassVar[str]  # of the models that it trains and loads
+    _further_weights: ClassVar[tuple[str, ...]] = ()  # what class_weight= takes beside what all classifiers do
+    # What can be relied on where training stopped short.
+    _holds: ClassVar[str] = "What is proven of it holds"
+    _fitted: FittedClassifier = field(init=False)
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Read the training set, tune, train, keep: `fit` of every classifier."""
+        check_parameters(self)
+        seed = seed_of(self.random_state)
+        self._check_settings(seed)
+        workspace = Workspace(self.store)
+        training_set = labelled_set(self, X, y, sample_weight, workspace)
+        data = LabelledData(training_set.dataset, training_set.labels, self._weights(training_set))
+        hyperparameters = self._kernel_and_noise(training_set, seed)
+        with executor_for(self.client, data.dataset) as executor:
+            trained = self._trained(data, hyperparameters, self._context(executor), seed)
+        if hyperparameters is None:
+            hyperparameters = Hyperparameters(trained.kernel, trained.noise_variance)
+        record = trained.record(data)
+        if record.is_sparse:  # It needs no training set: a temporary folder can go, now that all is read.
+            workspace = Workspace(self.store)
+        about = about_fit(self, training_set.dataset, hyperparameters, several=False)
+        about["classes"] = classes_to_json(training_set.classes)
+        self._take(FittedClassifier.of(record, training_set.dataset, workspace, about))
+        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
+        if not record.summary["converged"]:
+            message = f"not converged: {record.summary['reason']}; {record.summary['advice']}. {self._holds}"
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        elif (beyond := record.summary.get("beyond_tolerance")) is not None:
+            warnings.warn(beyond, ConvergenceWarning, stacklevel=3)
+        return self
+
+    @abstractmethod
+    def _check_settings(self, seed: int) -> None:
+        """Refuse settings that make no sense, before anything is stored."""
+
+    @abstractmethod
+    def _trained(
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
+    ) -> TrainedClassifier:
+        """Train on a checked training set."""
+
+    def _context(self, executor: BlockExecutor) -> RunContext:
+        """Surroundings of the training run."""
+        return RunContext(executor)
+
+    def _weights(self, training_set: LabelledSet) -> FloatArray | None:
+        """Weights of the samples, of mean one, by class and by sample; None where all count the same."""
+        by_class = self.class_weight
+        if isinstance(by_class, Mapping):
+            for label, weight in by_class.items():
+                check_value(f"class_weight[{label!r}]", Positive, weight)
+            by_class = {class_name(label): weight for label, weight in by_class.items()}
+        elif by_class is not None and by_class != "balanced":
+            words = "".join(f'"{word}", ' for word in self._further_weights)
+            raise InputError(f'class_weight= takes {words}"balanced" or weights by class; got {by_class!r}')
+        return label_weights(training_set.labels, by_class, training_set.sample_weight)
+
+    @abstractmethod
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters | None:
+        """The hyperparameters of the settings, or tuned ones; None where training finds them on the way."""
+
+    def _take(self, fitted: Any) -> None:
+        super()._take(fitted)
+        self.classes_ = classes_from_json(fitted.about.get("classes"), fitted.record.classes)
+
+    @classmethod
+    def _opened(cls, url: str) -> FittedClassifier:
+        return FittedClassifier.load(url, Workspace(None), cls._form)
+
+    # ----------------------------------------------------------------------------------------------------- predictions
+
+    def _predicted(self, X: Any, *names: str) -> tuple[Any, ...]:
+        """Predictions by the names of `class_predictions`."""
+        check_is_fitted(self)
+        predictions = class_predictions(self._fitted, self._inputs(X), names, self.classes_, outer_client(self))
+        return tuple(predictions[name] for name in names)
+
+    def decision_function(self, X: Any) -> Any:
+        """Decisions of the machines: of two classes positive for the second, otherwise one for each class.
+
+        Parameters
+        ----------
+        X
+            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
+
+        Returns
+        -------
+        (r,) or (r, C)
+        """
+        return self._predicted(X, "decision")[0]
+
+    def predict(self, X: Any) -> Any:
+        """Labels, (r,), in the form in which they were given: the class of the largest decision.
+
+        Of a pandas DataFrame they are a Series with its index.
+        """
+        return self._predicted(X, "label")[0]
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Share of right labels; lazy inputs are computed.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`; labels of a dataset store are matched by the classes' names.
+        sample_weight : (r,) array_like, optional
+        """
+        from sklearn.metrics import accuracy_score
+
+        check_is_fitted(self)
+        truth = true_labels(X, y, self.classes_, self._fitted.record.classes)
+        weights = weights_of_score(X, sample_weight)
+        return float(accuracy_score(truth, np.asarray(computed(self.predict(X))), sample_weight=weights))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CertifiedClassifier(KernelClassifier):
+    """Base of classifiers with all samples in one problem: of its exact solution they prove decisions and labels."""
+
+    optimizer: str | None = "marginal_likelihood"
+    subset_size: SubsetSize = 2000
+    tol: Positive = DECISION_TOLERANCE
+    max_passes: PositiveOrNone = None
+    product_error: AllowedError = "auto"
+
+    def _context(self, executor: BlockExecutor) -> RunContext:
+        return RunContext(executor, product_error=ProductError.of(self.product_error))
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Tune where hyperparameters are not given, train and certify.
+
+        Parameters
+        ----------
+        X
+            (n, d) array, data frame or dask array, xarray Dataset, or the path of a dataset store, which brings labels.
+        y
+            Labels: numbers or text, (n,); of a Dataset also the name of a variable.
+        sample_weight : (n,) array_like, optional
+            Weights of the losses; relative to each other. Samples of weight zero are left out. A store may
+            bring its own.
+
+        Returns
+        -------
+        Self
+            This one.
+
+        Raises
+        ------
+        InputError
+            A `ValueError`: data or settings that cannot be worked with, one class only, a missing label.
+
+        Warns
+        -----
+        ConvergenceWarning
+            Training stopped before `tol` was reached; what is certified holds.
+        """
+        return self._fit(X, y, sample_weight)
+
+    def _tuned(
+        self, training_set: LabelledSet, seed: int, noise_variance: float | None, likelihood: LabelLikelihood | None
+    ) -> Hyperparameters:
+        """The hyperparameters of the settings, or tuned: labels of a likelihood have no noise."""
+
+        def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
+            data = LabelledData(training_set.dataset, training_set.labels)
+            if self.optimizer == "vif":
+                choices, size = Choices(kernel, likelihood=likelihood), min(BASIS_SIZES["vif"], data.n)
+                with executor_for(self.client, data.dataset) as executor:
+                    return tune_labels_by_neighbours(data, executor, choices, SearchSettings(seed), basis_size=size)
+            noise = fixed if likelihood is None else None
+            settings = LabelTuning(self.subset_size, seed, kernel, fixed=noise, likelihood=likelihood)
+            return tune_labels(data, settings)
+
+        return hyperparameters_for(
+            self.kernel,
+            training_set.dataset,
+            noise_variance=noise_variance,
+            optimizer=self.optimizer,
+            tune=tune,
+        )
+
+    def decision_function(self, X: Any, return_bounds: bool = False) -> Any:
+        """Decisions: of two classes positive for the second, otherwise one for each class.
+
+        Parameters
+        ----------
+        X
+            As for `fit`; of a dask array or an xarray Dataset the result is one, computed when it is asked for.
+        return_bounds : bool
+            Also by how much each can miss the exact solution's, proven; of a model of all samples.
+
+        Returns
+        -------
+        decisions, or (decisions, bounds)
+            (r,) or (r, C) each.
+        """
+        predictions = self._predicted(X, "decision", *(("bounds",) if return_bounds else ()))
+        return predictions if return_bounds else predictions[0]
+
+    def predict(self, X: Any, return_certified: bool = False) -> Any:
+        """Labels, (r,), in the form in which they were given: the class of the largest decision, or probability.
+
+        Of a pandas DataFrame they are a Series with its index.
+
+        Parameters
+        ----------
+        return_certified : bool
+            Also whether each label is proven to be that of the exact solution; of a model of all samples.
+
+        Returns
+        -------
+        labels, or (labels, certified)
+            (r,) each.
+        """
+        predictions = self._predicted(X, "label", *(("certified",) if return_certified else ()))
+        return predictions if return_certified else predictions[0]
+
+
+# Kinds of NumPy arrays whose values JSON has words for.
+_JSON_KINDS = "biufU"
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """A training set.
+
+    Attributes
+    ----------
+    dataset : Dataset
+    labels : Labels
+        Of its samples, under the classes' names.
+    classes : (C,) ndarray
+        The classes as they were given, in the order of their codes.
+    sample_weight : (n,) ndarray or None
+    """
+
+    dataset: Dataset
+    labels: Labels
+    classes: NDArray[Any]
+    sample_weight: NDArray[np.float64] | None
+
+
+def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: Workspace) -> LabelledSet:
+    """Make a training set, and tell the estimator what scikit-learn wants known of it.
+
+    The estimator gets `n_features_in_` and, where there are names, `feature_names_in_`; a store goes to the workspace.
+    Of inputs in memory, samples of weight zero are left out.
+
+    Raises `InputError`: a `ValueError`: one class only, a label that is missing, weights that do not fit.
+    """
+    require_same_order(X, y=y, sample_weight=sample_weight)
+    if is_plain(X):
+        inputs, targets = _validated(estimator, X, y)
+        names = feature_names_of(estimator)
+        label_name = target_names_of(y, names or ())
+    else:
+        table = read_samples(X, y)
+        note_features(estimator, len(table.names) if table.names else table.inputs.shape[1], table.names)
+        if table.dataset is not None:
+            labels = labels_of(table.dataset)
+            # A store may bring weights of its own; those that are given take their place.
+            weights = table.dataset.all_weights() if sample_weight is None else sample_weight
+            weight = _weights(weights, labels.n_samples)
+            return LabelledSet(table.dataset, labels, np.asarray(labels.classes), weight)
+        inputs, names, label_name = table.inputs, table.names, table.target_names
+        targets = _column(table.targets)
+    weight = _weights(sample_weight, len(targets))
+    if weight is not None and not weight.any():
+        raise InputError("the weight of every sample is zero; expected a positive one for some samples of each class")
+    if weight is not None and not is_dask(inputs) and not weight.all():
+        kept = weight > 0.0
+        inputs, targets, weight = np.asarray(inputs)[kept], targets[kept], weight[kept]
+    classes, codes = encoded(targets)
+    labels = Labels(check_classes([class_name(value) for value in classes.tolist()]), codes)
+    about: dict[str, Any] = {
+        "feature_names": names or tuple(f"x{column}" for column in range(inputs.shape[1])),
+        "target_names": label_name or ("y",),
+        "classes": labels.classes,
+    }
+    dataset = kept_samples(estimator, inputs, codes.astype(np.float64), workspace, about)
+    return LabelledSet(dataset, labels, classes, weight)
+
+
+def true_labels(X: Any, y: Any, classes: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+    """Labels to compare predictions with, (r,), in the form of `classes`; those of a store are matched by name.
+
+    Raises `InputError`: there are no labels, or a label of the store is not among `names`.
+    """
+    require_same_order(X, y=y)
+    if y is None or not is_plain(X):
+        table = read_samples(X, y)
+        if table.dataset is not None:
+            store = table.dataset
+            seen = store.as_seen_by(store.feature_names, store.target_names, store.standardisation, names)
+            return np.asarray(classes[seen.all_labels()])
+        return _column(table.targets)
+    return _column(labelled_targets(y, None)[0] if is_labelled(y) else y)
+
+
+def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Distinct labels in order, (C,), and the code of each sample, (n,).
+
+    Raises `InputError`: a label that is missing, labels that are continuous numbers or cannot be put in an order, one
+    class only.
+    """
+    from sklearn.utils.multiclass import check_classification_targets
+
+    if targets.dtype.kind == "f" and not np.isfinite(targets).all():
+        row = int(np.argmin(np.isfinite(targets)))
+        raise InputError(f"the label of sample {row} is {targets[row]}; leave such samples out")
+    check_classification_targets(targets)
+    classes, codes = np.unique(targets, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError(
+            f"there is one class only, {classes.tolist()[0]!r}; expected two classes at least to tell apart"
+        )
+    return classes, np.asarray(codes, dtype=np.int64)
+
+
+def classes_to_json(classes: NDArray[Any]) -> dict[str, Any] | None:
+    """Return classes in JSON; None for what it has no words for, whose names have to do."""
+    if classes.dtype.kind == "O" and all(isinstance(value, str) for value in classes):
+        return {"dtype": "O", "values": classes.tolist()}
+    return {"dtype": classes.dtype.str, "values": classes.tolist()} if classes.dtype.kind in _JSON_KINDS else None
+
+
+def classes_from_json(document: dict[str, Any] | None, names: tuple[str, ...]) -> NDArray[Any]:
+    """Return what `classes_to_json` was made of, or the classes' names."""
+    return np.asarray(names) if document is None else np.array(document["values"], dtype=document["dtype"])
+
+
+def _validated(estimator: Any, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+    values = label_values(labelled_targets(y, None)[0] if is_labelled(y) else y)
+    inputs, targets = validate_data(estimator, X, values, dtype=np.float64, ensure_min_samples=2)
+    return inputs, np.asarray(targets)
+
+
+def _column(values: Any) -> NDArray[Any]:
+    from sklearn.utils.validation import column_or_1d
+
+    return np.asarray(column_or_1d(np.asarray(label_values(values)), warn=True))
+
+
+def _weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
+    if sample_weight is None:
+        return None
+    values = numbers_of(sample_weight, "sample_weight")
+    if values.ndim == 0:
+        values = np.full(n, float(values))
+    if values.shape != (n,):
+        raise InputError(f"sample_weight has shape {values.shape}; expected ({n},)")
+    if not np.isfinite(values).all() or (values < 0.0).any():
+        row = int(np.argmin(np.isfinite(values) & (values >= 0.0)))
+        raise InputError(f"the weight of sample {row} is {values[row]}; expected a finite one that is not negative")
+    return values
+
+
+PROBABILITIES = ("probability", "probability_lower", "probability_upper")
+
+
+def class_predictions(
+    fitted: FittedClassifier, table: Table, names: tuple[str, ...], classes: NDArray[Any], client: Any = None
+) -> dict[str, Any]:
+    """Predict, lazily where the inputs are.
+
+    Parameters
+    ----------
+    table : Table
+        Inputs.
+    names : tuple of str
+        Any of "label", "decision", "bounds", "probability", "probability_lower", "probability_upper", "certified".
+    classes : (C,) ndarray
+        In the order of their codes.
+    client : distributed.Client, optional
+        To compute with what is not lazy.
+
+    Returns
+    -------
+    dict
+        By name: "label" (r,), "decision" and "bounds" (r,) of two classes, else (r, C), probabilities (r, C),
+        "certified" (r,) of bool.
+    """
+    record = fitted.record
+    t = record.n_outputs
+    width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
+    variance = VarianceSettings() if _averaged(record, names) else None
+    predictions = quantities(fitted, table.rows, names, variance, client, {name: width[name] for name in names})
+    target = record.target_names[0]
+    if table.frame is not None:
+        return {name: _of_frame(name, values, target, classes) for name, values in predictions.items()}
+    shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
+    if table.index is not None:
+        return {name: _framed(name, values, table.index, target, classes) for name, values in shaped.items()}
+    if table.labels is None:
+        return shaped
+    return {name: _labelled(name, values, table.labels, target, classes) for name, values in shaped.items()}
+
+
+def _averaged(record: ClassifierRecord, names: tuple[str, ...]) -> bool:
+    """True where a Gaussian process' probabilities are averaged for these, which takes variances.
+
+    Decisions take none, nor do classes, but those of several functions of all samples: the most likely on average.
+    """
+    without = {"decision", "bounds"} | ({"label"} if record.n_outputs == 1 or record.is_sparse else set())
+    return record.form == "gp" and not without.issuperset(names)
+
+
+def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[Any]) -> Any:
+    """Values with a DataFrame's index; decisions stay an array, whose columns scikit-learn's calibration goes over."""
+    if name in ("decision", "bounds"):
+        return values
+    return framed(values, index, _title(target, name), list(classes))
+
+
+def _of_frame(name: str, frame: Any, target: str, classes: NDArray[Any]) -> Any:
+    """Columns of a dask DataFrame in the form of `_framed`."""
+    if name in ("decision", "bounds"):
+        values = as_array(frame)
+        return values if values.shape[1] > 1 else values[:, 0]
+    if name in PROBABILITIES:
+        return renamed(frame, classes.tolist())
+    column = frame[f"{name}.0"].rename(_title(target, name))
+    if name == "certified":
+        return column > 0.5
+    meta = type(column._meta)(classes[:0], index=column._meta.index, name=column.name)
+    return column.map_partitions(_taken_rows, classes, meta=meta)
+
+
+def _taken_rows(column: Any, classes: NDArray[Any]) -> Any:
+    return type(column)(_taken(column.to_numpy(), classes), index=column.index, name=column.name)
+
+
+def _title(target: str, name: str) -> str:
+    return "_".join(filter(None, (target, _stem(name))))
+
+
+def _stem(name: str) -> str:
+    """The quantity's part of a name; nothing for the label itself."""
+    return "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
+
+
+def _shaped(name: str, values: Any, classes: NDArray[Any]) -> Any:
+    """Columns as scikit-learn has them, of NumPy or dask arrays."""
+    if name in PROBABILITIES or (name in ("decision", "bounds") and values.shape[1] > 1):
+        return values
+    column = values[:, 0]
+    if name == "certified":
+        return column > 0.5
+    if name != "label":
+        return column
+    if not is_dask(column):
+        return classes[column.astype(np.int64)]
+    return column.map_blocks(_taken, classes, dtype=classes.dtype, meta=classes[:0])
+
+
+def _taken(codes: NDArray[np.float64], classes: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(classes[codes.astype(np.int64)])
+
+
+def _labelled(name: str, values: Any, like: LabelledTable, target: str, classes: NDArray[Any]) -> Any:
+    """Values as a DataArray, with the samples' coordinates and, across, the classes."""
+    across = "class_name" if values.ndim > 1 else None
+    array = label(values, like, (target,), _stem(name), several=False, last_dimension=across)
+    return array if across is None else array.assign_coords({across: classes})

@@ -1,0 +1,324 @@
+"""Classifiers whose probabilities are a likelihood's: `KernelLogisticClassifier` and `GPClassifier`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from dkgp.errors import InputError
+from dkgp.estimators.classifiers import CertifiedClassifier, LabelledSet
+from dkgp.estimators.parameters import CountOrNone, Positive
+from dkgp.estimators.scikit_learn import check_is_fitted
+from dkgp.models import Hyperparameters
+from dkgp.models.classification.basis import BASES, DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.labels import LabelledData
+from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
+from dkgp.models.classification.logistic import RiskSettings, train_gp, train_logistic
+from dkgp.models.classification.near import NearSettings, refuse_coupled, train_with_basis
+from dkgp.models.classification.trained import BasisForm, TrainedClassifier
+from dkgp.models.context import RunContext
+from dkgp.registry import Option
+from dkgp.solvers import MaxPasses
+from dkgp.solvers.registry import AUTO
+from dkgp.solvers.risk import RISK_METHODS
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LikelihoodClassifier(CertifiedClassifier):
+    """Base of `KernelLogisticClassifier` and `GPClassifier`, whose parameters and attributes these are."""
+
+    optimizer: Literal["laplace", "vif"] | None = "laplace"
+    n_basis: CountOrNone = None
+    basis: Annotated[str, Option(choices=BASES)] = DEFAULT_BASIS
+    certify: bool = False
+    solver: Annotated[str, Option(choices=(AUTO, *RISK_METHODS))] = AUTO
+
+    _form: ClassVar[BasisForm]
+
+    def _check_settings(self, seed: int) -> None:
+        """Nothing: the annotations say all."""
+
+    @abstractmethod
+    def _likelihood(self, n_classes: int) -> Likelihood:
+        """The likelihood of so many classes."""
+
+    @abstractmethod
+    def _trained_on_all(
+        self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
+    ) -> TrainedClassifier:
+        """Train a model of all samples."""
+
+    def _trained(
+        self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
+    ) -> TrainedClassifier:
+        assert hyperparameters is not None
+        likelihood = self._likelihood(data.labels.n_classes)
+        if self.n_basis is None:
+            settings = RiskSettings(
+                likelihood,
+                self._lambda(),
+                self.solver,
+                self.tol,
+                limits=None if self.max_passes is None else MaxPasses(self.max_passes),
+                seed=seed,
+            )
+            return self._trained_on_all(data, hyperparameters, context, settings)
+        return train_with_basis(
+            data,
+            hyperparameters,
+            context,
+            self._basis(self.n_basis, seed),
+            likelihood=likelihood,
+            form=self._form,
+            regularisation=self._lambda(),
+        )
+
+    def _basis(self, size: int, seed: int) -> BasisSettings:
+        """Settings of a basis."""
+        return BasisSettings(size, self.basis, self.certify, seed=seed)
+
+    def _lambda(self) -> float:
+        """The regularisation."""
+        return 1.0
+
+    def _evidence(self) -> Link:
+        """The likelihood by whose evidence kernels are tuned."""
+        return "logit"
+
+    def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters:
+        self._likelihood(training_set.labels.n_classes)  # One that is none is refused before anything is tuned.
+        # The noise has no meaning here: the kernel's amplitude says it all.
+        return self._tuned(training_set, seed, 1.0, self._evidence())
+
+    def _take(self, fitted: Any) -> None:
+        super()._take(fitted)
+        record = self._fitted.record
+        del self.noise_variance_  # a likelihood's classifier has none
+        self.regularisation_ = record.regularisation
+        assert record.likelihood is not None
+        self.likelihood_ = Likelihood.from_json(record.likelihood)
+        self.n_basis_ = record.n_support if record.is_sparse else None
+
+    @classmethod
+    def _settings_from(cls, fitted: Any) -> dict[str, Any]:
+        settings = super()._settings_from(fitted)
+        del settings["noise_variance"]
+        return {**settings, "n_basis": fitted.record.n_support if fitted.record.is_sparse else None}
+
+    # ----------------------------------------------------------------------------------------------------- predictions
+
+    def predict_proba(self, X: Any, return_intervals: bool = False) -> Any:
+        """Probabilities of the classes, (r, C), in the order of `classes_`; rows sum to one.
+
+        Of a pandas DataFrame they are one with its index, and the classes as columns.
+
+        Parameters
+        ----------
+        return_intervals : bool
+            Also between which two numbers each probability of the exact minimiser lies, proven; of a model of all
+            samples.
+
+        Returns
+        -------
+        probabilities, or (probabilities, lower, upper)
+            (r, C) each.
+        """
+        check_is_fitted(self)
+        ends = ("probability_lower", "probability_upper") if return_intervals else ()
+        predictions = self._predicted(X, "probability", *ends)
+        return predictions if return_intervals else predictions[0]
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithms of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class KernelLogisticClassifier(LikelihoodClassifier):
+    """Kernel logistic regression, with certified labels and intervals of probabilities.
+
+    Minimises sum_i l(y_i, f(x_i)) + lambda |f|^2 / 2 over the functions of the kernel's space, l the logistic loss, or
+    of several classes that of softmax (Ratliff and Bagnell, *Kernel conjugate gradient for fast kernel machines*, 2007,
+    equations 2 and 3; their print of 3 has the other sign). Out of core where the samples are. Each decision comes with
+    a proven bound on its distance from the exact minimiser's, so that labels are *certified* and probabilities lie in
+    intervals.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or Hyperparameters, default "rbf"
+        An expression such as "rbf" or "matern32 + linear", whose values are tuned; or a kernel of the standardised
+        features, or hyperparameters, whose values are taken as they are.
+    regularisation : float, default 1.0
+        lambda. It and the kernel's amplitude are one parameter: tuned kernels belong to 1.
+    multi_class : {"softmax", "ovr"}, default "softmax"
+        Of more than two classes: all in one problem, or one against the rest, probabilities divided by their sum.
+    optimizer : {"laplace", "vif"} or None, default "laplace"
+        Tunes a kernel given as text by Laplace's evidence of a subset; "vif": by that of all labels, each class against
+        the rest, on a basis of 200 with neighbours, as `dkgp tune --objective vif` does. With None its starting values
+        stay.
+    subset_size : int, default 2000
+        Samples to tune on.
+    n_basis : int, optional
+        Samples or centres that the function is a sum over; by default all samples.
+    basis : str, default "pivoted"
+        How the basis is chosen: "uniform", "pivoted", "variance", "k-centre", "k-means", "entropy".
+    certify : bool, default False
+        Of a basis: also prove how far it is from the minimiser of all samples, which takes a pass over the kernel
+        matrix. Else nothing of it is certified.
+    class_weight : dict or "balanced", optional
+        Weight of each class's losses, by label; "balanced" has all classes count the same.
+    tol : float, default 1e-3
+        Decisions are proven to be within so much of the exact minimiser's when the minimisation stops.
+    solver : {"auto", "kcg", "newton", "majorisation", "gradient", "paramcg"}, default "auto"
+        How the risk is minimised, of all samples; the guide to solvers has them.
+    max_passes : float, optional
+        Passes over the kernel matrix at most.
+    client : distributed.Client, optional
+        Workers to compute with.
+    store : str, optional
+        Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
+    random_state : int, RandomState or None, default 0
+    product_error : float or {"auto", "none"}, default "auto"
+        Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
+
+    Attributes
+    ----------
+    classes_ : (C,) ndarray
+    kernel_, hyperparameters_, solution_, history_, n_features_in_, feature_names_in_
+        As of `GPRegressor`.
+    regularisation_ : float
+    likelihood_ : dkgp.models.classification.likelihoods.Likelihood
+    n_basis_ : int or None
+        Points of the basis; None where all samples are.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> y = np.where(X[:, 0] * X[:, 1] > 0.0, "same", "other")
+    >>> model = KernelLogisticClassifier().fit(X, y)
+    >>> label, certified = model.predict([[1.0, 1.0], [1.0, -1.0]], return_certified=True)
+    >>> label.tolist(), certified.tolist()
+    (['same', 'other'], [True, True])
+    >>> p, lower, upper = model.predict_proba([[1.0, 1.0]], return_intervals=True)
+    >>> bool((lower <= p).all() and (p <= upper).all() and (upper - lower).max() < 0.01)
+    True
+    """
+
+    regularisation: Positive = 1.0
+    multi_class: MultiClass = "softmax"
+
+    _form = "logistic"
+
+    def _likelihood(self, n_classes: int) -> Likelihood:
+        return Likelihood.of("logit", self.multi_class, n_classes)
+
+    def _lambda(self) -> float:
+        return self.regularisation
+
+    def _trained_on_all(
+        self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
+    ) -> TrainedClassifier:
+        return train_logistic(data, hyperparameters, context, settings)
+
+    @classmethod
+    def _settings_from(cls, fitted: Any) -> dict[str, Any]:
+        record, settings = fitted.record, super()._settings_from(fitted)
+        assert record.likelihood is not None
+        several: MultiClass = "ovr" if len(record.classes) > 2 and record.likelihood["name"] == "logit" else "softmax"
+        return {**settings, "regularisation": record.regularisation, "multi_class": several}
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class GPClassifier(LikelihoodClassifier):
+    """Gaussian process classifier by Laplace's approximation, with intervals of probabilities.
+
+    The latent function's posterior is approximated at its mode; a class's probability is averaged over it, so that far
+    from all samples it tends to a half (Rasmussen and Williams, *Gaussian processes for machine learning*, 2006,
+    section 3.4). scikit-learn's `GaussianProcessClassifier` does the same with an n x n matrix; here mode and variances
+    are solved for out of core, to proven bounds, or on a basis.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or Hyperparameters, default "rbf"
+        As of `KernelLogisticClassifier`; its amplitude says how sure probabilities can be.
+    link : {"logit", "probit"}, default "logit"
+        From the latent function to a probability.
+    multi_class : {"ovr", "softmax"}, default "ovr"
+        Of more than two classes: one against the rest, probabilities divided by their sum; or all in one problem.
+    neighbours : int, optional
+        Of a basis: also stand each prediction on so many nearest samples (128, say), which the model keeps. The basis
+        has what reaches far, they what is near; nothing is proven of it.
+    optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
+        As of `KernelLogisticClassifier`.
+    product_error : float or {"auto", "none"}, default "auto"
+        As of `KernelLogisticClassifier`.
+
+    Attributes
+    ----------
+    classes_, kernel_, hyperparameters_, solution_, history_, likelihood_, n_basis_, n_features_in_, feature_names_in_
+        As of `KernelLogisticClassifier`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(200, 2))
+    >>> y = np.where(X[:, 0] * X[:, 1] > 0.0, "same", "other")
+    >>> model = GPClassifier().fit(X, y)
+    >>> near, far = model.predict_proba([[1.0, 1.0], [40.0, 40.0]])[:, 1]
+    >>> bool(near > 0.9), bool(abs(far - 0.5) < 0.01)
+    (True, True)
+    """
+
+    link: Link = "logit"
+    multi_class: MultiClass = "ovr"
+    neighbours: CountOrNone = None
+
+    _form = "gp"
+
+    def _evidence(self) -> Link:
+        return self.link
+
+    def _likelihood(self, n_classes: int) -> Likelihood:
+        likelihood = Likelihood.of(self.link, self.multi_class, n_classes)
+        if self.neighbours is not None:
+            refuse_coupled(likelihood)
+        return likelihood
+
+    def _check_settings(self, seed: int) -> None:
+        super()._check_settings(seed)
+        if self.neighbours is None:
+            return
+        if self.n_basis is None:
+            raise InputError(f"neighbours={self.neighbours} is of a basis: give n_basis= too, such as 200")
+        self._basis(self.n_basis, seed)  # refuses, before anything is tuned
+
+    def _basis(self, size: int, seed: int) -> BasisSettings:
+        if self.neighbours is None:
+            return super()._basis(size, seed)
+        return NearSettings(size, self.basis, self.certify, seed=seed, neighbours=self.neighbours)
+
+    def _trained_on_all(
+        self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
+    ) -> TrainedClassifier:
+        if settings.likelihood.coupled:
+            raise InputError(
+                'multi_class="softmax" averages over the covariance of all classes, too large for all samples; '
+                'give n_basis=, such as 500, or multi_class="ovr"'
+            )
+        return train_gp(data, hyperparameters, context, settings)
+
+    @classmethod
+    def _settings_from(cls, fitted: Any) -> dict[str, Any]:
+        settings, likelihood = super()._settings_from(fitted), fitted.record.likelihood
+        assert likelihood is not None
+        softmax = likelihood["name"] == "softmax"
+        return {
+            **settings,
+            "link": "logit" if softmax else likelihood["name"],
+            "multi_class": "softmax" if softmax else "ovr",
+            "neighbours": fitted.record.neighbours,
+        }
