@@ -1,13 +1,20 @@
 """Every error that dkgp raises on purpose, with the exit code the command line gives it.
 
-A message says what was got, what was expected and what to do. Anything that is not a `DkgpError` is a bug.
+A message says what was got, what was expected and what to do. It names a parameter in backticks, as in `max_passes`.
+Each surface spells that name: the command line as a flag (`spelled`), Python as it stands. A field that a message does
+not name is the error's `parameter`, which the jobs service puts before the message. Any exception that is not a
+`DkgpError` is a bug.
 """
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = [
     "CheckpointError",
@@ -29,6 +36,10 @@ __all__ = [
     "WaitTimeoutError",
 ]
 
+E = TypeVar("E", bound="DkgpError")
+# A parameter in a message.
+_PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)`")
+
 
 class ExitCode(IntEnum):
     """Exit codes of the command line (0, 2, 3, 4, 5, 130; 124 of `dkgp wait --timeout` alone)."""
@@ -43,9 +54,13 @@ class ExitCode(IntEnum):
 
 
 class DkgpError(Exception):
-    """Base of all deliberate errors; `exit_code` is what a command ends with."""
+    """Base of all deliberate errors; `exit_code` is the exit code of the command.
+
+    `parameter` is the field that was refused, with dots between nested fields, where the message does not name it.
+    """
 
     exit_code: ExitCode = ExitCode.BAD_INPUT
+    parameter: str | None = None
 
 
 class UsageError(DkgpError):
@@ -141,3 +156,24 @@ def is_mistake(error: BaseException) -> bool:
     """True for what Python raises about a line of dkgp's own, not of a library that it called: a bug of dkgp's."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return isinstance(error, _MISTAKES) and bool(frames) and _PACKAGE in Path(frames[-1].f_code.co_filename).parents
+
+
+def spelled(text: str, spelling: Callable[[str], str | None]) -> str:
+    """Return the text with its parameters as `spelling` has them; one that it has no spelling of stays."""
+    return _PARAMETER.sub(lambda match: spelling(match[1]) or match[0], text)
+
+
+def respell(error: E, spelling: Callable[[str], str | None]) -> E:
+    """Return the error, its message with the parameters as `spelling` has them."""
+    error.args = (spelled(str(error), spelling), *error.args[1:])
+    return error
+
+
+@contextmanager
+def about(parameter: str) -> Iterator[None]:
+    """Record that an error raised within is about a parameter, or about a field of it."""
+    try:
+        yield
+    except DkgpError as error:
+        error.parameter = parameter if error.parameter is None else f"{parameter}.{error.parameter}"
+        raise

@@ -2,65 +2,106 @@
 
     pool: Annotated[int, Option(help="Prototypes to choose among.", metavar="M", least=1)] = 2000
 
-From the declaration come the flag and its help (`dkgp.cli.command`), the JSON schema (`dkgp.service.reading`), the
-check of its range (`check_ranges`), the method of a command that it belongs to (`foreign_options`), and, of a place,
-whether it is read or written. A job may hold other dataclasses, whose options are the command's as well: fields that
-are a `Part`.
+Every surface reads this declaration. `make` builds a job from the command line and `read` builds it from JSON.
+`check_ranges` is the one check of ranges and choices. `schema` describes a job, `changes` writes it as JSON, and
+`foreign_options` finds options of other methods. A field that is a `Part` holds another dataclass; its options are
+options of the command too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import math
-import re
 import textwrap
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from dkgp.errors import DkgpError, InputError, UsageError
+from dkgp.errors import DkgpError, InputError, UsageError, about, respell
 from dkgp.registry import Group, Option
 
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
+_ENTRIES: dict[type[Any], dict[str, Entry]] = {}
 
-# One for all parts of a job, so that all have it under this name.
+# One declaration for all parts of a job, which share the seed.
 SEED = Option("seed", "Of all random draws.", least=0)
+# The field that JSON leaves out: the surface chooses the cluster.
+CLUSTER = "cluster"
+# Mistakes that one message lists.
+MOST_MISTAKES = 20
 
 
 @dataclass(frozen=True)
 class Part:
-    """Marks a field that holds a dataclass with options of its own."""
+    """Marks a field that holds a dataclass with options of its own.
 
-    # The option that asks for the part, where it may be None, and other flags that do.
+    Attributes
+    ----------
+    flag, help
+        The option that asks for the part, where the field may be None.
+    implied_by
+        Other flags that ask for it.
+    prefix
+        Prefix added to option names to keep them unique.
+    without
+        Fields that are no options of this command.
+    group
+        Group of the options that name none.
+    """
+
     flag: str | None = None
     help: str = ""
     implied_by: tuple[str, ...] = ()
-    # Of its options' names, where they would be other options' otherwise.
     prefix: str = ""
-    # Its fields that are no options of this command; and the group of those that are in none.
     without: tuple[str, ...] = ()
     group: Group | None = None
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An option of a command, its name unique there, and where its value goes."""
+    """An option of a command with its unique name, and the fields that take its value.
+
+    Attributes
+    ----------
+    paths
+        Fields from the job down to the value; several where parts share the option, as they share the seed.
+    part, implied_by
+        The flag that the option requires, and flags that stand for that flag.
+    """
 
     option: Option
-    # Fields from the job down to the value; several where parts share it, as they do the seed.
     paths: tuple[tuple[str, ...], ...]
-    # The name of the flag without which it means nothing, and of those that stand for it.
     part: str | None = None
     implied_by: tuple[str, ...] = ()
 
 
+class Entry(NamedTuple):
+    """A field as JSON has it: the type of its values, its default, its declaration, and the dataclass it holds."""
+
+    hint: Any
+    default: Any
+    option: Option | None
+    part: type[Any] | None
+
+
+class _Values(NamedTuple):
+    """Checked values of a dataclass that is not built yet."""
+
+    kind: type[Any]
+    values: dict[str, Any]
+
+
+# --------------------------------------------------------------------------------------------------- declarations
+
+
 def documented(kind: type[T]) -> type[T]:
-    """Add what a dataclass's options mean to its docstring, field by field; a decorator."""
+    """Add the help of a dataclass's options to its docstring, field by field; a decorator."""
     lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes", "----------"]
     for name, option in options_of(kind).items():
         plain = _plain(_hints(kind)[name])
@@ -72,7 +113,7 @@ def documented(kind: type[T]) -> type[T]:
 
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
-    """Return the options that a dataclass declares, by field; those of its parts are theirs."""
+    """Return the options that a dataclass declares, by field; those of its parts are not included."""
     hints = _hints(kind)
     options = {}
     for field in fields_in_order(kind):
@@ -84,23 +125,65 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
 
 
 def fields_in_order(kind: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Return a dataclass's fields, its own before those that it inherits: so they stand in helps, and are checked."""
+    """Return a dataclass's fields, its own before inherited ones: the order of helps and of checks."""
     order = list(_hints(kind))
     return sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name))
 
 
 def declared_options(kind: type[Any]) -> dict[str, Declared]:
-    """Return all options of a job, its parts' included, by their names on the command line and in messages."""
+    """Return all options of a job and of its parts, by their names on the command line and in messages."""
     collected: dict[str, Declared] = {}
     _collect(kind, (), Part(), collected)
     return collected
 
 
-def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], Any] | None = None) -> Any:
-    """Return the job that options make; those that are None, or flags that are not set, have their defaults.
+def foreign_options(values: Any, method: str) -> list[Declared]:
+    """Return the options of a job that belong to other methods and are not at their defaults."""
+    return [
+        each
+        for each in declared_options(type(values)).values()
+        if each.option.group is not None
+        and each.option.group.methods
+        and method not in each.option.group.methods
+        and value_at(values, each.paths[0]) != each.option.default
+    ]
 
-    `values` go by the options' names; `makers` make the dataclasses of parts that are not made of their fields alone.
+
+def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
+    """Return the values that a job's result depends on, by field.
+
+    These are the options of its method, and the options of `part` that belong to no method. Data, hyperparameters,
+    limits and places are left out.
+    """
+    deciding = {}
+    for each in declared_options(type(values)).values():
+        methods = () if each.option.group is None else each.option.group.methods
+        if each.option.decides and (method in methods or any(not methods and path[0] == part for path in each.paths)):
+            deciding[each.paths[0][-1]] = value_at(values, each.paths[0])
+    return deciding
+
+
+def value_at(values: Any, path: tuple[str, ...]) -> Any:
+    """Return the value of an option of a job; None below a part that the job does not have."""
+    for name in path:
+        values = None if values is None else getattr(values, name)
+    return values
+
+
+# -------------------------------------------------------------------------------------------- from the command line
+
+
+def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], Any] | None = None) -> Any:
+    """Return the job that options make; options that are None, and flags that are not set, have their defaults.
+
     Raises `UsageError` for options of a part that was not asked for.
+
+    Parameters
+    ----------
+    values
+        By the options' names.
+    makers
+        Functions that build dataclasses of parts from their fields, in place of the class itself.
     """
     declared = declared_options(kind)
     given_values = {name: value for name, value in values.items() if _is_given(declared[name].option, value)}
@@ -115,7 +198,7 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
             holder = tree
             for parent in parents:
                 holder = holder.setdefault(parent, {})
-            holder[last] = _read(option.option, value)
+            holder[last] = _read_text(option.option, value)
     for part, names in needing.items():
         named = ", ".join(f"`{name}`" for name in names)
         belong = "belongs" if len(names) == 1 else "belong"
@@ -124,12 +207,18 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
 
 
 def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that those of the command line stand for, without what was not given."""
-    return {name: _read(options[name], value) for name, value in values.items() if _is_given(options[name], value)}
+    """Return the values that the command line's stand for, without options that were not given."""
+    return {name: _read_text(options[name], value) for name, value in values.items() if _is_given(options[name], value)}
+
+
+def prefixed(error: DkgpError, kind: type[Any], prefix: str) -> DkgpError:
+    """Return an error about a part's options, spelled as the command spells them."""
+    names = options_of(kind)
+    return respell(error, lambda name: f"`{prefix}{name}`" if name in names else None)
 
 
 def check_ranges(values: Any) -> None:
-    """Refuse values that are none of the choices, or out of range, of a dataclass's options; `InputError`."""
+    """Refuse values of a dataclass's options that are no choice or out of range; `InputError`."""
     for name, option in options_of(type(values)).items():
         if (value := getattr(values, name)) is None:
             continue
@@ -147,36 +236,191 @@ def check_ranges(values: Any) -> None:
             raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
 
 
-def foreign_options(values: Any, method: str) -> list[Declared]:
-    """Return the options of a job that are of other methods than its own, and not at their defaults."""
-    return [
-        each
-        for each in declared_options(type(values)).values()
-        if each.option.group is not None
-        and each.option.group.methods
-        and method not in each.option.group.methods
-        and value_at(values, each.paths[0]) != each.option.default
-    ]
+# ------------------------------------------------------------------------------------------------- from and to JSON
 
 
-def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
-    """Return what a job's result depends on, by field: its method's options, and those of a part that all methods have.
+def entries(kind: type[Any]) -> dict[str, Entry]:
+    """Return the fields of a dataclass as JSON has them, by name; all fields but the cluster."""
+    if hasattr(kind, "option_types"):  # options that become known at any time
+        options, types_and_defaults = options_of(kind), kind.option_types()
+        return {
+            name: Entry(hint, default, options.get(name), None) for name, (hint, default) in types_and_defaults.items()
+        }
+    if kind not in _ENTRIES:
+        hints, options, found = _hints(kind), options_of(kind), {}
+        for field in fields_in_order(kind):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            hint = hints[field.name]
+            if _mark(hint, Option) is not None or _mark(hint, Part) is not None:
+                hint = typing.get_args(hint)[0]
+            nested = [each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)]
+            if field.name != CLUSTER:
+                part = typing.cast(type[Any], nested[0]) if nested else None
+                found[field.name] = Entry(hint, default, options.get(field.name), part)
+        _ENTRIES[kind] = found
+    return _ENTRIES[kind]
 
-    What every run has - data, hyperparameters, limits, places - is not among it.
+
+def read(kind: type[T], document: Any, subject: str) -> T:
+    """Return the dataclass that a JSON object describes; `subject`, such as "train", is for messages.
+
+    Raises `UsageError` for unknown or missing fields and values of another type. The dataclass raises its own errors,
+    whose `parameter` is the field that holds the refused part.
     """
-    deciding = {}
-    for each in declared_options(type(values)).values():
-        methods = () if each.option.group is None else each.option.group.methods
-        if each.option.decides and (method in methods or any(not methods and path[0] == part for path in each.paths)):
-            deciding[each.paths[0][-1]] = value_at(values, each.paths[0])
-    return deciding
+    if not isinstance(document, Mapping):
+        raise UsageError(f"{subject} is described by a JSON object; got {shown(document)}")
+    mistakes: list[str] = []
+    values = _checked(kind, document, (), subject, mistakes)
+    if mistakes:
+        raise UsageError("; ".join(mistakes[:MOST_MISTAKES]))
+    job: T = _built(values)
+    return job
 
 
-def value_at(values: Any, path: tuple[str, ...]) -> Any:
-    """Return the value of an option of a job; None below a part that it does not have."""
+def schema(kind: type[Any]) -> dict[str, Any]:
+    """Return the JSON schema of a dataclass: types, ranges, defaults and helps of its options."""
+    import msgspec
+
+    properties: dict[str, Any] = {}
+    for name, entry in entries(kind).items():
+        described = msgspec.json.schema(entry.hint) if entry.part is None else schema(entry.part)
+        if entry.part is not None and _takes_none(entry.hint):
+            described = {"anyOf": [described, {"type": "null"}]}
+        option = entry.option
+        if option is not None:
+            bounds = {"minimum": option.least, "exclusiveMinimum": option.above}
+            if described.get("type") in ("integer", "number"):
+                described |= {word: bound for word, bound in bounds.items() if bound is not None}
+            described |= {"description": option.help} if option.help else {}
+        if entry.default is not dataclasses.MISSING and (entry.part is None or entry.default is None):
+            described = {**described, "default": _as_json(entry.default)}
+        properties[name] = described
+    required = [name for name, entry in entries(kind).items() if entry.default is dataclasses.MISSING]
+    return {
+        "title": kind.__name__,
+        "description": (kind.__doc__ or "").split("\n")[0],
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def changes(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults, as the JSON that `read` reads."""
+    changed = {}
+    for name, entry in entries(type(value)).items():
+        field_value = getattr(value, name)
+        if entry.default is dataclasses.MISSING or field_value != entry.default:
+            changed[name] = changes(field_value) if dataclasses.is_dataclass(field_value) else _as_json(field_value)
+    return changed
+
+
+def values_words(kind: type[Any], path: tuple[str, ...]) -> str | None:
+    """Return the declared words on the values of the option at a path; None if it declares none."""
     for name in path:
-        values = None if values is None else getattr(values, name)
-    return values
+        entry = entries(kind).get(name)
+        if entry is None or entry.part is None:
+            option = None if entry is None else entry.option
+            return None if option is None or option.values is None else f"expected {option.values.words}"
+        kind = entry.part
+    return None
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _checked(
+    kind: type[Any], document: Mapping[str, Any], path: tuple[str, ...], subject: str, mistakes: list[str]
+) -> _Values:
+    """Check names and types of a JSON object; append what is wrong to `mistakes`."""
+    import msgspec
+
+    known = entries(kind)
+    for name in document:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            meant = f"did you mean '{'.'.join([*path, *near])}'?"
+            advice = meant if near else f"expected some of {', '.join(known)}"
+            raise UsageError(f"{_place(*path, str(name))}: {subject} has no such option; {advice}")
+    values: dict[str, Any] = {}
+    for name, entry in known.items():
+        if name not in document:
+            if entry.default is dataclasses.MISSING:
+                mistakes.append(f"{_place(*path, name)}: needed, and not given")
+            continue
+        value = document[name]
+        try:
+            if entry.part is not None and isinstance(value, Mapping):
+                values[name] = _checked(entry.part, value, (*path, name), subject, mistakes)
+            elif entry.part is not None and not (value is None and _takes_none(entry.hint)):
+                raise msgspec.ValidationError("Expected `object`, got another type")
+            else:
+                values[name] = None if entry.part is not None else msgspec.convert(value, entry.hint, strict=True)
+        except msgspec.ValidationError as error:
+            words = values_words(kind, (name,)) or _words(entry.hint, str(error))
+            mistakes.append(f"{_place(*path, name)}: {words}; got {shown(value)}")
+    return _Values(kind, values)
+
+
+def _built(checked: _Values) -> Any:
+    values = {}
+    for name, value in checked.values.items():
+        if isinstance(value, _Values):
+            with about(name):
+                value = _built(value)
+        values[name] = value
+    return checked.kind(**values)
+
+
+def _place(*path: str) -> str:
+    return shown(".".join(path))[1:-1]
+
+
+def _words(hint: Any, refusal: str) -> str:
+    """Say which values a type has; or, of the right type, which bound was missed, in msgspec's words."""
+    if ", got" not in refusal and refusal.startswith("Expected `"):
+        kinds = {"`str`": "text", "`int`": "an integer", "`float`": "a number"}
+        for kind, word in kinds.items():
+            refusal = refusal.replace(kind, word)
+        return refusal[:1].lower() + refusal[1:]
+    return ", or ".join(dict.fromkeys(_expected(hint)))
+
+
+def _expected(hint: Any) -> list[str]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _expected(inner[0])
+    if origin in (types.UnionType, typing.Union):
+        return [words for each in inner if each is not type(None) for words in _expected(each)]
+    if origin is Literal:
+        *most, last = map(repr, inner)
+        return [f"expected {', '.join(most)} or {last}" if most else f"expected {last}"]
+    names = {bool: "a valid boolean", int: "a valid integer", float: "a valid number", str: "a valid string"}
+    if origin in (tuple, list):
+        items = [each for each in inner if each is not ...]
+        return [f"expected a valid array of {', '.join(dict.fromkeys(_expected_items(items)))}"]
+    return [f"expected {names.get(hint, 'an object')}"]
+
+
+def _expected_items(hints: list[Any]) -> list[str]:
+    return [words.removeprefix("expected ") for each in hints for words in _expected(each)]
+
+
+def _takes_none(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+# ---------------------------------------------------------------------------------------------------------- helpers
 
 
 def _range(option: Option) -> str:
@@ -194,13 +438,13 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _mark(hint: Any, kind: type[Any]) -> Any:
-    """The `Option` or `Part` that a field is annotated with."""
+    """Return the `Option` or `Part` that a field is annotated with."""
     marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     return next((each for each in marks if isinstance(each, kind)), None)
 
 
 def _plain(hint: Any) -> Any:
-    """The annotation without marks, and without None."""
+    """Return the annotation without marks, and without None."""
     if typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -210,7 +454,7 @@ def _plain(hint: Any) -> Any:
 
 
 def _completed(option: Option, field: dataclasses.Field[Any], hint: Any) -> Option:
-    """The option with what its field says."""
+    """Return the option completed by its field's name, type and default."""
     if option.late is not None:
         option = replace(option, **option.late(), late=None)
     plain = _plain(hint)
@@ -265,12 +509,12 @@ def _add(option: Option, path: tuple[str, ...], part: Part, collected: dict[str,
 
 
 def _is_given(option: Option, value: Any) -> bool:
-    """True of a value of the command line that is one: not None, a flag that is not set, or an empty list."""
+    """Return True if the user set the option: not None, an unset flag, or an empty list."""
     return value is not None and value != () and not (value is False and option.default is not None)
 
 
-def _read(option: Option, value: Any) -> Any:
-    """The value that the command line's stands for."""
+def _read_text(option: Option, value: Any) -> Any:
+    """Return the value that the command line's stands for."""
     if option.turns_off:
         return False
     if option.type in (str, int, float, bool) or option.choices:
@@ -292,9 +536,5 @@ def _made(kind: type[Any], tree: Mapping[str, Any], chosen: set[str], makers: Ma
         try:
             values[name] = makers[inner](below) if inner in makers else _made(inner, below, chosen, makers)
         except DkgpError as error:
-            if not part.prefix:
-                raise
-            # It speaks of its own fields; here they have longer names.
-            names = "|".join(options_of(inner))
-            raise type(error)(re.sub(rf"`({names})`", rf"`{part.prefix}\1`", str(error))) from None
+            raise prefixed(error, inner, part.prefix) from None
     return kind(**values)

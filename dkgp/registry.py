@@ -148,6 +148,12 @@ class Option:
     values: Values | None = None
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags, as they are typed; both ways of a flag that has two."""
+        typed = self.spellings or (f"--{self.name.replace('_', '-')}",)
+        return tuple(flag for spelling in typed for flag in spelling.split("/"))
+
+    @property
     def turns_off(self) -> bool:
         """True of a flag that sets its value to false."""
         return len(self.spellings) == 1 and self.spellings[0].startswith("--no-")

@@ -16,23 +16,26 @@ from click.testing import CliRunner
 
 import dkgp
 from dkgp.cli import main
-from dkgp.cli.command import JobCommand
-from dkgp.cli.declared import job_parameter
+from dkgp.cli.job_commands import JobCommand
+from dkgp.cli.parameters import job_parameter
+from dkgp.commands.recipe import RECIPES
 from dkgp.errors import InputError, UsageError
 from dkgp.models import SparseSettings
 from dkgp.options import (
     SEED,
     Part,
+    changes,
     check_ranges,
     deciding_values,
     declared_options,
     foreign_options,
     make,
     options_of,
+    read,
+    schema,
     value_at,
 )
 from dkgp.registry import Group, Option
-from dkgp.service.reading import adapter, read
 
 BAKED, FRIED = Group("Options of baking", ("bake",)), Group("Options of frying", ("fry",))
 
@@ -216,13 +219,16 @@ def test_two_options_of_one_name_are_refused() -> None:
 
 
 def test_the_schema_tells_what_the_help_tells() -> None:
-    schema = adapter(CookJob).json_schema()
-    assert schema["properties"]["oil"]["description"] == "Spoons."
-    oven = schema["$defs"]["Oven"]["properties"]
-    assert oven["heat"]["description"] == "In degrees."
+    properties = schema(CookJob)["properties"]
+    assert properties["oil"]["description"] == "Spoons."
+    oven = properties["oven"]["properties"]
+    assert oven["heat"] == {"type": "number", "description": "In degrees.", "default": 180.0, "exclusiveMinimum": 0}
     assert read(CookJob, {"recipe": "r", "out": "p", "oven": {"heat": 3.0}}, "cook").oven == Oven(3.0)
-    with pytest.raises(InputError, match="oven: `levels` must be at least 1; got 0"):
+    with pytest.raises(InputError, match="`levels` must be at least 1; got 0") as refused:
         read(CookJob, {"recipe": "r", "out": "p", "oven": {"levels": 0}}, "cook")
+    assert refused.value.parameter == "oven"
+    everything = {"recipe": "r", "out": "p", "oven": {"heat": 3.0, "pause": [3, 1]}, "glaze": {}, "guests": ["a"]}
+    assert changes(read(CookJob, everything, "cook")) == {**everything, "oven": {"heat": 3.0, "pause": [3, 1.0]}}
 
 
 # --------------------------------------------------------------------------------------------------- dkgp's own jobs
@@ -245,7 +251,7 @@ def test_jobs_are_run_by_commands_that_declare_them() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_field_of_a_job_is_an_option_or_a_part(name: str) -> None:
-    kind = COMMANDS[name].kind
+    kind = RECIPES[name].kind
     reached = {path[0] for each in COMMANDS[name].declared().values() for path in each.paths}
     assert {each.name for each in fields(kind)} - reached == WITHOUT.get(name, set())
     parts = {type(each) for each in (part.default_factory() for part in fields(kind) if callable(part.default_factory))}
@@ -270,11 +276,11 @@ def test_flags_help_and_defaults_are_the_declared(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["train", "sparse", "classify", "tune", "predict", "evaluate"])
 def test_the_service_takes_the_same_fields_and_says_the_same(name: str) -> None:
-    kind = COMMANDS[name].kind
-    schema = adapter(kind).json_schema()
-    assert set(schema["properties"]) == {each.name for each in fields(kind)} - {"cluster"}
+    kind = RECIPES[name].kind
+    properties = schema(kind)["properties"]
+    assert set(properties) == {each.name for each in fields(kind)} - {"cluster"}
     for field_name, option in options_of(kind).items():
-        assert schema["properties"][field_name].get("description", "") == option.help
+        assert properties[field_name].get("description", "") == option.help
 
 
 def test_places_are_declared() -> None:
@@ -298,7 +304,7 @@ def test_a_new_option_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
     ClassifyJob.__annotations__ = {"patience": Annotated[int, Option(help="Looks.", least=1, group=group)]}
     monkeypatch.setattr(module, "ClassifyJob", ClassifyJob)
-    command = JobCommand("classify", "Train.", ("dkgp classify d --out m",))
+    command = JobCommand(RECIPES["classify"])
     assert "--patience INTEGER" in command.get_help(click.Context(command))
     with command.make_context("classify", ["d", "--out", "m", "--patience", "5"]) as context:
         options = {name: value for name, value in context.params.items() if name in command.declared()}
@@ -306,7 +312,7 @@ def test_a_new_option_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert value_at(job, ("patience",)) == 5
     assert deciding_values(job, "fixed-size", "settings")["patience"] == 5
     assert [each.option.name for each in foreign_options(job, "exact")] == ["patience"]
-    assert adapter(ClassifyJob).json_schema()["properties"]["patience"]["description"] == "Looks."
+    assert schema(ClassifyJob)["properties"]["patience"]["description"] == "Looks."
     with pytest.raises(InputError, match="`patience` must be at least 1"):
         ClassifyJob("d", "m", patience=0)
 

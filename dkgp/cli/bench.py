@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dkgp.cli.declared import DeclaredCommand, click_option, declared_options
-from dkgp.cli.meant import Commands
-from dkgp.cli.options import cluster_from, cluster_options, examples
-from dkgp.cli.running import Output, execute, output_options
+from dkgp.cli.parameters import (
+    DeclaredCommand,
+    click_option,
+    cluster_from,
+    cluster_options,
+    declared_options,
+    examples,
+)
+from dkgp.cli.running import Commands, Output, execute, output_options
 from dkgp.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,15 +6,11 @@ import click
 
 from dkgp import __version__
 from dkgp.cli.bench import bench
-from dkgp.cli.fit import fit
-from dkgp.cli.job_commands import classify, demo, evaluate, export, plan, predict, pursue, sparse, train, tune
-from dkgp.cli.meant import Commands
-from dkgp.cli.options import examples
-from dkgp.cli.plain_commands import info, ingest, warm_up
-from dkgp.cli.service.jobs import cancel, jobs, logs, resume, status, wait
-from dkgp.cli.service.serve import serve
-from dkgp.cli.service.submit import submit
-from dkgp.cli.service.token import token
+from dkgp.cli.job_commands import JOB_COMMANDS
+from dkgp.cli.parameters import examples
+from dkgp.cli.running import Commands
+from dkgp.cli.service import cancel, jobs, logs, resume, serve, status, submit, token, wait
+from dkgp.cli.tables import fit, info, ingest, warm_up
 
 
 @click.group(
@@ -38,23 +34,7 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (
-    fit,
-    ingest,
-    tune,
-    plan,
-    train,
-    sparse,
-    classify,
-    pursue,
-    predict,
-    evaluate,
-    export,
-    info,
-    demo,
-    bench,
-    warm_up,
-)
+HERE = (fit, ingest, *JOB_COMMANDS.values(), info, bench, warm_up)
 AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait, token)
 
 for command in (*HERE, *AS_JOBS):

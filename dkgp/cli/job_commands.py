@@ -1,212 +1,196 @@
-"""Commands that run a job: what each says of itself, and examples; its options are the job's (`dkgp.options`)."""
+"""Commands that run a job: each reads its recipe (`dkgp.commands.recipe`); its options are the job's."""
 
 from __future__ import annotations
 
-from dkgp.cli.command import JobCommand
-from dkgp.cli.lines import LinesCommand
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-train = JobCommand(
-    "train",
-    """Train an exact Gaussian process on the store DATASET.
+import click
 
-    Solves (K + s2 I) alpha = y without ever holding the kernel matrix. A run that stops short of its tolerance saves
-    its model all the same, says so, and ends with exit code 4; --resume goes on from its checkpoint.
-    """,
-    (
-        "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
-        "dkgp train train.zarr --out model.zarr --tune",
-        "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
-        "dkgp train train.zarr --out model.zarr --hyper hyper.json --as-in-the-paper",
-        "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
-    ),
-    module="dkgp.commands.chained.training",
-    must_converge=True,
+from dkgp.cli.parameters import (
+    DeclaredCommand,
+    Headed,
+    configured,
+    declared_later,
+    examples,
+    in_flags,
+    job_parameter,
+    with_flags,
 )
+from dkgp.cli.running import Output, execute, output_parameters, until_unread
+from dkgp.commands.recipe import RECIPES, Recipe
+from dkgp.options import Declared, declared_options, make
 
-sparse = JobCommand(
-    "sparse",
-    """Train a sparse Gaussian process on the store DATASET, with a proven distance to the exact one.
+if TYPE_CHECKING:
+    from dkgp.commands.presets import Preset
+    from dkgp.commands.reporting.progress import Reporter
 
-    The model predicts without the training set. Time is in proportion to n m², memory to m². Where a gap or a distance
-    was asked for and is not met, the model is saved all the same, says so, and the command ends with exit code 4.
-    """,
-    (
-        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json",
-        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --gap 0.025 --plot basis.png",
-        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --as-in-the-paper",
-        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis k-means --certify-passes 3",
-        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis-size auto --target-distance 0.01",
-        "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --resume",
-    ),
-    must_converge=True,
-)
+STDIN = "stdin"
 
-classify = JobCommand(
-    "classify",
-    """Train a classifier on the labels of the store DATASET.
 
-    A fixed-size least-squares support vector machine finds kernel, noise and prototypes by cross-validation, in a few
-    passes over the data, and predicts without them. An exact one is solved for on all samples, so that its labels can
-    be certified. Either gives probabilities calibrated on samples that it was not fitted to.
+class JobCommand(DeclaredCommand):
+    """The command of a recipe."""
 
-    Kernel logistic regression and Gaussian process classification have probabilities by themselves, on all samples each
-    within a proven interval, or on a basis of some of them. Without --hyper their kernel is found by the evidence of a
-    subset's labels.
+    # Names of options that only the command line uses.
+    here_only: tuple[str, ...] = ()
 
-    A run that stops short of its tolerance saves its model all the same, says so, and ends with exit code 4. --resume
-    goes on with what a run that was interrupted or killed has saved, to the same bits.
-    """,
-    (
-        "dkgp classify train.zarr --out model.zarr",
-        "dkgp classify train.zarr --out model.zarr --class-weight balanced --plot path.png",
-        "dkgp classify train.zarr --out model.zarr --as-in-the-paper",
-        "dkgp classify train.zarr --out model.zarr --pool 3000 --prototypes entropy --search annealing --isotropic",
-        "dkgp classify train.zarr --out model.zarr --method exact --hyper hyper.json --resume",
-        "dkgp classify train.zarr --out model.zarr --method logistic --plot gap.png",
-        "dkgp classify train.zarr --out model.zarr --method gp --basis-size 1000 --link probit",
-    ),
-    must_converge=True,
-)
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        super().__init__(
+            recipe.name,
+            help=recipe.help,
+            epilog=examples(*recipe.examples),
+            callback=self.run_job,
+            params=[*declared_later(self.parameters), *output_parameters()],
+            tables=self.paper_tables,
+        )
 
-pursue = JobCommand(
-    "pursue",
-    """Find a linear regression with few nonzero weights on the store DATASET, and the whole path to it.
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an option of an earlier version is refused with the name of its successor."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from dkgp.operators.product_error import successor
 
-    Features and targets are standardised; weights are told in their own units. One pass over the samples brings all
-    sums that paths and cross-validation take: of d features and F folds some F d² numbers. Where these do not fit, a
-    --cardinality that is a number takes a pass over the samples a feature. `dkgp predict` and `dkgp evaluate` take the
-    model as any other; its means have no bounds.
-    """,
-    (
-        "dkgp pursue train.zarr --out weights.zarr",
-        "dkgp pursue train.zarr --out weights.zarr --cardinality 5 --plot path.png",
-        "dkgp pursue train.zarr --out weights.zarr --method lasso --cardinality one-standard-error --json",
-    ),
-)
+            advice = successor(error.option_name)
+            if advice is None or "product_error" not in self.declared():
+                raise
+            words = f"{error.option_name} is no option any more: {in_flags(advice, self.params)}"
+            raise click.UsageError(words, ctx) from None
 
-tune = JobCommand(
-    "tune",
-    """Find length scales and noise for the store DATASET by maximum likelihood on random subsets.
+    def declared(self) -> dict[str, Declared]:
+        """Return all options, by name."""
+        return self.recipe.declared()
 
-    Or by a sparse model's evidence on all samples (--objective bound). The work is done by this process's threads
-    unless a cluster is asked for; the result has the same bits wherever it runs. Values are those of the standardised
-    data.
-    """,
-    (
-        "dkgp tune train.zarr --out hyper.json --kernel rbf --subset 2000",
-        "dkgp tune train.zarr --out hyper.json --subsets 4 --plot scales.png --folds 10",
-        "dkgp tune train.zarr --out hyper.json --kernel 'matern32 + linear' --objective loo",
-        "dkgp tune train.zarr --out hyper.json --bounds 'gamma*=0.001:10' --fix noise_variance=0.01",
-        "dkgp tune train.zarr --out better.json --start hyper.json --prior 'gamma*=lognormal(0.1, 1)'",
-        "dkgp tune train.zarr --out hyper.json --refine --refine-steps 10",
-        "dkgp tune train.zarr --out hyper.json --objective bound --basis-size 500",
-        "dkgp tune labelled.zarr --out hyper.json --likelihood logit --folds 10",
-    ),
-)
+    def parameters(self) -> list[click.Parameter]:
+        """Return the options as click knows them."""
+        return with_flags([job_parameter(declared) for declared in self.declared().values()])
 
-predict = LinesCommand(
-    "predict",
-    """Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.
+    def run_job(self, **options: Any) -> None:
+        """Run the job that the options make, and leave with its exit code."""
+        output = Output.taken(options)
+        execute(
+            self.recipe.name,
+            lambda reporter: self.recipe.run(self.job(options), reporter),
+            output,
+            must_converge=self.recipe.must_converge,
+        )
 
-    Into a store, which `dkgp evaluate` reads, or into a table for other programs, as `dkgp export` writes them: the
-    suffix of --out decides.
+    def job(self, options: Mapping[str, Any]) -> Any:
+        """Return the job that options of the running command make; options of the cluster may be configured."""
+        from dkgp.cluster import ClusterOptions
 
-    Of a classifier decisions, classes and probabilities; where the model is certified each decision with a proven bound
-    and each probability in a proven interval, probability_lower to probability_upper.
+        values = dict(options)
+        for name, each in self.declared().items():
+            if each.option.instead is not None and values[name] is None:
+                values[name] = each.option.instead.value(values)
+        if values.get("as_in_the_paper"):
+            values["as_in_the_paper"] = self._paper_settings(values)
+        return make(self.recipe.kind, values, {ClusterOptions: configured})
 
-    With --variance, the exact variance lies between variance_lower and variance_upper, and the middle is what is
-    reported; of a sparse model its method's own is, beside the exact model's interval. Samples whose interval stays
-    wider than --variance-gap are counted, with a warning; the exit code is 0. The proofs are of the Gaussian process
-    with the model's hyperparameters; of a user() function in its kernel they take for granted that it is positive
-    definite.
+    def _paper_settings(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the options that the command line does not set, where a paper may decide them."""
+        from dkgp.commands.presets import left_open
 
-    With --stdin, instead, each line of standard input is answered by a line on standard output as soon as it is read:
-    delimited fields, by name where the first line is a header, else in the training set's order; mean and
-    mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export` has them. What cannot be
-    predicted is answered by nan and named on standard error, and the exit code is 3.
-    """,
-    (
-        "dkgp predict model.zarr test.zarr --out pred.zarr",
-        "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
-        "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
-        "dkgp predict model.zarr new.zarr --out pred.csv --variance",
-        "tail -f readings.csv | dkgp predict model.zarr --stdin --variance",
-    ),
-)
+        context = click.get_current_context()
+        default = click.core.ParameterSource.DEFAULT
+        return left_open(
+            self.recipe.name, [name for name in options if context.get_parameter_source(name) is not default]
+        )
 
-evaluate = JobCommand(
-    "evaluate",
-    """Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for.
+    def paper_tables(self, parameters: Sequence[click.Parameter]) -> dict[str, list[tuple[str, str]]]:
+        """Return the help's tables of the command's presets, one for each method: options with their values."""
+        from dkgp.commands.presets import PRESETS
 
-    With variances also the negative log predictive density, the coverage of 95 % intervals, and the certified gaps; of
-    a sparse model's predictions how far from the exact model's they are at most, and which share of variances is proven
-    wrong. Scores take the middle of proven intervals. All figures of the table are in the targets' units.
+        presets = PRESETS.get(self.recipe.name)
+        if presets is None:
+            return {}
+        by_preset: dict[Preset, list[str]] = {}
+        for name, preset in presets.methods.items():
+            by_preset.setdefault(preset, []).append(name)
+        tables = {}
+        for preset, names in by_preset.items():
+            methods = in_flags(f"`{presets.chooser}` {', '.join(names)}", parameters)
+            tables[f"As in the paper, {methods} ({preset.paper})"] = [
+                (in_flags(f"`{setting.option}` {_typed(setting.value)}", parameters), setting.source)
+                for setting in preset.settings
+            ]
+        return tables
 
-    Ends with a verdict: what is wrong, in sentences, with what to do next. --compare adds errors of simpler models.
 
-    Of classes: error, balanced error, area under the curve, log loss, Brier score and calibration error, the confusion
-    matrix, and the share of labels that are certified. Labels are matched by the classes' names.
-    """,
-    (
-        "dkgp evaluate pred.zarr test.zarr",
-        "dkgp evaluate pred.zarr test.zarr --compare --plot fit.png",
-        "dkgp evaluate classes.zarr test.zarr --abstain --plot classes.png",
-    ),
-)
+class LinesCommand(JobCommand):
+    """A command that also answers lines: with `--stdin` it takes neither DATASET nor OUT."""
 
-export = JobCommand(
-    "export",
-    """Write the predictions in PREDICTION as a table OUT, a row a sample: .csv, .csv.gz, .parquet or .nc.
+    here_only = (STDIN,)
 
-    Columns are row (from 1), with --dataset the columns that `dkgp ingest --id` kept and the true targets, then mean,
-    std, lower_95, upper_95 and mean_error_bound; of several targets each behind the target's name and a dot. Of classes
-    class, certified, a probability and a decision for each class. std is of the middle of the interval that the
-    variance is proven to lie in, or a sparse model's own.
-    """,
-    (
-        "dkgp export pred.zarr pred.csv --dataset test.zarr",
-        "dkgp export pred.zarr pred.parquet",
-    ),
-    module="dkgp.commands.predict",
-)
+    def parameters(self) -> list[click.Parameter]:
+        """Return the job's options; those that name data and outputs may be missing beside `--stdin`."""
+        parameters: list[click.Parameter] = [
+            _Dataset([str(parameter.name)]) if parameter.name == "dataset" else parameter
+            for parameter in super().parameters()
+        ]
+        for parameter in parameters:
+            if isinstance(parameter, Headed) and parameter.required:
+                parameter.unless = STDIN
+        answering = Headed(
+            [f"--{STDIN}"],
+            is_flag=True,
+            is_eager=True,
+            help="Answer lines of standard input on standard output, instead of DATASET and --out.",
+        )
+        last = max(index for index, parameter in enumerate(parameters) if isinstance(parameter, click.Argument))
+        return [*parameters[: last + 1], answering, *parameters[last + 1 :]]
 
-plan = JobCommand(
-    "plan",
-    """Say what training on the store DATASET will take, for 1 to 256 workers.
+    def run_job(self, **options: Any) -> None:
+        """Run the job, or answer lines."""
+        if not options.pop(STDIN):
+            super().run_job(**options)
+            return
+        output = Output.taken(options)
+        from dkgp.commands.predict import LinesJob, run_lines
 
-    Settles the solver as `train` would, foresees its products or passes from a probe of the samples, measures this
-    machine and the round trip to the scheduler given (or between processes here), and lays the work out. Refuses what
-    `train` would refuse. Nothing is written but what is asked for. It plans for workers with a machine like this one
-    each; the time is that of the solve, without waiting for a cluster to start.
-    """,
-    (
-        "dkgp plan train.zarr --hyper hyper.json",
-        "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
-        "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
-        "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
-        "dkgp plan train.zarr --hyper hyper.json --sparse vfe --basis-size 2000",
-        "dkgp plan labelled.zarr --hyper hyper.json --classify shared --pool 3000",
-        "dkgp plan labelled.zarr --hyper hyper.json --classify logistic",
-        "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
-        "dkgp plan train.zarr --hyper hyper.json --validate",
-    ),
-    module="dkgp.plan.plan",
-)
+        context = click.get_current_context()
+        taken = declared_options(LinesJob)
+        for parameter in self.params:
+            name = str(parameter.name)
+            is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+            if name in options and name not in taken and is_typed and options[name] is not None:
+                shown = "DATASET" if name == "dataset" else max(parameter.opts, key=len)
+                raise click.UsageError(
+                    f"--{STDIN} answers lines in this process, and writes nothing; got {shown} beside it. Leave one of "
+                    "them out."
+                )
+        if output.as_json:
+            raise click.UsageError(f"--{STDIN} prints lines, and --json one document; leave one of them out.")
 
-demo = JobCommand(
-    "demo",
-    """Train an exact Gaussian process on Friedman's first problem, from nothing.
+        def job(reporter: Reporter) -> None:
+            with until_unread():
+                run_lines(make(LinesJob, {name: options[name] for name in taken}), reporter)
 
-    Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts (variances
-    included) and evaluates, each step as its own command would; ends with a table and a plot. Run again, it replaces
-    its own results; with --resume it goes on from them, also in the middle of its training. A million samples take a
-    quarter of an hour on two cores.
-    """,
-    (
-        "dkgp demo --out demo-output",
-        "dkgp demo --out demo-output --quick",
-        "dkgp demo --out million --samples 1000000 --resume",
-    ),
-    module="dkgp.commands.chained.demo",
-    must_converge=True,
-)
+        execute(self.recipe.name, job, output)
+
+
+class _Dataset(click.Argument):
+    """DATASET, which lines take the place of."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().process_value(ctx, value)
+        except click.MissingParameter:
+            # What was given is processed before what was not.
+            if ctx.params.get(STDIN):
+                return None
+            raise
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed; nothing for a flag that is set."""
+    return "" if value is True else "none" if value is None else str(value)
+
+
+# `dkgp fit` has options of columns besides, in `dkgp.cli.tables`.
+JOB_COMMANDS: dict[str, JobCommand] = {
+    name: (LinesCommand if name == "predict" else JobCommand)(recipe)
+    for name, recipe in RECIPES.items()
+    if name != "fit"
+}

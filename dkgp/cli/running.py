@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from dkgp.cli.declared import OUTPUT, Headed
-from dkgp.cli.flags import wording
-from dkgp.errors import DkgpError, ExitCode
+from dkgp.cli.parameters import OUTPUT, Headed, wording
+from dkgp.errors import DkgpError, ExitCode, StorageError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -221,3 +221,106 @@ def _print_failure(command: str, failure: tuple[str, str, int, str | None], as_j
 def _show_traceback(debug: bool) -> None:
     if debug:
         traceback.print_exc()
+
+
+# ------------------------------------------------------------------------------------------- groups and streams
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return "Did you mean ...?" of the name most like it, or all there are."""
+    near = get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+
+
+class Commands(click.Group):
+    """Commands, of which a wrong name is told the one most like it; options do so by click."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run a command; its output may be closed or full, and surroundings that no command can run in are refused."""
+        with guarded_streams():
+            try:
+                _require_threads()
+                return super().main(*arguments, **options)
+            except DkgpError as error:  # of what is printed before a command begins, such as its help
+                print(f"dkgp: {error}", file=sys.stderr)
+                sys.exit(int(error.exit_code))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called; click's `UsageError` where there is none of that name."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            raise click.UsageError(f"No such command '{name}'. {meant(name, self.list_commands(ctx))}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _require_threads() -> None:
+    """Refuse a number of Numba's threads that it cannot be imported with; dkgp's own loops do not use it."""
+    threads = os.environ.get("NUMBA_NUM_THREADS", "")
+    with suppress(ValueError):
+        if int(threads) < 1:
+            raise UsageError(f"NUMBA_NUM_THREADS is {threads}; expected a number above zero. Set one, or unset it")
+
+
+class _Stream:
+    """A standard stream: output that cannot be written is an error in words, and lost progress lines are none."""
+
+    def __init__(self, stream: TextIO, *, may_lose: bool) -> None:
+        self._stream, self._may_lose = stream, may_lose
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        if text == "":  # as click tries a stream: a full device refuses that, too
+            return 0
+        with self._in_words():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the buffer out."""
+        with self._in_words():
+            self._stream.flush()
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise  # a reader that has seen enough: click and rich end quietly
+        except OSError as error:
+            # What is buffered must not be written again when the process ends.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if not self._may_lose:
+                raise StorageError(
+                    f"standard output cannot be written to: {(error.strerror or str(error)).lower()}. Send it to "
+                    "another file; everything else that the command wrote is in place"
+                ) from None
+
+
+@contextmanager
+def guarded_streams() -> Iterator[None]:
+    """Run a command whose standard streams may be closed, or full; `StorageError` where its output has no room.
+
+    The null device takes the place of a closed stream: the next file that is opened must not become standard output.
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    output, errors = sys.stdout, sys.stderr
+    try:
+        if sys.stdout is None:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        if sys.stderr is None:
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        if output is None:
+            print("dkgp: standard output is closed; results are not printed", file=sys.stderr)
+        sys.stdout = _Stream(sys.stdout, may_lose=False)
+        sys.stderr = _Stream(sys.stderr, may_lose=True)
+        yield
+    finally:
+        sys.stdout, sys.stderr = output, errors

@@ -43,12 +43,12 @@ def checkpointing_of(
     url = job.checkpoint_url
     store = CheckpointStore(url)
     if is_local(url):
-        check_output_file(Path(url) / "checkpoint", replace=True, option="--checkpoint")
+        check_output_file(Path(url) / "checkpoint", replace=True, option="`checkpoint`")
     checkpointing = Checkpointing(store, job.checkpoint_seconds, identity, job.resume)
     if not job.resume:
         if has_checkpoint(store):
             reporter.warn(
-                f"the checkpoint in '{url}' is of an earlier run and will be replaced; --resume would go on from it"
+                f"the checkpoint in '{url}' is of an earlier run and will be replaced; `resume` would go on from it"
             )
         return checkpointing
     latest = checkpointing.latest()
@@ -85,7 +85,7 @@ def going_on(checkpointing: Checkpointing | None) -> Iterator[None]:
             raise
         url = checkpointing.store.url
         kept = "" if error.checkpoint is not None else f"; what is done is saved in {url}"
-        raise InterruptedRunError(f"{error}{kept}. Go on with the same command and --resume", url) from None
+        raise InterruptedRunError(f"{error}{kept}. Go on with the same command and `resume`", url) from None
 
 
 def remove_checkpoint(store: CheckpointStore) -> None:
@@ -132,7 +132,7 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
     if held.get(OLD_NAME) is not None:
         raise CheckpointError(
             f"the checkpoint in '{url}' is of a run of an earlier version with `{OLD_NAME}` {held[OLD_NAME]!r}; its "
-            "kind of products is gone, and the run cannot go on to the same result. Start afresh without --resume, "
+            "kind of products is gone, and the run cannot go on to the same result. Start afresh without `resume`, "
             f"with `product_error` {held[OLD_NAME]!r} for the same bound"
         )
     other = difference(renamed(held), expected)
@@ -140,7 +140,7 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
         same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
         raise CheckpointError(
             f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
-            "--resume"
+            "`resume`"
         )
 
 

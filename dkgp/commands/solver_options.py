@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from dkgp.commands.job_options import MAX_PASSES, MAX_SECONDS
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.solver_choice import Probed, choose_solver_for
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
@@ -25,6 +25,7 @@ from dkgp.solvers.registry import (
     declaration_of,
     own_options,
     owners,
+    products_conflict,
     said,
     solver_names,
     solvers_that_need,
@@ -235,3 +236,15 @@ def _owner(options: set[str]) -> str:
     """Name the solver that has such options, greedy block descent first; "auto" where none has them all."""
     common = set.intersection(*({*owners(name)} for name in options)) if options <= own_options().keys() else set()
     return next((name for name in (GREEDY, *solver_names()) if name in common), AUTO)
+
+
+def check_product_error(error: ProductError, tolerance: float, solver: str) -> None:
+    """Refuse a bound that contradicts the tolerance or the solver of this name; `UsageError`."""
+    if (conflict := error.conflict(tolerance) or products_conflict(error, solver)) is not None:
+        raise UsageError(conflict)
+
+
+def check_decisions(error: ProductError, limit: float | None, tolerance: float) -> None:
+    """Refuse a bound that is too large for decisions within a tolerance; `UsageError`."""
+    if (conflict := error.decision_conflict(limit, tolerance)) is not None:
+        raise UsageError(conflict)

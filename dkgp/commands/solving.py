@@ -1,7 +1,4 @@
-"""A solve within a run: memory planned beforehand, rounds shown and recorded, signals heard.
-
-Also the checks of `product_error` against the other options.
-"""
+"""A solve within a run: memory planned beforehand, rounds shown and recorded, signals heard."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.training import TrainingRun
-from dkgp.errors import MemoryBudgetError, UsageError
+from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.memory import MemoryPlan, Processes, plan_within
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
-from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductError, ProductMemory
+from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductMemory
 from dkgp.solvers import MaxPasses, MaxSeconds, Progress, StoppingRule
-from dkgp.solvers.registry import SolverMemory, products_conflict
+from dkgp.solvers.registry import SolverMemory
 
 
 def planned_solve(
@@ -152,15 +149,3 @@ def effort_limits(max_passes: float | None, max_seconds: float | None) -> Stoppi
     if max_seconds is not None:
         limits.append(MaxSeconds(max_seconds))
     return limits[0] | limits[1] if len(limits) == 2 else limits[0] if limits else None
-
-
-def check_product_error(error: ProductError, tolerance: float, solver: str) -> None:
-    """Refuse a bound that makes no sense beside the tolerance and the solver of this name; `UsageError`."""
-    if (conflict := error.conflict(tolerance) or products_conflict(error, solver)) is not None:
-        raise UsageError(conflict)
-
-
-def check_decisions(error: ProductError, limit: float | None, tolerance: float) -> None:
-    """Refuse a bound that is too large for decisions within a tolerance; `UsageError`."""
-    if (conflict := error.decision_conflict(limit, tolerance)) is not None:
-        raise UsageError(conflict)

@@ -54,8 +54,8 @@ def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
     if job.into is None:
         if job.target != "host":
             raise InputError(
-                f"--target {job.target} is for a folder that other machines read; name it with --into, or leave "
-                "--target out"
+                f"`target` {job.target} is for a folder that other machines read; name it with `into`, or leave "
+                "`target` out"
             )
         environment = dict(os.environ)
         folder = FILLED_FOLDER or cache_folder()

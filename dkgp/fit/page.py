@@ -16,6 +16,7 @@ import numpy as np
 from dkgp.commands.evaluate import read_coverage, read_pairs
 from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.lines import typed
 from dkgp.commands.reporting.outputs import write_text
 from dkgp.commands.reporting.plots import plot_predictions, plot_residuals
 from dkgp.commands.reporting.tables.evaluated import nothing_wrong
@@ -135,14 +136,9 @@ def _verdict(evaluated: Document) -> str:
     items = []
     for finding in evaluated["verdict"]:
         advice = finding.get("advice")
-        more = f'<span class="advice">{escape(_in_flags(str(advice)))}</span>' if advice else ""
+        more = f'<span class="advice">{escape(typed(str(advice)))}</span>' if advice else ""
         items.append(f"<li>{escape(str(finding['text']))}{more}</li>\n")
     return f'<ul class="verdict">\n{"".join(items)}</ul>\n'
-
-
-def _in_flags(text: str) -> str:
-    """The text with parameters in backticks as flags: of several commands, whose flags are all spelled alike."""
-    return re.sub(r"`([a-z][a-z0-9_]*)`", lambda match: f"--{match[1].replace('_', '-')}", text)
 
 
 def _number(value: float | None, form: str = ".4g") -> str:

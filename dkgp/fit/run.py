@@ -342,7 +342,7 @@ class _Fit:
                 else "It is of no fit; choose another `out`"
             )
             raise OutputExistsError(f"'{folder / taken[0]}' exists already. {advice}")
-        check_output_file(self.record, replace=True, option="--out")
+        check_output_file(self.record, replace=True, option="`out`")
 
     def _leave_as_it_was(self, before: str | None) -> None:
         """Of a fit that was refused nothing stays."""

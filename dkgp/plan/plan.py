@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,11 +19,13 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData, labels_of
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import whole_phases
+from dkgp.options import prefixed
 from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_parts, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
-from dkgp.plan.job import PlanJob
+from dkgp.plan.job import VARIANCE, PlanJob
 from dkgp.plan.network import ClusterFigures, measure_cluster
 from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
 from dkgp.plan.smaller import LikelihoodSettings, Smaller, foresee_classifier, foresee_likelihood, foresee_sparse
@@ -53,7 +54,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     """
     check_side_files(job.plot, None, replace=job.overwrite)
     if job.figures is not None:
-        check_output_file(job.figures, replace=True, option="--figures")
+        check_output_file(job.figures, replace=True, option="`figures`")
     bench = None if job.bench is None else read_bench(job.bench)
     dataset = open_dataset(job.dataset)
     if dataset.n_targets == 0:
@@ -131,9 +132,7 @@ def _foresee_variances(job: PlanJob, dataset: Dataset, hyperparameters: Hyperpar
         return foresee_variances(dataset, hyperparameters, job.variance, job.test_samples, job.threads_per_worker)
     except MemoryBudgetError as error:
         # A solver's options have the same names.
-        raise MemoryBudgetError(
-            re.sub(r"`(rank|halo|memory_bytes|max_passes)`", r"`variance_\1`", str(error))
-        ) from None
+        raise prefixed(error, VarianceSettings, VARIANCE.prefix) from None
 
 
 def _foresee_sparse(job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters) -> Smaller | None:

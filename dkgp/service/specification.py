@@ -1,44 +1,35 @@
 """Specifications of jobs: a command and its options in JSON, read into the command line's own dataclass.
 
-Types are checked by `dkgp.service.reading`; ranges by the code that the command itself runs before it works. What needs
-the data (a store that is not there, features that do not fit) is found when the job runs.
+`dkgp.options` checks names and types, and the job checks its values as it does on the command line. Faults that need
+the data, such as a missing store, are found when the job runs.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dkgp.errors import InputError, UsageError
-from dkgp.options import options_of
-from dkgp.service.reading import adapter, fields_of, naming, read, shown
+from dkgp.commands.recipe import RECIPES, Recipe
+from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError, about
+from dkgp.options import CLUSTER, changes, options_of, read, schema, shown, values_words
 
 if TYPE_CHECKING:
-    from dkgp.commands.classify import ClassifyJob
-    from dkgp.commands.evaluate import EvaluateJob
-    from dkgp.commands.predict import PredictJob
+    from dkgp.commands.ingest import IngestJob
     from dkgp.commands.reporting.documents import Document
     from dkgp.commands.reporting.progress import Reporter
-    from dkgp.commands.sparse import SparseJob
-    from dkgp.commands.train import TrainJob
-    from dkgp.commands.tune import TuneJob
-    from dkgp.fit import FitJob
 
-    Job: TypeAlias = TrainJob | SparseJob | ClassifyJob | TuneJob | PredictJob | EvaluateJob | FitJob
+T = TypeVar("T")
+Job = Any  # an instance of the dataclass of one of `COMMANDS`
 
-COMMANDS: tuple[str, ...] = ("train", "sparse", "classify", "tune", "predict", "evaluate", "fit")
-# Of those that are no room of `dkgp.commands`.
-_MODULES = {"fit": "dkgp.fit"}
-# Modules that run commands which may take another one first.
-_CHAINED = {"train": "dkgp.commands.chained.training"}
-# What a job writes by itself; no two jobs under way may share one.
+COMMANDS: tuple[str, ...] = tuple(name for name, recipe in RECIPES.items() if recipe.as_job)
+# Outputs that a job names itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
-# Where ranges are checked that depend on the number of samples, they are checked for the most there could be.
-MANY_SAMPLES = 2**31
+LONGEST_TEXT = 4096
+# Of all objects and lists together.
+MOST_VALUES = 10_000
 
 
 @dataclass(frozen=True)
@@ -50,46 +41,76 @@ class JobPath:
     access: Literal["read", "write"]
 
 
+def read_document(kind: type[T], document: Any, subject: str) -> T:
+    """Return the dataclass that JSON from outside describes; errors as of `dkgp.options.read`, with the field's name.
+
+    Raises `InputError` for more values, longer texts or larger numbers than any job needs.
+    """
+    try:
+        if isinstance(document, Mapping):
+            _refuse_too_many(document, subject)
+            _refuse_unusual(document, kind)
+        return read(kind, document, subject)
+    except DkgpError as error:
+        raise located(error) from None
+
+
+def located(error: DkgpError) -> DkgpError:
+    """Return the error with the field that it is about before its message."""
+    if error.parameter is None or isinstance(error, MissingExtraError):
+        return error
+    error.args, error.parameter = (f"{error.parameter}: {error}",), None
+    return error
+
+
 def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     """Return the job that the options describe, a JSON object with the fields of the command's dataclass.
 
-    Nested dataclasses ("solver", "settings", "variance") are objects in turn. `UsageError` for an unknown command or
-    field, a value of another type, or options that contradict each other; `InputError` for a value out of range, or a
-    path that means nothing to the service.
+    Nested dataclasses ("solver", "settings", "variance") are objects in turn. Raises `UsageError` for an unknown
+    command or field, a value of another type, or options that contradict each other; `InputError` for a value out of
+    range, or a path that means nothing to the service.
     """
     from dkgp.commands.presets import PRESETS, settled
+    from dkgp.commands.reporting.outputs import check_side_files
     from dkgp.operators.product_error import renamed
 
-    kind = _kind(command)
-    if isinstance(options, Mapping) and "cluster" in options:
+    kind = _recipe(command).kind
+    if isinstance(options, Mapping) and CLUSTER in options:
         raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
     # Jobs that an earlier version stored.
-    job: Job = read(kind, renamed(options) if isinstance(options, Mapping) else options, command)
-    if command in PRESETS:
-        with naming("as_in_the_paper"):
-            job = settled(command, job)
-    for field in _places(command):
-        _require_absolute(field, getattr(job, field))
-    for source in _sources(job):
-        _require_absolute("sources", source)
-    _RANGES[command](job)
+    job: Job = read_document(kind, renamed(options) if isinstance(options, Mapping) else options, command)
+    try:
+        if command in PRESETS:
+            with about("as_in_the_paper"):
+                job = settled(command, job)
+        for field in _places(kind):
+            _require_absolute(field, getattr(job, field))
+        for source in _sources(job):
+            _require_absolute("sources", source)
+        if hasattr(job, "check"):
+            job.check()
+        if hasattr(job, "ingestion"):
+            _check_ingestion(job.ingestion)
+        check_side_files(getattr(job, "plot", None), getattr(job, "log_json", None))
+    except DkgpError as error:
+        raise located(error) from None
     return job
 
 
 def options_from_job(job: Job) -> dict[str, Any]:
-    """Return the options that make the job: JSON, without the cluster and without what has its default value."""
-    return _difference(job)
+    """Return the options that make the job: JSON, without the cluster and without default values."""
+    return changes(job)
 
 
 def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
     """Return every place that the job reads or writes, the default place of checkpoints included.
 
-    Errors as for `job_from_options`.
+    Errors as of `job_from_options`.
     """
     from dkgp.data.remote.storage import normalise_url
 
-    job: Any = job_from_options(command, options)
-    access = _places(command)
+    job = job_from_options(command, options)
+    access = _places(type(job))
     places = {field: getattr(job, field) for field in access}
     if hasattr(job, "checkpoint_url"):
         places["checkpoint"] = job.checkpoint_url
@@ -104,61 +125,60 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
         paths.append(JobPath("hyper", normalise_url(job.hyper), "write"))
     if command == "predict" and job.variance is not None and job.variance.keep_factor:
         paths.append(JobPath("model", normalise_url(job.model), "write"))
-    # As they were given too, since programs read a text that goes through symbolic links and back differently.
+    # As the user wrote them too: programs read a text that goes through symbolic links and back differently.
     sources = dict.fromkeys(text for source in _sources(job) for text in (normalise_url(source), source))
     return paths + [JobPath("sources", source, "read") for source in sources]
 
 
 def run_job(job: Job, reporter: Reporter) -> Document:
     """Run the job in this process, as its command would; errors as there."""
-    command = next(command for command in COMMANDS if isinstance(job, _kind(command)))
-    module = importlib.import_module(_CHAINED.get(command, _module(command)))
-    document: Document = getattr(module, f"run_{command}")(job, reporter)
-    return document
+    return next(RECIPES[name] for name in COMMANDS if isinstance(job, RECIPES[name].kind)).run(job, reporter)
 
 
 def options_schema(command: str) -> dict[str, Any]:
     """Return the JSON schema of the command's options."""
-    return adapter(_kind(command)).json_schema()
+    return schema(_recipe(command).kind)
 
 
-def _kind(command: str) -> type[Any]:
-    """The dataclass of a command; its module, and what that needs, is loaded only now."""
+def _recipe(command: str) -> Recipe:
     if command not in COMMANDS:
         raise UsageError(f"a job's command is one of {', '.join(COMMANDS)}; got {shown(command)}")
-    module = importlib.import_module(_module(command))
-    kind: type[Any] = getattr(module, f"{command.capitalize()}Job")
-    return kind
+    return RECIPES[command]
 
 
-def _module(command: str) -> str:
-    return _MODULES.get(command, f"dkgp.commands.{command}")
-
-
-def _sources(job: Any) -> list[str]:
-    """Return the files that a job ingests, and the store that it does so like; none of most."""
+def _sources(job: Job) -> list[str]:
+    """Return the files that a job ingests, and the store that it encodes them like."""
     ingestion = getattr(job, "ingestion", None)
     if ingestion is None:
         return []
     return [*ingestion.sources, *([] if ingestion.like is None else [ingestion.like])]
 
 
-def _places(command: str) -> dict[str, Literal["read", "write"]]:
-    """The fields that name files and stores, and what is done with those."""
-    options = options_of(_kind(command))
-    return {name: option.place for name, option in options.items() if option.place is not None}
+def _check_ingestion(ingestion: IngestJob) -> None:
+    """Refuse an ingestion that a fit at a service cannot do; `UsageError` or `InputError`."""
+    from dkgp.data.sources.formats import format_options
+
+    if not ingestion.sources:
+        raise UsageError("sources: expected at least one file, folder or URL")
+    # A pattern is expanded when the job runs: until then nobody can tell whether its files may be read.
+    patterns = [source for source in ingestion.sources if set(source) & set("*?[")]
+    if patterns:
+        raise InputError(f"sources: '{patterns[0]}' is a pattern; name the files, or their folder")
+    for name in ("out", "test_out", "overwrite"):
+        if getattr(ingestion, name) != getattr(type(ingestion), name):
+            raise UsageError(
+                f"ingestion.{name}: a fit puts its data sets into its own folder, `out`, and replaces them by its own "
+                "`overwrite`; leave it out"
+            )
+    known = format_options()
+    for name in ingestion.options:
+        if name not in known:
+            raise UsageError(f"ingestion.options: no format has the option '{name}'; there are {', '.join(known)}")
 
 
-def _difference(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
-    options: dict[str, Any] = {}
-    for name, (_, default) in fields_of(type(value)).items():
-        field_value = getattr(value, name)
-        if default is dataclasses.MISSING or field_value != default:
-            if dataclasses.is_dataclass(field_value):
-                field_value = _difference(field_value)
-            options[name] = list(field_value) if isinstance(field_value, tuple) else field_value
-    return options
+def _places(kind: type[Any]) -> dict[str, Literal["read", "write"]]:
+    """Return the fields that name files and stores, and whether these are read or written."""
+    return {name: option.place for name, option in options_of(kind).items() if option.place is not None}
 
 
 def _require_absolute(field: str, location: str | None) -> None:
@@ -167,116 +187,56 @@ def _require_absolute(field: str, location: str | None) -> None:
         return
     from dkgp.data.remote.storage import split_address
 
-    with naming(field):
+    with about(field):
         protocol, path = split_address(location)
-    if "::" in location or location.startswith("memory:"):
-        raise InputError(
-            f"{field}: '{location}' means nothing to another process; expected an absolute path, or a URL such as "
-            "s3://bucket/name.zarr"
-        )
-    if protocol == "file" and not path.startswith("/"):
-        raise InputError(
-            f"{field}: expected an absolute path or a URL, since the service works in a folder of its own; "
-            f"got '{location}'"
-        )
-
-
-def _check_train(job: TrainJob) -> None:
-    from dkgp.commands.reporting.progress import SilentReporter
-    from dkgp.commands.solving import check_product_error
-    from dkgp.operators.product_error import ProductError
-    from dkgp.solvers.registry import AUTO
-
-    with naming("solver"):
-        job.solver.check()
-        if job.solver.solver != AUTO:
-            # What a solver refuses for want of memory depends on the data.
-            job.solver.build(1, 1, 1, SilentReporter())
-        job.check_tiles()
-        job.solver.stopping()
-    with naming("product_error"):
-        check_product_error(ProductError.of(job.product_error), job.solver.tolerance, job.solver.solver)
-    _check_training(job)
-
-
-def _check_sparse(job: SparseJob) -> None:
-    job.check()
-    _check_training(job)
-
-
-def _check_classify(job: ClassifyJob) -> None:
-    from dkgp.commands.classify import check_job
-
-    check_job(job)
-    _check_training(job)
-
-
-def _check_training(job: TrainJob | SparseJob | ClassifyJob) -> None:
-    """Check what every run that trains a model has: side files."""
-    from dkgp.data.remote.storage import is_local
-
-    for field, path in (("plot", job.plot), ("log_json", job.log_json)):
-        if path is not None and not is_local(path):
-            raise InputError(f"{field}: expected a local file; got '{path}'")
-    _check_plot(job.plot)
-    if job.plot is not None and job.plot == job.log_json:
-        raise UsageError(f"plot and log_json name the same file, '{job.plot}'; choose two")
-
-
-def _check_tune(job: TuneJob) -> None:
-    from dkgp.models.tuning.likelihood_search import SearchSettings
-    from dkgp.models.tuning.scores import check_folds
-    from dkgp.models.tuning.subsets import plan_subsets
-
-    SearchSettings(job.seed, job.learn_variance, job.tolerance, job.restarts)
-    plan_subsets(MANY_SAMPLES, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
-    check_folds(job.folds, job.subset)
-    job.check()
-    _check_plot(job.plot)
-
-
-def _check_evaluate(job: EvaluateJob) -> None:
-    _check_plot(job.plot)
-
-
-def _check_fit(job: FitJob) -> None:
-    from dkgp.commands.ingest import IngestJob
-    from dkgp.data.sources.formats import format_options
-
-    job.check()
-    if not job.ingestion.sources:
-        raise UsageError("sources: expected at least one file, folder or URL")
-    # What a pattern stands for would be found when the job runs, and nobody could say whether it may be read.
-    patterns = [source for source in job.ingestion.sources if set(source) & set("*?[")]
-    if patterns:
-        raise InputError(f"sources: '{patterns[0]}' is a pattern; name the files, or their folder")
-    for name in ("out", "test_out", "overwrite"):
-        if getattr(job.ingestion, name) != getattr(IngestJob, name):
-            raise UsageError(
-                f"ingestion.{name}: a fit puts its data sets into its own folder, `out`, and replaces them by its own "
-                "`overwrite`; leave it out"
+        if "::" in location or location.startswith("memory:"):
+            raise InputError(
+                f"'{location}' means nothing to another process; expected an absolute path, or a URL such as "
+                "s3://bucket/name.zarr"
             )
-    known = format_options()
-    for name in job.ingestion.options:
-        if name not in known:
-            raise UsageError(f"ingestion.options: no format has the option '{name}'; there are {', '.join(known)}")
+        if protocol == "file" and not path.startswith("/"):
+            raise InputError(
+                f"expected an absolute path or a URL, since the service works in a folder of its own; got '{location}'"
+            )
 
 
-def _check_plot(path: str | None) -> None:
-    from dkgp.commands.reporting.plots import check_plot_file
+def _refuse_too_many(value: Any, subject: str) -> None:
+    """Refuse more than `MOST_VALUES`, counted no further than that; `InputError`."""
+    count, remaining = 0, [value]
+    while remaining:
+        item = remaining.pop()
+        inner = list(item.values()) if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
+        count += len(inner)
+        if count > MOST_VALUES:
+            raise InputError(
+                f"{subject}: at most {MOST_VALUES:,} values in all; got more. What is that long belongs into a file, "
+                "such as hyperparameters"
+            )
+        remaining.extend(inner)
 
-    if path is not None:
-        with naming("plot"):
-            check_plot_file(path)
 
-
-_RANGES: dict[str, Callable[[Any], None]] = {
-    "train": _check_train,
-    "sparse": _check_sparse,
-    "classify": _check_classify,
-    "tune": _check_tune,
-    # Values out of range are refused by the dataclass.
-    "predict": lambda job: None,
-    "evaluate": _check_evaluate,
-    "fit": _check_fit,
-}
+def _refuse_unusual(value: Any, kind: type[Any], *place: str) -> None:
+    """Refuse values that are no JSON, and numbers and texts beyond all bounds; `InputError`, `UsageError`."""
+    reason = ""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            # Names are joined in messages alone: a long one would be copied for each of its members.
+            _refuse_unusual(item, kind, *place, str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _refuse_unusual(item, kind, *place)
+    elif isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            reason = f"at most {LONGEST_TEXT:,} characters; got {len(value):,}"
+        elif "\0" in value or not value.isprintable():
+            reason = f"expected text without control characters; got {shown(value)}"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            reason = f"{values_words(kind, place) or 'expected a finite number'}; got {value}"
+    elif isinstance(value, int):
+        if abs(value) >= 2**63:
+            reason = f"expected a number below 2^63; got one of {value.bit_length():,} bits"
+    elif value is not None:
+        raise UsageError(f"{shown('.'.join(place))[1:-1]}: expected JSON; got a {type(value).__name__}")
+    if reason:
+        raise InputError(f"{shown('.'.join(place))[1:-1]}: {reason}")

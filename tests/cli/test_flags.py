@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import dkgp
 from dkgp.cli import main
-from dkgp.cli.flags import in_flags
+from dkgp.cli.parameters import in_flags
 
 PACKAGE = Path(dkgp.__file__).parent
 BELOW = ("data", "kernels", "cluster", "operators", "solvers", "models", "estimators")

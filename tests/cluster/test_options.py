@@ -17,8 +17,7 @@ import dask
 import pytest
 from click.testing import CliRunner
 
-from dkgp.cli.declared import DeclaredCommand
-from dkgp.cli.options import cluster_from, cluster_options
+from dkgp.cli.parameters import DeclaredCommand, cluster_from, cluster_options
 from dkgp.cluster import ClusterOptions, configured_options, open_executor
 from dkgp.cluster.configuration import CONFIGURATION_KEYS, set_config_file
 from dkgp.errors import InputError, UsageError

@@ -139,13 +139,13 @@ def test_side_files_are_checked_beforehand(tmp_path: Path) -> None:
     taken.write_text("")
     check_side_files(str(taken), str(tmp_path / "new.jsonl"), replace=True)
     check_side_files(None, None, replace=False)
-    with pytest.raises(OutputExistsError, match="--plot"):
+    with pytest.raises(OutputExistsError, match="`plot`"):
         check_side_files(str(taken), None, replace=False)
     with pytest.raises(UsageError, match="same file"):
         check_side_files(str(taken), str(taken), replace=True)
     with pytest.raises(InputError, match="folder"):
-        check_output_file(tmp_path, replace=True, option="--out")
+        check_output_file(tmp_path, replace=True, option="`out`")
     with pytest.raises(InputError, match="local file"):
-        check_output_file("s3://bucket/plot.png", replace=True, option="--plot")
-    check_output_file("memory://nowhere/hyper.json", replace=False, option="--out", local=False)
+        check_output_file("s3://bucket/plot.png", replace=True, option="`plot`")
+    check_output_file("memory://nowhere/hyper.json", replace=False, option="`out`", local=False)
     assert [path.name for path in tmp_path.iterdir()] == ["taken.png"]

@@ -75,7 +75,7 @@ def test_the_places_that_it_touches() -> None:
     [
         ({"bounds": "gamma*=1:2"}, UsageError, "bounds: expected a valid (array|tuple)"),
         ({"bounds": ["gamma*=2:1"]}, UsageError, "LOW must be below HIGH"),
-        ({"fixed": ["noise_variance"]}, UsageError, "--fix expects NAME=VALUE"),
+        ({"fixed": ["noise_variance"]}, UsageError, "`fixed` expects NAME=VALUE"),
         ({"priors": ["gamma*=uniform(0, 1)"]}, UsageError, "lognormal"),
         ({"objective": "rmse"}, UsageError, "objective: expected 'likelihood', 'loo', 'bound', 'fitc' or 'vif'"),
         ({"objective": "bound", "subset": 100}, UsageError, "leave out `subset`"),

@@ -1,3 +1,3 @@
 """scikit-learn's gallery of Gaussian processes, by its classes and by dkgp's: ten examples, one import changed."""
 
-# Hangs on dkgp/cli/job_commands.py.
+# Hangs on dkgp/commands/recipe.py.

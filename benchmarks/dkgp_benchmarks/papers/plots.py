@@ -48,7 +48,7 @@ def check_plot_folder(folder: str, names: Sequence[str], *, replace: bool) -> No
     check_plot_file(place / "any.png")
     for name in names:
         for path in sorted({place / f"{name}.png", *place.glob(f"{name}_*.png")}):
-            check_output_file(path, replace=replace, option="--plots")
+            check_output_file(path, replace=replace, option="`plots`")
 
 
 def draw(folder: str | Path, shown: Shown) -> Path | None:

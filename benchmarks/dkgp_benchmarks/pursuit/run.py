@@ -127,4 +127,4 @@ def _check_pictures(job: BenchPursuitJob, numbers: list[str]) -> None:
     for number in numbers:
         path = picture_of(job.plots, number)
         check_plot_file(path)
-        check_output_file(path, replace=job.overwrite, option="--plots")
+        check_output_file(path, replace=job.overwrite, option="`plots`")

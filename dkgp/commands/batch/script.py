@@ -16,12 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dkgp.commands.batch.shell import ONE_NODE, PREAMBLE, RUN, SEVERAL_NODES
+from dkgp.commands.recipe import RECIPES
 from dkgp.errors import UsageError
-
-# Commands that take --resume, those of them that go on from where they were, and those that take a cluster's options.
-RESUMABLE = ("classify", "fit", "predict", "sparse", "train", "tune")
-CHECKPOINTED = ("classify", "fit", "predict", "sparse", "train")
-CLUSTERED = ("classify", "predict", "sparse", "train", "tune")
+from dkgp.options import options_of
 
 # Read by the script, not by SLURM, with their defaults.
 OWN_SETTINGS: Mapping[str, str] = {"max-requeues": "50", "setup": "", "interface": ""}
@@ -51,25 +48,6 @@ _REFUSED: Mapping[str, str] = {
     "wait": "it changes what sbatch does, not the job",
     "wrap": "the script runs dkgp",
 }
-CLUSTER_OPTIONS = (
-    "--adaptive",
-    "--cluster",
-    "--cluster-config",
-    "--cluster-option",
-    "--performance-report",
-    "--plain-text",
-    "--resources",
-    "--round-deadline",
-    "--scheduler",
-    "--scheduler-file",
-    "--threads-per-worker",
-    "--tls-ca",
-    "--tls-cert",
-    "--tls-key",
-    "--worker-memory",
-    "--worker-wait",
-    "--workers",
-)
 SBATCH_SECONDS = 120.0
 
 
@@ -106,8 +84,9 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
     directives, own = _checked(settings, name)
     nodes = directives["nodes"]
     several = nodes != "1"
-    takes_cluster = arguments[0] in CLUSTERED
-    chooses_cluster = any(argument.split("=")[0] in CLUSTER_OPTIONS for argument in arguments)
+    recipe = RECIPES.get(arguments[0])
+    takes_cluster = recipe is not None and recipe.as_job and recipe.on_cluster
+    chooses_cluster = any(argument.split("=")[0] in cluster_flags() for argument in arguments)
     if several and not takes_cluster:
         raise UsageError(f"dkgp {arguments[0]} runs on one node; got nodes={nodes}. Leave nodes out")
     if several and chooses_cluster:
@@ -115,9 +94,10 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
             f"with nodes={nodes} the script starts a Dask cluster on them, and the command names another; "
             "leave out either nodes or the command's cluster options"
         )
-    resumable = arguments[0] in RESUMABLE
+    resumable = recipe is not None and recipe.as_job and recipe.resumes
     if resume and not resumable:
-        raise UsageError(f"dkgp {arguments[0]} cannot resume; only {', '.join(RESUMABLE)} can")
+        resuming = sorted(name for name, each in RECIPES.items() if each.as_job and each.resumes)
+        raise UsageError(f"dkgp {arguments[0]} cannot resume; only {', '.join(resuming)} can")
     arguments = [argument for argument in arguments if argument != "--resume"] if resumable else arguments
     resumes_first = resume or (resumable and "--resume" in command)
     header = [f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in directives.items()]
@@ -127,7 +107,7 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
         f'command=("$python" -P -m dkgp {shlex.join(arguments)})',
         f"resume_after={_resume_after(resumable, resumes_first)}",
         # Out of time again and again, a command that begins anew each time would never end.
-        f"max_requeues={own['max-requeues'] if arguments[0] in CHECKPOINTED else 0}",
+        f"max_requeues={own['max-requeues'] if recipe is not None and recipe.goes_on else 0}",
         f"interface={shlex.quote(own['interface'])}",
     ]
     parts = ["\n".join(["#!/bin/bash", *header]), PREAMBLE, "\n".join(variables)]
@@ -140,6 +120,14 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
         parts.append(ONE_NODE)
     parts.append(RUN)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def cluster_flags() -> set[str]:
+    """Return the flags by which a command names its cluster; the memory for kept tiles goes with any cluster."""
+    from dkgp.cluster import ClusterOptions
+
+    options = options_of(ClusterOptions)
+    return {flag for name, option in options.items() if name != "cache_tiles" for flag in option.flags}
 
 
 def submit_batch_script(script: str, folder: str | Path) -> str:

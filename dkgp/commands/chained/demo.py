@@ -102,7 +102,7 @@ def _run(job: DemoJob, reporter: Reporter) -> Document:
     # The record is written first: a folder that has one is the demo's own, and what else it holds can be made again.
     replaceable = job.overwrite or is_document(record_file, "demo")
     for path in (hyper_file, plot_file, record_file):
-        check_output_file(path, replace=replaceable, option="--out")
+        check_output_file(path, replace=replaceable, option="`out`")
     for url, kind in (
         (train_url, DATASET_KIND),
         (test_url, DATASET_KIND),

@@ -9,14 +9,8 @@ from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import ClassifyRun
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.plots import plot_convergence
-from dkgp.commands.solving import (
-    check_decisions,
-    check_product_error,
-    effort_limits,
-    input_bytes,
-    planned_solve,
-    solving,
-)
+from dkgp.commands.solver_options import check_decisions, check_product_error
+from dkgp.commands.solving import effort_limits, input_bytes, planned_solve, solving
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel

@@ -9,14 +9,8 @@ from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import LikelihoodRun
 from dkgp.commands.reporting.class_plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
-from dkgp.commands.solving import (
-    check_decisions,
-    check_product_error,
-    effort_limits,
-    input_bytes,
-    planned_solve,
-    solving,
-)
+from dkgp.commands.solver_options import check_decisions, check_product_error
+from dkgp.commands.solving import effort_limits, input_bytes, planned_solve, solving
 from dkgp.data import ClassifierRecord
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dkgp.commands.reporting.progress import measured
+from dkgp.errors import spelled
 
 # What people of any field call what a solve is told to bring down; `MEASURES` are the names that records have.
 PLAIN_MEASURES: dict[str, str] = {
@@ -24,6 +25,11 @@ def printable(text: str) -> str:
         letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def typed(text: str) -> str:
+    """Spell the parameters of any command as flags."""
+    return spelled(text, lambda name: "--" + name.replace("_", "-"))
 
 
 def duration(seconds: float) -> str:

@@ -73,7 +73,7 @@ def _ratios(values: Sequence[float], references: Sequence[float]) -> list[float]
 def check_record_file(path: str | None) -> None:
     """Make sure that the record can be written; an earlier record of a benchmark is replaced, nothing else is."""
     if path is not None:
-        check_output_file(path, replace=is_document(path, "bench"), option="--out")
+        check_output_file(path, replace=is_document(path, "bench"), option="`out`")
 
 
 def report(

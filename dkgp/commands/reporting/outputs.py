@@ -10,7 +10,7 @@ from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.data.exports import require_table_format
 from dkgp.data.remote.storage import exists, is_local, replacing, translate_write_errors
 from dkgp.data.stores.writable import require_outside_stores
-from dkgp.errors import InputError, OutputExistsError, UsageError
+from dkgp.errors import InputError, OutputExistsError, UsageError, about
 
 # What files that dkgp replaces begin with, by suffix.
 _OPENINGS: dict[str, tuple[bytes, ...]] = {
@@ -34,24 +34,23 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     replace : bool
         Whether a file that is there may be replaced.
     option : str
-        What the user gave the path with, for messages.
+        The option that names the path, for messages: a parameter in backticks, or words.
     local : bool
         Whether it must lie on this machine's file systems.
     """
     if not local and not is_local(path):
         if exists(path) and not replace:
             raise OutputExistsError(
-                f"'{os.fspath(path)}' ({option}) exists already; choose another, or give --overwrite"
+                f"'{os.fspath(path)}' ({option}) exists already; choose another, or give `overwrite`"
             )
         return
-    if not is_local(path):
-        raise InputError(f"{option} needs a local file; got '{os.fspath(path)}'")
+    _require_local(path, option)
     target = Path(path).expanduser().absolute()
     if target.is_dir():
         raise InputError(f"{option} needs a file; '{target}' is a folder")
     require_outside_stores(target, option)
     if target.exists() and not replace:
-        raise OutputExistsError(f"the file '{target}' ({option}) exists already; choose another, or give --overwrite")
+        raise OutputExistsError(f"the file '{target}' ({option}) exists already; choose another, or give `overwrite`")
     _require_same_kind(target, option)
     folder = target.parent
     while not folder.exists():
@@ -61,12 +60,17 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
         pass
 
 
+def _require_local(path: str | os.PathLike[str], option: str) -> None:
+    if not is_local(path):
+        raise InputError(f"{option} needs a local file; got '{os.fspath(path)}'")
+
+
 def _require_same_kind(target: Path, option: str) -> None:
     """Refuse to replace a file that begins as none of its kind does: it is something else, named by mistake.
 
     `OutputExistsError`.
     """
-    openings = _OPENINGS.get(".jsonl" if option == "--log-json" else target.suffix.lower())
+    openings = _OPENINGS.get(".jsonl" if option == "`log_json`" else target.suffix.lower())
     if openings is None or not target.is_file():
         return
     try:
@@ -81,15 +85,21 @@ def _require_same_kind(target: Path, option: str) -> None:
         )
 
 
-def check_side_files(plot: str | None, log_json: str | None, *, replace: bool) -> None:
-    """Check what `--plot` and `--log-json` name; errors as for `check_output_file` and `check_plot_file`."""
+def check_side_files(plot: str | None, log_json: str | None, *, replace: bool | None = None) -> None:
+    """Check the files for a plot and for records; errors as for `check_output_file` and `check_plot_file`.
+
+    Without `replace` only their names are checked, and nothing is looked up.
+    """
     if plot is not None:
-        check_plot_file(plot)
-        check_output_file(plot, replace=replace, option="--plot")
-    if log_json is not None:
-        check_output_file(log_json, replace=replace, option="--log-json")
-        if plot is not None and Path(plot).absolute() == Path(log_json).absolute():
-            raise UsageError(f"--plot and --log-json name the same file, '{plot}'; choose two")
+        with about("plot"):
+            check_plot_file(plot)
+    for name, path in (("plot", plot), ("log_json", log_json)):
+        if path is not None and replace is not None:
+            check_output_file(path, replace=replace, option=f"`{name}`")
+        elif path is not None:
+            _require_local(path, f"`{name}`")
+    if plot is not None and log_json is not None and Path(plot).absolute() == Path(log_json).absolute():
+        raise UsageError(f"`plot` and `log_json` name the same file, '{plot}'; choose two")
 
 
 def check_table(path: str, *, replace: bool) -> None:

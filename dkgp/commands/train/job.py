@@ -13,14 +13,15 @@ from dkgp.commands.job_options import (
     MODEL_OUT,
     TrainingJob,
 )
-from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.solver_options import SolverOptions, check_product_error
 from dkgp.data.remote.storage import exists
-from dkgp.errors import UsageError
+from dkgp.errors import UsageError, about
 from dkgp.models.trend.columns import CENTRED, MeanKind
-from dkgp.operators.product_error import PRODUCT_ERROR, Value
+from dkgp.operators.product_error import PRODUCT_ERROR, ProductError, Value
 from dkgp.options import Part
 from dkgp.registry import FURTHER, Instead, Option
-from dkgp.solvers.registry import Need, said, solvers_that_need
+from dkgp.solvers.registry import AUTO, Need, said, solvers_that_need
 
 
 def _tiles() -> dict[str, str]:
@@ -80,6 +81,18 @@ class TrainJob(TrainingJob):
         if not self.solver.needs(Need.FOLDER):
             return None
         return self.tiles or f"{self.out.rstrip('/')}.tiles"
+
+    def check(self) -> None:
+        """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
+        with about("solver"):
+            self.solver.check()
+            if self.solver.solver != AUTO:
+                # Whether the memory suffices depends on the data.
+                self.solver.build(1, 1, 1, SilentReporter())
+            self.check_tiles()
+            self.solver.stopping()
+        with about("product_error"):
+            check_product_error(ProductError.of(self.product_error), self.solver.tolerance, self.solver.solver)
 
     def check_tiles(self) -> None:
         """Refuse a place for tiles where the solver has none; `UsageError`."""

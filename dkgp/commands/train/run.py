@@ -14,7 +14,8 @@ from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import warn_of_labels
-from dkgp.commands.solving import check_product_error, input_bytes, planned_solve, solving
+from dkgp.commands.solver_options import check_product_error
+from dkgp.commands.solving import input_bytes, planned_solve, solving
 from dkgp.commands.train.job import TrainJob
 from dkgp.commands.train.warm_start import Start, warm_start
 from dkgp.commands.training import Outcome, TrainingRun, finished_run

@@ -38,19 +38,19 @@ def warm_start(
     if isinstance(model, ClassifierRecord):
         raise InputError(
             f"'{url}' is a classifier, whose coefficients are no regression's; a warm start needs a model of the same "
-            "targets. Leave --warm-start out, or name such a model"
+            "targets. Leave `warm_start` out, or name such a model"
         )
     if model.fingerprint != dataset.fingerprint:
         raise InputError(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
-            "samples. Leave --warm-start out, or name such a model"
+            "samples. Leave `warm_start` out, or name such a model"
         )
     mean = identity.get("mean", CENTRED)
     its_mean = mean_kind(model.trend if isinstance(model, ModelRecord) else None)
     if its_mean != mean:
         raise InputError(
             f"the model '{url}' has the mean {its_mean}, and this run {mean}; a warm start needs as many right-hand "
-            f"sides. Leave --warm-start out, or train with --mean {its_mean}"
+            f"sides. Leave `warm_start` out, or train with `mean` {its_mean}"
         )
     made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
     if isinstance(model, SparseRecord):

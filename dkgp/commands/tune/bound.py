@@ -48,10 +48,10 @@ class BoundRun(TuneRun):
         check_bound(self.dataset, self.job.choices(self.start), self.job.search(), self.basis_size)
         if self.labels is not None:
             label_weights(self.labels, None, self.dataset.all_weights())
-        check_output_file(checkpoint, replace=True, option="--out", local=False)
+        check_output_file(checkpoint, replace=True, option="`out`", local=False)
         if not self.job.resume and exists(checkpoint):
             self.reporter.warn(
-                f"the checkpoint '{checkpoint}' is of an earlier run and will be replaced; --resume would go on from it"
+                f"the checkpoint '{checkpoint}' is of an earlier run and will be replaced; `resume` would go on from it"
             )
 
     def check_memory(self, executor: BlockExecutor) -> None:
@@ -97,7 +97,7 @@ class BoundRun(TuneRun):
                 return tune_labels_by_neighbours(data, context, choices, settings, **options)
             except InterruptedRunError as error:
                 raise InterruptedRunError(
-                    f"{error}. Go on with the same command and --resume", error.checkpoint
+                    f"{error}. Go on with the same command and `resume`", error.checkpoint
                 ) from None
 
     def written(self) -> None:

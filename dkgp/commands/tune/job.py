@@ -18,7 +18,9 @@ from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSetting
 from dkgp.models.tuning.noise.choice import NoiseKind
 from dkgp.models.tuning.noise.student import NoiseLikelihood
 from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.scores import check_folds
 from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior, matches
+from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.tuning.tasks import LabelLikelihood, Objective
 from dkgp.options import SEED, Part
 from dkgp.registry import FURTHER, Group, Option
@@ -107,6 +109,8 @@ MEAN = Option(
 )
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
 
+# Ranges that depend on the number of samples are checked for the largest possible one.
+MANY_SAMPLES = 2**31
 # Options that a search on all samples has no use for.
 OF_SUBSETS = ("subset", "subsets", "folds", "holdout")
 
@@ -174,13 +178,11 @@ class TuneJob:
         return None if self.evidence is None else f"{self.out}.checkpoint"
 
     def check(self) -> None:
-        """Refuse options that do not go together, or are of another form than they have.
-
-        Raises
-        ------
-        UsageError
-        """
+        """Refuse options that contradict each other or are misspelled; `UsageError`, or `InputError` for a range."""
         self.named()
+        self.search()
+        plan_subsets(MANY_SAMPLES, self.subset, subsets=self.subsets, seed=self.seed, holdout=self.holdout)
+        check_folds(self.folds, self.subset)
         self._check_evidence()
         if self.of_labels is not None and self.objective not in ("likelihood", "vif"):
             raise UsageError(
@@ -205,11 +207,11 @@ class TuneJob:
         if not self.refine_only:
             return
         if self.refine is None:
-            raise UsageError("--refine-only needs the settings of a refinement; give --refine too")
+            raise UsageError("`refine_only` needs the settings of a refinement; give `refine` too")
         if self.start is None:
-            raise UsageError("--refine-only refines the values of a file; name it with --start FILE")
+            raise UsageError("`refine_only` refines the values of a file; name it with `start` FILE")
         if self.kernel is not None:
-            raise UsageError("--refine-only refines the kernel of --start; leave --kernel out")
+            raise UsageError("`refine_only` refines the kernel of `start`; leave `kernel` out")
 
     def _check_mean(self) -> None:
         """Refuse a mean with coefficients where another objective, or another model, has no place for it."""
@@ -284,32 +286,32 @@ class TuneJob:
 def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
     """Read `NAME=LOW:HIGH`; `UsageError` for another form or values that are no bounds."""
     parsed = {}
-    for name, value in _pairs("--bounds", texts, "NAME=LOW:HIGH, such as 'gamma*=0.01:10'").items():
+    for name, value in _pairs("bounds", texts, "NAME=LOW:HIGH, such as 'gamma*=0.01:10'").items():
         low, separator, high = value.partition(":")
         if not separator:
-            raise UsageError(f"--bounds expects NAME=LOW:HIGH, such as 'gamma*=0.01:10'; got '{name}={value}'")
-        bounds = _number("--bounds", name, low), _number("--bounds", name, high)
+            raise UsageError(f"`bounds` expects NAME=LOW:HIGH, such as 'gamma*=0.01:10'; got '{name}={value}'")
+        bounds = _number("bounds", name, low), _number("bounds", name, high)
         if not bounds[0] < bounds[1]:
-            raise UsageError(f"--bounds {name}: LOW must be below HIGH; got {value}")
+            raise UsageError(f"`bounds` {name}: LOW must be below HIGH; got {value}")
         parsed[name] = bounds
     return parsed
 
 
 def parse_fixed(texts: Iterable[str]) -> dict[str, float]:
     """Read `NAME=VALUE`; `UsageError` for another form or a value that is not positive."""
-    pairs = _pairs("--fix", texts, "NAME=VALUE, such as noise_variance=0.01")
-    return {name: _number("--fix", name, value) for name, value in pairs.items()}
+    pairs = _pairs("fixed", texts, "NAME=VALUE, such as noise_variance=0.01")
+    return {name: _number("fixed", name, value) for name, value in pairs.items()}
 
 
 def parse_priors(texts: Iterable[str]) -> dict[str, LogNormal]:
     """Read `NAME=lognormal(MEDIAN, SIGMA)`; `UsageError` for another form or values that are not positive."""
     parsed = {}
     form = "NAME=lognormal(MEDIAN, SIGMA), such as 'gamma*=lognormal(0.1, 1)'"
-    for name, value in _pairs("--prior", texts, form).items():
+    for name, value in _pairs("priors", texts, form).items():
         try:
             parsed[name] = as_prior(value)
         except InputError as error:
-            raise UsageError(f"--prior {name}: {error}") from None
+            raise UsageError(f"`priors` {name}: {error}") from None
     return parsed
 
 
@@ -318,9 +320,9 @@ def _pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not (name and separator and value):
-            raise UsageError(f"{option} expects {form}; got '{text}'")
+            raise UsageError(f"`{option}` expects {form}; got '{text}'")
         if name in pairs:
-            raise UsageError(f"{option} is given twice for '{name}'; give it once")
+            raise UsageError(f"`{option}` is given twice for '{name}'; give it once")
         pairs[name] = value
     return pairs
 
@@ -331,5 +333,5 @@ def _number(option: str, name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0.0):
-        raise UsageError(f"{option} {name}: expected a positive number; got '{text.strip()}'")
+        raise UsageError(f"`{option}` {name}: expected a positive number; got '{text.strip()}'")
     return number

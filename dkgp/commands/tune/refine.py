@@ -110,8 +110,8 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     if short:
         reporter.warn(
             f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to the "
-            "relative residual that a step aims at, and gradients have larger errors: raise --refine-max-passes, "
-            "--refine-rank or --refine-tol"
+            "relative residual that a step aims at, and gradients have larger errors: raise `refine_max_passes`, "
+            "`refine_rank` or `refine_tolerance`"
         )
     kept = refinement.hyperparameters
     record = {**refinement.to_json(), "memory_plan": plan.to_json()}
@@ -126,6 +126,6 @@ def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
     refinement = tuned.refinement
     if refinement is not None and refinement["interrupted"]:
         raise InterruptedRunError(
-            f"{refinement['verdict']}; they are in '{out}'. Go on from there with the same command and --start '{out}' "
-            "--refine-only, and another --out or --overwrite"
+            f"{refinement['verdict']}; they are in '{out}'. Go on from there with the same command and `start` '{out}' "
+            "`refine_only`, and another `out` or `overwrite`"
         )

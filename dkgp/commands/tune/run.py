@@ -77,7 +77,7 @@ class TuneRun(Run):
         job.check()
         check_side_files(job.plot, None, replace=job.overwrite or job.resume)
         if job.plot is not None and job.plot == job.out:
-            raise UsageError(f"--plot and --out name the same file, '{job.plot}'; choose two")
+            raise UsageError(f"`plot` and `out` name the same file, '{job.plot}'; choose two")
 
     def open(self) -> None:
         """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from.
@@ -147,7 +147,7 @@ class TuneRun(Run):
     def refuse(self) -> None:
         """Refuse an output that is there, and kernels, names and numbers that do not fit the data."""
         self._overwrite |= self.job.overwrite
-        check_output_file(self.job.out, replace=self._overwrite, option="--out", local=False)
+        check_output_file(self.job.out, replace=self._overwrite, option="`out`", local=False)
         if not self.job.refine_only:
             self.check_choices()
 
@@ -253,7 +253,7 @@ class TuneRun(Run):
             where = "" if here else " in a worker"
             raise MemoryBudgetError(
                 f"tuning on {size} samples{together} takes {projected:,} bytes; {available:,} bytes are available"
-                f"{where}. Lower --subset{', or --workers, so that fewer run at the same time' if at_once > 1 else ''}"
+                f"{where}. Lower `subset`{', or `workers`, so that fewer run at the same time' if at_once > 1 else ''}"
             )
 
     def search(self, executor: BlockExecutor) -> Hyperparameters:

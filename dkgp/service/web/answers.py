@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
+from dkgp.options import MOST_MISTAKES
 from dkgp.service.queue.records import ForbiddenError, JobStateError, QueueFullError, UnknownJobError
-from dkgp.service.reading import MOST_MISTAKES
 from dkgp.service.roots import OutsideRootsError
 
 if TYPE_CHECKING:

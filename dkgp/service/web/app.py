@@ -12,8 +12,11 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hints
 
+from msgspec import Meta
+
 import dkgp
 from dkgp.errors import DkgpError, UsageError
+from dkgp.options import schema
 from dkgp.service.access import AuditLog, Caller, TokenBook
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import (
@@ -27,10 +30,9 @@ from dkgp.service.queue.records import (
     UnknownJobError,
     unknown_job,
 )
-from dkgp.service.reading import adapter, read
 from dkgp.service.roots import OutsideRootsError, Roots, check_places
 from dkgp.service.settings import ServiceSettings
-from dkgp.service.specification import COMMANDS, options_schema
+from dkgp.service.specification import COMMANDS, options_schema, read_document
 from dkgp.service.web.answers import Outermost, answer_errors
 from dkgp.service.web.guard import CALLER_KEY, STILL_KEY, AuditedRequests, Guard, forbidden
 from dkgp.service.web.limits import BodyLimit, parse_json
@@ -377,9 +379,9 @@ class JobRequest:
 
     command: Literal["train", "sparse", "classify", "tune", "predict", "evaluate", "fit"]
     options: dict[str, Any]
-    name: str | None = field(default=None, metadata={"min_length": 1, "max_length": LONGEST_NAME})
-    deadline_seconds: float | None = field(default=None, metadata={"gt": 0, "le": 1e9})
-    memory_bytes: int | None = field(default=None, metadata={"gt": 0, "le": 2**50})
+    name: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)] | None = None
+    deadline_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    memory_bytes: Annotated[int, Meta(gt=0, le=2**50)] | None = None
 
 
 @dataclass(frozen=True)
@@ -462,7 +464,7 @@ def request_from(value: Any, limits: Mapping[str, Any]) -> JobRequest:
 
     `UsageError` or `InputError` where a field is missing, unknown, of another type or out of range.
     """
-    request = read(JobRequest, value, "a submission")
+    request = read_document(JobRequest, value, "a submission")
     for name in ("deadline_seconds", "memory_bytes"):
         value, most = getattr(request, name), limits[f"job_{name}"]
         if value is not None and most is not None and value > most:
@@ -479,25 +481,12 @@ def check_idempotency_key(key: str | None) -> str | None:
 
 def request_body_schema() -> dict[str, Any]:
     """Return the OpenAPI description of a submission, with the options of each command."""
-    request = adapter(JobRequest).json_schema()
+    request = schema(JobRequest)
     variants = []
     for command in COMMANDS:
-        options = options_schema(command)
-        properties = {"command": {"const": command}, "options": _inlined(options, options.get("$defs", {}))}
+        properties = {"command": {"const": command}, "options": options_schema(command)}
         variants.append({**request, "title": f"{command} job", "properties": {**request["properties"], **properties}})
     return {"required": True, "content": {"application/json": {"schema": {"oneOf": variants}}}}
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema whose references are replaced by what they name: they would point elsewhere in a larger document."""
-    if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        named = definitions[str(schema["$ref"]).rpartition("/")[2]]
-        schema = {**named, **{name: item for name, item in schema.items() if name != "$ref"}}
-    return {name: _inlined(item, definitions) for name, item in schema.items() if name != "$defs"}
 
 
 PAGE_FILES = {
@@ -615,6 +604,6 @@ def _kind(entry: Mapping[str, Any]) -> str:
     if "const" in entry:
         return str(entry["const"])
     if entry.get("type") == "array":
-        return f"list of {_kind(entry.get('items', {}))}"
+        return f"list of {_kind(entry.get('items') or {})}"
     kind = entry.get("type", "any")
     return " or ".join(kind) if isinstance(kind, list) else str(kind)

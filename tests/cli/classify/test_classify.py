@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 
 from dkgp.cli import main
-from dkgp.cli.job_commands import classify as classify_command
+from dkgp.cli.job_commands import JOB_COMMANDS
 from dkgp.cli.running import OUTPUT_NAMES
 from dkgp.data import dataset_from_arrays, open_classifier, open_dataset, open_prediction
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
@@ -236,7 +236,7 @@ def test_a_batch_script_gives_every_option_again(labelled: Labelled, out: Path) 
         found = dict(context.params)
     for name in OUTPUT_NAMES:
         found.pop(name)
-    job = classify_command.job(found)
+    job = JOB_COMMANDS["classify"].job(found)
     assert job.settings == FixedSizeSettings(stop=None, noise_variances=(0.1, 1.0), probability=False, max_basis=7)
     assert job.weights_by_class == {"run": 2.0, "sit": 3.0}
     assert job.by_reference

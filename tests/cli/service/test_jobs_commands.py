@@ -142,7 +142,7 @@ def test_logs_as_json_are_the_events(service: FakeService, follow: tuple[str, ..
 
 READ_BY_NOBODY = """
 from dkgp.cli.running import Output
-from dkgp.cli.service.jobs import print_events
+from dkgp.cli.service import print_events
 
 class Client:
     def events(self, job_id):

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from dkgp.cli.service.submit import SUBMITTABLE, of_cluster, submit
+from dkgp.cli.service import SUBMITTABLE, of_cluster, submit
 from dkgp.commands.ingest import IngestJob
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob

@@ -19,16 +19,15 @@ from pathlib import Path
 import pytest
 
 from dkgp.cli.group import main
-from dkgp.cli.job_commands import train
-from dkgp.cli.service.submit import of_cluster
+from dkgp.cli.job_commands import JOB_COMMANDS
+from dkgp.cli.service import of_cluster
 from dkgp.commands.batch.script import (
-    CLUSTER_OPTIONS,
-    CLUSTERED,
     OWN_SETTINGS,
-    RESUMABLE,
     batch_script,
+    cluster_flags,
     submit_batch_script,
 )
+from dkgp.commands.recipe import RECIPES
 from dkgp.errors import UsageError
 
 TRAIN = ["dkgp", "train", "/data/train.zarr", "--out", "/data/model.zarr", "--hyper", "/data/hyper.json"]
@@ -232,23 +231,26 @@ def test_tuning_run_again_by_slurm_may_be_done_but_does_not_requeue_itself() -> 
     assert "max_requeues=50\n" in script(TRAIN)
 
 
-def test_what_it_knows_of_the_commands_is_true() -> None:
-    """The jobs layer cannot ask the command line, which lies above it."""
+def test_recipes_and_the_command_line_agree() -> None:
     options = {
         name: {option for parameter in command.params for option in parameter.opts}
         for name, command in main.commands.items()
         if name in ("train", "sparse", "classify", "tune", "predict", "evaluate", "fit")
     }
-    assert {name for name in options if "--resume" in options[name]} == set(RESUMABLE)
-    assert {name for name in options if "--cluster" in options[name]} == set(CLUSTERED)
+    assert {name for name in options if "--resume" in options[name]} == {
+        name for name, recipe in RECIPES.items() if recipe.as_job and recipe.resumes
+    }
+    assert {name for name in options if "--cluster" in options[name]} == {
+        name for name, recipe in RECIPES.items() if recipe.as_job and recipe.on_cluster
+    }
     cluster = {
         option
         for parameter in main.commands["train"].params
-        if parameter.name in of_cluster(train)
+        if parameter.name in of_cluster(JOB_COMMANDS["train"])
         for option in parameter.opts
     }
     # How much workers keep goes with any cluster, the script's own too.
-    assert cluster - {"--cache-tiles"} == set(CLUSTER_OPTIONS)
+    assert cluster - {"--cache-tiles"} == cluster_flags()
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])

@@ -31,19 +31,19 @@ def test_nothing_is_written_inside_a_store(store: Path, tmp_path: Path, name: st
         if not folder.exists():
             folder.symlink_to(store)
         with pytest.raises(InputError, match=r"inside the dkgp store '.*victim\.zarr'"):
-            check_output_file(folder / name, replace=True, option="--log-json")
+            check_output_file(folder / name, replace=True, option="`log_json`")
         with pytest.raises(InputError, match="inside the dkgp store"):
             check_side_files(None, str(folder / name), replace=True)
     (tmp_path / "beside.json").symlink_to(store / name)
     with pytest.raises(InputError, match="inside the dkgp store"):
-        check_output_file(tmp_path / "beside.json", replace=True, option="--out")
+        check_output_file(tmp_path / "beside.json", replace=True, option="`out`")
     assert open_dataset(store).n_samples == 20
 
 
 def test_a_store_that_is_being_written_is_one(store: Path) -> None:
     (store / "dkgp-manifest.json").unlink()
     with pytest.raises(InputError, match="inside the dkgp store"):
-        check_output_file(store / "run.json", replace=True, option="--log-json")
+        check_output_file(store / "run.json", replace=True, option="`log_json`")
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_store_that_is_being_written_is_one(store: Path) -> None:
         ("run.png", "--plot", b"an important letter"),
         ("run.pdf", "--plot", b"\x89PNG"),
         ("run.svg", "--plot", b"%PDF"),
-        ("run.json", "--log-json", b"s3cr3t-t0ken-of-somebody\n"),
-        ("token", "--log-json", b"s3cr3t-t0ken-of-somebody\n"),
+        ("run.json", "`log_json`", b"s3cr3t-t0ken-of-somebody\n"),
+        ("token", "`log_json`", b"s3cr3t-t0ken-of-somebody\n"),
         ("hyper.json", "--out", b"PK\x03\x04"),
     ],
 )
@@ -69,8 +69,8 @@ def test_only_a_file_of_its_kind_is_replaced(tmp_path: Path, name: str, option: 
     [
         ("run.png", "--plot", b"\x89PNG\r\n"),
         ("run.svg", "--plot", b"\n<?xml version"),
-        ("run.log", "--log-json", b'{"kind": "round"}\n'),
-        ("run.log", "--log-json", b""),
+        ("run.log", "`log_json`", b'{"kind": "round"}\n'),
+        ("run.log", "`log_json`", b""),
         ("pred.csv", "the table", b"row,mean\n"),
     ],
 )
@@ -88,11 +88,11 @@ def test_what_is_exchanged_for_a_link_after_the_check_is_not_written_through(tmp
         place = tmp_path / name
         if name == "earlier.json":
             place.write_text("{}")
-        option = "--log-json" if name == "run.log" else "--out"
+        option = "`log_json`" if name == "run.log" else "`out`"
         check_output_file(place, replace=True, option=option)
         place.unlink(missing_ok=True)
         place.symlink_to(victim)
-        if option == "--log-json":
+        if option == "`log_json`":
             with RecordLog(place) as log:
                 log.write({"iteration": 1})
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.lines import typed
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.commands.reporting.tables.layout import Rows, bounds_of, gaps, grid, number, table_of
 from dkgp.models.verdict import COVERAGE_MATTERS, FEWEST_SAMPLES
 
 GUIDE = "docs/guides/bad-model.md"
-_PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)`")
 
 
 def evaluated_tables(document: Document) -> list[RenderableType]:
@@ -49,8 +48,8 @@ def verdict(document: Document) -> RenderableType:
     parts = [Text("Verdict", style="bold")]
     for finding in findings:
         of = f"{finding['target']}: " if "target" in finding else ""
-        parts.append(Text(f"- {of}{_typed(finding['text'])}."))
-        parts.append(Text(f"  {_typed(finding['advice'])}."))
+        parts.append(Text(f"- {of}{typed(finding['text'])}."))
+        parts.append(Text(f"  {typed(finding['advice'])}."))
     parts.append(Text(f"More in {GUIDE}.", style="dim"))
     return Group(*parts)
 
@@ -94,11 +93,6 @@ def transform_text(transform: Document) -> str:
     if transform["name"] == "log":
         return "the target's logarithm"
     return f"the target's Yeo-Johnson transform (lambda {transform['parameter']:.3g})"
-
-
-def _typed(text: str) -> str:
-    """Name parameters of other commands than the one that runs as they are typed there."""
-    return _PARAMETER.sub(lambda match: "--" + match[1].replace("_", "-"), text)
 
 
 def _certified(document: Document) -> Rows:

@@ -1,24 +1,72 @@
-"""Options of the command line that come from declarations (`dkgp.registry.Option`), made when they are first asked for.
+"""Parameters of the command line: declared options as click knows them, their headings, and their flags in texts.
 
-What declares them (formats, cluster kinds, bench sections) is imported then, and not for the help of other commands.
+Options that come from declarations elsewhere (formats, cluster kinds, bench sections) are made when their command is
+first used, and not for the help of other commands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from dkgp.cli.meant import Choice
-from dkgp.options import Declared
+from dkgp.errors import spelled
+from dkgp.options import Declared, options_of, read_options
 from dkgp.registry import Group, Option
+
+if TYPE_CHECKING:
+    from dkgp.cluster import ClusterOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Options that most runs of a command take, and those of every command.
+# The group of options that most runs take, and the group of those of every command.
 COMMON = Group("Options")
 OUTPUT = Group("What is shown", place=3)
+
+
+def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:
+    """Return the text with parameters in backticks, as in `max_passes`, spelled as their flags."""
+    flags = {
+        parameter.name: max(parameter.opts, key=len) for parameter in parameters if isinstance(parameter, click.Option)
+    }
+    return spelled(text, flags.get)
+
+
+def with_flags(parameters: list[click.Parameter]) -> list[click.Parameter]:
+    """Return the parameters; their helps name each other by their flags."""
+    for parameter in parameters:
+        if isinstance(parameter, click.Option):
+            parameter.help = in_flags(parameter.help or "", parameters)
+    return parameters
+
+
+def wording() -> Callable[[str], str]:
+    """Return a function that spells parameters as flags of the running command, and escapes control characters."""
+    from dkgp.commands.reporting.lines import printable
+
+    context = click.get_current_context(silent=True)
+    parameters = [] if context is None else context.command.params
+    return lambda text: printable(in_flags(text, parameters))
+
+
+def examples(*lines: str) -> str:
+    """Return an epilog that shows commands as they are typed."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Choice(click.Choice[str]):
+    """Choice that suggests the closest match for a wrong value."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the choice; click's `BadParameter` for any other value."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = get_close_matches(str(value), list(self.choices), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise click.BadParameter(f"{error.message}{hint}", ctx, param) from None
 
 
 def click_type(read: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -211,3 +259,29 @@ class DeclaredCommand(click.Command):
         if self._described is not None and self.help is not None:
             self.help, self._described = self.help.format(**self._described()), None
         super().format_help_text(ctx, formatter)
+
+
+def cluster_options(function: F) -> F:
+    """Add the options that say where the work runs; `cluster_from` takes the values."""
+
+    def parameters() -> list[click.Parameter]:
+        from dkgp.cluster import ClusterOptions
+
+        return with_flags([job_parameter(Declared(option, ())) for option in options_of(ClusterOptions).values()])
+
+    return declared_options(parameters)(function)
+
+
+def cluster_from(options: dict[str, Any]) -> ClusterOptions:
+    """Take the cluster options out of a command's options; the configuration decides the options that are not set."""
+    from dkgp.cluster import ClusterOptions
+
+    fields = options_of(ClusterOptions)
+    return configured(read_options(fields, {name: options.pop(option.name) for name, option in fields.items()}))
+
+
+def configured(values: Mapping[str, Any]) -> ClusterOptions:
+    """Return the cluster's options; the configuration decides those that are not set."""
+    from dkgp.cluster import configured_options
+
+    return configured_options({**values, **{name: dict(values.get(name, ())) for name in ("settings", "resources")}})

@@ -1,0 +1,758 @@
+"""The commands of the jobs service: `dkgp serve`, `submit`, `token`, and those that look at jobs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import click
+
+from dkgp.cli.job_commands import JOB_COMMANDS, JobCommand
+from dkgp.cli.parameters import DeclaredCommand, cluster_from, cluster_options, declared_options, examples
+from dkgp.cli.running import (
+    OUTPUT_NAMES,
+    Commands,
+    Output,
+    execute,
+    output_options,
+    print_parts,
+    runs,
+    until_unread,
+)
+from dkgp.cli.tables import FitCommand, fit
+from dkgp.commands.recipe import RECIPES
+from dkgp.registry import byte_count
+
+if TYPE_CHECKING:
+    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.progress import Reporter
+    from dkgp.service.client import ServiceClient
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SERVICE_NAMES = ("service", "token_file", "retry")
+DEFAULT_URL = "http://127.0.0.1:8780"
+
+CALL_RETRY_SECONDS = 15.0
+# A service may be down for minutes, for an update of its machine, while somebody waits for a long job.
+FOLLOW_RETRY_SECONDS = 600.0
+
+
+def service_options(function: F) -> F:
+    """Add the options that say where the service is and how to be let in; `client_from` takes the values."""
+    options = (
+        click.option(
+            "--service",
+            metavar="URL",
+            envvar="DKGP_SERVICE_URL",
+            show_envvar=True,
+            help=f"The jobs service.  [default: the one that you run on this machine, else {DEFAULT_URL}]",
+        ),
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            help="File that holds the service's token.  [default: $DKGP_SERVICE_TOKEN, else that of your own service]",
+        ),
+        click.option(
+            "--retry",
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            help="How long to try while the service does not answer.  [default: 15; 600 where a job is waited for]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = False) -> ServiceClient:
+    """Take the service's options out of a command's options; return a client.
+
+    One that is `patient`, since its command waits for a job, tries longer while the service does not answer.
+    """
+    from dkgp.service.announcements import find_service
+    from dkgp.service.client import ServiceClient
+    from dkgp.service.settings import read_token
+
+    values = {name: options.pop(name) for name in SERVICE_NAMES}
+    retry = values["retry"]
+    if retry is None:
+        retry = FOLLOW_RETRY_SECONDS if patient else CALL_RETRY_SECONDS
+    url, token = values["service"], read_token(values["token_file"])
+    announced = None
+    if token is None:
+        announced = find_service(url or DEFAULT_URL) or (find_service(None) if url is None else None)
+    return ServiceClient(
+        url or DEFAULT_URL if announced is None else announced.url,
+        token=token if announced is None else announced.token(),
+        retry_seconds=retry,
+        tell=reporter.warn,
+        is_there=None if announced is None else announced.is_there,
+        authority=None if announced is None else announced.authority,
+    )
+
+
+# --------------------------------------------------------------------------------------------------- jobs
+
+# As in `dkgp.service.queue.records`, which is not imported before a command runs.
+STATES = ("queued", "running", "done", "not_converged", "failed", "cancelled")
+
+id_argument = click.argument("job_id", metavar="ID")
+
+
+def exit_code(record: Document) -> int:
+    """Return what the command itself would have ended with."""
+    from dkgp.service.client import exit_code_of
+
+    return exit_code_of(record)
+
+
+def show_job(record: Document, output: Output) -> None:
+    """Print a job in full."""
+    from dkgp.commands.reporting.tables.jobs import job_tables
+
+    print_parts(job_tables(record, verbose=output.verbose))
+
+
+def _show_jobs(document: Document, output: Output) -> None:
+    from dkgp.commands.reporting.tables.jobs import jobs_tables
+
+    print_parts(jobs_tables(document, verbose=output.verbose))
+
+
+def _show_states(document: Document, output: Output) -> None:
+    for record in document["jobs"]:
+        _show_state(record, output)
+
+
+def _show_state(record: Document, _: Output) -> None:
+    is_ending = record["cancel_requested"] and record["state"] == "running"
+    click.echo(f"{record['id']} {'being cancelled' if is_ending else record['state']}")
+
+
+@click.command(epilog=examples("dkgp jobs", "dkgp jobs --state running --state queued", "dkgp jobs --limit 5 --json"))
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Those in this state; repeatable.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@service_options
+@runs(show=_show_jobs)
+def jobs(reporter: Reporter, states: tuple[str, ...], limit: int, **options: Any) -> Document:
+    """List the service's jobs, the newest first, and how many there are in each state."""
+    with client_from(options, reporter) as client:
+        return client.jobs(states=states, limit=limit)
+
+
+@click.command(epilog=examples("dkgp status 3f2a90c1d4e5", "dkgp status 3f2a --json"))
+@id_argument
+@service_options
+@runs(show=show_job)
+def status(reporter: Reporter, job_id: str, **options: Any) -> Document:
+    """Show the job ID: its state, progress and options, and its result or error. The first digits of ID are enough."""
+    with client_from(options, reporter) as client:
+        return client.job(client.find(job_id))
+
+
+@click.command(epilog=examples("dkgp logs 3f2a", "dkgp logs -f 3f2a", "dkgp logs --json 3f2a > events.jsonl"))
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends, over restarts of the service.")
+@id_argument
+@service_options
+@output_options
+def logs(follow: bool, job_id: str, **options: Any) -> None:
+    """Print what the job ID has said: states, notes, warnings, progress, its log.
+
+    With --json one JSON document a line for each event, just as the service keeps them; with --quiet no progress.
+    """
+    output = Output.taken(options)
+
+    def job(reporter: Reporter) -> None:
+        with client_from(options, reporter, patient=follow) as client:
+            print_events(client, client.find(job_id), output, follow=follow)
+
+    execute("logs", job, output)
+
+
+@click.command(epilog=examples("dkgp cancel 3f2a"))
+@id_argument
+@service_options
+@runs(show=_show_state)
+def cancel(reporter: Reporter, job_id: str, **options: Any) -> Document:
+    """End the job ID: at once where it is queued; where it runs, it saves a checkpoint first and can be resumed."""
+    with client_from(options, reporter) as client:
+        return client.cancel(client.find(job_id))
+
+
+@click.command(epilog=examples("dkgp resume 3f2a"))
+@id_argument
+@service_options
+@runs(show=_show_state)
+def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
+    """Put the job ID, which failed, was cancelled or stopped short, back into the queue; it goes on where it was."""
+    with client_from(options, reporter) as client:
+        return client.resume(client.find(job_id))
+
+
+@click.command(epilog=examples("dkgp wait 3f2a", "dkgp wait 3f2a 77c0 --timeout 3600", "dkgp wait $(dkgp submit ...)"))
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Give up after so long, with exit code 124; the jobs go on.",
+)
+@service_options
+@runs(show=_show_states, exit_code=lambda document: int(document["exit_code"]))
+def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **options: Any) -> Document:
+    """Wait until the jobs ID... have ended; leave with the job's exit code, of several the first that is not 0.
+
+    A cancelled job's exit code is 130.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    with client_from(options, reporter, patient=True) as client:
+        records = [client.wait(full_id, until=until) for full_id in [client.find(job_id) for job_id in job_ids]]
+    codes = [exit_code(record) for record in records]
+    return {"command": "wait", "exit_code": next((code for code in codes if code), 0), "jobs": records}
+
+
+def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: bool, err: bool = False) -> None:
+    """Print a job's events, so far or until it ends, each as a line of text or as a JSON document.
+
+    Ctrl-C is an `InterruptedRunError`: the job goes on.
+    """
+    from dkgp.commands.reporting.documents import dump
+    from dkgp.commands.reporting.tables.jobs import event_line
+    from dkgp.errors import InterruptedRunError
+
+    try:
+        with until_unread():
+            for event in client.follow(job_id) if follow else client.events(job_id):
+                if output.quiet and event["kind"] == "progress":
+                    continue
+                line = dump(event, indent=None) if output.as_json else event_line(event, verbose=output.verbose)
+                if line is not None:
+                    click.echo(line, err=err)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"no longer following; the job {job_id} goes on. `dkgp logs -f {job_id}` follows it again, "
+            f"`dkgp cancel {job_id}` ends it"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------- submit
+
+# Commands that a job can be.
+Submittable: TypeAlias = JobCommand | FitCommand
+SUBMITTABLE: tuple[Submittable, ...] = tuple(JOB_COMMANDS.get(name, fit) for name in RECIPES if RECIPES[name].as_job)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The options of `dkgp submit` itself."""
+
+    name: str | None
+    deadline: float | None
+    memory: int | None
+    follow: bool
+    slurm: bool
+    slurm_options: dict[str, str]
+    write_only: str | None
+    service: dict[str, Any]
+    output: Output
+
+    def check(self) -> None:
+        """Refuse options that do not go together; `UsageError`."""
+        from dkgp.errors import UsageError
+
+        if not self.slurm and (self.slurm_options or self.write_only is not None):
+            raise UsageError("--slurm-option and --write-only belong to --slurm, which was not given; add it")
+        if self.slurm and (self.follow or self.deadline is not None or self.memory is not None):
+            raise UsageError(
+                "--follow, --deadline and --memory belong to the jobs service; with --slurm, `tail -f` the job's "
+                "output file and give --slurm-option time=HH:MM:SS, --slurm-option mem=8G"
+            )
+
+
+def slurm_settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read KEY=VALUE; a KEY alone is an option of sbatch that takes no value."""
+    settings: dict[str, str] = {}
+    for text in values:
+        key, _, value = text.partition("=")
+        if not key or key in settings:
+            raise click.BadParameter(f"{text!r} is no KEY=VALUE, or its KEY was given before.", context, parameter)
+        settings[key] = value
+    return settings
+
+
+@click.group(
+    cls=Commands,
+    epilog=examples(
+        "dkgp submit train train.zarr --out model.zarr --hyper hyper.json",
+        "dkgp submit --name nightly --follow predict model.zarr test.zarr --out pred.zarr --variance",
+        "dkgp wait $(dkgp submit tune train.zarr --out hyper.json)",
+        "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
+    ),
+)
+@click.option("--name", metavar="NAME", help="What to call the job, for people.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the job when it has run so long.  [default: the service's own deadline]",
+)
+@click.option(
+    "--memory",
+    type=byte_count,
+    metavar="SIZE",
+    help="End the job when its processes hold more, such as 8GiB.  [default: the service's limit]",
+)
+@click.option("-f", "--follow", is_flag=True, help="Follow the job; leave with its exit code.")
+@service_options
+@click.option("--slurm", is_flag=True, help="Write a batch script and hand it to SLURM; no service is needed.")
+@click.option(
+    "--slurm-option",
+    "slurm_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=slurm_settings,
+    help="A long option of sbatch without its dashes, such as partition=long; repeatable.",
+)
+@click.option("--write-only", metavar="FILE", help="With --slurm: write the script there and do not submit it.")
+@output_options
+@click.pass_context
+def submit(context: click.Context, /, **options: Any) -> None:
+    """Submit a command as a job: print the job's id and return.
+
+    The job is run by a jobs service (`dkgp serve`), on the service's cluster, or by SLURM. What is wrong with the
+    options is said at once. --json prints the job's record.
+    """
+    context.obj = Submission(
+        service={name: options.pop(name) for name in SERVICE_NAMES},
+        output=Output.taken(options),
+        **options,
+    )
+
+
+def of_cluster(command: Submittable) -> list[str]:
+    """Return the names of a command's options that say where it runs, which the service says itself."""
+    return [name for name, option in command.declared().items() if option.paths and option.paths[0][0] == "cluster"]
+
+
+def as_job(command: Submittable) -> click.Command:
+    """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
+    name = str(command.name)
+
+    def parameters() -> list[Any]:
+        left_out = [*of_cluster(command), *(command.here_only if isinstance(command, JobCommand) else ())]
+        return [parameter for parameter in command.params if parameter.name not in left_out]
+
+    @click.command(
+        name,
+        cls=DeclaredCommand,
+        help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
+        short_help=f"Submit `dkgp {name}` as a job.",
+        epilog=_examples_of(command),
+        tables=command.tables,
+    )
+    @declared_options(parameters)
+    @click.pass_context
+    def callback(context: click.Context, /, **options: Any) -> None:
+        submission: Submission = context.obj
+        # They may stand before the command or after it.
+        output = Output.taken(options) | submission.output
+
+        def job(reporter: Reporter) -> Document:
+            submission.check()
+            absolute = _absolute(command, options)
+            job_value = command.job(absolute)
+            if submission.slurm:
+                return _to_slurm(submission, command, _arguments(context, absolute), absolute)
+            return _to_service(submission, name, job_value, reporter, output)
+
+        show, code = (show_job, exit_code) if submission.follow else (_show_id, None)
+        execute("submit", job, output, show=show, exit_code=code)
+
+    return callback
+
+
+def _examples_of(command: Submittable) -> str:
+    """The command's own examples, as jobs, without those that name a cluster."""
+    lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
+    kept = [line for line in lines if "--scheduler" not in line.split() and "--cluster" not in line.split()]
+    return examples(*(line.replace(f"dkgp {command.name}", f"dkgp submit {command.name}", 1) for line in kept))
+
+
+def _absolute(command: Submittable, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with absolute places: the service's working directory is not the user's.
+
+    Of several, patterns stand for what they match now.
+    """
+    from dkgp.data.remote.storage import normalise_url
+    from dkgp.data.sources.formats import expand_locations
+
+    absolute = dict(options)
+    for name, declared in command.declared().items():
+        value = options.get(name)
+        if declared.option.place is None or value is None:
+            continue
+        absolute[name] = tuple(expand_locations(list(value))) if declared.option.multiple else normalise_url(value)
+    return absolute
+
+
+def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter, output: Output) -> Document:
+    """Submit a job; return its record, at once or when it has ended."""
+    from dkgp.service.specification import options_from_job
+
+    options = options_from_job(job)
+    with client_from(dict(submission.service), reporter, patient=submission.follow) as client:
+        record = client.submit(
+            name,
+            options,
+            name=submission.name,
+            deadline_seconds=submission.deadline,
+            memory_bytes=submission.memory,
+        )
+        if submission.follow:
+            click.echo(f"job {record['id']}", err=True)
+            print_events(client, record["id"], replace(output, as_json=False), follow=True, err=True)
+            record = client.wait(record["id"])
+    return record
+
+
+def _to_slurm(
+    submission: Submission, command: click.Command, arguments: list[str], options: dict[str, Any]
+) -> Document:
+    """Write the batch script, and submit it unless it was only to be written."""
+    from dkgp.commands.batch.script import batch_script, submit_batch_script
+    from dkgp.commands.reporting.outputs import check_output_file, write_text
+
+    job_name = submission.name or f"dkgp-{command.name}"
+    script = batch_script(
+        ["dkgp", str(command.name), *arguments],
+        name=job_name,
+        settings=submission.slurm_options,
+        resume=bool(options.get("resume")),
+    )
+    if submission.write_only is not None:
+        path = submission.write_only
+        check_output_file(path, replace=options["overwrite"], option="`write_only`")
+        write_text(path, script)
+        return {"command": "submit", "script": path, "slurm_job": None, "name": job_name}
+    path = _beside(str(options.get("out") or options["prediction"]), str(command.name))
+    check_output_file(path, replace=True, option="the batch script")
+    slurm_job = submit_batch_script(script, os.getcwd())
+    write_text(path, script)
+    return {"command": "submit", "script": path, "slurm_job": slurm_job, "name": job_name}
+
+
+def _beside(output: str, command: str) -> str:
+    """The script's place: beside the output, or here where that is no folder of this machine."""
+    from dkgp.data.remote.storage import is_local
+
+    if is_local(output):
+        return f"{output}.{command}.sbatch"
+    return f"{output.rstrip('/').rsplit('/', 1)[-1]}.{command}.sbatch"
+
+
+def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
+    """The command line that gives these options: what was given on this one, with absolute paths."""
+    flags, positional = [], []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if name in OUTPUT_NAMES:
+            continue
+        if isinstance(parameter, click.Argument):
+            value = options[name]
+            positional += [str(each) for each in (value if isinstance(value, tuple) else (value,))]
+        elif context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            if isinstance(parameter, click.Option) and parameter.is_flag:
+                flags += (parameter.opts if options[name] else parameter.secondary_opts)[:1]
+            elif parameter.multiple:
+                flags += [part for value in options[name] for part in (parameter.opts[0], str(value))]
+            else:
+                flags += [parameter.opts[0], str(options[name])]
+    return [*positional, *flags]
+
+
+def _show_id(document: Document, _: Output) -> None:
+    """Print the id alone, for scripts."""
+    click.echo(document.get("id") or document["slurm_job"] or document["script"])
+
+
+for submitted in SUBMITTABLE:
+    submit.add_command(as_job(submitted))
+
+
+# -------------------------------------------------------------------------------------------------- serve
+
+SECONDS_A_DAY = 86_400.0
+
+
+@click.command(
+    cls=DeclaredCommand,
+    epilog=examples(
+        "dkgp serve --folder ~/dkgp-jobs",
+        "dkgp serve --folder /var/lib/dkgp --host 0.0.0.0 --https --root /data --root s3://bucket/runs",
+        "dkgp serve --folder jobs --scheduler tcp://scheduler:8786 --concurrent-jobs 4 --keep-days 30",
+    ),
+)
+@click.option(
+    "--folder",
+    required=True,
+    metavar="DIR",
+    help="Where the queue and the jobs' records lie; on a disk of this host, and yours alone to write to.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8780,
+    show_default=True,
+    help="0: any that is free; the address is printed.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="File that holds the token.  [default: $DKGP_SERVICE_TOKEN, else one that is made in --folder, where your own "
+    "commands find it by themselves]",
+)
+@click.option(
+    "--metrics-token-file",
+    metavar="FILE",
+    help="File that holds a token for whoever collects metrics: it reads them and the states of jobs, and changes "
+    "nothing. Others' tokens: `dkgp token`.",
+)
+@click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
+@click.option(
+    "--https",
+    is_flag=True,
+    help="Speak TLS with a certificate that is made in --folder, which your own commands trust by themselves.",
+)
+@click.option("--https-cert", metavar="FILE", help="Speak TLS with this certificate (PEM).")
+@click.option("--https-key", metavar="FILE", help="Its key (PEM).  [default: in the same file]")
+@click.option(
+    "--plain-http",
+    is_flag=True,
+    help="Speak HTTP beyond this machine too, where a proxy or a private network protects token and data.",
+)
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    metavar="PATH|URL",
+    help="Jobs read and write nothing outside these; repeatable.  [default: the working directory]",
+)
+@click.option(
+    "--concurrent-jobs",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    show_default=True,
+    help="Most jobs that run at once; fewer if their memory (--job-memory, `dkgp submit --memory`) would exceed 0.9 of "
+    "the machine's. Tokens take turns.",
+)
+@click.option(
+    "--concurrent-jobs-per-token",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of these, jobs that one token submitted.  [default: all]",
+)
+@click.option(
+    "--job-deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    default=7 * SECONDS_A_DAY,
+    metavar="SECONDS",
+    help="End a job that has run so long; `dkgp resume` goes on with it.  [default: 604800, a week]",
+)
+@click.option(
+    "--job-memory",
+    type=byte_count,
+    metavar="SIZE",
+    help="End a job whose processes on this machine hold more.  [default: 0.9 of the machine's, or the container's, "
+    "shared out among --concurrent-jobs]",
+)
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(min=0, min_open=True),
+    default=90.0,
+    show_default=True,
+    metavar="DAYS",
+    help="Forget jobs that ended so long ago; what they wrote stays.",
+)
+@click.option(
+    "--max-folder",
+    type=byte_count,
+    default="10GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Of records and logs: beyond it the jobs that ended longest ago are forgotten, and where none is left no "
+    "others are taken.",
+)
+@click.option("--max-queued", type=click.IntRange(min=1), default=10_000, show_default=True, help="Jobs that may wait.")
+@click.option(
+    "--max-queued-per-token",
+    type=click.IntRange(min=1),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Jobs that may wait of one token.",
+)
+@cluster_options
+@output_options
+def serve(**options: Any) -> None:
+    """Take jobs over HTTP, keep them in --folder, and run each in a process of its own.
+
+    What `dkgp submit` sends is checked as the command line is, and survives a restart: a job that ran goes on from its
+    checkpoint. --json prints the address as a JSON document once the service listens. A description of the API is at
+    /docs, a page to look at the jobs at /.
+    """
+    output = Output.taken(options)
+
+    def job(reporter: Reporter) -> None:
+        from dkgp.commands.reporting.documents import dump
+        from dkgp.service.serve import run_serve
+        from dkgp.service.settings import ServiceSettings, read_token
+
+        cluster = cluster_from(options)
+        metrics = options.pop("metrics_token_file")
+        deadline, memory = options.pop("job_deadline"), options.pop("job_memory")
+        settings = ServiceSettings(
+            token=read_token(options.pop("token_file")),
+            metrics_token=None if metrics is None else read_token(metrics),
+            roots=tuple(options.pop("roots")),
+            job_deadline_seconds=deadline,
+            job_memory_bytes=memory,
+            keep_seconds=options.pop("keep_days") * SECONDS_A_DAY,
+            max_folder_bytes=options.pop("max_folder"),
+            cluster=cluster,
+            **options,
+        )
+
+        def on_listening(document: Document) -> None:
+            # At once and alone: whoever started the service reads the address from it.
+            if output.as_json:
+                click.echo(dump(document, indent=None))
+
+        run_serve(settings, reporter, on_listening=on_listening)
+
+    execute("serve", job, output)
+
+
+# -------------------------------------------------------------------------------------------------- token
+
+# As in `dkgp.service.access`, which is not imported before a command runs.
+SCOPES = ("read", "submit", "admin")
+
+folder_option = click.option("--folder", required=True, metavar="DIR", help="The service's --folder.")
+
+
+@click.group(
+    cls=Commands,
+    epilog=examples(
+        "dkgp token add alice --scope submit --folder ~/dkgp-jobs",
+        "dkgp token list --folder ~/dkgp-jobs",
+        "dkgp token revoke alice --folder ~/dkgp-jobs",
+    ),
+)
+def token() -> None:
+    """Let others in, each by a token of their own; whoever can write to the service's folder does this.
+
+    It takes effect at once, whether the service runs or not.
+    """
+
+
+@token.command(
+    epilog=examples(
+        "dkgp token add alice --scope submit --folder ~/dkgp-jobs",
+        "dkgp token add prometheus --scope read --days 365 --folder /var/lib/dkgp > prometheus.token",
+    )
+)
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--scope",
+    type=click.Choice(SCOPES),
+    required=True,
+    help="read: metrics, and the states of all jobs; submit: its own jobs, whole; admin: every job.",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DAYS",
+    help="Refuse it after so long.  [default: when it is revoked]",
+)
+@folder_option
+@runs(show=lambda document, output: _show_token(document, output))
+def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: str) -> Document:
+    """Make a token for NAME and print it, once: the folder keeps only a hash. Jobs that it submits are NAME's."""
+    from dkgp.service.access import add_token
+
+    place = _folder(folder)
+    secret, made = add_token(place, name, scope, days)
+    _record(place, "token add", name, scope)
+    reporter.note(f"the token of '{name}' ({scope}); it is not shown again:")
+    return {"command": "token add", "name": name, "scope": scope, "expires": made.expires, "token": secret}
+
+
+@token.command(name="list", epilog=examples("dkgp token list --folder ~/dkgp-jobs"))
+@folder_option
+@runs(show=lambda document, output: _show_tokens(document, output))
+def list_tokens(reporter: Reporter, folder: str) -> Document:
+    """List the tokens by name, with their scopes, beside the service's own, which is its user's."""
+    from dkgp.service.access import read_tokens
+
+    tokens = [
+        {"name": known.name, "scope": known.scope, "created": known.created, "expires": known.expires}
+        for known in read_tokens(_folder(folder))
+    ]
+    return {"command": "token list", "tokens": tokens}
+
+
+@token.command(epilog=examples("dkgp token revoke alice --folder ~/dkgp-jobs"))
+@click.argument("name", metavar="NAME")
+@folder_option
+@runs(show=lambda document, output: click.echo(f"{document['name']} revoked"))
+def revoke(reporter: Reporter, name: str, folder: str) -> Document:
+    """Refuse the token of NAME from now on, by a service that runs too. Its jobs go on."""
+    from dkgp.service.access import revoke_token
+
+    place = _folder(folder)
+    revoked = revoke_token(place, name)
+    _record(place, "token revoke", name, revoked.scope)
+    return {"command": "token revoke", "name": name, "scope": revoked.scope}
+
+
+def _folder(text: str) -> Path:
+    """The service's folder, made where it is missing, and this user's alone."""
+    from dkgp.service.announcements import require_private_folder
+
+    folder = Path(text).expanduser().absolute()
+    require_private_folder(folder)
+    return folder
+
+
+def _record(folder: Path, what: str, name: str, scope: str) -> None:
+    from dkgp.service.access import AuditLog
+
+    # By number: in a container it has no name, and what the environment says anybody may set.
+    AuditLog(folder).write(what, who=f"uid {os.getuid()}", scope="admin", token=name, token_scope=scope)
+
+
+def _show_token(document: Document, _: Output) -> None:
+    click.echo(document["token"])
+
+
+def _show_tokens(document: Document, _: Output) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "scope", "created", "expires"):
+        table.add_column(title, no_wrap=True)
+    for known in document["tokens"]:
+        table.add_row(known["name"], known["scope"], known["created"], known["expires"] or "never")
+    if document["tokens"]:
+        print_parts([table])
+    else:
+        click.echo("no tokens but the service's own")

@@ -1,3 +1,0 @@
-"""The commands of the job service: serve, submit, and those that look at jobs."""
-
-# Hangs on dkgp/options.py.
