@@ -2,16 +2,14 @@
 
     pool: Annotated[int, Option(help="Prototypes to choose among.", metavar="M", least=1)] = 2000
 
-Every surface reads this declaration. `make` builds a job from the command line and `read` builds it from JSON.
-`check_ranges` is the one check of ranges and choices. `schema` describes a job, `changes` writes it as JSON, and
-`foreign_options` finds options of other methods. A field that is a `Part` holds another dataclass; its options are
-options of the command too.
+Every surface reads this declaration: `make` builds a job from the command line, and `dkgp.service.specification` reads
+and describes it as JSON. `check_ranges` is the one check of ranges and choices; `foreign_options` finds options of
+other methods. A field that is a `Part` holds another dataclass; its options are options of the command too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import textwrap
@@ -20,91 +18,47 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from dkgp.errors import DkgpError, InputError, UsageError, about, respell
+from dkgp.errors import DkgpError, InputError, UsageError, respell
 from dkgp.registry import Group, Option
 
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
-_ENTRIES: dict[type[Any], dict[str, Entry]] = {}
 
 # One declaration for all parts of a job, which share the seed.
 SEED = Option("seed", "Of all random draws.", least=0)
-# The field that JSON leaves out: the surface chooses the cluster.
-CLUSTER = "cluster"
-# Mistakes that one message lists.
-MOST_MISTAKES = 20
 
 
 @dataclass(frozen=True)
 class Part:
-    """Marks a field that holds a dataclass with options of its own.
+    """Marks a field that holds a dataclass with options of its own."""
 
-    Attributes
-    ----------
-    flag, help
-        The option that asks for the part, where the field may be None.
-    implied_by
-        Other flags that ask for it.
-    prefix
-        Prefix added to option names to keep them unique.
-    without
-        Fields that are no options of this command.
-    group
-        Group of the options that name none.
-    """
-
+    # The option that asks for the part, where the field may be None, and other flags that do.
     flag: str | None = None
     help: str = ""
     implied_by: tuple[str, ...] = ()
-    prefix: str = ""
-    without: tuple[str, ...] = ()
-    group: Group | None = None
+    prefix: str = ""  # added to option names to keep them unique
+    without: tuple[str, ...] = ()  # fields that are no options of this command
+    group: Group | None = None  # of the options that name none
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An option of a command with its unique name, and the fields that take its value.
-
-    Attributes
-    ----------
-    paths
-        Fields from the job down to the value; several where parts share the option, as they share the seed.
-    part, implied_by
-        The flag that the option requires, and flags that stand for that flag.
-    """
+    """An option of a command with its unique name, and the fields that take its value."""
 
     option: Option
+    # Fields from the job down to the value; several where parts share the option, as they share the seed.
     paths: tuple[tuple[str, ...], ...]
-    part: str | None = None
+    part: str | None = None  # the flag that the option requires, and flags that stand for that flag
     implied_by: tuple[str, ...] = ()
-
-
-class Entry(NamedTuple):
-    """A field as JSON has it: the type of its values, its default, its declaration, and the dataclass it holds."""
-
-    hint: Any
-    default: Any
-    option: Option | None
-    part: type[Any] | None
-
-
-class _Values(NamedTuple):
-    """Checked values of a dataclass that is not built yet."""
-
-    kind: type[Any]
-    values: dict[str, Any]
-
-
-# --------------------------------------------------------------------------------------------------- declarations
 
 
 def documented(kind: type[T]) -> type[T]:
     """Add the help of a dataclass's options to its docstring, field by field; a decorator."""
     lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes", "----------"]
     for name, option in options_of(kind).items():
-        plain = _plain(_hints(kind)[name])
+        plain = _plain(hints_of(kind)[name])
         type_name = " or ".join(f'"{choice}"' for choice in option.choices) or getattr(plain, "__name__", str(plain))
         standard = "optional" if option.default is None else f"default {option.default!r}"
         lines += [f"{name} : {type_name}, {standard}", *(f"    {line}" for line in textwrap.wrap(option.help, 110))]
@@ -114,10 +68,10 @@ def documented(kind: type[T]) -> type[T]:
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
     """Return the options that a dataclass declares, by field; those of its parts are not included."""
-    hints = _hints(kind)
+    hints = hints_of(kind)
     options = {}
     for field in fields_in_order(kind):
-        option = _mark(hints[field.name], Option)
+        option = mark_of(hints[field.name], Option)
         if option is not None:
             options[field.name] = _completed(option, field, hints[field.name])
     # Options that are declared elsewhere, such as a solver's.
@@ -126,7 +80,7 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
 
 def fields_in_order(kind: type[Any]) -> list[dataclasses.Field[Any]]:
     """Return a dataclass's fields, its own before inherited ones: the order of helps and of checks."""
-    order = list(_hints(kind))
+    order = list(hints_of(kind))
     return sorted(dataclasses.fields(kind), key=lambda field: order.index(field.name))
 
 
@@ -152,8 +106,7 @@ def foreign_options(values: Any, method: str) -> list[Declared]:
 def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
     """Return the values that a job's result depends on, by field.
 
-    These are the options of its method, and the options of `part` that belong to no method. Data, hyperparameters,
-    limits and places are left out.
+    These are options of its method, and options of `part` that belong to no method; no data, limits or places.
     """
     deciding = {}
     for each in declared_options(type(values)).values():
@@ -170,9 +123,6 @@ def value_at(values: Any, path: tuple[str, ...]) -> Any:
     return values
 
 
-# -------------------------------------------------------------------------------------------- from the command line
-
-
 def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], Any] | None = None) -> Any:
     """Return the job that options make; options that are None, and flags that are not set, have their defaults.
 
@@ -180,10 +130,8 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
 
     Parameters
     ----------
-    values
-        By the options' names.
-    makers
-        Functions that build dataclasses of parts from their fields, in place of the class itself.
+    values, makers
+        Values by the options' names; functions that build dataclasses of parts, in place of the class itself.
     """
     declared = declared_options(kind)
     given_values = {name: value for name, value in values.items() if _is_given(declared[name].option, value)}
@@ -213,12 +161,11 @@ def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> di
 
 def prefixed(error: DkgpError, kind: type[Any], prefix: str) -> DkgpError:
     """Return an error about a part's options, spelled as the command spells them."""
-    names = options_of(kind)
-    return respell(error, lambda name: f"`{prefix}{name}`" if name in names else None)
+    return respell(error, lambda name: f"`{prefix}{name}`" if name in options_of(kind) else None)
 
 
 def check_ranges(values: Any) -> None:
-    """Refuse values of a dataclass's options that are no choice or out of range; `InputError`."""
+    """Refuse options that are no choice or out of range; `InputError`."""
     for name, option in options_of(type(values)).items():
         if (value := getattr(values, name)) is None:
             continue
@@ -236,200 +183,13 @@ def check_ranges(values: Any) -> None:
             raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
 
 
-# ------------------------------------------------------------------------------------------------- from and to JSON
-
-
-def entries(kind: type[Any]) -> dict[str, Entry]:
-    """Return the fields of a dataclass as JSON has them, by name; all fields but the cluster."""
-    if hasattr(kind, "option_types"):  # options that become known at any time
-        options, types_and_defaults = options_of(kind), kind.option_types()
-        return {
-            name: Entry(hint, default, options.get(name), None) for name, (hint, default) in types_and_defaults.items()
-        }
-    if kind not in _ENTRIES:
-        hints, options, found = _hints(kind), options_of(kind), {}
-        for field in fields_in_order(kind):
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            hint = hints[field.name]
-            if _mark(hint, Option) is not None or _mark(hint, Part) is not None:
-                hint = typing.get_args(hint)[0]
-            nested = [each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)]
-            if field.name != CLUSTER:
-                part = typing.cast(type[Any], nested[0]) if nested else None
-                found[field.name] = Entry(hint, default, options.get(field.name), part)
-        _ENTRIES[kind] = found
-    return _ENTRIES[kind]
-
-
-def read(kind: type[T], document: Any, subject: str) -> T:
-    """Return the dataclass that a JSON object describes; `subject`, such as "train", is for messages.
-
-    Raises `UsageError` for unknown or missing fields and values of another type. The dataclass raises its own errors,
-    whose `parameter` is the field that holds the refused part.
-    """
-    if not isinstance(document, Mapping):
-        raise UsageError(f"{subject} is described by a JSON object; got {shown(document)}")
-    mistakes: list[str] = []
-    values = _checked(kind, document, (), subject, mistakes)
-    if mistakes:
-        raise UsageError("; ".join(mistakes[:MOST_MISTAKES]))
-    job: T = _built(values)
-    return job
-
-
-def schema(kind: type[Any]) -> dict[str, Any]:
-    """Return the JSON schema of a dataclass: types, ranges, defaults and helps of its options."""
-    import msgspec
-
-    properties: dict[str, Any] = {}
-    for name, entry in entries(kind).items():
-        described = msgspec.json.schema(entry.hint) if entry.part is None else schema(entry.part)
-        if entry.part is not None and _takes_none(entry.hint):
-            described = {"anyOf": [described, {"type": "null"}]}
-        option = entry.option
-        if option is not None:
-            bounds = {"minimum": option.least, "exclusiveMinimum": option.above}
-            if described.get("type") in ("integer", "number"):
-                described |= {word: bound for word, bound in bounds.items() if bound is not None}
-            described |= {"description": option.help} if option.help else {}
-        if entry.default is not dataclasses.MISSING and (entry.part is None or entry.default is None):
-            described = {**described, "default": _as_json(entry.default)}
-        properties[name] = described
-    required = [name for name, entry in entries(kind).items() if entry.default is dataclasses.MISSING]
-    return {
-        "title": kind.__name__,
-        "description": (kind.__doc__ or "").split("\n")[0],
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
-
-
-def changes(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, as the JSON that `read` reads."""
-    changed = {}
-    for name, entry in entries(type(value)).items():
-        field_value = getattr(value, name)
-        if entry.default is dataclasses.MISSING or field_value != entry.default:
-            changed[name] = changes(field_value) if dataclasses.is_dataclass(field_value) else _as_json(field_value)
-    return changed
-
-
-def values_words(kind: type[Any], path: tuple[str, ...]) -> str | None:
-    """Return the declared words on the values of the option at a path; None if it declares none."""
-    for name in path:
-        entry = entries(kind).get(name)
-        if entry is None or entry.part is None:
-            option = None if entry is None else entry.option
-            return None if option is None or option.values is None else f"expected {option.values.words}"
-        kind = entry.part
-    return None
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _checked(
-    kind: type[Any], document: Mapping[str, Any], path: tuple[str, ...], subject: str, mistakes: list[str]
-) -> _Values:
-    """Check names and types of a JSON object; append what is wrong to `mistakes`."""
-    import msgspec
-
-    known = entries(kind)
-    for name in document:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            meant = f"did you mean '{'.'.join([*path, *near])}'?"
-            advice = meant if near else f"expected some of {', '.join(known)}"
-            raise UsageError(f"{_place(*path, str(name))}: {subject} has no such option; {advice}")
-    values: dict[str, Any] = {}
-    for name, entry in known.items():
-        if name not in document:
-            if entry.default is dataclasses.MISSING:
-                mistakes.append(f"{_place(*path, name)}: needed, and not given")
-            continue
-        value = document[name]
-        try:
-            if entry.part is not None and isinstance(value, Mapping):
-                values[name] = _checked(entry.part, value, (*path, name), subject, mistakes)
-            elif entry.part is not None and not (value is None and _takes_none(entry.hint)):
-                raise msgspec.ValidationError("Expected `object`, got another type")
-            else:
-                values[name] = None if entry.part is not None else msgspec.convert(value, entry.hint, strict=True)
-        except msgspec.ValidationError as error:
-            words = values_words(kind, (name,)) or _words(entry.hint, str(error))
-            mistakes.append(f"{_place(*path, name)}: {words}; got {shown(value)}")
-    return _Values(kind, values)
-
-
-def _built(checked: _Values) -> Any:
-    values = {}
-    for name, value in checked.values.items():
-        if isinstance(value, _Values):
-            with about(name):
-                value = _built(value)
-        values[name] = value
-    return checked.kind(**values)
-
-
-def _place(*path: str) -> str:
-    return shown(".".join(path))[1:-1]
-
-
-def _words(hint: Any, refusal: str) -> str:
-    """Say which values a type has; or, of the right type, which bound was missed, in msgspec's words."""
-    if ", got" not in refusal and refusal.startswith("Expected `"):
-        kinds = {"`str`": "text", "`int`": "an integer", "`float`": "a number"}
-        for kind, word in kinds.items():
-            refusal = refusal.replace(kind, word)
-        return refusal[:1].lower() + refusal[1:]
-    return ", or ".join(dict.fromkeys(_expected(hint)))
-
-
-def _expected(hint: Any) -> list[str]:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _expected(inner[0])
-    if origin in (types.UnionType, typing.Union):
-        return [words for each in inner if each is not type(None) for words in _expected(each)]
-    if origin is Literal:
-        *most, last = map(repr, inner)
-        return [f"expected {', '.join(most)} or {last}" if most else f"expected {last}"]
-    names = {bool: "a valid boolean", int: "a valid integer", float: "a valid number", str: "a valid string"}
-    if origin in (tuple, list):
-        items = [each for each in inner if each is not ...]
-        return [f"expected a valid array of {', '.join(dict.fromkeys(_expected_items(items)))}"]
-    return [f"expected {names.get(hint, 'an object')}"]
-
-
-def _expected_items(hints: list[Any]) -> list[str]:
-    return [words.removeprefix("expected ") for each in hints for words in _expected(each)]
-
-
-def _takes_none(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-# ---------------------------------------------------------------------------------------------------------- helpers
-
-
 def _range(option: Option) -> str:
     if option.above is not None:
         return "be positive and finite" if option.above == 0 else f"be above {option.above:g} and finite"
     return f"be at least {option.least}" if option.least else "not be negative"
 
 
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def hints_of(kind: type[Any]) -> dict[str, Any]:
     if kind not in _HINTS:
         hints = typing.get_type_hints(kind, include_extras=True)
         order = dict.fromkeys(name for each in kind.__mro__ for name in inspect.get_annotations(each))
@@ -437,7 +197,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return _HINTS[kind]
 
 
-def _mark(hint: Any, kind: type[Any]) -> Any:
+def mark_of(hint: Any, kind: type[Any]) -> Any:
     """Return the `Option` or `Part` that a field is annotated with."""
     marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     return next((each for each in marks if isinstance(each, kind)), None)
@@ -481,11 +241,11 @@ def _completed(option: Option, field: dataclasses.Field[Any], hint: Any) -> Opti
 
 
 def _collect(kind: type[Any], path: tuple[str, ...], marked: Part, collected: dict[str, Declared]) -> None:
-    hints, options = _hints(kind), options_of(kind)
+    hints, options = hints_of(kind), options_of(kind)
     for name in (*hints, *(each for each in options if each not in hints)):
         if name in marked.without:
             continue
-        part = _mark(hints.get(name), Part)
+        part = mark_of(hints.get(name), Part)
         if part is not None:
             if part.flag is not None:
                 collected[part.flag] = Declared(Option(part.flag, part.help, bool, False), ())
@@ -526,8 +286,8 @@ def _read_text(option: Option, value: Any) -> Any:
 
 def _made(kind: type[Any], tree: Mapping[str, Any], chosen: set[str], makers: Mapping[type[Any], Any]) -> Any:
     values = dict(tree)
-    for name, hint in _hints(kind).items():
-        part = _mark(hint, Part)
+    for name, hint in hints_of(kind).items():
+        part = mark_of(hint, Part)
         if part is None:
             continue
         below, inner = values.pop(name, {}), _plain(hint)

@@ -24,18 +24,16 @@ from dkgp.models import SparseSettings
 from dkgp.options import (
     SEED,
     Part,
-    changes,
     check_ranges,
     deciding_values,
     declared_options,
     foreign_options,
     make,
     options_of,
-    read,
-    schema,
     value_at,
 )
 from dkgp.registry import Group, Option
+from dkgp.service.specification import changes, read, schema
 
 BAKED, FRIED = Group("Options of baking", ("bake",)), Group("Options of frying", ("fry",))
 

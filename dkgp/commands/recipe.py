@@ -1,7 +1,6 @@
-"""The commands as declarations: what each says of itself, and the module that holds its job and runs it.
+"""The commands as declarations, which the command line, the jobs service and batch scripts read.
 
-Every surface reads these: the command line, the jobs service, batch scripts and `dkgp submit`. The options of a command
-are declared on the fields of its job (`dkgp.options`); a module is imported when its command is used.
+The options of a command are declared on the fields of its job (`dkgp.options`); its module is imported when it is used.
 """
 
 from __future__ import annotations
@@ -20,29 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A command NAME: its module holds the dataclass `NameJob` and the function `run_name` that runs such a job.
-
-    Attributes
-    ----------
-    help, examples
-        Texts of `--help`.
-    module
-        `dkgp.commands.NAME` by default.
-    must_converge
-        Whether a document with `converged` false means exit code 4.
-    as_job
-        Whether the jobs service and `dkgp submit` run it.
-    goes_on
-        Whether a run with `--resume` goes on where the last one stopped, rather than from the beginning.
-    """
+    """A command NAME: its module holds the dataclass `NameJob` and the function `run_name` that runs such a job."""
 
     name: str
     help: str
     examples: tuple[str, ...]
-    module: str = ""
-    must_converge: bool = False
-    as_job: bool = False
-    goes_on: bool = False
+    module: str = ""  # `dkgp.commands.NAME` by default
+    must_converge: bool = False  # a document with `converged` false means exit code 4
+    as_job: bool = False  # the jobs service and `dkgp submit` run it
+    goes_on: bool = False  # with `--resume` it continues where the last run stopped, not from the beginning
 
     @property
     def kind(self) -> type[Any]:
@@ -63,6 +48,14 @@ class Recipe:
     def resumes(self) -> bool:
         """True if the command has `--resume`."""
         return any(field.name == "resume" for field in fields(self.kind))
+
+    def check(self, job: Any) -> None:
+        """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
+        check = getattr(self._imported(), f"check_{self.name}", None)
+        if check is not None:
+            check(job)
+        elif hasattr(job, "check"):
+            job.check()
 
     def run(self, job: Any, reporter: Reporter) -> Document:
         """Run a job; errors as of its function."""

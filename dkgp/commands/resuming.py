@@ -1,6 +1,6 @@
 """Earlier runs: the checkpoint that one goes on from, and an unfinished model that may be replaced.
 
-What belongs to another run is left alone.
+It leaves other runs' checkpoints and models alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dkgp.solvers.registry import resuming
 def checkpointing_of(
     job: TrainingJob, identity: dict[str, Any], solver: dict[str, Any] | None, reporter: Reporter
 ) -> Checkpointing:
-    """Check the place of a job's checkpoints, and what is there: one to go on from, or one to be replaced.
+    """Check the place of a job's checkpoints, and a checkpoint there: it is continued, or replaced.
 
     Raises `CheckpointError`: what is there belongs to another run; `InputError`, `StorageError`: the place cannot be
     written to.

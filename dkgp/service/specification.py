@@ -1,19 +1,24 @@
 """Specifications of jobs: a command and its options in JSON, read into the command line's own dataclass.
 
-`dkgp.options` checks names and types, and the job checks its values as it does on the command line. Faults that need
-the data, such as a missing store, are found when the job runs.
+`read` checks names and types by the options that the dataclass declares, and the job checks its values as it does on
+the command line. Faults that need the data, such as a missing store, are found when the job runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from dkgp.commands.recipe import RECIPES, Recipe
 from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError, about
-from dkgp.options import CLUSTER, changes, options_of, read, schema, shown, values_words
+from dkgp.options import Part, fields_in_order, hints_of, mark_of, options_of
+from dkgp.registry import Option
 
 if TYPE_CHECKING:
     from dkgp.commands.ingest import IngestJob
@@ -27,9 +32,14 @@ COMMANDS: tuple[str, ...] = tuple(name for name, recipe in RECIPES.items() if re
 # Outputs that a job names itself; no two jobs under way may share one.
 OUTPUT_FIELDS = ("out", "checkpoint", "plot", "log_json", "tiles")
 
+# The field that JSON leaves out: the service chooses the cluster.
+CLUSTER = "cluster"
 LONGEST_TEXT = 4096
 # Of all objects and lists together.
 MOST_VALUES = 10_000
+# Mistakes that one message lists.
+MOST_MISTAKES = 20
+_ENTRIES: dict[type[Any], dict[str, Entry]] = {}
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,22 @@ class JobPath:
     field: str
     url: str
     access: Literal["read", "write"]
+
+
+class Entry(NamedTuple):
+    """A field as JSON has it: the type of its values, its default, its declaration, and the dataclass it holds."""
+
+    hint: Any
+    default: Any
+    option: Option | None
+    part: type[Any] | None
+
+
+class _Values(NamedTuple):
+    """Checked values of a dataclass that is not built yet."""
+
+    kind: type[Any]
+    values: dict[str, Any]
 
 
 def read_document(kind: type[T], document: Any, subject: str) -> T:
@@ -74,21 +100,20 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
     from dkgp.commands.reporting.outputs import check_side_files
     from dkgp.operators.product_error import renamed
 
-    kind = _recipe(command).kind
+    recipe = _recipe(command)
     if isinstance(options, Mapping) and CLUSTER in options:
         raise UsageError("cluster: jobs run on the service's own cluster; leave the field out")
     # Jobs that an earlier version stored.
-    job: Job = read_document(kind, renamed(options) if isinstance(options, Mapping) else options, command)
+    job: Job = read_document(recipe.kind, renamed(options) if isinstance(options, Mapping) else options, command)
     try:
         if command in PRESETS:
             with about("as_in_the_paper"):
                 job = settled(command, job)
-        for field in _places(kind):
+        for field in _places(recipe.kind):
             _require_absolute(field, getattr(job, field))
         for source in _sources(job):
             _require_absolute("sources", source)
-        if hasattr(job, "check"):
-            job.check()
+        recipe.check(job)
         if hasattr(job, "ingestion"):
             _check_ingestion(job.ingestion)
         check_side_files(getattr(job, "plot", None), getattr(job, "log_json", None))
@@ -240,3 +265,187 @@ def _refuse_unusual(value: Any, kind: type[Any], *place: str) -> None:
         raise UsageError(f"{shown('.'.join(place))[1:-1]}: expected JSON; got a {type(value).__name__}")
     if reason:
         raise InputError(f"{shown('.'.join(place))[1:-1]}: {reason}")
+
+
+# ---------------------------------------------------------------------------------- dataclasses from and to JSON
+
+
+def entries(kind: type[Any]) -> dict[str, Entry]:
+    """Return the fields of a dataclass as JSON has them, by name; all fields but the cluster."""
+    if hasattr(kind, "option_types"):  # options that become known at any time
+        options, types_and_defaults = options_of(kind), kind.option_types()
+        return {
+            name: Entry(hint, default, options.get(name), None) for name, (hint, default) in types_and_defaults.items()
+        }
+    if kind not in _ENTRIES:
+        hints, options, found = hints_of(kind), options_of(kind), {}
+        for field in fields_in_order(kind):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            hint = hints[field.name]
+            if mark_of(hint, Option) is not None or mark_of(hint, Part) is not None:
+                hint = typing.get_args(hint)[0]
+            nested = [each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)]
+            if field.name != CLUSTER:
+                part = typing.cast(type[Any], nested[0]) if nested else None
+                found[field.name] = Entry(hint, default, options.get(field.name), part)
+        _ENTRIES[kind] = found
+    return _ENTRIES[kind]
+
+
+def read(kind: type[T], document: Any, subject: str) -> T:
+    """Return the dataclass that a JSON object describes; `subject`, such as "train", is for messages.
+
+    Raises `UsageError` for unknown or missing fields and values of another type. The dataclass raises its own errors,
+    whose `parameter` is the field that holds the refused part.
+    """
+    if not isinstance(document, Mapping):
+        raise UsageError(f"{subject} is described by a JSON object; got {shown(document)}")
+    mistakes: list[str] = []
+    values = _checked(kind, document, (), subject, mistakes)
+    if mistakes:
+        raise UsageError("; ".join(mistakes[:MOST_MISTAKES]))
+    job: T = _built(values)
+    return job
+
+
+def schema(kind: type[Any]) -> dict[str, Any]:
+    """Return the JSON schema of a dataclass: types, ranges, defaults and helps of its options."""
+    import msgspec
+
+    properties: dict[str, Any] = {}
+    for name, entry in entries(kind).items():
+        described = msgspec.json.schema(entry.hint) if entry.part is None else schema(entry.part)
+        if entry.part is not None and _takes_none(entry.hint):
+            described = {"anyOf": [described, {"type": "null"}]}
+        option = entry.option
+        if option is not None:
+            bounds = {"minimum": option.least, "exclusiveMinimum": option.above}
+            if described.get("type") in ("integer", "number"):
+                described |= {word: bound for word, bound in bounds.items() if bound is not None}
+            described |= {"description": option.help} if option.help else {}
+        if entry.default is not dataclasses.MISSING and (entry.part is None or entry.default is None):
+            described = {**described, "default": _as_json(entry.default)}
+        properties[name] = described
+    required = [name for name, entry in entries(kind).items() if entry.default is dataclasses.MISSING]
+    return {
+        "title": kind.__name__,
+        "description": (kind.__doc__ or "").split("\n")[0],
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def changes(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults, as the JSON that `read` reads."""
+    changed = {}
+    for name, entry in entries(type(value)).items():
+        field_value = getattr(value, name)
+        if entry.default is dataclasses.MISSING or field_value != entry.default:
+            changed[name] = changes(field_value) if dataclasses.is_dataclass(field_value) else _as_json(field_value)
+    return changed
+
+
+def values_words(kind: type[Any], path: tuple[str, ...]) -> str | None:
+    """Return the declared words on the values of the option at a path; None if it declares none."""
+    for name in path:
+        entry = entries(kind).get(name)
+        if entry is None or entry.part is None:
+            option = None if entry is None else entry.option
+            return None if option is None or option.values is None else f"expected {option.values.words}"
+        kind = entry.part
+    return None
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _checked(
+    kind: type[Any], document: Mapping[str, Any], path: tuple[str, ...], subject: str, mistakes: list[str]
+) -> _Values:
+    """Check names and types of a JSON object; append what is wrong to `mistakes`."""
+    import msgspec
+
+    known = entries(kind)
+    for name in document:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            meant = f"did you mean '{'.'.join([*path, *near])}'?"
+            advice = meant if near else f"expected some of {', '.join(known)}"
+            raise UsageError(f"{_place(*path, str(name))}: {subject} has no such option; {advice}")
+    values: dict[str, Any] = {}
+    for name, entry in known.items():
+        if name not in document:
+            if entry.default is dataclasses.MISSING:
+                mistakes.append(f"{_place(*path, name)}: needed, and not given")
+            continue
+        value = document[name]
+        try:
+            if entry.part is not None and isinstance(value, Mapping):
+                values[name] = _checked(entry.part, value, (*path, name), subject, mistakes)
+            elif entry.part is not None and not (value is None and _takes_none(entry.hint)):
+                raise msgspec.ValidationError("Expected `object`, got another type")
+            else:
+                values[name] = None if entry.part is not None else msgspec.convert(value, entry.hint, strict=True)
+        except msgspec.ValidationError as error:
+            words = values_words(kind, (name,)) or _words(entry.hint, str(error))
+            mistakes.append(f"{_place(*path, name)}: {words}; got {shown(value)}")
+    return _Values(kind, values)
+
+
+def _built(checked: _Values) -> Any:
+    values = {}
+    for name, value in checked.values.items():
+        if isinstance(value, _Values):
+            with about(name):
+                value = _built(value)
+        values[name] = value
+    return checked.kind(**values)
+
+
+def _place(*path: str) -> str:
+    return shown(".".join(path))[1:-1]
+
+
+def _words(hint: Any, refusal: str) -> str:
+    """Say which values a type has; or, of the right type, which bound was missed, in msgspec's words."""
+    if ", got" not in refusal and refusal.startswith("Expected `"):
+        kinds = {"`str`": "text", "`int`": "an integer", "`float`": "a number"}
+        for kind, word in kinds.items():
+            refusal = refusal.replace(kind, word)
+        return refusal[:1].lower() + refusal[1:]
+    return ", or ".join(dict.fromkeys(_expected(hint)))
+
+
+def _expected(hint: Any) -> list[str]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _expected(inner[0])
+    if origin in (types.UnionType, typing.Union):
+        return [words for each in inner if each is not type(None) for words in _expected(each)]
+    if origin is Literal:
+        *most, last = map(repr, inner)
+        return [f"expected {', '.join(most)} or {last}" if most else f"expected {last}"]
+    names = {bool: "a valid boolean", int: "a valid integer", float: "a valid number", str: "a valid string"}
+    if origin in (tuple, list):
+        items = [each for each in inner if each is not ...]
+        return [f"expected a valid array of {', '.join(dict.fromkeys(_expected_items(items)))}"]
+    return [f"expected {names.get(hint, 'an object')}"]
+
+
+def _expected_items(hints: list[Any]) -> list[str]:
+    return [words.removeprefix("expected ") for each in hints for words in _expected(each)]
+
+
+def _takes_none(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value

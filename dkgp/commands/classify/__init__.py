@@ -5,6 +5,6 @@
 from __future__ import annotations
 
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.classify.methods import check_job, finished_classify, run_classify
+from dkgp.commands.classify.methods import check_classify, finished_classify, run_classify
 
-__all__ = ["ClassifyJob", "check_job", "finished_classify", "run_classify"]
+__all__ = ["ClassifyJob", "check_classify", "finished_classify", "run_classify"]

@@ -160,12 +160,6 @@ class ClassifyJob(TrainingJob):
     neighbours: Annotated[int | None, NEIGHBOURS] = None
     search_samples: Annotated[int | None, SEARCH_SAMPLES] = None
 
-    def check(self) -> None:
-        """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
-        from dkgp.commands.classify.methods import check_job  # whose methods know this job
-
-        check_job(self)
-
     @property
     def fit_intercept(self) -> bool:
         """True if there is an intercept."""

@@ -23,7 +23,7 @@ METHODS: dict[str, type[ClassifyRun]] = {
 def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
     """Train and save; see `Run.run`."""
     job = settled("classify", job)
-    check_job(job)
+    check_classify(job)
     return METHODS[_method(job)](job, reporter).run()
 
 
@@ -35,7 +35,7 @@ def finished_classify(job: ClassifyJob, reporter: Reporter) -> Document | None:
         return None
 
 
-def check_job(job: ClassifyJob) -> None:
+def check_classify(job: ClassifyJob) -> None:
     """Refuse what can be seen to be wrong without the data, beside values out of range.
 
     Raises

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
-from dkgp.options import MOST_MISTAKES
 from dkgp.service.queue.records import ForbiddenError, JobStateError, QueueFullError, UnknownJobError
 from dkgp.service.roots import OutsideRootsError
+from dkgp.service.specification import MOST_MISTAKES
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

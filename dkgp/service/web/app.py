@@ -16,7 +16,6 @@ from msgspec import Meta
 
 import dkgp
 from dkgp.errors import DkgpError, UsageError
-from dkgp.options import schema
 from dkgp.service.access import AuditLog, Caller, TokenBook
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import (
@@ -32,7 +31,7 @@ from dkgp.service.queue.records import (
 )
 from dkgp.service.roots import OutsideRootsError, Roots, check_places
 from dkgp.service.settings import ServiceSettings
-from dkgp.service.specification import COMMANDS, options_schema, read_document
+from dkgp.service.specification import COMMANDS, options_schema, read_document, schema
 from dkgp.service.web.answers import Outermost, answer_errors
 from dkgp.service.web.guard import CALLER_KEY, STILL_KEY, AuditedRequests, Guard, forbidden
 from dkgp.service.web.limits import BodyLimit, parse_json
