@@ -149,8 +149,7 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
             holder[last] = _read_text(option.option, value)
     for part, names in needing.items():
         named = ", ".join(f"`{name}`" for name in names)
-        belong = "belongs" if len(names) == 1 else "belong"
-        raise UsageError(f"{named} {belong} to `{part}`, which was not given; add `{part}`, or leave {named} out")
+        raise UsageError(f"{named} belong{'s' * (len(names) == 1)} to `{part}`, which was not given; add `{part}`, or leave {named} out")
     return _made(kind, tree, set(given_values), makers or {})
 
 
@@ -190,6 +189,7 @@ def _range(option: Option) -> str:
 
 
 def hints_of(kind: type[Any]) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, by name."""
     if kind not in _HINTS:
         hints = typing.get_type_hints(kind, include_extras=True)
         order = dict.fromkeys(name for each in kind.__mro__ for name in inspect.get_annotations(each))
