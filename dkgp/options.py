@@ -26,7 +26,7 @@ from dkgp.registry import Group, Option
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
-# One declaration for all parts of a job, which share the seed.
+# All parts of a job share it.
 SEED = Option("seed", "Of all random draws.", least=0)
 
 
@@ -68,8 +68,7 @@ def documented(kind: type[T]) -> type[T]:
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
     """Return the options that a dataclass declares, by field; those of its parts are not included."""
-    hints = hints_of(kind)
-    options = {}
+    hints, options = hints_of(kind), {}
     for field in fields_in_order(kind):
         option = mark_of(hints[field.name], Option)
         if option is not None:
@@ -149,7 +148,8 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
             holder[last] = _read_text(option.option, value)
     for part, names in needing.items():
         named = ", ".join(f"`{name}`" for name in names)
-        raise UsageError(f"{named} belong{'s' * (len(names) == 1)} to `{part}`, which was not given; add `{part}`, or leave {named} out")
+        belong = "belongs" if len(names) == 1 else "belong"
+        raise UsageError(f"{named} {belong} to `{part}`, which was not given; add `{part}`, or leave {named} out")
     return _made(kind, tree, set(given_values), makers or {})
 
 
