@@ -8,6 +8,8 @@ import itertools
 import os
 import zlib
 from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +79,15 @@ def what_stays_is_not_looked_through() -> Iterator[None]:
     if next(_MODULES) % 16 == 0:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[Any]:
+    """An executor of one thread in this process."""
+    from dkgp.cluster import LocalExecutor
+
+    with closing(LocalExecutor(1)) as executor:
+        yield executor
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from dkgp.models.classification.labels import labels_of, stratified_folds
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.cli.invoke import run, run_json
 from tests.cli.stored import Stored
-from tests.models.classification.fixed_size.letter import annealed, rounded
+from tests.models.classification.letter import annealed, rounded
 from tests.solvers.greedy_basis.test_to_the_letter import SmolaBartlett
 from tests.solvers.paper import block_coordinate_descent, dealt, without
 from tests.solvers.problems import rounds

@@ -221,13 +221,6 @@ def test_a_worker_killed_in_mid_batch(
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.fixture
-def one_thread() -> Iterator[BlockExecutor]:
-    executor = LocalExecutor(1)
-    yield executor
-    executor.close()
-
-
 @pytest.mark.portable
 def test_memory_does_not_grow_with_the_number_of_tests(
     model: ModelRecord, one_thread: BlockExecutor, tmp_path: Path

@@ -31,7 +31,7 @@ LOADING_SECONDS, COMPILING_SECONDS = 20.0, 600.0
 TWIN_SECONDS = 4.0
 # Tests of a room that lie elsewhere than its mirror image, by the start of a source file's name.
 ALSO = {
-    "dkgp/models/classification/logistic": ["tests/models/test_proofs.py"],
+    "dkgp/models/classification/certificate": ["tests/models/test_proofs.py"],
     "dkgp/models/sparse/certificate": ["tests/models/test_proofs.py"],
     "dkgp/models/certificate": ["tests/models/test_exact.py", "tests/models/test_proofs.py"],
     "dkgp/solvers/risk": ["tests/solvers/test_risk.py"],

@@ -7,17 +7,8 @@ import pytest
 from dkgp.cluster import LocalExecutor
 
 
-def _executor(threads: int) -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(threads)
-    yield executor
-    executor.close()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[LocalExecutor]:
-    yield from _executor(1)
-
-
 @pytest.fixture
 def two_threads() -> Iterator[LocalExecutor]:
-    yield from _executor(2)
+    executor = LocalExecutor(2)
+    yield executor
+    executor.close()

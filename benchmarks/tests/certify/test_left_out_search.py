@@ -13,7 +13,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.labels import Labels
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp_benchmarks.certify.left_out_search import MOST, compass, improved_by_left_out, own_units
-from tests.models.classification.exact.dense_lssvm import dense_decisions
+from tests.models.classification.references import dense_decisions
 
 
 def test_the_compass_finds_a_valley() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, operating_curve
-from tests.models.classification.measured import class_metrics
+from tests.models.classification.problems import class_metrics
 
 
 def measured(rng: np.random.Generator, count: int, *, probabilities: bool) -> tuple[ClassMetrics, list[OperatingCurve]]:

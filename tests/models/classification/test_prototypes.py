@@ -23,13 +23,6 @@ N, M = 700, 25
 KERNEL = SquaredExponential(gamma=(0.5, 2.0), variance=1.3)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(1)
-    yield executor
-    executor.close()
-
-
 def inputs(n: int = N) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((n, 2))
 

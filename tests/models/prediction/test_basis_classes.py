@@ -17,7 +17,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
-from tests.models.classification.basis.problems import exact_decisions, trained
+from tests.models.classification.problems import exact_decisions, trained
 from tests.workers import on_dask
 
 KERNEL = SquaredExponential(gamma=(0.3, 0.7, 0.1))

@@ -17,7 +17,7 @@ from dkgp.models.classification.logistic import RiskSettings, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
-from tests.models.classification.logistic.dense_risk import dense_minimiser
+from tests.models.classification.references import dense_minimiser
 
 KERNEL = SquaredExponential((0.4, 0.4, 0.4))
 VARIABLES = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dkgp.models.verdict import Finding, label_findings
-from tests.models.classification.measured import class_metrics
+from tests.models.classification.problems import class_metrics
 
 N = 2000
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,13 +22,6 @@ from dkgp.operators.cross.folds import (
 # Blocks of 256 rows at least: several of them, the last one short.
 N, M, FOLDS = 2700, 37, 4
 KERNELS = (SquaredExponential(gamma=(0.5, 1.5)), Matern32(gamma=(1.0, 0.2), variance=2.0), Linear((0.3, 1.0)))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(1)
-    yield executor
-    executor.close()
 
 
 class Data:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -18,13 +16,6 @@ from dkgp.solvers import GradientInfNorm, solve
 from dkgp.solvers.registry import build_solver
 
 D = 3
-
-
-@pytest.fixture
-def one_thread() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(1)
-    yield executor
-    executor.close()
 
 
 def points_of(kernel: Kernel, X: np.ndarray, executor: LocalExecutor) -> np.ndarray:

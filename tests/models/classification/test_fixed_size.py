@@ -1,10 +1,17 @@
-"""Training of a fixed-size LS-SVM as a whole: its fit against dense least squares, resume, bits, and hostile data."""
+"""Training of a fixed-size LS-SVM as a whole: its fit against dense least squares, resume, bits, and hostile data.
+
+Memory of a fixed-size classifier: what is planned, what is refused, and that it does not grow with the samples.
+
+Kernels that a search starts from, and their scale.
+"""
 
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +22,13 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
-from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_fixed_size
+from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.kernels import Linear, Matern32, SquaredExponential
+from dkgp.models.classification.fixed_size.search import scaled
+from dkgp.models.classification.fixed_size.settings import FixedSizeMemory, FixedSizeSettings
+from dkgp.models.classification.fixed_size.train import TrainedFixedSize, median_kernel, start_kernel, train_fixed_size
 from dkgp.models.classification.labels import LabelledData, Labels, decided
+from dkgp.models.memory import TrainingSizes
 from dkgp.solvers import Checkpointing
 from tests.watching import in_context
 from tests.workers import on_dask
@@ -190,3 +199,92 @@ def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) ->
         FixedSizeSettings(folds=1)
     with pytest.raises(InputError, match="`noise_variances` must be positive and finite"):
         FixedSizeSettings(noise_variances=(1.0, -1.0))
+
+
+MEBIBYTE = 2**20
+
+
+def plan(n: int = 100_000, **changed: Any) -> FixedSizeMemory:
+    settings = FixedSizeSettings(pool=changed.pop("pool", 1000))
+    executor: Any = SimpleNamespace(threads_per_process=2, shares_memory=changed.pop("shares_memory", True))
+    return settings.memory(TrainingSizes(n, 20, 1, executor, 2**20), **changed)
+
+
+def test_fewer_kernels_go_together_where_all_would_not_fit() -> None:
+    most, one = plan(), plan(together=1)
+    assert (most.together, one.together) == (3, 1)
+    assert one.coordinator_bytes < most.coordinator_bytes
+    assert plan(budget_bytes=most.coordinator_bytes).together == 3
+    assert plan(budget_bytes=most.coordinator_bytes - 1).together == 2
+    assert plan(budget_bytes=1).together == 1
+    # Elsewhere a worker takes nothing here.
+    assert plan(shares_memory=False).coordinator_bytes < most.coordinator_bytes
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_numbers() -> None:
+    found = plan(together=1)
+    found.require(found.coordinator_bytes)
+    with pytest.raises(MemoryBudgetError, match=r"a pool of 1,000 prototypes and 5 folds .* budget is 100 MiB.*`pool`"):
+        found.require(100 * MEBIBYTE)
+    with pytest.raises(MemoryBudgetError, match="2 MiB held already"):
+        found.require(found.coordinator_bytes, 2 * MEBIBYTE)
+    small = plan(pool=100)
+    assert small.coordinator_bytes < found.coordinator_bytes
+    assert small.to_json()["coordinator_bytes"] == small.coordinator_bytes
+
+
+def test_more_samples_take_n_vectors_and_no_more() -> None:
+    few, many = plan(200_000, pool=200), plan(3_200_000, pool=200)
+    assert many.coordinator_bytes - few.coordinator_bytes < 3_000_000 * 300
+
+
+def test_what_is_taken_is_less_than_what_was_planned(rng: np.random.Generator) -> None:
+    n, pool = 6000, 500
+    X = rng.standard_normal((n, 3))
+    codes = (np.sin(X[:, 0]) + X[:, 1] > 0.0).astype(int)
+    dataset, labels = memory_dataset(X, codes.astype(float)), Labels(("a", "b"), codes)
+    settings = FixedSizeSettings(pool=pool, search="none", prototypes="uniform", noise_variances=(0.1,), stop=None)
+    executor = LocalExecutor(2)
+    kernel = SquaredExponential(gamma=(0.5, 0.5, 0.5))
+    tracemalloc.start()
+    train_fixed_size(LabelledData(dataset, labels), settings, executor, kernel=kernel)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    executor.close()
+    planned = settings.memory(TrainingSizes(n, 3, 1, executor, 2**20)).coordinator_bytes - 256 * MEBIBYTE
+    assert 0.3 * planned < taken < 1.1 * planned
+
+
+def test_the_median_distance(rng: np.random.Generator) -> None:
+    X = rng.standard_normal((60, 3)) * np.array([1.0, 30.0, 0.01])
+    dataset = memory_dataset(X, X[:, 0])
+    inputs = dataset.inputs(0, 60)
+    squares = [np.sum((inputs[i] - inputs[j]) ** 2) for i in range(60) for j in range(i)]
+    kernel = median_kernel(dataset)
+    assert isinstance(kernel, SquaredExponential)
+    assert kernel.isotropic
+    np.testing.assert_allclose(kernel.gamma, [1.0 / np.median(squares)], rtol=1e-10)
+    # Samples that are all the same have none.
+    assert median_kernel(memory_dataset(np.ones((9, 2)), np.arange(9.0))).parameters()[0].value == 1.0
+
+
+def test_the_labels_tell_length_scales_where_there_is_something_to_tell(rng: np.random.Generator) -> None:
+    X = rng.standard_normal((1100, 4))
+    codes = (np.sin(2.0 * X[:, 1]) > 0.0).astype(int)
+    dataset, labels = memory_dataset(X, codes.astype(float)), Labels(("a", "b"), codes)
+    kernel, how = start_kernel(LabelledData(dataset, labels), isotropic=False)
+    assert how == "likelihood"
+    assert isinstance(kernel, SquaredExponential)
+    assert kernel.gamma[1] > 10.0 * max(kernel.gamma[0], *kernel.gamma[2:])
+    assert start_kernel(LabelledData(dataset, labels), isotropic=True) == (median_kernel(dataset), "median")
+    few = memory_dataset(X[:300], codes[:300].astype(float))
+    assert start_kernel(LabelledData(few, labels.subset(np.arange(300))), isotropic=False)[1] == "median"
+
+
+def test_a_scale_is_of_inverse_squared_lengths_alone() -> None:
+    kernel = Matern32(gamma=(1.0, 0.5), variance=2.0) + SquaredExponential(gamma=(0.1,), n_features=2)
+    found = scaled(kernel, 4.0)
+    assert found == Matern32(gamma=(4.0, 2.0), variance=2.0) + SquaredExponential(gamma=(0.4,), n_features=2)
+    assert scaled(kernel, 1.0) is kernel
+    with pytest.raises(InputError, match="the kernel linear has no length scale to search for; choose `search` none"):
+        scaled(Linear((1.0, 1.0)), 2.0)

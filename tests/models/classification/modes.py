@@ -110,7 +110,7 @@ def searching(
         yield Found(ModeSearch(operator, held, held.described(operator, Z[:basis])), operator, held, leaves)
 
 
-def column(link: Link, y: np.ndarray, weights: np.ndarray | None = None) -> ColumnLabels:
+def column_labels(link: Link, y: np.ndarray, weights: np.ndarray | None = None) -> ColumnLabels:
     return ColumnLabels(y, Likelihood.of(link, "ovr", 2).loss, weights)
 
 

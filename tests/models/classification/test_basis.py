@@ -20,7 +20,7 @@ from dkgp.models.classification.labels import LabelledData, label_weights
 from dkgp.models.classification.laplace import BasisPosterior
 from dkgp.models.memory import TrainingSizes
 from dkgp.solvers import Checkpointing
-from tests.models.classification.basis.problems import KERNEL, samples, trained
+from tests.models.classification.problems import KERNEL, samples, trained
 
 
 def posterior_of(found: Any) -> BasisPosterior:

@@ -17,7 +17,7 @@ from dkgp.models.classification.fixed_size.plans import (
     RecordedSearch,
     acceptances,
 )
-from tests.models.classification.fixed_size.letter import annealed, rounded
+from tests.models.classification.letter import annealed, rounded
 
 Score = Callable[..., float]
 

@@ -17,8 +17,8 @@ from dkgp.models.classification.exact import DecisionError, ExactSettings, train
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
-from tests.models.classification.exact.dense_lssvm import dense_decisions
-from tests.models.classification.exact.problems import LabelProblem
+from tests.models.classification.problems import LabelProblem
+from tests.models.classification.references import dense_decisions
 from tests.watching import in_context
 
 TIGHT = 1e-9

@@ -35,7 +35,7 @@ from dkgp.models.tuning.laplace.columns import column_mode, latent_predictions
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.cross.kernel import CrossKernel
-from tests.models.classification.near.problems import KERNEL, N, rows
+from tests.models.classification.modes import KERNEL, N, rows
 from tests.workers import on_dask
 
 TESTS, ROWS = 90, 30
