@@ -99,7 +99,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
             workspace = Workspace(self.store)
         about = about_fit(self, training_set.dataset, hyperparameters, several=False)
         about["classes"] = classes_to_json(training_set.classes)
-        self._take(FittedClassifier.of(record, training_set.dataset, workspace, about))
+        self._take(FittedClassifier.of(record.supported_by(training_set.dataset), workspace, about))
         if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
             warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
         if not record.summary["converged"]:

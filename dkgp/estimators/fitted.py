@@ -1,4 +1,4 @@
-"""State of a fitted estimator: the model, what it takes to train on, and where workers can read it."""
+"""State of a fitted estimator: the model, its training set, and the address where workers read it."""
 
 from __future__ import annotations
 
@@ -11,37 +11,27 @@ import uuid
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import dask.config
 import numpy as np
 
 from dkgp.data import (
+    AnyModel,
     ClassifierRecord,
     Dataset,
     ModelRecord,
     SparseRecord,
-    find_classifier,
-    find_model,
     is_resident,
-    memory_classifier,
-    memory_model,
-    memory_sparse_model,
-    open_sparse_model,
-    save_classifier,
-    save_model,
-    save_sparse_model,
 )
-from dkgp.data.stores.arrays import row_ranges
 from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
 from dkgp.errors import StoreError
 from dkgp.forks import fork_safe, remove_with
-from dkgp.models.exact import TrainedModel
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
-from dkgp.models.sparse.problem import TrainedSparse
-from dkgp.models.sparse.stored import opened_sparse, sparse_record
+from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
 from dkgp.models.sparse.update import update_sparse
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -84,12 +74,13 @@ class Workspace:
 
 
 class Fitted(ABC):
-    """A model with its training set; it is stored in the workspace when other processes have to read it."""
+    """A model that an estimator holds; it is stored in the workspace when other processes have to read it."""
 
-    record: ModelRecord | SparseRecord | ClassifierRecord
-    workspace: Workspace
+    kind: ClassVar[type[AnyModel]]
+    record: AnyModel
 
-    def _new_version(self) -> None:
+    def __init__(self, record: Any, workspace: Workspace) -> None:
+        self.record, self.workspace = record, workspace
         self.version = f"fitted-{uuid.uuid4().hex}"
         self._lock = fork_safe(threading.Lock())
         self._url: str | None = None
@@ -97,24 +88,22 @@ class Fitted(ABC):
         weakref.finalize(self, Predictor.forget, self.version)
 
     @classmethod
-    @abstractmethod
+    def of(cls, model: AnyModel, workspace: Workspace, about: dict[str, Any]) -> Self:
+        """Hold a trained model; `about` joins its summary."""
+        described = replace(model, summary={**model.summary, "estimator": about})
+        return cls(described.resident(), workspace)
+
+    @classmethod
     def load(cls, url: str, workspace: Workspace) -> Self:
         """Open a stored model."""
-
-    @abstractmethod
-    def save(self, url: str, *, overwrite: bool = False) -> None:
-        """Write the model to a store; errors as of `save_model`."""
+        return cls(cls.kind.find(url), workspace)
 
     @abstractmethod
     def source(self, variance: VarianceSettings | None, n_test: int) -> AnySource:
-        """Return what tasks of this process take their predictor from."""
+        """Return the source that tasks of this process take their predictor from."""
 
     @abstractmethod
-    def _made(self, variance: VarianceSettings | None, n_test: int) -> AnyPredictor: ...
-
-    def _store(self, url: str) -> None:
-        """Write the model where other processes are to read it."""
-        self.save(url)
+    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> AnyPredictor: ...
 
     @property
     def about(self) -> dict[str, Any]:
@@ -124,17 +113,22 @@ class Fitted(ABC):
 
     @property
     def product_error(self) -> ProductError:
-        """The estimator's error of sums over all samples; that of the default for a model that no estimator saved."""
+        """The estimator's error of sums over all samples; the default for a model that no estimator saved."""
         return ProductError.of(self.about.get("settings", {}).get("product_error", "auto"))
 
+    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
+        """Write the model to a store, its inputs by reference if they lie in a store; errors as for `Model.save`."""
+        model = self.record.alone().supported_by(self._training_inputs())
+        model.save(url, by_reference=by_reference, overwrite=overwrite)
+
     def readable_url(self) -> str:
-        """Address that other processes can read; the model is stored the first time that one is needed."""
+        """Return an address that other processes can read; the model is stored the first time that one is needed."""
         if not is_resident(self.record.url):
             return self.record.url
         with self._lock:
             if self._url is None:
-                url = self.workspace.url("model")
-                self._store(url)
+                url, inputs = self.workspace.url("model"), self._training_inputs()
+                self.save(url, by_reference=inputs is not None and not isinstance(inputs, AssembledDataset))
                 self._url = url
             return self._url
 
@@ -143,132 +137,78 @@ class Fitted(ABC):
         key = self.source(variance, n_test)
         with self._lock:
             if key not in self._predictors:
-                self._predictors[key] = self._made(variance, n_test)
+                self._predictors[key] = self._predictor(variance, n_test)
             return self._predictors[key]
 
+    def _training_set(self) -> Dataset | None:
+        """Return the training set if this process knows its targets."""
+        return None
 
-class FittedOnSamples(Fitted):
-    """A model whose sums go over its training inputs: `dataset`, or None where the record alone has them."""
+    def _training_inputs(self) -> Dataset | None:
+        """Return the training inputs, with targets of zero if these are not known; None for a sparse model."""
+        if self.record.is_sparse:
+            return None
+        return self._training_set() or assembled_dataset(*self._arrays())
 
-    record: ModelRecord | ClassifierRecord
-    dataset: Dataset | None
-
-    @abstractmethod
-    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
-        """Write the model to a store, its training inputs by reference where they lie in a store already."""
-
-    def _store(self, url: str) -> None:
-        self.save(url, by_reference=not isinstance(self._support(), AssembledDataset))
-
-    def _support(self) -> Dataset:
-        """The training inputs as a data set; targets that are not known are zeros, which nobody is shown."""
-        return self.dataset if self.dataset is not None else assembled_dataset(*self._training_set(None))
-
-    def _training_set(self, targets: FloatArray | None) -> tuple[Any, ...]:
-        """Arguments of `assembled_dataset`."""
-        record = self.record
-        n = record.n_samples if isinstance(record, ModelRecord) else record.n_support
+    def _arrays(self) -> tuple[Any, ...]:
+        """Return arguments of `assembled_dataset`, everything in arrays."""
+        record: Any = self.record
+        dataset = self._training_set()
         return (
-            np.concatenate([record.inputs(*chunk) for chunk in row_ranges(n, record.chunk_rows)]),
-            np.zeros((n, len(record.target_names))) if targets is None else targets,
+            np.concatenate([record.inputs(*chunk) for chunk in record.row_chunks()]),
+            np.zeros((record.n_support, record.n_targets)) if dataset is None else dataset.all_targets(),
             record.standardisation,
             record.feature_names,
             record.target_names,
             record.fingerprint,
-            None if self.dataset is None else self.dataset.raw_feature_names,
+            None if dataset is None else dataset.raw_feature_names,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything in arrays: another process has neither this one's memory nor its temporary files."""
+        return {"record": self.record.alone(), "training_set": None if self.record.is_sparse else self._arrays()}
 
-class FittedModel(FittedOnSamples):
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        inputs = None if state["training_set"] is None else assembled_dataset(*state["training_set"])
+        type(self).__init__(self, state["record"].supported_by(inputs).resident(), Workspace(None))
+
+
+class FittedModel(Fitted):
     """An exact model; without its training set `dataset` and `gradient`, Kbar alpha - y (n, p), are None."""
 
+    kind = ModelRecord
     record: ModelRecord
 
-    def __init__(
-        self, record: ModelRecord, dataset: Dataset | None, gradient: FloatArray | None, workspace: Workspace
-    ) -> None:
-        self.record, self.dataset, self.gradient, self.workspace = record, dataset, gradient, workspace
-        self._new_version()
+    def __init__(self, record: ModelRecord, workspace: Workspace) -> None:
+        super().__init__(record, workspace)
+        state = record.training_state()
+        self.dataset: Dataset | None = None if state is None else state[0]
+        self.gradient: FloatArray | None = None if state is None else state[1]
 
-    @classmethod
-    def of(cls, trained: TrainedModel, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedModel:
-        """Keep what was trained; `about` joins its summary."""
-        description = trained.record()
-        description["summary"] = {**description["summary"], "estimator": about}
-        record = memory_model(dataset, **description)
-        return cls(record, dataset, trained.solution.gradient, workspace)
-
-    @classmethod
-    def load(cls, url: str, workspace: Workspace) -> FittedModel:
-        """Open a stored model."""
-        record = find_model(url)
-        dataset, gradient = record.training_state() or (None, None)
-        return cls(record, dataset, gradient, workspace)
-
-    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
-        """Write the model to a store; errors as of `save_model`."""
-        gradient = None if self.dataset is None else self.gradient
-        options: dict[str, Any] = {"gradient": gradient, "by_reference": by_reference, "overwrite": overwrite}
-        save_model(url, dataset=self._support(), **options, **self._description())
+    def _training_set(self) -> Dataset | None:
+        return self.dataset
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
-        """Return what tasks of this process take their predictor from."""
+        """Return the source that tasks of this process take their predictor from."""
         record = self.record
         return PredictorSource(
             record.url, self.version, variance, _rounded(n_test), record.reference, self.product_error
         )
 
-    def _made(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
+    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
         return Predictor(self.record, self.version, variance, n_test=_rounded(n_test), error=self.product_error)
-
-    def _description(self) -> dict[str, Any]:
-        """Arguments of `save_model` and `memory_model`, all but the training set."""
-        facts = ("kernel", "noise_variance", "history", "certificate", "summary")
-        names = (*facts, "alpha", "sample_noise", "noise_model", "trend")
-        return {name: getattr(self.record, name) for name in names}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything in arrays: whoever unpickles this has neither this process's memory nor its temporary files."""
-        targets = None if self.dataset is None else self.dataset.all_targets()
-        return {
-            "about": self._description(),
-            "training_set": self._training_set(targets),
-            "has_targets": targets is not None,
-            "gradient": self.gradient,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        dataset = assembled_dataset(*state["training_set"])
-        self.record = memory_model(dataset, **state["about"])
-        self.dataset = dataset if state["has_targets"] else None
-        self.gradient, self.workspace = state["gradient"], Workspace(None)
-        self._new_version()
 
 
 class FittedSparse(Fitted):
     """A sparse model, which needs no training set."""
 
+    kind = SparseRecord
     record: SparseRecord
 
-    def __init__(self, record: SparseRecord, workspace: Workspace) -> None:
-        self.record, self.workspace = record, workspace
-        self.opened = opened_sparse(record)
-        self._new_version()
-
-    @classmethod
-    def of(cls, trained: TrainedSparse, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> FittedSparse:
-        """Keep what was trained; `about` joins its summary."""
-        record = sparse_record(trained, dataset)
-        return cls(memory_sparse_model(replace(record, summary={**record.summary, "estimator": about})), workspace)
-
-    @classmethod
-    def load(cls, url: str, workspace: Workspace) -> FittedSparse:
-        """Open a stored model."""
-        return cls(open_sparse_model(url), workspace)
-
-    def save(self, url: str, *, overwrite: bool = False) -> None:
-        """Write the model to a store; errors as of `save_sparse_model`."""
-        save_sparse_model(url, self.record, overwrite=overwrite)
+    @cached_property
+    def opened(self) -> OpenedSparse:
+        """The model, ready to predict."""
+        return opened_sparse(self.record)
 
     def updated(
         self,
@@ -277,90 +217,53 @@ class FittedSparse(Fitted):
         relative_noise: FloatArray | None,
         sample_noise: FloatArray | None,
     ) -> FittedSparse:
-        """The model with new samples, raw inputs (n, d_raw) and targets (n, p); errors as of `update_sparse`."""
+        """Return the model with new raw inputs (n, d_raw) and targets (n, p); errors as for `update_sparse`."""
         record, to = self.record, self.record.standardisation
         mark = hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()
         dataset = assembled_dataset(
             to.inputs(inputs), to.targets(targets), to, record.feature_names, record.target_names, mark
         )
         updated = update_sparse(self.opened, dataset, relative_noise, sample_noise)
-        return FittedSparse(memory_sparse_model(updated), self.workspace)
+        return FittedSparse(updated.resident(), self.workspace)
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictorSource:
-        """Return what tasks of this process take their predictor from; `n_test` is of no consequence."""
+        """Return the source that tasks of this process take their predictor from; `n_test` plays no part."""
         return SparsePredictorSource(self.record.url, self.version, variance is not None, _is_latent(variance))
 
-    def _made(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictor:
+    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictor:
         return SparsePredictor(self.opened, variance=variance is not None, latent=_is_latent(variance))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"record": self.record}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Whoever unpickles this may not have the store.
-        self.record, self.workspace = memory_sparse_model(state["record"]), Workspace(None)
-        self.opened = opened_sparse(self.record)
-        self._new_version()
-
-
-class FittedClassifier(FittedOnSamples):
+class FittedClassifier(Fitted):
     """A classifier; one of all samples needs its training inputs, one of prototypes does not."""
 
+    kind = ClassifierRecord
     record: ClassifierRecord
-
-    def __init__(self, record: ClassifierRecord, dataset: Dataset | None, workspace: Workspace) -> None:
-        self.record, self.dataset, self.workspace = record, dataset, workspace
-        self._new_version()
-
-    @classmethod
-    def of(cls, record: ClassifierRecord, dataset: Dataset, workspace: Workspace, about: dict[str, Any]) -> Self:
-        """Keep what was trained; `about` joins its summary."""
-        support = None if record.is_sparse else dataset
-        described = replace(record, summary={**record.summary, "estimator": about})
-        return cls(memory_classifier(described, support), support, workspace)
 
     @classmethod
     def load(cls, url: str, workspace: Workspace, form: str | None = None) -> Self:
-        """Open a stored model; `StoreError` where there is none of this form."""
-        record = find_classifier(url)
-        if form is not None and record.form != form:
+        """Open a stored model; `StoreError` if it is of another form."""
+        fitted = super().load(url, workspace)
+        found = fitted.record.form
+        if form is not None and found != form:
             raise StoreError(
-                f"'{url}' holds a classifier of the form '{record.form}'; expected '{form}'. Load it with "
-                f"{CLASSIFIERS[record.form]}"
+                f"'{url}' holds a classifier of the form '{found}'; expected '{form}'. Load it with "
+                f"{CLASSIFIERS[found]}"
             )
-        return cls(record, None, workspace)
+        return fitted
 
-    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
-        """Write the model to a store; errors as of `save_classifier`."""
-        support = None if self.record.is_sparse else self._support()
-        save_classifier(url, self.record, dataset=support, by_reference=by_reference, overwrite=overwrite)
-
-    def _store(self, url: str) -> None:
-        if self.record.is_sparse:
-            self.save(url)
-        else:
-            super()._store(url)
+    def _training_set(self) -> Dataset | None:
+        # The inputs of a model in memory are its training set's. Those of a store may be replaced with it.
+        support = self.record._support
+        return support if isinstance(support, Dataset) and is_resident(self.record.url) else None
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictorSource:
-        """Return what tasks of this process take their predictor from: without `variance` of decisions alone."""
+        """Return the source that tasks of this process take their predictor from: of decisions alone by default."""
         record, plug_in = self.record, variance is None
         return ClassPredictorSource(record.url, self.version, record.reference, plug_in, self.product_error)
 
-    def _made(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictor:
+    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictor:
         return ClassPredictor(self.record, self.version, plug_in=variance is None, error=self.product_error)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything in arrays, as of `FittedModel`."""
-        return {
-            "record": replace(self.record, _support=None),
-            "training_set": None if self.record.is_sparse else self._training_set(None),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        support = None if state["training_set"] is None else assembled_dataset(*state["training_set"])
-        self.record = memory_classifier(state["record"], support)
-        self.dataset, self.workspace = support, Workspace(None)
-        self._new_version()
 
 
 def _is_latent(variance: VarianceSettings | None) -> bool:

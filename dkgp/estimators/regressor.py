@@ -239,7 +239,7 @@ class GPRegressor(GPEstimator):
                 trained = replace(trained, noise_model=hyperparameters.noise_model)
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._mean = mean
-        self._take(FittedModel.of(trained, dataset, workspace, about))
+        self._take(FittedModel.of(trained.model(dataset), workspace, about))
         if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
             warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
         self._warn_of_shortfall()
@@ -302,7 +302,7 @@ class GPRegressor(GPEstimator):
                 stopping=stopping_of(self.tol, self.max_passes),
             )
         trained = replace(trained, noise_model=noise_model)
-        self._take(FittedModel.of(trained, dataset, fitted.workspace, fitted.about))
+        self._take(FittedModel.of(trained.model(dataset), fitted.workspace, fitted.about))
         self._warn_of_shortfall()
         return self
 

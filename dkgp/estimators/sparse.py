@@ -34,6 +34,7 @@ from dkgp.models.sparse.settings import (
     SEARCH_SAMPLES,
     SparseSettings,
 )
+from dkgp.models.sparse.stored import sparse_record
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED
 from dkgp.models.variance.settings import VarianceSettings
@@ -212,7 +213,7 @@ class SparseGPRegressor(GPEstimator):
                     sample_noise=known,
                 )
         about = about_fit(self, dataset, hyperparameters, several=several)
-        self._take(FittedSparse.of(trained, dataset, Workspace(self.store), about))
+        self._take(FittedSparse.of(sparse_record(trained, dataset), Workspace(self.store), about))
         if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
             warnings.warn(shortfall, ConvergenceWarning, stacklevel=2)
         self._warn_of_shortfall(target)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset, save_model
+from dkgp.data import Dataset, ModelRecord
+from dkgp.data.stores.models.regression import exact_model
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
 from dkgp.models.certificate import Certificate
@@ -59,19 +60,21 @@ class TrainedModel:
     noise_model: NoiseModel | None = None
     trend: Trend | None = None
 
-    def record(self) -> dict[str, Any]:
-        """Arguments of `save_model` and `memory_model`, all but the training set."""
-        return {
-            "kernel": self.kernel.to_json(),
-            "noise_variance": self.noise_variance,
-            "alpha": self.solution.alpha,
-            "history": [progress.to_json() for progress in self.solution.history],
-            "certificate": self.certificate.to_json(),
-            "summary": self.summary,
-            "sample_noise": self.sample_noise,
-            "noise_model": None if self.noise_model is None else self.noise_model.to_json(),
-            "trend": None if self.trend is None else self.trend.to_json(),
-        }
+    def model(self, dataset: Dataset) -> ModelRecord:
+        """Return the model of the training set, as a store holds it."""
+        return exact_model(
+            dataset,
+            kernel=self.kernel.to_json(),
+            noise_variance=self.noise_variance,
+            alpha=self.solution.alpha,
+            gradient=self.solution.gradient,
+            history=[progress.to_json() for progress in self.solution.history],
+            certificate=self.certificate.to_json(),
+            summary=self.summary,
+            sample_noise=self.sample_noise,
+            noise_model=None if self.noise_model is None else self.noise_model.to_json(),
+            trend=None if self.trend is None else self.trend.to_json(),
+        )
 
     def beside(self, noise_variance: float, sample_noise: ArrayLike | None) -> TrainedModel:
         """The model with its noise told apart: s2, which new observations have too, and what is known of the samples.
@@ -257,12 +260,8 @@ def save(
     trained: TrainedModel, url: str, dataset: Dataset, *, by_reference: bool = False, overwrite: bool = False
 ) -> None:
     """Write a trained model to a store; with its support inputs unless `by_reference`."""
-    save_model(
-        url,
-        dataset=dataset,
+    model = trained.model(dataset)
+    if trained.solution.product_errors.size:
         # After approximate products the gradient is not the true one, so that no later run may start from it.
-        gradient=None if trained.solution.product_errors.size else trained.solution.gradient,
-        by_reference=by_reference,
-        overwrite=overwrite,
-        **trained.record(),
-    )
+        model = replace(model, _gradient=None)
+    model.save(url, by_reference=by_reference, overwrite=overwrite)

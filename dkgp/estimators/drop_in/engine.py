@@ -77,7 +77,7 @@ class EnginePosterior:
             executor.tiles = replace(executor.tiles, products=products)
             stopping = stopping_of(tolerance, MOST_PASSES)
             trained = train(dataset, ours, noise, executor, sample_noise=beside, solver=solver, stopping=stopping)
-        self.fitted = FittedModel.of(trained, dataset, workspace, {})
+        self.fitted = FittedModel.of(trained.model(dataset), workspace, {})
         self.coefficients = np.asarray(trained.solution.alpha)
         self.summary = trained.summary
         if not trained.summary["converged"]:

@@ -13,7 +13,6 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import (
     ModelRecord,
     memory_dataset,
-    memory_model,
 )
 from dkgp.kernels import Kernel
 from dkgp.models import RunContext
@@ -69,7 +68,7 @@ class Case:
 
     @cached_property
     def model(self) -> ModelRecord:
-        return memory_model(self.dataset, **self.trained.record())
+        return self.trained.model(self.dataset).resident()
 
     def predicted(self, **settings: Any) -> Predicted:
         version = f"trend-{next(_RUNS)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data import ModelRecord, dataset_from_arrays, memory_dataset, memory_model, open_model, open_prediction
+from dkgp.data import ModelRecord, dataset_from_arrays, memory_dataset, open_model, open_prediction
 from dkgp.errors import InputError
 from dkgp.kernels import Linear, SquaredExponential
 from dkgp.models.exact import save, train
@@ -37,7 +38,7 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 def model_of(case: Case, executor: LocalExecutor) -> ModelRecord:
     dataset = memory_dataset(case.X, case.y)
-    return memory_model(dataset, **trained_on(case, executor, stopping=GradientInfNorm(1e-8)).record())
+    return trained_on(case, executor, stopping=GradientInfNorm(1e-8)).model(dataset).resident()
 
 
 def dense(case: Case, tests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -83,7 +84,7 @@ def test_intervals_hold_the_dense_variance(
 @every_case
 def test_one_noise_for_all_would_be_too_sure(case: Case, executor: LocalExecutor) -> None:
     dataset, version = memory_dataset(case.X, case.y), f"one-noise-{next(RUNS)}"
-    model = memory_model(dataset, **{**trained_on(case, executor).record(), "sample_noise": None})
+    model = replace(trained_on(case, executor).model(dataset), sample_noise=None).resident()
     plain = Predictor(model, version, VarianceSettings(latent=True, way="cholesky"))(places(case))
     Predictor.forget(version)
     assert plain.variance is not None
@@ -139,10 +140,8 @@ def test_a_partial_factor_is_not_kept(executor: LocalExecutor) -> None:
 
 def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
     case = CASES["growing"]
-    model = memory_model(
-        memory_dataset(case.X, case.y),
-        **{**trained_on(case, executor).record(), "sample_noise": np.full(240, 1e300)},
-    )
+    trained = trained_on(case, executor).model(memory_dataset(case.X, case.y))
+    model = replace(trained, sample_noise=np.full(240, 1e300)).resident()
     with pytest.raises(InputError, match="too far for variances"):
         Predictor(model, "refused", VarianceSettings())
 

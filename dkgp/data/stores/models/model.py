@@ -182,6 +182,19 @@ class Model(HtmlShown):
         # Raised here: errors of storage may live on in its threads, and their frames would keep the model.
         raise StoreError(f"{model.title} is in memory there; expected {cls.expected}.")
 
+    @property
+    def is_sparse(self) -> bool:
+        """True for a model that needs no training set."""
+        return True
+
+    def supported_by(self, dataset: Dataset | None) -> Self:
+        """Return the model with its training set, whose inputs it is a sum over; itself if it needs none."""
+        return self
+
+    def alone(self) -> Self:
+        """Return the model without its address and its training set."""
+        return replace(self, url="")
+
     def resident(self) -> Self:
         """Return the model with an address in this process, valid for as long as the returned object is alive."""
         model = replace(self, url=f"{_ADDRESS}{uuid.uuid4().hex}")
@@ -351,7 +364,7 @@ class SupportedModel(KernelModel):
 
     @property
     def is_sparse(self) -> bool:
-        """True for a model that needs no training set."""
+        """True for a model of prototypes, which needs no training set."""
         return False
 
     @property
@@ -377,6 +390,10 @@ class SupportedModel(KernelModel):
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the support inputs, in order."""
         return row_ranges(self.n_support, self.chunk_rows)
+
+    def alone(self) -> Self:
+        """Return the model without its address and its training set."""
+        return replace(super().alone(), _support=None)
 
     def supported_by(self, dataset: Dataset | None) -> Self:
         """Return the model with its training set, whose inputs it is a sum over; itself if it needs none."""

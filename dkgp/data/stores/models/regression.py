@@ -8,8 +8,8 @@ alone: 8 (2 m^2 + m (d + p)) bytes for m basis samples, and all samples besides 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Unpack
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,11 @@ class ModelRecord(SupportedModel):
             self._support, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
         )
         return dataset, gradient
+
+    def alone(self) -> Self:
+        """Return the model without its address and its training set, the gradient in memory."""
+        state = self.training_state()
+        return replace(super().alone(), _targets=None, _gradient=None if state is None else state[1])
 
     @classmethod
     def layouts(cls, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:
