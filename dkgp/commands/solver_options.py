@@ -11,7 +11,10 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters
-from dkgp.models.solver_choice import Probed, choose_solver_for
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
+from dkgp.models.solver_choice import choose_solver_for
+from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.options import SEED
 from dkgp.registry import FURTHER, Group, Option
@@ -141,10 +144,10 @@ class SolverOptions:
 
     def decided(
         self,
-        dataset: Probed,
+        dataset: Dataset,
         hyperparameters: Hyperparameters,
         *,
-        more_columns: int = 0,
+        mean: MeanKind = CENTRED,
         product_error: ProductError = EVERY_ENTRY,
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
@@ -153,8 +156,8 @@ class SolverOptions:
 
         Parameters
         ----------
-        more_columns : int
-            Right-hand sides beside the targets.
+        mean : {"centred", "constant", "linear"}
+            Its columns are right-hand sides beside the targets.
         product_error : ProductError
             Allowed error of products.
         memory_bytes : int, optional
@@ -166,15 +169,11 @@ class SolverOptions:
             return self, None
         self.check()
         self.stopping()
-        noise_variance, sample_noise = hyperparameters.noise_variance, None
+        noise = Noise(hyperparameters.noise_variance)
         if isinstance(dataset, Dataset):
-            noise_variance, sample_noise = hyperparameters.noise_of(dataset)
+            noise = hyperparameters.noise_of(dataset)
         choice = choose_solver_for(
-            dataset,
-            hyperparameters.kernel,
-            noise_variance,
-            sample_noise=sample_noise,
-            more_columns=more_columns,
+            Problem(dataset, hyperparameters.kernel, noise, mean),
             tolerance=self.tolerance,
             double=self.precision == "double",
             product_error=product_error,

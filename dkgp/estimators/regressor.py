@@ -12,7 +12,6 @@ import numpy as np
 from dkgp.cluster.client_executor import is_in_process
 from dkgp.data import Dataset, append_rows
 from dkgp.data.sources.labelled import label
-from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
@@ -45,12 +44,11 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import train
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise import NoiseModel
+from dkgp.models.noise import Noise
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
-from dkgp.models.robust.train import train_student
-from dkgp.models.trend.columns import CENTRED, MeanKind
-from dkgp.models.trend.trend import mean_kind
+from dkgp.models.problem import Problem
+from dkgp.models.trend import CENTRED, MeanKind, mean_kind
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.choice import NoiseKind, tune_noise
 from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood
@@ -211,32 +209,16 @@ class GPRegressor(GPEstimator):
         dataset, several = training_set(self, X, mean.taken_off(X, y), workspace)
         noise.of_dataset(dataset)
         hyperparameters = self._hyperparameters(dataset, seed, noise)
-        noise_variance, known = self._noise_of(noise, hyperparameters, dataset)
-        beside = replace(hyperparameters, noise_variance=noise_variance)  # what samples have beside the known noise
-        more = mean.count(dataset)
-        solver, products = solver_for(
-            self.solver, dataset, beside, self.tol, seed, known, more_columns=more, product_error=error
-        )
+        problem = Problem(dataset, hyperparameters.kernel, self._noise_of(noise, hyperparameters, dataset), mean.kind)
+        solver, products = solver_for(self.solver, problem, self.tol, seed, product_error=error)
         with executor_for(self.client, dataset) as executor:
             context = RunContext(executor, product_error=error)
             executor.tiles = replace(executor.tiles, products=products)
-            student = hyperparameters.student_t
-            if student is not None:
+            if hyperparameters.student_t is not None:
                 require_centred(mean.kind, "Student's t")
-                kernel = hyperparameters.kernel
-                trained = train_student(dataset, kernel, student, context, solver=solver, stopping=stopping)
-            else:
-                trained = train(
-                    dataset,
-                    hyperparameters.kernel,
-                    noise_variance,
-                    context,
-                    sample_noise=known,
-                    mean=mean.kind,
-                    solver=solver,
-                    stopping=stopping,
-                )
-                trained = replace(trained, noise_model=hyperparameters.noise_model)
+            trained = train(
+                dataset, problem.kernel, problem.noise, context, mean=mean.kind, solver=solver, stopping=stopping
+            )
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._mean = mean
         self._take(FittedModel.of(trained.model(dataset), workspace, about))
@@ -287,37 +269,31 @@ class GPRegressor(GPEstimator):
         noise.require(len(inputs))
         dataset = append_rows(fitted.dataset, inputs, targets)
         noise.require_one_target(dataset.n_targets)
-        noise_model = NoiseModel.held(fitted.record.noise_model)
         client = self.client if self.client is not None and is_in_process(self.client) else None
         with executor_for(client, dataset, ambient=False) as executor:
             trained = update(
                 dataset,
                 self.kernel_,
-                self.noise_variance_,
+                noise.appended(fitted.record, dataset),
                 executor,
                 (fitted.record.alpha, fitted.gradient),
-                sample_noise=noise.appended(fitted.record, noise_model, dataset),
                 mean=mean_kind(fitted.record.trend),
                 solver=solver_for_update(self.solver),
                 stopping=stopping_of(self.tol, self.max_passes),
             )
-        trained = replace(trained, noise_model=noise_model)
         self._take(FittedModel.of(trained.model(dataset), fitted.workspace, fitted.about))
         self._warn_of_shortfall()
         return self
 
-    def _noise_of(
-        self, noise: SampleNoise, hyperparameters: Hyperparameters, dataset: Dataset
-    ) -> tuple[float, FloatArray | None]:
-        """Return s2, and what samples have beside it, (n,): told, by a noise model, or of the data set; None without.
+    def _noise_of(self, noise: SampleNoise, hyperparameters: Hyperparameters, dataset: Dataset) -> Noise:
+        """Return the noise of the samples: the user's, that of a law, or that of the data set.
 
-        Raises `InputError` where it is told, and by a noise model.
+        Raises `InputError` where the user gives it beside a noise model or Student's t.
         """
-        told = noise.beside(hyperparameters.noise_variance, dataset.standardisation.target_std)
-        if (hyperparameters.noise_model or hyperparameters.student_t) is not None and told is not None:
+        known = noise.beside(hyperparameters.noise_variance, dataset.standardisation.target_std)
+        if (hyperparameters.noise_model or hyperparameters.student_t) is not None and known is not None:
             raise InputError(BOTH)
-        noise_variance, known = hyperparameters.noise_of(dataset)
-        return noise_variance, known if told is None else told
+        return hyperparameters.noise_of(dataset) if known is None else Noise(hyperparameters.noise_variance, known)
 
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         if self.noise_model == "none" and self.likelihood == "gaussian":

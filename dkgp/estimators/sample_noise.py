@@ -12,7 +12,7 @@ from dkgp.data.stores.standardisation import standardised_noise
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import is_dask, is_dask_frame, is_plain, numbers_of, take_rows
-from dkgp.models.noise import NoiseModel
+from dkgp.models.noise import Noise, NoiseModel
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
 
@@ -117,21 +117,18 @@ class SampleNoise:
             )
         return np.asarray(noise_variance * (self.multiples - 1.0))
 
-    def appended(self, record: ModelRecord, noise_model: NoiseModel | None, dataset: Dataset) -> FloatArray | None:
-        """The noise of a model's samples, and of new ones after them, whose noise this is: (n,); None without any.
+    def appended(self, record: ModelRecord, dataset: Dataset) -> Noise:
+        """Return the noise of a model's samples and, after them, of the new samples that this noise is for.
 
-        Raises `InputError` where it is told, and by a noise model.
+        Raises `InputError` where the user gives it and the model has a noise model.
         """
-        known = self.beside(record.noise_variance, record.standardisation.target_std)
-        n, before = record.n_samples, record.sample_noise
-        if noise_model is not None:
+        known, noise = self.beside(record.noise_variance, record.standardisation.target_std), Noise.of_model(record)
+        n, law = record.n_samples, noise.law
+        if isinstance(law, NoiseModel):
             if known is not None:
                 raise InputError(BOTH)
-            known = noise_model.beyond_least(dataset.inputs(n, dataset.n_samples))
-        if before is None and known is None:
-            return None
-        before = np.zeros(n) if before is None else before
-        return np.concatenate([before, np.zeros(dataset.n_samples - n) if known is None else known])
+            known = law.beyond_least(dataset.inputs(n, dataset.n_samples))
+        return noise.append(n, known, dataset.n_samples - n)
 
 
 def _checked(values: Any, name: str, what: str) -> FloatArray | None:

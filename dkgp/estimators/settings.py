@@ -12,11 +12,11 @@ import numpy as np
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.client_executor import open_client_executor
 from dkgp.data import Dataset
-from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.ambient import ambient_client_for
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
+from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.tuning.tasks import Objective
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
@@ -92,36 +92,18 @@ def checked_solver(solver: object, product_error: ProductError = EVERY_ENTRY) ->
 
 
 def solver_for(
-    solver: object,
-    dataset: Dataset,
-    hyperparameters: Hyperparameters,
-    tolerance: float,
-    seed: int,
-    sample_noise: FloatArray | None = None,
-    *,
-    more_columns: int = 0,
-    product_error: ProductError = EVERY_ENTRY,
+    solver: object, problem: Problem, tolerance: float, seed: int, *, product_error: ProductError = EVERY_ENTRY
 ) -> tuple[Solver, float | None]:
-    """Return the solver to train with, and the products that it is foreseen to take, where that is known.
+    """Return the solver to train with, and a forecast of its products, if there is one.
 
-    For "auto" it is what the sizes and a probe of the problem suggest, with `more_columns` beside the targets and
-    products of the allowed error.
+    "auto" stands for the solver that the sizes and a probe of the problem suggest, with products of the allowed error.
     """
     checked = checked_solver(solver)
     if not isinstance(checked, str):
         return checked, None
     if checked != AUTO:
         return build_solver(checked, seed=seed), None
-    choice = choose_solver_for(
-        dataset,
-        hyperparameters.kernel,
-        hyperparameters.noise_variance,
-        sample_noise=sample_noise,
-        more_columns=more_columns,
-        tolerance=tolerance,
-        product_error=product_error,
-        seed=seed,
-    )
+    choice = choose_solver_for(problem, tolerance=tolerance, product_error=product_error, seed=seed)
     return build_solver(choice.solver, choice.options, precision=choice.precision, seed=seed), choice.products
 
 

@@ -19,8 +19,9 @@ from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
 from dkgp.estimators.settings import about_fit, executor_for, shortfall_of_tuning
 from dkgp.estimators.training_set import new_samples, training_set
+from dkgp.models.noise import Noise, check_relative
 from dkgp.models.sparse.ladder import LadderTarget, climb
-from dkgp.models.sparse.problem import SparseProblem, noise_by_sample
+from dkgp.models.sparse.problem import SparseProblem
 from dkgp.models.sparse.settings import (
     CANDIDATE_COUNT,
     CERTIFY_PASSES,
@@ -194,24 +195,19 @@ class SparseGPRegressor(GPEstimator):
         if user_basis is None and not 1 <= settings.basis_size <= n:
             raise InputError(f"a basis has 1 to {n:,} samples here; {settings.basis_size:,} were asked for")
         if relative_noise is not None:
-            noise_by_sample(1.0, told.relative, n)
+            assert told.relative is not None
+            check_relative(told.relative, n)
         told.of_dataset(dataset)
         known = told.known(dataset.standardisation.target_std)
         hyperparameters = self._hyperparameters(dataset, seed, told)
-        problem = (dataset, hyperparameters.kernel, hyperparameters.noise_variance)
+        noise = Noise.of(hyperparameters.noise_variance, known, told.multiples)
+        problem = SparseProblem.of(dataset, hyperparameters.kernel, noise)
         with executor_for(self.client, dataset) as executor:
             if self.basis_size == AUTO:
                 assert target is not None
-                trained = climb(SparseProblem.of(*problem, told.multiples, known), executor, settings, target)
+                trained = climb(problem, executor, settings, target)
             else:
-                trained = train_sparse(
-                    *problem,
-                    executor,
-                    settings,
-                    given=user_basis,
-                    relative_noise=told.multiples,
-                    sample_noise=known,
-                )
+                trained = train_sparse(dataset, problem.kernel, problem.noise, executor, settings, given=user_basis)
         about = about_fit(self, dataset, hyperparameters, several=several)
         self._take(FittedSparse.of(sparse_record(trained, dataset), Workspace(self.store), about))
         if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
@@ -263,7 +259,7 @@ class SparseGPRegressor(GPEstimator):
                 "relative_noise is one over sample_weight, and sample_noise the variances themselves; give one of them"
             )
         relative = numbers_of(relative_noise, "relative_noise")
-        noise_by_sample(1.0, relative, relative.size)
+        check_relative(relative, relative.size)
         return SampleNoise(None, relative)
 
     def _warn_of_shortfall(self, target: LadderTarget | None) -> None:

@@ -26,7 +26,7 @@ from dkgp.estimators.outputs.outputs import PredictionBounds
 from dkgp.estimators.scikit_learn import clone
 from dkgp.estimators.training_set import default_targets, target_names_of
 from dkgp.models.rounding import shifted_bound
-from dkgp.models.trend.columns import CENTRED, MEAN_KINDS, MeanKind, count_of
+from dkgp.models.trend import CENTRED, MEAN_KINDS, MeanKind, count_of
 
 logger = logging.getLogger("dkgp.estimators")
 

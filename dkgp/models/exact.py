@@ -1,7 +1,15 @@
-"""The exact Gaussian process: train by solving Kbar alpha = y, and save."""
+"""The exact Gaussian process: train by solving Kbar alpha = y, and save.
+
+Under Student's t the solve is repeated with the samples' weights until these stay. The first turn has the noise s2 for
+all samples. The residual of the targets, r = N alpha - g of a solution alpha with the gradient g under the noise N,
+gives each sample the noise of the next turn (`StudentT`), which starts from this turn's solution. The result is the
+mode of the function's posterior under Student's t, to within a hundredth in every weight; each turn raises its density.
+The certificate is that of the last turn's equations, with their weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,19 +19,19 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.models.regression import exact_model
-from dkgp.errors import InputError
-from dkgp.kernels import Kernel, check_positive_definite, fold_white, has_user_function
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.kernels import Kernel, check_positive_definite, has_user_function
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.noise import NoiseModel
+from dkgp.models.noise import Noise, NoiseModel, StudentT
+from dkgp.models.problem import Problem
 from dkgp.models.rounding import assumptions
-from dkgp.models.trend.columns import CENTRED, MeanKind, right_sides
-from dkgp.models.trend.trend import Trend, found_trend
+from dkgp.models.trend import CENTRED, MeanKind, Trend, fit_trend
 from dkgp.operators import KernelOperator
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers import GradientInfNorm, Solution, Solver, StoppingRule, solve
-from dkgp.solvers.cholesky.factor_tasks import digest
+from dkgp.solvers.driver import Loop, interrupted
 
 
 @dataclass(frozen=True)
@@ -76,45 +84,11 @@ class TrainedModel:
             trend=None if self.trend is None else self.trend.to_json(),
         )
 
-    def beside(self, noise_variance: float, sample_noise: ArrayLike | None) -> TrainedModel:
-        """The model with its noise told apart: s2, which new observations have too, and what is known of the samples.
-
-        A model without known noise as it is.
-        """
-        if sample_noise is None:
-            return self
-        known = np.array(sample_noise, dtype=np.float64).reshape(-1)
-        return replace(self, noise_variance=float(noise_variance), sample_noise=known)
-
-
-def run_identity(
-    dataset: Dataset,
-    kernel: Kernel,
-    noise_variance: float,
-    product_error: ProductError = EVERY_ENTRY,
-    *,
-    sample_noise: FloatArray | None = None,
-    mean: MeanKind = CENTRED,
-) -> dict[str, Any]:
-    """The identity of a training run: a checkpoint is resumed only by a run of the same one.
-
-    Known noise that is no part of the data set is told by the SHA-256 of its variances (n,).
-    """
-    kernel, noise_variance = fold_white(kernel, noise_variance)
-    exact = {"fingerprint": dataset.fingerprint, "kernel": kernel.to_json(), "noise_variance": float(noise_variance)}
-    exact |= {} if mean == CENTRED else {"mean": mean}
-    return {**exact, **known_noise(sample_noise), **product_error.record(kernel, dataset.n_samples)}
-
-
-def known_noise(sample_noise: FloatArray | None) -> dict[str, str]:
-    """The part of a run's identity that known noise (n,) is; nothing where there is none."""
-    return {} if sample_noise is None else {"sample_noise": digest(np.ravel(sample_noise))}
-
 
 def train(
     dataset: Dataset,
     kernel: Kernel,
-    noise_variance: float,
+    noise_variance: float | Noise,
     context: RunContext | BlockExecutor,
     *,
     sample_noise: ArrayLike | None = None,
@@ -129,11 +103,12 @@ def train(
     Parameters
     ----------
     dataset : Dataset
-        Standardised inputs and targets are read from it by whoever needs them.
+        Workers read standardised inputs and targets from it.
     kernel : Kernel
         White noise in it is folded into the noise variance.
-    noise_variance : float
-        s2, on the standardised scale.
+    noise_variance : float or Noise
+        s2, on the standardised scale; or the noise of all samples as one value, `sample_noise` included. With Student's
+        t as its law the samples are weighted in turns, and a checkpoint holds the state between two turns.
     sample_noise : (n,) or (n, 1) array_like, optional
         Known noise variances v_i of the samples, on the same scale (a variance in the target's units over the square
         of its standard deviation): sample i has the noise s2 + v_i, which has to be positive. By default those that the
@@ -150,57 +125,65 @@ def train(
     Returns
     -------
     TrainedModel
+        Under Student's t with the samples' noise of the last turn. Its `summary` has `student_t` and `weights`: the
+        number of turns, the change of a weight that the last one would make, the least weight, and how many samples
+        weigh less than a half. It has not converged if weights still change after 60 turns.
 
     Raises
     ------
     InputError
         No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
         user's function that is not positive definite on some of the samples; known noise that is not finite, not of
-        the samples, or leaves one without any; a linear mean of features that are sums of each other.
+        the samples, or leaves one without any; a linear mean of features that are sums of each other; Student's t for
+        several targets, or beside known noise of the data set.
     NumericalError
         A solve that ended before anything is known of the mean's coefficients.
+    InterruptedRunError
+        The run was interrupted; the last checkpoint, or the turns of Student's t before, are stored.
     """
-    if dataset.n_targets == 0:
-        raise InputError(
-            f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
-        )
-    kernel, noise_variance = fold_white(kernel, noise_variance)
-    if sample_noise is None:
-        sample_noise = dataset.all_sample_noise()
-    noise = total_noise(noise_variance, sample_noise, dataset.n_samples)
-    if has_user_function(kernel):
-        check_positive_definite(kernel, _some_rows(dataset))
-    right = right_sides(mean, dataset)
-    context = RunContext.of(context)
-    stopping = stopping or GradientInfNorm()
-    limit = stopping.gradient_limit
+    noise, context = Noise.of(noise_variance, sample_noise), RunContext.of(context)
+    how = _Solve(solver, stopping or GradientInfNorm(), initial, initial_gradient)
+    if isinstance(noise.law, StudentT):
+        return _train_in_turns(dataset, kernel, noise.law, context, how)
+    problem = Problem.of(dataset, kernel, noise, mean)
+    if has_user_function(problem.kernel):
+        check_positive_definite(problem.kernel, _some_rows(dataset))
+    return _solved(problem, context, how)
+
+
+@dataclass(frozen=True)
+class _Solve:
+    """How a system is solved; see `dkgp.solvers.solve`."""
+
+    solver: Solver | None
+    stopping: StoppingRule
+    initial: ArrayLike | None
+    initial_gradient: ArrayLike | None = None
+
+
+def _solved(problem: Problem, context: RunContext, how: _Solve) -> TrainedModel:
+    right, limit = problem.right_hand_sides, how.stopping.gradient_limit
     if limit is not None and (conflict := context.product_error.conflict(limit)) is not None:
         raise InputError(conflict)
-    context.require_products(solver)
-    with context.operator(kernel, noise, dataset, tolerance=limit, by_length=True) as operator:
+    context.require_products(how.solver)
+    with problem.operator(context, tolerance=limit, by_length=True) as operator:
         solution = solve(
             operator,
             right,
-            solver=solver,
-            stopping=stopping,
-            initial=initial,
-            initial_gradient=initial_gradient,
+            solver=how.solver,
+            stopping=how.stopping,
+            initial=how.initial,
+            initial_gradient=how.initial_gradient,
             watch=context,
         )
-        trained = trained_model(dataset, operator, solution, right, context.product_error, mean)
-        return trained.beside(noise_variance, sample_noise)
+        return trained_model(problem, operator, solution, context.product_error)
 
 
 def trained_model(
-    dataset: Dataset,
-    operator: KernelOperator,
-    solution: Solution,
-    right: FloatArray,
-    product_error: ProductError = EVERY_ENTRY,
-    mean: MeanKind = CENTRED,
+    problem: Problem, operator: KernelOperator, solution: Solution, product_error: ProductError = EVERY_ENTRY
 ) -> TrainedModel:
-    """Certify and sum up what was solved for `right` (n, p + q), standardised targets and the columns of the mean."""
-    kernel = operator.kernel
+    """Certify a solution of the problem's right-hand sides, and summarise the solve."""
+    dataset, kernel, right = problem.dataset, operator.kernel, problem.right_hand_sides
     # Not from the diagonal of Kbar, which is rounded to the size of the noise: k(x, x) may be far smaller.
     diagonal = (
         kernel.diagonal(np.zeros((1, kernel.n_features)))[0]
@@ -219,9 +202,9 @@ def trained_model(
     )
     certificate = replace(certificate, assumes=assumptions(operator.kernel))
     trend: Trend | None = None
-    if mean != CENTRED:
+    if problem.mean != CENTRED:
         p, solved = dataset.n_targets, (solution.alpha, solution.gradient, right)
-        trend, certificate = found_trend(mean, *solved, p, operator.noise, certificate)
+        trend, certificate = fit_trend(problem.mean, *solved, p, operator.noise, certificate)
     progress = solution.progress
     products = {**operator.products, **_proven_errors(certificate)}
     summary = {
@@ -239,7 +222,17 @@ def trained_model(
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **({} if trend is None else {"mean": trend.described(dataset)}),
     }
-    return TrainedModel(operator.kernel, operator.noise_variance, solution, certificate, summary, trend=trend)
+    noise = problem.noise
+    return TrainedModel(
+        kernel,
+        float(noise.common),
+        solution,
+        certificate,
+        summary,
+        sample_noise=noise.by_sample,
+        noise_model=noise.of_observations,
+        trend=trend,
+    )
 
 
 def _proven_errors(certificate: Certificate) -> dict[str, Any]:
@@ -254,6 +247,154 @@ def _some_rows(dataset: Dataset, count: int = 256) -> NDArray[np.float64]:
     """Return standardised inputs of a random subset: (count, d)."""
     rows = np.random.default_rng(0).choice(dataset.n_samples, size=min(count, dataset.n_samples), replace=False)
     return dataset.input_rows(np.sort(rows))
+
+
+# ----------------------------------------------------------------------------------------------------- Student's t
+
+WEIGHT_TOLERANCE, MOST_TURNS = 0.01, 60
+# Figures that are summed over all turns.
+_SUMS = ("column_passes", "kernel_evaluations", "seconds")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The start of a turn; a checkpoint holds it.
+
+    Attributes
+    ----------
+    number
+        Number of the turn, from 0.
+    iteration
+        Rounds of the turns before it.
+    beyond
+        Noise variances of the samples beyond the least one, (n,).
+    alpha
+        Coefficients that the solve starts from, (n, 1).
+    sums
+        Passes, entries and seconds of the turns before it.
+    """
+
+    number: int
+    iteration: int
+    beyond: FloatArray
+    alpha: FloatArray
+    sums: dict[str, float]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of a checkpoint."""
+        return {"beyond": self.beyond, "alpha": self.alpha}
+
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of a checkpoint, in plain JSON types."""
+        return {"iteration": self.iteration, "number": self.number, "sums": self.sums}
+
+    def after(self, trained: TrainedModel, beyond: FloatArray) -> Turn:
+        """Return the start of the next turn."""
+        return Turn(
+            self.number + 1,
+            self.iteration + max(1, int(trained.summary["iterations"])),
+            beyond,
+            trained.solution.alpha,
+            self.added(trained),
+        )
+
+    def added(self, trained: TrainedModel) -> dict[str, float]:
+        """Return the sums with this turn's figures added."""
+        return {name: self.sums[name] + trained.summary[name] for name in _SUMS}
+
+
+def _train_in_turns(
+    dataset: Dataset, kernel: Kernel, likelihood: StudentT, context: RunContext, how: _Solve
+) -> TrainedModel:
+    """Fit an exact GP whose noise has Student's t; an interrupted turn begins again, to the same bits."""
+    require_one_target(dataset)
+    n = dataset.n_samples
+    checkpoints = Loop(context, {} if how.solver is None else how.solver.settings())
+    turn = _begun(checkpoints, n, likelihood, how.initial)
+    while True:
+        try:
+            trained = train(
+                dataset,
+                kernel,
+                Noise(likelihood.least, turn.beyond),
+                _within(context, turn.iteration),
+                solver=how.solver,
+                stopping=how.stopping,
+                initial=turn.alpha,
+            )
+        except InterruptedRunError:
+            url = None if checkpoints.saved_iteration is None else checkpoints.url
+            raise interrupted(f"in turn {turn.number + 1} of weights", url) from None
+        alpha, gradient = trained.solution.alpha[:, 0], trained.solution.gradient[:, 0]
+        beyond = likelihood.beyond_least(((likelihood.least + turn.beyond) * alpha - gradient) ** 2)
+        change = float(np.max(np.abs(likelihood.weights(beyond) - likelihood.weights(turn.beyond))))
+        if change <= WEIGHT_TOLERANCE or turn.number + 1 == MOST_TURNS or not trained.summary["converged"]:
+            return _concluded(trained, turn, likelihood, change, dataset.n_features)
+        turn = turn.after(trained, beyond)
+        checkpoints.save(turn)
+
+
+def require_one_target(dataset: Dataset) -> None:
+    """Refuse data that Student's t cannot weigh; `InputError`."""
+    if dataset.n_targets > 1:
+        raise InputError(
+            f"Student's t weighs samples by one target; '{dataset.url}' has {dataset.n_targets}. Train them one by "
+            "one, or tune with the normal distribution"
+        )
+    if dataset.all_sample_noise() is not None:
+        raise InputError(
+            f"the noise of the samples of '{dataset.url}' is known, and Student's t finds it; ingest without that "
+            "column, or tune with the normal distribution"
+        )
+
+
+def _begun(checkpoints: Loop, n: int, likelihood: StudentT, initial: ArrayLike | None) -> Turn:
+    """Return the turn of the last checkpoint, or the first one, whose samples all have the noise s2."""
+    latest = checkpoints.latest()
+    if latest is not None:
+        state = latest.metadata["state"]
+        return Turn(state["number"], state["iteration"], latest.arrays["beyond"], latest.arrays["alpha"], state["sums"])
+    alpha = np.zeros((n, 1)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, 1)
+    first = Turn(0, 0, np.full(n, likelihood.scale - likelihood.least), alpha, dict.fromkeys(_SUMS, 0.0))
+    checkpoints.save(first)
+    return first
+
+
+def _within(context: RunContext, before: int) -> RunContext:
+    """Return the context of a turn's solve: it counts rounds from `before` on, and saves no checkpoints."""
+    callback = context.callback
+
+    def counted(progress: Any) -> None:
+        assert callback is not None
+        callback(replace(progress, iteration=before + progress.iteration))
+
+    count: Callable[[Any], None] | None = None if callback is None else counted
+    return replace(context, checkpointing=None, callback=count)
+
+
+def _concluded(trained: TrainedModel, turn: Turn, likelihood: StudentT, change: float, d: int) -> TrainedModel:
+    """Return the last turn's model, with a summary of all turns."""
+    weights = likelihood.weights(turn.beyond)
+    settled = change <= WEIGHT_TOLERANCE
+    summary = {
+        **trained.summary,
+        **turn.added(trained),
+        "iterations": turn.iteration + trained.summary["iterations"],
+        "student_t": likelihood.to_json(),
+        "weights": {
+            "turns": turn.number + 1,
+            "change": change,
+            "least": float(weights.min()),
+            "below_half": int(np.sum(weights < 0.5)),
+        },
+    }
+    if trained.summary["converged"] and not settled:
+        summary |= {
+            "converged": False,
+            "reason": f"weights still changed by {change:.2g} after {MOST_TURNS} turns",
+            "advice": "the model holds for the weights that it has; tune again, with a larger `subset`",
+        }
+    return replace(trained, summary=summary, noise_model=likelihood.of_observations(d))
 
 
 def save(

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from dkgp.data.remote.storage import exists, read_object, write_object
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import MOST_DESCRIPTION_BYTES
-from dkgp.data.types import FloatArray, Location
+from dkgp.data.types import Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
-from dkgp.models.noise import NoiseModel, StudentT
+from dkgp.models.noise import Noise, NoiseModel, StudentT
 from dkgp.models.tuned_parameter import TunedParameter
 
 _REQUIRED = ("kernel", "noise_variance")
@@ -165,19 +165,19 @@ class Hyperparameters:
             raise InputError(f"a kernel of type {self.kernel.type_name!r} has no gamma; only 'rbf' has")
         return np.asarray(self.kernel.feature_gamma)
 
-    def noise_of(self, dataset: Dataset) -> tuple[float, FloatArray | None]:
-        """The noise to train a data set under: s2, and what samples have beside it (n,), None where s2 is all.
+    def noise_of(self, dataset: Dataset) -> Noise:
+        """Return the noise to train a data set under; see `dkgp.models.exact.train`.
 
-        Where the noise has a model, s2 is its least. Known noise of the data set's own comes on top. See
-        `dkgp.models.exact.train`. Of Student's t it is that of the first turn of weights, the same for all.
+        Under a noise model s2 is its least variance, and known noise of the data set is added to the model's. Under
+        Student's t the noise is that of the first turn of weights, the same for all samples.
         """
-        known, model = dataset.all_sample_noise(), self.noise_model
-        if self.student_t is not None:
-            return self.student_t.least, np.full(dataset.n_samples, self.student_t.scale - self.student_t.least)
+        known, model, student = dataset.all_sample_noise(), self.noise_model, self.student_t
+        if student is not None:
+            return Noise(student.least, np.full(dataset.n_samples, student.scale - student.least), law=student)
         if model is None:
-            return self.noise_variance, known
+            return Noise(self.noise_variance, known)
         beyond = model.beyond_least_of(dataset)
-        return model.lowest, beyond if known is None else beyond + known
+        return Noise(model.lowest, beyond if known is None else beyond + known, law=model)
 
     def check_features(self, n_features: int, feature_names: Sequence[str] | None = None) -> None:
         """Make sure that these hyperparameters belong to data with the given features.

@@ -310,8 +310,7 @@ class Noise:
         if isinstance(noise, Noise):
             return noise
         known, relative = (
-            None if values is None else np.asarray(values, dtype=np.float64)
-            for values in (sample_noise, relative_noise)
+            None if values is None else np.array(values, dtype=np.float64) for values in (sample_noise, relative_noise)
         )
         return cls(noise, known, relative)
 

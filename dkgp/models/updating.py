@@ -18,9 +18,11 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.exact import TrainedModel, trained_model
-from dkgp.models.trend.columns import CENTRED, MeanKind, right_sides
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
+from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.operators.cached_columns import cached_columns_bytes
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Solver, StoppingRule, solve
 from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
@@ -38,7 +40,7 @@ ROWS_AT_A_TIME = 8192
 def update(
     dataset: Dataset,
     kernel: Kernel,
-    noise_variance: float,
+    noise_variance: float | Noise,
     context: RunContext | BlockExecutor,
     initial: tuple[FloatArray, FloatArray],
     *,
@@ -57,10 +59,9 @@ def update(
     kernel, noise_variance, context, solver, stopping
         As for `dkgp.models.exact.train`; kernel and noise are the model's. Products are those of blocks.
     sample_noise : (n,) array_like, optional
-        As for `train`: the known noise of all samples, of which the first are those of the model, if it has any, and
-        zero stands for none.
+        As for `train`: the known noise of all samples, those of the model first; zero stands for none.
     mean : {"centred", "constant", "linear"}
-        The model's, whose coefficients are found anew.
+        The model's mean, whose coefficients are fitted again.
     initial : tuple of (n_old, p) float64
         The model's coefficients alpha, and Kbar alpha - y evaluated in float64; with a column for each of the mean's.
     columns_bytes : int, optional
@@ -86,12 +87,14 @@ def update(
         )
     budget = int(psutil.virtual_memory().available * COLUMNS_SHARE) if columns_bytes is None else columns_bytes
 
-    right = right_sides(mean, dataset)
-    if sample_noise is None:
-        sample_noise = dataset.all_sample_noise()
-    noise = total_noise(noise_variance, sample_noise, n)
+    problem = Problem.of(dataset, kernel, Noise.of(noise_variance, sample_noise), mean)
+    right = problem.right_hand_sides
     with BlockedKernelOperator(
-        kernel, noise, dataset, context.executor, coordinator_input_bytes=context.coordinator_input_bytes
+        problem.kernel,
+        problem.noise.diagonal,
+        dataset,
+        context.executor,
+        coordinator_input_bytes=context.coordinator_input_bytes,
     ) as blocked:
         operator: KernelOperator = blocked
         by_blocks = solver is not None and needs_rounds(solver)
@@ -108,7 +111,7 @@ def update(
             initial_gradient=_extended(gradient, operator, alpha, right),
             watch=Watch(callback=context.callback),
         )
-        return trained_model(dataset, operator, solution, right, mean=mean).beside(noise_variance, sample_noise)
+        return trained_model(problem, operator, solution)
 
 
 def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray, targets: FloatArray) -> FloatArray:

@@ -125,9 +125,7 @@ class KernelOperator(ABC):
 
     def noise_times(self, vectors: FloatArray, indices: IndexArray | None = None) -> FloatArray:
         """D V, the noise's part of a product, for V (n, t); or D_B V for the samples B = `indices` (m,), V (m, t)."""
-        if isinstance(self.noise, float):
-            return self.noise * vectors
-        return (self.noise if indices is None else self.noise[indices])[:, None] * vectors
+        return np.asarray(column_of(self.noise, indices) * vectors)
 
     def with_noise(self, noise_variance: float | ArrayLike) -> Self:
         """Return the same K beside another noise; tiles, counts and watchers are shared.
@@ -240,28 +238,11 @@ class KernelOperator(ABC):
         self.close()
 
 
-def total_noise(noise_variance: float, sample_noise: ArrayLike | None, n: int) -> Variances:
-    """s2_i = s2 + v_i: the noise of n samples, of which each has a known variance v_i beside the common s2.
-
-    `sample_noise` is (n,) or (n, 1), and None where there is none: s2 alone. Below zero is a sample that is known
-    better than s2 says. Raises `InputError` for another shape, and where s2_i is not positive and finite.
-    """
-    if sample_noise is None:
-        return noise_variance
-    values = np.asarray(sample_noise, dtype=np.float64)
-    if values.shape not in ((n,), (n, 1)):
-        raise InputError(
-            f"`sample_noise` has shape {values.shape}; expected ({n},), the variance of each sample's known noise"
-        )
-    noise = noise_variance + values.reshape(n)
-    invalid = ~(np.isfinite(noise) & (noise > 0.0))
-    if invalid.any():
-        row = int(np.argmax(invalid))
-        raise InputError(
-            f"`sample_noise` is {values.reshape(n)[row]} for sample {row}, whose noise would be {noise[row]} with the "
-            f"common {noise_variance:.3g}; expected a positive variance. Leave samples out that nothing is known of"
-        )
-    return np.asarray(noise)
+def column_of(noise: Variances, samples: IndexArray | slice | None = None) -> Variances:
+    """Return noise variances in the shape that scales vectors (m, t): s2, or a column (m, 1) of some or all samples."""
+    if isinstance(noise, float):
+        return noise
+    return (noise if samples is None else noise[samples])[:, None]
 
 
 def noise_at(noise: Variances, samples: IndexArray | slice) -> Variances:

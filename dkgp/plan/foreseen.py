@@ -20,6 +20,8 @@ from dkgp.data import Dataset
 from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.memory import MemoryPlan, Processes, plan_within, tiles_that_fit
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
@@ -227,13 +229,7 @@ def _counts(
         raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")
     if known is not None:
         return Counts(unit, known, known, known, checks)
-    probe = probe_of(
-        dataset,
-        hyperparameters.kernel,
-        hyperparameters.noise_variance,
-        sample_noise=dataset.all_sample_noise(),
-        tolerance=options.tolerance,
-        seed=options.seed,
-    )
+    noise = Noise(hyperparameters.noise_variance).beside(dataset)
+    probe = probe_of(Problem(dataset, hyperparameters.kernel, noise), tolerance=options.tolerance, seed=options.seed)
     expected = expected_count(solver, probe)
     return Counts(unit, *expected.products, checks)

@@ -21,14 +21,14 @@ from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.memory import RUNTIME_BYTES
+from dkgp.models.noise import Noise
 from dkgp.models.prediction.foreseen import foreseen_products
-from dkgp.models.solver_choice import probed_noise
 from dkgp.models.variance.iterative import VarianceRun
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
 from dkgp.models.variance.settings import SentRows, VarianceSettings
 from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.auto import Expected
 from dkgp.solvers.conjugate.phases import shared_phases, variance_phases
@@ -129,8 +129,7 @@ def foresee_variances(
     MemoryBudgetError
         As `predict` would: a factor or a sample that does not fit.
     """
-    kernel, known = hyperparameters.kernel, dataset.all_sample_noise()
-    noise_variance = probed_noise(total_noise(hyperparameters.noise_variance, known, dataset.n_samples))
+    kernel, noise_variance = hyperparameters.kernel, Noise(hyperparameters.noise_variance).beside(dataset).typical
     unknown = np.broadcast_to(0.0, (dataset.n_samples, dataset.n_targets))
     model = memory_model(dataset, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
     with single_threaded_blas():

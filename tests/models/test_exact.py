@@ -18,9 +18,11 @@ from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.exact import TrainedModel, save, train
 from dkgp.models.metrics import evaluate
+from dkgp.models.noise import Noise
 from dkgp.models.prediction.predict import Destination, predict
+from dkgp.models.problem import Problem
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations, Progress
 from tests.watching import in_context
 
@@ -203,12 +205,12 @@ def test_by_reference_predicts_the_same(
 
 
 def test_identity_tells_runs_apart(world: World, kernel: SquaredExponential) -> None:
-    first = run_identity(world.train, kernel, NOISE)
-    assert first == run_identity(world.train, SquaredExponential(GAMMA, VARIANCE), NOISE)
+    first = Problem(world.train, kernel, Noise(NOISE)).identity()
+    assert first == Problem(world.train, SquaredExponential(GAMMA, VARIANCE), Noise(NOISE)).identity()
     others = [
-        run_identity(world.test, kernel, NOISE),
-        run_identity(world.train, SquaredExponential(GAMMA, 1.0), NOISE),
-        run_identity(world.train, kernel, 0.06),
+        Problem(world.test, kernel, Noise(NOISE)).identity(),
+        Problem(world.train, SquaredExponential(GAMMA, 1.0), Noise(NOISE)).identity(),
+        Problem(world.train, kernel, Noise(0.06)).identity(),
     ]
     assert all(other != first for other in others)
 

@@ -13,7 +13,9 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, TileEvaluator, White, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
-from dkgp.models.exact import run_identity, save, train
+from dkgp.models.exact import save, train
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.variance.landmarks import choose_landmarks
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor
 from dkgp.models.variance.settings import VarianceSettings
@@ -162,7 +164,8 @@ def test_white_noise_is_part_of_the_noise_bit_for_bit(far: Fitted, executor: Blo
     np.testing.assert_array_equal(found[0].solution.alpha, found[1].solution.alpha)
     assert found[0].kernel == found[1].kernel == without
     assert found[0].noise_variance == found[1].noise_variance == 0.01 + 0.1
-    assert run_identity(fitted.train, with_white, 0.01) == run_identity(fitted.train, without, 0.01 + 0.1)
+    first, second = (Problem(fitted.train, *pair) for pair in ((with_white, Noise(0.01)), (without, Noise(0.01 + 0.1))))
+    assert first.identity() == second.identity()
     given = Hyperparameters(with_white, 0.01)
     assert (given.kernel, given.noise_variance) == (without, 0.01 + 0.1)
     assert Hyperparameters.from_json({"kernel": with_white.to_json(), "noise_variance": 0.01}) == given

@@ -18,7 +18,9 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.exact import TrainedModel, save, train
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.cells.forecast import Forecast
 from dkgp.operators.product_error import ProductError
@@ -104,7 +106,9 @@ def test_auto_takes_a_factor_that_these_products_are_solved_quickly_with(terrain
     tolerance, error, noise = 1e-4, 1e-5, 1e-3
     Kbar = Kbar + (noise - NOISE) * np.eye(600)
     exact = scipy.linalg.solve(Kbar, y, assume_a="pos")
-    choice = choose_solver_for(terrain, KERNEL, noise, tolerance=tolerance, product_error=ProductError(error))
+    choice = choose_solver_for(
+        Problem(terrain, KERNEL, Noise(noise)), tolerance=tolerance, product_error=ProductError(error)
+    )
     assert choice.solver == "pcg"
     with opened("none", 2) as executor:
         context = RunContext(executor, product_error=ProductError(error))
@@ -203,9 +207,9 @@ def test_fewer_kernel_entries_are_evaluated(terrain: Dataset) -> None:
 @pytest.mark.long
 def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path) -> None:
     store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
-    identity = run_identity(terrain, KERNEL, NOISE, ProductError(ERROR))
+    identity = Problem(terrain, KERNEL, Noise(NOISE)).identity(ProductError(ERROR))
     assert identity["product_error"] == ERROR
-    assert "product_error" not in run_identity(terrain, KERNEL, NOISE)
+    assert "product_error" not in Problem(terrain, KERNEL, Noise(NOISE)).identity()
     executor = LocalExecutor(2)
     options: dict[str, Any] = {"solver": SOLVERS["gbcd"]}
     expected = trained(terrain, executor, **options).solution
@@ -218,7 +222,9 @@ def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path
             checkpointing=Checkpointing(store, 1e9, identity),
             **options,
         )
-    another = Checkpointing(store, 1e9, run_identity(terrain, KERNEL, NOISE, ProductError(ERROR / 2)), resume=True)
+    another = Checkpointing(
+        store, 1e9, Problem(terrain, KERNEL, Noise(NOISE)).identity(ProductError(ERROR / 2)), resume=True
+    )
     with pytest.raises(CheckpointError, match="another run"):
         trained(terrain, executor, checkpointing=another, **options)
     resumed = trained(terrain, executor, checkpointing=Checkpointing(store, 1e9, identity, resume=True), **options)

@@ -21,7 +21,9 @@ from dkgp.errors import CheckpointError, InputError, StoreError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, White
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.exact import TrainedModel, save, train
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.updating import update
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing, ConjugateGradient, GradientInfNorm, MaxIterations, MaxPasses, solve
@@ -112,7 +114,7 @@ def test_without_known_noise_nothing_is_different(executor: LocalExecutor) -> No
     zero = train(dataset, case.kernel, 0.1, executor, sample_noise=np.zeros(len(case.y)))
     np.testing.assert_allclose(zero.solution.alpha, plain.solution.alpha, rtol=0, atol=1e-2)
     assert plain.sample_noise is None
-    assert "sample_noise" not in run_identity(dataset, case.kernel, 0.1)
+    assert "sample_noise" not in Problem(dataset, case.kernel, Noise(0.1)).identity()
     column = trained_on(case, executor).solution.alpha
     again = train(
         dataset, case.kernel, case.noise_variance, executor, sample_noise=case.sample_noise[:, None]
@@ -127,9 +129,9 @@ def test_white_noise_of_the_kernel_joins_the_common_part(executor: LocalExecutor
     assert model.noise_variance == 0.01 + 0.09
     one = train(dataset, case.kernel, 0.01 + 0.09, executor, sample_noise=case.sample_noise)
     assert model.solution.alpha.tobytes() == one.solution.alpha.tobytes()
-    first = run_identity(dataset, case.kernel + White(0.09), 0.01, sample_noise=case.sample_noise)
-    assert first == run_identity(dataset, case.kernel, 0.01 + 0.09, sample_noise=case.sample_noise[:, None])
-    assert first != run_identity(dataset, case.kernel, 0.01 + 0.09, sample_noise=case.sample_noise + 1e-9)
+    first = Problem(dataset, case.kernel + White(0.09), Noise.of(0.01, case.sample_noise)).identity()
+    assert first == Problem(dataset, case.kernel, Noise.of(0.01 + 0.09, case.sample_noise[:, None])).identity()
+    assert first != Problem(dataset, case.kernel, Noise.of(0.01 + 0.09, case.sample_noise + 1e-9)).identity()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_a_checkpoint_of_other_noise_is_refused(executor: LocalExecutor, tmp_pat
     dataset = memory_dataset(case.X, case.y)
 
     def checkpointing(noise: FloatArray | None, *, resume: bool) -> Checkpointing:
-        identity = run_identity(dataset, case.kernel, case.noise_variance, sample_noise=noise)
+        identity = Problem(dataset, case.kernel, Noise.of(case.noise_variance, noise)).identity()
         return Checkpointing(store, 0.0, identity, resume=resume)
 
     context = RunContext(executor, checkpointing=checkpointing(case.sample_noise, resume=False))

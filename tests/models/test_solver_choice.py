@@ -10,6 +10,8 @@ import pytest
 from dkgp.data import memory_dataset
 from dkgp.kernels import SquaredExponential, White
 from dkgp.models import solver_choice
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import factor_for, probe_of
 from dkgp.solvers import FactorPreconditioning
 
@@ -38,7 +40,7 @@ OTHER = SimpleNamespace(solver="gbcd", options={})
 
 def test_it_is_the_one_that_auto_takes(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = chosen(monkeypatch, PCG)
-    found = factor_for(dataset, KERNEL + White(0.2), NOISE, 9, tolerance=0.01, memory_bytes=2**20, seed=3)
+    found = factor_for(dataset, KERNEL + White(0.2), Noise(NOISE), 9, tolerance=0.01, memory_bytes=2**20, seed=3)
     assert found == FactorPreconditioning(0, rank=77, memory_bytes=2**20, seed=3)
     (question,) = asked
     # White noise is noise, and what is probed are samples of the data set, as they are.
@@ -50,9 +52,9 @@ def test_it_is_the_one_that_auto_takes(dataset, monkeypatch: pytest.MonkeyPatch)
 
 def test_where_auto_takes_no_factor_its_own_sizes_stand(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen(monkeypatch, OTHER)
-    assert factor_for(dataset, KERNEL, NOISE, 9, seed=3) == FactorPreconditioning(seed=3)
+    assert factor_for(dataset, KERNEL, Noise(NOISE), 9, seed=3) == FactorPreconditioning(seed=3)
 
 
 def test_a_probe_counts_what_is_solved_beside_the_targets(dataset) -> None:
-    assert probe_of(dataset, KERNEL, NOISE).p == 1
-    assert probe_of(dataset, KERNEL, NOISE, more_columns=3).p == 4
+    assert probe_of(Problem(dataset, KERNEL, Noise(NOISE))).p == 1
+    assert probe_of(Problem(dataset, KERNEL, Noise(NOISE), "linear")).p == 1 + 1 + dataset.n_features

@@ -24,7 +24,8 @@ from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data.stores.models.regression import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
 from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
-from dkgp.models.exact import run_identity
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.sparse.ladder import Rung, climb
 from dkgp.models.sparse.ladder.plan import FIRST_RUNG
 from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
@@ -86,7 +87,8 @@ class SparseRun(TrainingRun):
     @property
     def identity(self) -> dict[str, Any]:
         """Data and hyperparameters."""
-        return run_identity(self.dataset, self.hyperparameters.kernel, self.hyperparameters.noise_variance)
+        noise = Noise(self.hyperparameters.noise_variance)
+        return Problem(self.dataset, self.hyperparameters.kernel, noise).identity()
 
     def checkpoints(self) -> Checkpointing | None:
         """Return where a basis that grows is saved."""
@@ -146,11 +148,11 @@ class SparseRun(TrainingRun):
                 checkpointing=self.checkpointing,
                 interrupted=interruption,
             )
-            problem = (self.dataset, hyperparameters.kernel, hyperparameters.noise_variance)
+            kernel, noise = hyperparameters.kernel, Noise(hyperparameters.noise_variance)
             if job.target is None:
-                return train_sparse(*problem, context, job.settings, given=self.basis)
+                return train_sparse(self.dataset, kernel, noise, context, job.settings, given=self.basis)
             return climb(
-                SparseProblem.of(*problem),
+                SparseProblem.of(self.dataset, kernel, noise),
                 context,
                 job.settings,
                 job.target,

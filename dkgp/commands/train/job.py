@@ -17,7 +17,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions, check_product_error
 from dkgp.data.remote.storage import exists
 from dkgp.errors import UsageError, about
-from dkgp.models.trend.columns import CENTRED, MeanKind
+from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.operators.product_error import PRODUCT_ERROR, ProductError, Value
 from dkgp.options import Part
 from dkgp.registry import FURTHER, Instead, Option

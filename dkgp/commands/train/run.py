@@ -24,11 +24,10 @@ from dkgp.data.remote.storage import exists
 from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError
 from dkgp.models import Hyperparameters
-from dkgp.models.exact import TrainedModel, run_identity, save, train
+from dkgp.models.exact import TrainedModel, require_one_target, save, train
 from dkgp.models.memory import MemoryPlan
-from dkgp.models.robust.train import noise_made, require_one_target, train_student
-from dkgp.models.trend.columns import CENTRED, columns_of, count_of, require_independent
-from dkgp.models.trend.trend import mean_made
+from dkgp.models.problem import Problem, stored_identity
+from dkgp.models.trend import CENTRED
 from dkgp.models.variance.whole_matrix import keep_whole, kept_tiles
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.product_error import renamed
@@ -47,8 +46,8 @@ class TrainRun(TrainingRun):
         With all that it chooses by itself chosen; from `prepare` on.
     start : Start
         Coefficients that the solve starts from; from `prepare` on.
-    noise : tuple
-        s2, and what samples have beside it (n,), or None; from `open` on.
+    problem : Problem
+        Samples, kernel, noise and mean; from `open` on.
     """
 
     command, kind = "train", MODEL_KIND
@@ -80,7 +79,8 @@ class TrainRun(TrainingRun):
                     f"`mean` {self.job.mean} is of noise with a normal distribution, and '{self.job.hyper}' has "
                     "Student's t; leave it out, or tune with the normal one"
                 )
-        self.noise = self.hyperparameters.noise_of(self.dataset)
+        noise = self.hyperparameters.noise_of(self.dataset)
+        self.problem = Problem.of(self.dataset, self.hyperparameters.kernel, noise, self.job.mean)
         check_product_error(self.product_error, self.job.solver.tolerance, self.job.solver.solver)
         self.choose_solver()
 
@@ -102,7 +102,7 @@ class TrainRun(TrainingRun):
         solver, self.choice = job.solver.decided(
             self.dataset,
             self.hyperparameters,
-            more_columns=self.columns - self.dataset.n_targets,
+            mean=self.job.mean,
             product_error=self.product_error,
             memory_bytes=job.memory_limit_bytes,
             one_arithmetic=one_arithmetic and not resumes_other,
@@ -119,7 +119,7 @@ class TrainRun(TrainingRun):
                 "again; take another solver, or hyperparameters with the normal distribution"
             )
         if job.mean != CENTRED:
-            require_independent(columns_of(job.mean, self.dataset), self.dataset.feature_names)
+            self.problem.require_columns()
         self.solver = self.built()
         job.solver.stopping()
         check_product_error(self.product_error, job.solver.tolerance, self.solver.name)
@@ -130,23 +130,12 @@ class TrainRun(TrainingRun):
     def built(self) -> Solver:
         """The solver with all that it chooses by itself chosen."""
         data, tiles = self.dataset, self.job.tiles_url
-        return self.job.solver.build(data.n_samples, data.n_features, self.columns, self.reporter, tiles)
-
-    @property
-    def columns(self) -> int:
-        """Number of right-hand sides: targets, and columns of the mean."""
-        return self.dataset.n_targets + count_of(self.job.mean, self.dataset.n_features)
+        return self.job.solver.build(data.n_samples, data.n_features, self.problem.columns, self.reporter, tiles)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that a checkpoint must share beside the solver's settings."""
-        (noise_variance, sample_noise), student = self.noise, self.hyperparameters.student_t
-        kernel, error = self.hyperparameters.kernel, self.product_error
-        if student is not None:  # by which the samples' noise is found
-            found = {"student_t": student.to_json()}
-            return {**run_identity(self.dataset, kernel, noise_variance, error), **found}
-        beside: Any = {"sample_noise": sample_noise, "mean": self.job.mean}
-        return run_identity(self.dataset, kernel, noise_variance, error, **beside)
+        return self.problem.identity(self.product_error)
 
     def checkpoints(self) -> Checkpointing:
         """Return where the state of the solve is saved."""
@@ -162,35 +151,25 @@ class TrainRun(TrainingRun):
         plan = planned_solve(
             self,
             kernel,
-            self.columns,
+            self.problem.columns,
             solver_memory(self.solver, dataset.n_samples, feature_width(kernel)),
             executor,
             needs_inputs=job.solver.solver if job.solver.needs(Need.INPUTS) else None,
             products=None if self.choice is None else self.choice.products,
         )
-        noise_variance, sample_noise = self.noise
-        student, by = self.hyperparameters.student_t, job.solver
-        with solving(self, executor, input_bytes(plan), by.tolerance) as context:
-            if student is not None:
-                start = self.start.alpha
-                solver, stopping = self.solver, by.stopping()
-                model = train_student(
-                    dataset, kernel, student, context, solver=solver, stopping=stopping, initial=start
-                )
-                return model, plan
+        with solving(self, executor, input_bytes(plan), job.solver.tolerance) as context:
             trained = train(
                 dataset,
                 kernel,
-                noise_variance,
+                self.problem.noise,
                 context,
-                sample_noise=sample_noise,
                 mean=job.mean,
                 solver=self.solver,
                 stopping=job.solver.stopping(),
                 initial=self.start.alpha,
                 initial_gradient=self.start.gradient,
             )
-        return replace(trained, noise_model=self.hyperparameters.noise_model), plan
+        return trained, plan
 
     def must_choose_again(self, executor: BlockExecutor) -> bool:
         """True if workers differ and the solver of "auto" minds; `ClusterError` for a solver that was named."""
@@ -236,8 +215,7 @@ class TrainRun(TrainingRun):
 
     def difference(self, model: ModelRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
-        made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
-        made |= noise_made(model) | mean_made(model)
+        made = stored_identity(model)
         stored = renamed(model.summary)
         made |= {"product_error": stored["product_error"]} if "product_error" in stored else {}
         made |= {**model.summary.get("settings", {}), "by_reference": model.by_reference}

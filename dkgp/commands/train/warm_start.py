@@ -12,9 +12,8 @@ from dkgp.data import ClassifierRecord, Dataset, ModelRecord, open_any_model
 from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
-from dkgp.models.robust.train import noise_made
-from dkgp.models.trend.columns import CENTRED
-from dkgp.models.trend.trend import mean_kind, mean_made
+from dkgp.models.problem import stored_identity
+from dkgp.models.trend import CENTRED, mean_kind
 from dkgp.operators.base import FloatArray
 
 
@@ -61,8 +60,7 @@ def warm_start(
             )
             return Start()
         return _sparse_start(model, dataset, hyperparameters, reporter)
-    made |= noise_made(model) | mean_made(model)
-    state = model.training_state() if difference(made, identity) is None else None
+    state = model.training_state() if difference(stored_identity(model), identity) is None else None
     return Start(model.alpha, None if state is None else state[1])
 
 

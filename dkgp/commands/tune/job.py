@@ -13,7 +13,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
-from dkgp.models.trend.columns import CENTRED, MeanKind
+from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.noise.choice import NoiseKind
 from dkgp.models.tuning.noise.student import NoiseLikelihood

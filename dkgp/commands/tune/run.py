@@ -29,7 +29,7 @@ from dkgp.models import (
 )
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
-from dkgp.models.trend.columns import CENTRED
+from dkgp.models.trend import CENTRED
 from dkgp.models.tuning.noise.choice import tune_noise
 from dkgp.models.tuning.noise.student import tune_likelihood
 from dkgp.models.tuning.run import check_tuning

@@ -25,8 +25,9 @@ from dkgp.estimators.outputs.outputs import quantities
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.settings import executor_for, solver_for, stopping_of
 from dkgp.kernels import Kernel, Linear, Polynomial, fold_white
-from dkgp.models import Hyperparameters
 from dkgp.models.exact import train
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.rounding import outward
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -66,17 +67,16 @@ class EnginePosterior:
         rows = np.ascontiguousarray(X, dtype=np.float64)
         d = rows.shape[1]
         ours, self.white = fold_white(to_dkgp(kernel, d), 0.0)
-        noise, beside = _noise_of(self.white, alpha)
+        noise = _noise_of(self.white, alpha)
         workspace = Workspace(None)
         dataset = _unscaled(rows, targets, _shift_of(ours, rows), workspace)
         size = float(np.sqrt(np.mean(targets**2))) or 1.0
         tolerance = TOLERANCE * size
-        hyperparameters = Hyperparameters(ours, noise)
-        solver, products = solver_for("auto", dataset, hyperparameters, tolerance, seed, beside)
+        solver, products = solver_for("auto", Problem(dataset, ours, noise), tolerance, seed)
         with executor_for(None, dataset) as executor:
             executor.tiles = replace(executor.tiles, products=products)
             stopping = stopping_of(tolerance, MOST_PASSES)
-            trained = train(dataset, ours, noise, executor, sample_noise=beside, solver=solver, stopping=stopping)
+            trained = train(dataset, ours, noise, executor, solver=solver, stopping=stopping)
         self.fitted = FittedModel.of(trained.model(dataset), workspace, {})
         self.coefficients = np.asarray(trained.solution.alpha)
         self.summary = trained.summary
@@ -133,8 +133,8 @@ def _unscaled(rows: FloatArray, targets: FloatArray, shift: FloatArray, workspac
     return stored.as_seen_by(feature_names, target_names, standardisation)
 
 
-def _noise_of(white: float, alpha: Entries) -> tuple[float, FloatArray | None]:
-    """The variance that all samples' noise has in common, and what each has beside it (n,), if it differs.
+def _noise_of(white: float, alpha: Entries) -> Noise:
+    """Return the noise of the samples: the least variance, and by how much each exceeds it, if they differ.
 
     Raises `InputError`: a sample without any noise.
     """
@@ -145,4 +145,4 @@ def _noise_of(white: float, alpha: Entries) -> tuple[float, FloatArray | None]:
             f"alpha= is {least:g}, and the kernel has no WhiteKernel; beyond `dense_bytes` samples need noise. Give "
             "alpha= a positive value, or add a WhiteKernel"
         )
-    return white + least, None if values.ndim == 0 or bool((values == least).all()) else values - least
+    return Noise(white + least, None if values.ndim == 0 or bool((values == least).all()) else values - least)

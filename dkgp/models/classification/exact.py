@@ -29,6 +29,8 @@ from dkgp.models.classification.labels import REACH, DecisionTolerance, Labelled
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.rounding import assumptions
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.base import FloatArray, Variances
@@ -273,10 +275,8 @@ def solver_for_labels(
     """
     context = RunContext.of(context)
     choice = choose_solver_for(
-        dataset,
-        kernel,
-        noise_variance,
-        more_columns=t - dataset.n_targets,
+        Problem(dataset, kernel, Noise(noise_variance)),
+        columns=t,
         tolerance=tolerance,
         product_error=context.product_error,
         memory_bytes=memory_bytes,

@@ -32,15 +32,15 @@ from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ModelRecord
 from dkgp.errors import ClusterError, InputError, NumericalError
-from dkgp.kernels import Kernel, fold_white, kernel_from_json
+from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.kernels.spectrum import RandomFeatures
-from dkgp.models.solver_choice import factor_for, probed_noise
+from dkgp.models.noise import Noise
+from dkgp.models.solver_choice import factor_for
 from dkgp.models.sums import cross_products, finite_sums
 from dkgp.models.support import SupportInputs
-from dkgp.models.trend.columns import columns_at
-from dkgp.models.trend.trend import Trend, mean_kind
+from dkgp.models.trend import Trend, columns_at, mean_kind
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
@@ -74,8 +74,7 @@ class PosteriorFunctions:
         if count < 1:
             raise InputError(f"the number of samples must be at least 1; got {count}")
         self._model, self._count, self._seed = model, count, seed
-        self._kernel, common = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-        self._noise = total_noise(common, model.sample_noise, model.n_samples)
+        self._kernel, self._noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, self._kernel, model.n_samples)
         rng = np.random.default_rng(seed)
@@ -118,11 +117,11 @@ class PosteriorFunctions:
         assert self._prior is not None
         model = self._model
         drawn = np.concatenate([self._prior(model.inputs(start, stop)) for start, stop in model.row_chunks()])
-        drawn += (np.sqrt(self._noise) * rng.standard_normal(drawn.shape).T).T
+        drawn += (np.sqrt(self._noise.diagonal) * rng.standard_normal(drawn.shape).T).T
         runner = executor or LocalExecutor()
         try:
             source = self._context.source
-            with BlockedKernelOperator(self._kernel, self._noise, source, runner) as operator:
+            with BlockedKernelOperator(self._kernel, self._noise.diagonal, source, runner) as operator:
                 solver = self._solver(min(drawn.shape[1], SOLVED_TOGETHER), tolerance, runner)
                 for first in range(0, drawn.shape[1], SOLVED_TOGETHER):
                     columns = slice(first, first + SOLVED_TOGETHER)
@@ -148,9 +147,8 @@ class PosteriorFunctions:
             executor.require_one_arithmetic()
         except ClusterError:
             return None
-        noise = probed_noise(self._noise)
         return ConjugateGradient(
-            factor_for(self._model, self._kernel, noise, together, tolerance=tolerance, seed=self._seed)
+            factor_for(self._model, self._kernel, self._noise, together, tolerance=tolerance, seed=self._seed)
         )
 
     def _joint(self, inputs: FloatArray) -> FloatArray:
@@ -165,7 +163,7 @@ class PosteriorFunctions:
             )
         training = np.concatenate([model.inputs(start, stop) for start, stop in model.row_chunks()])
         covariance = np.asarray(kernel(training, training))
-        covariance[np.diag_indices(n)] += self._noise
+        covariance[np.diag_indices(n)] += self._noise.diagonal
         lower = scipy.linalg.cholesky(covariance, lower=True, overwrite_a=True, check_finite=False)
         cross = np.asarray(kernel(training, inputs))
         half = scipy.linalg.solve_triangular(lower, cross, lower=True, check_finite=False)

@@ -26,7 +26,7 @@ from dkgp.models.prediction.exact import allowed_errors, mean_task
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import MemorySums, Rows, joined
 from dkgp.models.support import SupportInputs
-from dkgp.models.trend.trend import Trend
+from dkgp.models.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.neighbours.run import NeighbourRun
 from dkgp.models.variance.scaled import Subject

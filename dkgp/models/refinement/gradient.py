@@ -41,8 +41,10 @@ from dkgp.data.types import BoolArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
+from dkgp.models.noise import Noise
+from dkgp.models.tuning.subsets import SAME_NOISE
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.operators.contract_tasks import contract
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.slope_products import slope_products
@@ -99,7 +101,7 @@ class GradientEstimator:
     """Estimates gradients at one point after another, on the same samples with the same probes.
 
     Inputs and targets (n, p) are standardised; `probes` (n, S) are independent columns with E z z' = 1, as of
-    `draw_probes`; `sample_noise` (n,) are known variances of the samples beside s2, if any; `tolerance` is on
+    `draw_probes`; `noise` is that of the samples, for any s2; `tolerance` is on
     ||r|| / ||b|| of every right-hand side. A solve that ends at `max_passes` counts all the same, with its error.
     """
 
@@ -111,21 +113,21 @@ class GradientEstimator:
         context: RunContext | BlockExecutor,
         *,
         preconditioner: FactorPreconditioning,
-        sample_noise: FloatArray | None = None,
+        noise: Noise = SAME_NOISE,
         tolerance: float = 0.01,
         max_passes: float = 100.0,
     ) -> None:
         if probes.ndim != 2 or probes.shape[0] != targets.shape[0] or probes.shape[1] < 2:
             raise InputError(f"expected at least 2 probes of {targets.shape[0]} samples; got shape {probes.shape}")
         self._source, self._targets, self._probes, self._context = source, targets, probes, RunContext.of(context)
-        self.preconditioner, self._sample_noise = preconditioner, sample_noise
+        self.preconditioner, self._noise = preconditioner, noise
         self._tolerance, self._max_passes = tolerance, max_passes
         self._rhs = np.hstack([targets, probes])
         self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
 
     def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
         """Kbar of the samples; to be closed."""
-        noise = total_noise(noise_variance, self._sample_noise, self._source.n_samples)
+        noise = self._noise.with_common(noise_variance).checked(self._source.n_samples).diagonal
         tolerance = max(self._tolerance, SOLVE_SHARE * self._source.n_samples / float(np.min(noise)))
         # The first operator of many says which products it takes.
         context, self._context = self._context, replace(self._context, note=None)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.noise import Noise
 from dkgp.models.refinement.evidence import LogLikelihood
 from dkgp.models.refinement.validation import HeldOutScore
 from dkgp.models.solver_choice import factor_for
@@ -112,7 +113,7 @@ class RefineSettings:
         preconditioner = factor_for(
             dataset,
             start.kernel,
-            start.noise_variance,
+            Noise(start.noise_variance),
             t,
             tolerance=self.tolerance,
             memory_bytes=self.memory_bytes,

@@ -30,6 +30,7 @@ from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.rows import ExceptRows, SomeRows
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.refinement.validation import HeldOut, HeldOutScore, held_out_rows, score_held_out
+from dkgp.models.tuning.subsets import SAME_NOISE
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
@@ -82,12 +83,11 @@ class _Run:
         if targets.shape[1] == 0:
             raise InputError("there are no targets to refine hyperparameters on; ingest the data again and name them")
         self._targets = np.delete(targets, rows, axis=0)
-        known = dataset.all_sample_noise()
-        own = None if known is None else known[rows]
-        self._held_out = HeldOut(dataset.input_rows(rows), targets[rows], own) if len(rows) else None
+        noise = SAME_NOISE.beside(dataset)
+        self._held_out = HeldOut(dataset.input_rows(rows), targets[rows], noise.rows(rows)) if len(rows) else None
         self._n, self._n_held_out = n, len(rows)
         self._source: InputSource = ExceptRows(dataset, rows) if len(rows) else dataset
-        self._sample_noise = None if known is None else np.delete(known, rows)
+        self._noise = noise.rows(np.delete(np.arange(n), rows))
         self._estimator = self._all_samples = self._estimator_of(1)
         self._history: list[RefineStep] = []
         self._passes, self._contractions = 0.0, 0
@@ -98,18 +98,18 @@ class _Run:
     def _estimator_of(self, every: int) -> GradientEstimator:
         """Gradients on all samples that are not held out, or on one of `every` so many."""
         source, settings = self._source, self._settings
-        targets, noise = self._targets, self._sample_noise
+        targets, noise = self._targets, self._noise
         if every > 1:
             source = SomeRows(source, every, settings.seed)
             rows = source.rows(0, source.n_samples)
-            targets, noise = targets[rows], None if noise is None else noise[rows]
+            targets, noise = targets[rows], noise.rows(rows)
         return GradientEstimator(
             source,
             targets,
             draw_probes(source.n_samples, settings.probes_for(source.n_samples), settings.seed),
             self._context if every == 1 else replace(self._context, note=None),
             preconditioner=settings.preconditioner(),
-            sample_noise=noise,
+            noise=noise,
             tolerance=settings.tolerance,
             max_passes=settings.max_passes,
         )

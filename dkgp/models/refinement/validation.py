@@ -21,6 +21,7 @@ import scipy.linalg
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.models.noise import Noise
 from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
 from dkgp.models.variance.scaled import ScaledInputs, scaled_kernel
@@ -58,11 +59,11 @@ class HeldOut:
 
     inputs: FloatArray  # (h, d), standardised
     targets: FloatArray  # (h, p), standardised
-    noise: FloatArray | None = None  # (h,): their own noise variances, where the noise is by sample
+    noise: Noise
 
     def with_noise(self, noise_variance: float) -> HeldOut:
-        """Add a common noise variance to the known one of each sample, where the noise is by sample."""
-        return self if self.noise is None else replace(self, noise=self.noise + noise_variance)
+        """Return the samples under another s2."""
+        return replace(self, noise=self.noise.with_common(noise_variance))
 
 
 def held_out_samples(n: int, most: int) -> int:
@@ -186,9 +187,9 @@ def score_held_out(
         lower = np.full(len(upper), operator.noise_variance)
     else:
         lower, upper, passes = _intervals(operator, held_out.inputs, landmarks)
-    if held_out.noise is not None:
-        upper = upper + (held_out.noise - operator.noise_variance)
-        lower = lower + (held_out.noise - operator.noise_variance)
+    if not held_out.noise.is_common:
+        beyond = held_out.noise.diagonal - operator.noise_variance
+        lower, upper = lower + beyond, upper + beyond
     squares = (held_out.targets - mean) ** 2 / upper[:, None]
     losses = 0.5 * (np.log(2.0 * math.pi * upper)[:, None] + squares)
     return HeldOutScore(

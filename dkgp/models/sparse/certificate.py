@@ -39,7 +39,7 @@ from dkgp.models.sparse.risk import (
     subset_bound,
 )
 from dkgp.models.variance.whitening import Whitening
-from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.base import FloatArray, IndexArray, column_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.landmark_rows import whiten
@@ -244,7 +244,7 @@ def _certify(
             least[name] = np.maximum(least.get(name, bound), bound)
         if model.method.is_bound:
             evidence = proof.evidence(misfit + highest_whitened_penalty(cross.lower, model.weights))
-    weighted = targets**2 / (noise if isinstance(noise, float) else noise[:, None])
+    weighted = targets**2 / column_of(noise)
     return SparseCertificate(
         operator.n,
         cross.m,

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset
-from dkgp.errors import InputError
-from dkgp.kernels import Kernel, fold_white
 from dkgp.models.context import RunContext
+from dkgp.models.problem import Problem
 from dkgp.models.sparse.certificate import SparseCertificate, certify
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.models.sparse.fit import Basis, SparseFit
@@ -21,7 +19,7 @@ from dkgp.models.sparse.risk import descent_bound, subset_bound
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.vif.prediction import Near
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.base import FloatArray, Variances, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solution
 from dkgp.solvers.greedy_basis.settings import GreedyBasis
 from dkgp.solvers.stopping import StopReason
@@ -49,45 +47,17 @@ class TrainedSparse:
         return bool(self.summary["converged"])
 
 
-@dataclass(frozen=True)
-class SparseProblem:
-    """Samples, kernel and noise as a sparse model is trained on them, checked."""
-
-    dataset: Dataset
-    kernel: Kernel  # without white noise, which is part of the noise
-    noise_variance: float  # of a sample whose `relative_noise` is 1, and whose `sample_noise` is 0
-    noise: Variances  # of the samples
-    targets: FloatArray  # (n, p), standardised
-
-    @classmethod
-    def of(
-        cls,
-        dataset: Dataset,
-        kernel: Kernel,
-        noise_variance: float,
-        relative_noise: FloatArray | None = None,
-        sample_noise: FloatArray | None = None,
-    ) -> SparseProblem:
-        """Check what is trained on; parameters and errors are those of `train_sparse`."""
-        if dataset.n_targets == 0:
-            raise InputError(
-                f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
-            )
-        kernel, noise_variance = fold_white(kernel, noise_variance)
-        if sample_noise is None:
-            sample_noise = dataset.all_sample_noise()
-        noise = noise_by_sample(noise_variance, relative_noise, dataset.n_samples)
-        if sample_noise is not None:
-            total = total_noise(noise_variance, sample_noise, dataset.n_samples)
-            noise = total if relative_noise is None else noise + np.ravel(sample_noise)
-        return cls(dataset, kernel, noise_variance, noise, dataset.all_targets())
+@dataclass(frozen=True, eq=False)
+class SparseProblem(Problem):
+    """A regression problem that a sparse model is trained on; new observations have the noise s2."""
 
     def context(self, context: RunContext | BlockExecutor) -> RunContext:
         """The context, its checkpoints those of samples of this noise."""
         context = RunContext.of(context)
-        if context.checkpointing is None or not isinstance(self.noise, np.ndarray):
+        noise = self.noise.diagonal
+        if context.checkpointing is None or not isinstance(noise, np.ndarray):
             return context
-        identity = {**context.checkpointing.identity, "noise by sample": sha256(self.noise.tobytes()).hexdigest()}
+        identity = {**context.checkpointing.identity, "noise by sample": sha256(noise.tobytes()).hexdigest()}
         return replace(context, checkpointing=replace(context.checkpointing, identity=identity))
 
     def certify(
@@ -132,10 +102,10 @@ class SparseProblem:
             "decrement": None if regressors is None else regressors.decrement.tolist(),
             **certificate.summary(),
             **record,
-            **({} if isinstance(self.noise, float) else {"noise_by_sample": True}),
+            **({} if self.noise.is_common else {"noise_by_sample": True}),
         }
-        basis_noise = basis.noise_of(self.noise)
-        return TrainedSparse(fit.model, self.noise_variance, basis, certificate, greedy, summary, basis_noise, near)
+        basis_noise = basis.noise_of(self.noise.diagonal)
+        return TrainedSparse(fit.model, self.noise.common, basis, certificate, greedy, summary, basis_noise, near)
 
 
 def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) -> StopReason:
@@ -147,20 +117,3 @@ def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) 
         f": others add nothing that float64 could tell; {wanted_size:,} were asked for" if size < wanted_size else ""
     )
     return StopReason("size", True, f"{size:,} basis samples{fewer}")
-
-
-def noise_by_sample(noise_variance: float, relative: FloatArray | None, n: int) -> Variances:
-    """The noise of n samples, s2 times what each has of it.
-
-    Raises `InputError`: another number of samples, or values that are not positive and finite.
-    """
-    if relative is None:
-        return noise_variance
-    values = np.asarray(relative, dtype=np.float64)
-    if values.shape != (n,):
-        raise InputError(f"`relative_noise` has shape {values.shape}; expected ({n},), a value for each sample")
-    usable = np.isfinite(values) & (values > 0.0)
-    if not usable.all():
-        row = int(np.argmin(usable))
-        raise InputError(f"`relative_noise` must be positive and finite; got {values[row]} for sample {row}")
-    return np.asarray(noise_variance * values)

@@ -18,9 +18,10 @@ import numpy as np
 
 from dkgp.data import Dataset
 from dkgp.kernels import Kernel, fold_white
+from dkgp.models.noise import Noise
 from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.stored import OpenedSparse
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray, column_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 
@@ -51,7 +52,7 @@ def residual_start(
     """alpha_0 of a fit, (n, p), and an estimate of the bound on min R that a product with it would prove: (p,)."""
     noise, n = operator.noise, operator.n
     residual = targets - CrossKernel(operator, model.prototypes).columns(model.weights)
-    alpha = residual / (noise if isinstance(noise, float) else noise[:, None])
+    alpha = residual / column_of(noise)
     rows = np.sort(np.random.default_rng(seed).choice(n, min(n, FEW_ROWS), replace=False)).astype(np.intp)
     images = CrossKernel(operator, operator.inputs(rows)).project(alpha) + residual[rows]
     quadratic = n / len(rows) * np.einsum("rp,rp->p", alpha[rows], images)
@@ -71,13 +72,12 @@ def start_from_sparse(
     model, targets, n = opened.model, dataset.all_targets(), dataset.n_samples
     chunks = list(dataset.row_chunks())
     residual = np.concatenate([targets[slice(*rows)] - model.mean(dataset.inputs(*rows)) for rows in chunks])
-    known = dataset.all_sample_noise()
-    noise = np.asarray(total_noise(noise_variance, known, n)).reshape(-1, 1)
-    alpha = residual / (noise_variance if known is None else noise)
+    noise = Noise(noise_variance).beside(dataset).checked(n)
+    alpha = residual / column_of(noise.diagonal)
     samples = np.sort(np.random.default_rng(seed).choice(n, min(n, ROWS), replace=False))
     evaluator = model.evaluator()
     looked_at = evaluator.prepare(dataset.input_rows(samples))
-    images = (noise_variance if known is None else noise[samples]) * alpha[samples]
+    images = column_of(noise.rows(samples).diagonal) * alpha[samples]
     for rows in chunks:
         images += evaluator.matmat(looked_at, evaluator.prepare(dataset.inputs(*rows)), alpha[slice(*rows)])
     quadratic = n / len(samples) * np.einsum("rp,rp->p", alpha[samples], images)

@@ -10,6 +10,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import Progress
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
+from dkgp.models.noise import Noise
 from dkgp.models.sparse.bases import blind_basis, given_basis
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.fit import Basis, fit_sparse, require_range
@@ -32,7 +33,7 @@ GAP_ROUNDING = 1e-6
 def train_sparse(
     dataset: Dataset,
     kernel: Kernel,
-    noise_variance: float,
+    noise_variance: float | Noise,
     context: RunContext | BlockExecutor,
     settings: SparseSettings,
     *,
@@ -48,14 +49,14 @@ def train_sparse(
         Standardised inputs and targets; workers read their own rows.
     kernel : Kernel
         White noise in it is folded into the noise variance.
-    noise_variance : float
-        s2, on the standardised scale.
+    noise_variance : float or Noise
+        s2, on the standardised scale; or the noise of all samples as one value, the next two included.
     context : RunContext or BlockExecutor
         Who computes, and who watches; rounds and checkpoints are those of the greedy choice.
     given : (m,) int or (m, d) float64, optional
         A basis of the user's own, samples or standardised inputs.
     relative_noise : (n,) float64, optional
-        Noise by sample: what s2 is multiplied by for each; a sample of 1 / k counts as much as k samples.
+        Noise by sample: the multiple of s2 that each has; a sample of 1 / k counts as much as k samples.
     sample_noise : (n,) float64, optional
         Known noise variances, standardised, added to that; by default those that the data set has.
 
@@ -68,9 +69,9 @@ def train_sparse(
     InterruptedRunError
         The context asked for the end; a greedy choice is saved where there are checkpoints.
     """
-    problem = SparseProblem.of(dataset, kernel, noise_variance, relative_noise, sample_noise)
+    problem = SparseProblem.of(dataset, kernel, Noise.of(noise_variance, sample_noise, relative_noise))
     run, targets, seconds = problem.context(context), problem.targets, Clock()
-    with run.operator(problem.kernel, problem.noise, dataset) as operator:
+    with problem.operator(run) as operator:
         greedy: GreedyBasis | None = None
 
         def heed(progress: Progress) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset, SparseRecord
 from dkgp.errors import InputError
+from dkgp.models.noise import Noise
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.errors import Points, SampleErrors, largest_residual_diagonal
@@ -33,7 +34,7 @@ from dkgp.models.sparse.model import SparseModel
 from dkgp.models.sparse.risk import highest_misfit, highest_whitened_penalty
 from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.models.variance.whitening import Whitening
-from dkgp.operators.base import FloatArray, total_noise
+from dkgp.operators.base import FloatArray
 from dkgp.operators.cross.runs import piece_rows
 from dkgp.operators.low_rank.landmark_rows import whiten
 
@@ -71,16 +72,8 @@ def update_sparse(
     record, before = opened.record, opened.certificate
     _require(opened, dataset)
     n = dataset.n_samples
-    noise = np.full(n, record.noise_variance)
-    if relative_noise is not None:
-        if relative_noise.shape != (n,) or not (np.isfinite(relative_noise) & (relative_noise > 0.0)).all():
-            raise InputError(f"expected positive relative noise of {n:,} new samples; got shape {relative_noise.shape}")
-        noise = noise * relative_noise
-    if sample_noise is None:
-        sample_noise = dataset.all_sample_noise()
-    if sample_noise is not None:
-        total = total_noise(record.noise_variance, sample_noise, n)
-        noise = np.asarray(total) if relative_noise is None else noise + np.ravel(sample_noise)
+    of_new = Noise.of(record.noise_variance, sample_noise, relative_noise).beside(dataset).checked(n)
+    noise = np.array(np.broadcast_to(of_new.diagonal, (n,)))
     inputs, targets = dataset.inputs(0, n), dataset.all_targets()
     if not (np.isfinite(inputs).all() and np.isfinite(targets).all()):
         raise InputError("the new samples have a NaN or an infinity; leave such rows out")

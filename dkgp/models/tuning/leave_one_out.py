@@ -24,6 +24,7 @@ import numpy as np
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import NumericalError
+from dkgp.models.noise import Noise
 from dkgp.models.tuning.dense_algebra import (
     add_outer_products,
     factor,
@@ -33,8 +34,8 @@ from dkgp.models.tuning.dense_algebra import (
     solve_factored,
     symmetric_product,
 )
-from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, noise_at
-from dkgp.models.tuning.subsets import SampleNoise
+from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily
+from dkgp.models.tuning.subsets import SAME_NOISE
 
 
 class LeaveOneOut(DenseObjective):
@@ -69,12 +70,10 @@ class LeaveOneOut(DenseObjective):
         return value, self._slopes(parameters, weights)
 
 
-def factored(
-    family: KernelFamily, parameters: FloatArray, out: FloatArray, noise: SampleNoise | None = None
-) -> FloatArray:
+def factored(family: KernelFamily, parameters: FloatArray, out: FloatArray, noise: Noise = SAME_NOISE) -> FloatArray:
     """Put Cholesky's lower factor of Kbar into `out`, and return it; `NumericalError` where there is none."""
     family.matrix(parameters[:-1], out)
-    np.einsum("ii->i", out)[:] += noise_at(noise, parameters)
+    np.einsum("ii->i", out)[:] += noise.with_common(math.exp(parameters[-1])).diagonal
     if not factor(out):
         raise NumericalError(
             "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
@@ -89,7 +88,7 @@ def fold_predictions(
     targets: FloatArray,
     folds: Sequence[IntArray],
     matrices: Sequence[FloatArray] | None = None,
-    noise: SampleNoise | None = None,
+    noise: Noise = SAME_NOISE,
 ) -> tuple[FloatArray, FloatArray]:
     """Predict each fold's targets from all samples outside of it, in closed form.
 

@@ -26,8 +26,9 @@ import scipy.linalg
 
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel, SquaredExponential
+from dkgp.models.noise import Noise
 from dkgp.models.tuning.dense_algebra import BLOCK_ROWS, invert, rank_update, symmetric_product
-from dkgp.models.tuning.subsets import SampleNoise
+from dkgp.models.tuning.subsets import SAME_NOISE
 
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
@@ -169,7 +170,7 @@ class DenseObjective:
         targets: FloatArray,
         matrices: Sequence[FloatArray] | None = None,
         weights: FloatArray | None = None,
-        noise: SampleNoise | None = None,
+        noise: Noise = SAME_NOISE,
         trend: FloatArray | None = None,
     ) -> None:
         n_samples = targets.shape[0]
@@ -198,22 +199,17 @@ class DenseObjective:
         """K in the first matrix, Kbar in the second."""
         self._family.matrix(parameters[:-1], self._kernel_matrix)
         np.copyto(self._work, self._kernel_matrix)
-        np.einsum("ii->i", self._work)[:] += noise_at(self._noise, parameters)
+        np.einsum("ii->i", self._work)[:] += self._noise.with_common(math.exp(parameters[-1])).diagonal
 
     def _slopes(self, parameters: FloatArray, weights: FloatArray) -> FloatArray:
         """sum_ij weights_ij dKbar_ij / dtheta for each parameter, by the lower triangle of `weights`: it may change."""
         noise = math.exp(parameters[-1])
-        if self._noise is None:
+        if self._noise.is_common:
             noise *= float(np.trace(weights))
         else:
-            noise *= float(np.diagonal(weights) @ self._noise.relative)
+            multiples = self._noise.relative
+            noise *= float(np.diagonal(weights) @ (np.ones(len(weights)) if multiples is None else multiples))
         return np.append(self._family.contract(parameters[:-1], self._kernel_matrix, weights), noise)
-
-
-def noise_at(noise: SampleNoise | None, parameters: FloatArray) -> float | FloatArray:
-    """The noise on the diagonal at log parameters, s2's last: one variance, or (n,) of samples that differ."""
-    noise_variance = math.exp(parameters[-1])
-    return noise_variance if noise is None else noise.at(noise_variance)
 
 
 class LogMarginalLikelihood(DenseObjective):

@@ -18,7 +18,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.trend.columns import CENTRED, MeanKind, checked_mean
+from dkgp.models.trend import CENTRED, MeanKind, checked_mean
 from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import (

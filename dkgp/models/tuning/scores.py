@@ -20,7 +20,6 @@ from dkgp.kernels import Kernel
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.laplace.columns import SeenSamples
 from dkgp.models.tuning.leave_one_out import factored, fold_predictions
-from dkgp.models.tuning.marginal_likelihood import noise_at
 from dkgp.models.tuning.tasks import LABEL_OBJECTIVES, CachedSubset, TuningContext
 from dkgp.models.variance_scores import NORMAL_95
 
@@ -132,8 +131,8 @@ def _folds(context: TuningContext, subset: CachedSubset, parameters: FloatArray,
 def _held_out(
     context: TuningContext, subset: CachedSubset, parameters: FloatArray, inputs: FloatArray, targets: FloatArray
 ) -> ScoreSums:
-    held = context.source.held_out_noise()
-    kernel, noise = subset.family.kernel(parameters[:-1]), np.broadcast_to(noise_at(held, parameters), len(targets))
+    held = context.source.noise(-1).with_common(math.exp(parameters[-1]))
+    kernel, noise = subset.family.kernel(parameters[:-1]), np.broadcast_to(held.diagonal, len(targets))
     mean, variance = np.empty_like(targets), np.empty(len(targets))
     with context.matrices(len(subset.inputs)).lent() as matrices:
         lower = factored(subset.family, parameters, matrices[0], subset.noise)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
+from dkgp.models.noise import Noise
 
 
 @dataclass(frozen=True)
@@ -107,27 +108,8 @@ def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IntArray]:
     return draws
 
 
-@dataclass(frozen=True)
-class SampleNoise:
-    """The noise of n samples for any s2: `relative` s2 + `known`, (n,) both, the known part standardised."""
-
-    relative: FloatArray
-    known: FloatArray
-
-    @classmethod
-    def of(cls, n: int, relative: FloatArray | None, known: FloatArray | None) -> SampleNoise | None:
-        """The noise of n samples, of which either part may be missing; None where both are: s2 alone."""
-        if relative is None and known is None:
-            return None
-        return cls(np.ones(n) if relative is None else relative, np.zeros(n) if known is None else known)
-
-    def at(self, noise_variance: float) -> FloatArray:
-        """The variances (n,) for an s2."""
-        return noise_variance * self.relative + self.known
-
-    def rows(self, indices: IntArray) -> SampleNoise:
-        """That of some of the samples."""
-        return SampleNoise(self.relative[indices], self.known[indices])
+# The noise of samples that differ in nothing; a search replaces s2.
+SAME_NOISE = Noise(1.0)
 
 
 @dataclass(frozen=True)
@@ -136,6 +118,14 @@ class Subsets:
 
     dataset: Dataset
     plan: SubsetPlan
+    # Noise of each subset's samples and, last, of the rows in no subset; by default that of the data set.
+    noises: tuple[Noise, ...] | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def with_noise(cls, dataset: Dataset, plan: SubsetPlan, noise: Noise) -> Subsets:
+        """Return the subsets that a plan draws from samples with this noise."""
+        drawn = [*map(plan.subset, range(plan.count)), plan.held_out()]
+        return cls(dataset, plan, noises=tuple(noise.rows(indices) for indices in drawn))
 
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
         """Inputs (m, d) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
@@ -149,17 +139,11 @@ class Subsets:
         """Weights of a subset's samples, (m,); None where all count alike, as they do in a regression."""
         return None
 
-    def noise(self, index: int) -> SampleNoise | None:
-        """The noise of a subset's samples, where it differs; None where it is s2."""
-        return self._noise_at(self.plan.subset(index))
-
-    def held_out_noise(self) -> SampleNoise | None:
-        """That of the rows in no subset."""
-        return self._noise_at(self.plan.held_out())
-
-    def _noise_at(self, indices: IntArray) -> SampleNoise | None:
-        known = self.dataset.all_sample_noise()
-        return None if known is None else SampleNoise(np.ones(len(indices)), known[indices])
+    def noise(self, index: int) -> Noise:
+        """Return the noise of a subset's samples, for an s2 of 1; of index -1 that of the rows in no subset."""
+        if self.noises is not None:
+            return self.noises[index]
+        return SAME_NOISE.beside(self.dataset).rows(self.plan.held_out() if index < 0 else self.plan.subset(index))
 
     def _read(self, indices: IntArray) -> tuple[FloatArray, FloatArray]:
         dataset, blocks = self.dataset, []
@@ -172,28 +156,6 @@ class Subsets:
         require_finite("inputs", inputs, "the subset's row")
         require_finite("targets", targets, "the subset's row")
         return inputs, targets
-
-
-@dataclass(frozen=True)
-class NoisySubsets(Subsets):
-    """Rows of subsets whose samples' noise is in memory."""
-
-    of_subsets: tuple[SampleNoise, ...]
-    of_held_out: SampleNoise
-
-    @classmethod
-    def of(cls, dataset: Dataset, plan: SubsetPlan, noise: SampleNoise) -> NoisySubsets:
-        """The subsets that a plan draws of samples with this noise."""
-        drawn = tuple(noise.rows(plan.subset(index)) for index in range(plan.count))
-        return cls(dataset, plan, drawn, noise.rows(plan.held_out()))
-
-    def noise(self, index: int) -> SampleNoise | None:
-        """The noise of a subset's samples."""
-        return self.of_subsets[index]
-
-    def held_out_noise(self) -> SampleNoise | None:
-        """That of the rows in no subset."""
-        return self.of_held_out
 
 
 @dataclass(frozen=True)
@@ -213,9 +175,9 @@ class LabelledSubsets(Subsets):
         """Inputs (m, d) and labels (m, t) of the rows in no subset; `InputError` for NaN or infinity."""
         return self._inputs(self.plan.held_out()), self.held_labels
 
-    def noise(self, index: int) -> SampleNoise | None:
-        """None: labels have none."""
-        return None
+    def noise(self, index: int) -> Noise:
+        """Return the noise of samples that have none beside s2: labels have none."""
+        return SAME_NOISE
 
     def weights(self, index: int) -> FloatArray | None:
         """Weights of a subset's samples, (m,)."""

@@ -19,13 +19,14 @@ from dkgp.cluster.threads import process_threads
 from dkgp.data.sources.tables.survey import count_repeated_rows
 from dkgp.data.types import FloatArray
 from dkgp.kernels import Kernel
-from dkgp.models.trend.columns import CENTRED, MeanKind, columns_at, require_independent
+from dkgp.models.noise import Noise
+from dkgp.models.trend import CENTRED, MeanKind, columns_at, require_independent
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.laplace.columns import LabelEvidence, LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.laplace.softmax import SoftmaxEvidence
 from dkgp.models.tuning.leave_one_out import LeaveOneOut
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, KernelFamily, LogMarginalLikelihood
-from dkgp.models.tuning.subsets import SampleNoise, Subsets
+from dkgp.models.tuning.subsets import Subsets
 
 Outcome: TypeAlias = tuple[float, FloatArray] | None
 Objective: TypeAlias = Literal["likelihood", "loo"]
@@ -59,7 +60,7 @@ class CachedSubset:
     targets: FloatArray
     family: KernelFamily
     weights: FloatArray | None
-    noise: SampleNoise | None
+    noise: Noise
 
     @property
     def nbytes(self) -> int:

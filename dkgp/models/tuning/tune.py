@@ -7,7 +7,7 @@ gradients are summed in the order of the subsets, so that the result has the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -20,12 +20,13 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.trend.columns import CENTRED, MeanKind
+from dkgp.models.noise import Noise
+from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
 from dkgp.models.tuning.problem import Choices
 from dkgp.models.tuning.run import run_tuning
 from dkgp.models.tuning.search_space import LogNormal
-from dkgp.models.tuning.subsets import NoisySubsets, SampleNoise, Subsets, plan_subsets, require_finite
+from dkgp.models.tuning.subsets import SAME_NOISE, Subsets, plan_subsets, require_finite
 from dkgp.models.tuning.tasks import Objective
 
 DEFAULT_SUBSET = 2000
@@ -102,7 +103,7 @@ def tune_dataset(
         Known noise variances of the samples, standardised; s2 is what all have beside. By default those that the data
         set has.
     relative_noise : (n,) float64, optional
-        What s2 is multiplied by for each sample.
+        The multiple of s2 that each sample has.
     mean : {"centred", "constant", "linear"}, default "centred"
         The mean to train with, see `dkgp.models.exact.train`: its coefficients are left out of what is maximised
         (restricted likelihood). The amplitude is then always free, and there are no scores.
@@ -136,17 +137,17 @@ def tune_dataset(
     source, relative = Subsets(dataset, plan), options.get("relative_noise")
     known = options.get("sample_noise")
     if relative is not None or known is not None:
-        known = dataset.all_sample_noise() if known is None else known
-        noise = SampleNoise.of(dataset.n_samples, relative, known)
-        assert noise is not None
+        noise = replace(SAME_NOISE, by_sample=known, relative=relative).beside(dataset)
         _require_noise(noise, dataset.n_samples)
-        source = NoisySubsets.of(dataset, plan, noise)
+        source = Subsets.with_noise(dataset, plan, noise)
     return run_tuning(source, tuple(dataset.feature_names), choices, settings, executor)
 
 
-def _require_noise(noise: SampleNoise, n: int) -> None:
+def _require_noise(noise: Noise, n: int) -> None:
     """Refuse noise of other samples, or below zero; `InputError`."""
-    for name, values in (("sample_noise", noise.known), ("relative_noise", noise.relative)):
+    for name, values in (("sample_noise", noise.by_sample), ("relative_noise", noise.relative)):
+        if values is None:
+            continue
         if values.shape != (n,):
             raise InputError(f"`{name}` has shape {values.shape}; expected ({n},), a value for each sample")
         if not (np.isfinite(values) & (values >= 0.0)).all():

@@ -18,7 +18,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.forks import fork_safe
 from dkgp.kernels import Features
 from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.operators.base import FloatArray, IndexArray, Variances
+from dkgp.operators.base import FloatArray, IndexArray, Variances, column_of
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.base import Sums, steepness
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory
@@ -208,7 +208,7 @@ class HeldBlock:
         local = BlockStep(step.indices[inside] - start, step.delta[inside], used, coefficients, length, step.slot)
         features = context.block_features(block, sent.precision)
         product = np.ascontiguousarray(context.evaluator(sent.precision).matmat(features, sent.columns, step.delta))
-        noise = sent.noise if isinstance(sent.noise, float) else sent.noise[inside][:, None]
+        noise = column_of(sent.noise, inside)
         product[local.indices] += noise * local.delta
         version, self.version = self.version, NO_VERSION
         self.moved = self.memory.move(self.alpha, local, self.rows)

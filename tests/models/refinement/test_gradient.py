@@ -11,6 +11,7 @@ from dkgp.cluster import ClusterOptions, LocalExecutor, open_executor
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import RunContext
+from dkgp.models.noise import Noise
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
 from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
 from dkgp.operators import ArrayInputs
@@ -24,7 +25,7 @@ GENERAL = parse_kernel("matern32 + 0.3 * linear", 2)
 
 def estimator(data: ArrayDataset, probes: np.ndarray, executor: Any, **options: Any) -> GradientEstimator:
     options = {"preconditioner": FactorPreconditioning(60, rank=10), "tolerance": 1e-6, **options}
-    options["sample_noise"] = data.noise
+    options["noise"] = Noise(1.0, data.noise)
     return GradientEstimator(ArrayInputs(data.X), data.y, probes, executor, **options)
 
 

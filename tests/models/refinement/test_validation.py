@@ -14,6 +14,7 @@ from scipy import stats
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
+from dkgp.models.noise import Noise
 from dkgp.models.refinement import validation
 from dkgp.models.refinement.rows import ExceptRows, SomeRows
 from dkgp.models.refinement.validation import (
@@ -95,7 +96,7 @@ def compare_with_a_dense_gp(operator_type: Any, own: bool, p: int, rng: np.rando
     X, y, X_new, y_new = data.X[:400], data.y[:400], data.X[400:], data.y[400:]
     noise = NOISE * 20.0 ** rng.random(500) if own else np.full(500, NOISE)
     of_training: Any = noise[:400] if own else NOISE
-    held_out = HeldOut(X_new, y_new, noise[400:] if own else None)
+    held_out = HeldOut(X_new, y_new, Noise(NOISE, noise[400:] - NOISE if own else None))
     matrix, cross = KERNEL(X, X) + np.diag(noise[:400]), KERNEL(X, X_new)
     mean = cross.T @ np.linalg.solve(matrix, y)
     variance = 1.2 + noise[400:] - np.sum(cross * np.linalg.solve(matrix, cross), axis=0)

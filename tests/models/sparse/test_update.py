@@ -135,5 +135,5 @@ def test_samples_that_do_not_fit_are_refused(tmp_path: Path, one_thread: LocalEx
     refused("the new samples have the targets", target_names=("u", "v"))
     refused("nothing is proven", certificate={**record.certificate, "normal_share": None})
     for wrong in (np.ones(3), np.zeros(NEW), np.full(NEW, np.nan)):
-        with pytest.raises(InputError, match="expected positive relative noise of 5 new samples"):
+        with pytest.raises(InputError, match="`relative_noise` (has shape|must be positive)"):
             update_sparse(found.opened, found.parts[1], wrong)

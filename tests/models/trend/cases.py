@@ -19,7 +19,7 @@ from dkgp.models import RunContext
 from dkgp.models.exact import TrainedModel, train
 from dkgp.models.prediction.gradients.exact import GradientPredictor
 from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
-from dkgp.models.trend.columns import MeanKind, columns_at
+from dkgp.models.trend import MeanKind, columns_at
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver

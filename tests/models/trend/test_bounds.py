@@ -12,8 +12,7 @@ from dkgp.kernels import Matern32, SquaredExponential, parse_kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
 from dkgp.models.prediction.predictor import Predictor
-from dkgp.models.trend.columns import columns_at
-from dkgp.models.trend.trend import Trend, found_trend
+from dkgp.models.trend import Trend, columns_at, fit_trend
 from dkgp.solvers import Cholesky
 from tests.models.trend.cases import Case, nearly_the_same, steep
 
@@ -133,7 +132,7 @@ def test_the_certificate_is_that_of_what_the_mean_leaves(name: str) -> None:
     )
     right = np.column_stack([case.dataset.all_targets(), columns_at(case.mean, x)])
     solved = (alpha, trained.solution.gradient, right)
-    trend, of_all = found_trend(case.mean, *solved, p, case.model.noise, told)
+    trend, of_all = fit_trend(case.mean, *solved, p, case.model.noise, told)
     size = np.abs(np.array(trend.coefficients))
     together = parts[:p] + parts[p:] @ size
     np.testing.assert_allclose(of_all.magnitude[:p], together, rtol=0.02)

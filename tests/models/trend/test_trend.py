@@ -22,8 +22,7 @@ from dkgp.kernels import Kernel, Matern32, SquaredExponential, parse_kernel
 from dkgp.models import predict
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.pathwise import PosteriorFunctions
-from dkgp.models.trend.columns import MeanKind
-from dkgp.models.trend.trend import Trend
+from dkgp.models.trend import MeanKind, Trend
 from dkgp.models.updating import update
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import GradientInfNorm

@@ -15,6 +15,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern52, SquaredExponential, parse_kernel
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.noise import Noise
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
@@ -24,7 +25,6 @@ from dkgp.models.tuning.leave_one_out import LeaveOneOut, fold_predictions
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.marginal_likelihood import DenseObjective, LogMarginalLikelihood
 from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.subsets import SampleNoise
 from dkgp.models.tuning.tune import tune, tune_dataset
 from tests.models.refinement.refine_problems import dense_gradient
 
@@ -33,9 +33,9 @@ RNG = np.random.default_rng(17)
 X = RNG.normal(size=(N, 2))
 Y = np.column_stack([np.sin(2.0 * X[:, 0]), X[:, 1] ** 2 - 1.0])
 NOISES = {
-    "known": SampleNoise(np.ones(N), RNG.uniform(0.0, 0.5, N)),
-    "relative": SampleNoise(RNG.uniform(0.1, 9.0, N), np.zeros(N)),
-    "both": SampleNoise(RNG.uniform(0.1, 9.0, N), np.where(np.arange(N) % 4 == 0, 1e4, 0.0)),
+    "known": Noise(1.0, RNG.uniform(0.0, 0.5, N)),
+    "relative": Noise(1.0, relative=RNG.uniform(0.1, 9.0, N)),
+    "both": Noise(1.0, np.where(np.arange(N) % 4 == 0, 1e4, 0.0), RNG.uniform(0.1, 9.0, N)),
 }
 KERNELS: dict[str, Kernel] = {
     "rbf": SquaredExponential((0.6, 0.3), 1.2),
@@ -63,14 +63,14 @@ def dense(kernel: Kernel, variances: np.ndarray, objective: type[DenseObjective]
 @every_noise
 @every_kernel
 @pytest.mark.parametrize("objective", [LogMarginalLikelihood, LeaveOneOut])
-def test_value_and_gradient(kernel: Kernel, noise: SampleNoise, objective: type[DenseObjective]) -> None:
+def test_value_and_gradient(kernel: Kernel, noise: Noise, objective: type[DenseObjective]) -> None:
     family = family_of(kernel, X, True, ("a", "b"))
     of = objective(family, Y, noise=noise)
     at = np.append(family.initial(), math.log(0.07))
     outcome = of(at)
     assert outcome is not None
     value, gradient = outcome
-    expected = dense(family.kernel(at[:-1]), 0.07 * noise.relative + noise.known, objective)
+    expected = dense(family.kernel(at[:-1]), noise.with_common(0.07).diagonal, objective)
     assert value == pytest.approx(expected, rel=1e-9)
     for index in range(len(at)):
         step = np.zeros(len(at))
@@ -84,7 +84,7 @@ def test_one_noise_for_all_is_the_same_value() -> None:
     family = family_of(KERNELS["rbf"], X, True, ("a", "b"))
     at = np.append(family.initial(), math.log(0.07))
     for objective in (LogMarginalLikelihood, LeaveOneOut):
-        plain, noisy = objective(family, Y)(at), objective(family, Y, noise=SampleNoise(np.ones(N), np.zeros(N)))(at)
+        plain, noisy = objective(family, Y)(at), objective(family, Y, noise=Noise(1.0, np.zeros(N)))(at)
         assert plain is not None
         assert noisy is not None
         assert noisy[0] == pytest.approx(plain[0], rel=1e-13)
@@ -92,13 +92,13 @@ def test_one_noise_for_all_is_the_same_value() -> None:
 
 
 @every_noise
-def test_folds_are_predicted_with_their_own_noise(noise: SampleNoise) -> None:
+def test_folds_are_predicted_with_their_own_noise(noise: Noise) -> None:
     kernel = KERNELS["rbf"]
     family = family_of(kernel, X, True, ("a", "b"))
     at = np.append(family.initial(), math.log(0.07))
     folds = np.array_split(np.random.default_rng(1).permutation(N), 4)
     mean, variance = fold_predictions(family, at, Y, folds, noise=noise)
-    matrix = family.kernel(at[:-1])(X, X) + np.diag(noise.at(0.07))
+    matrix = family.kernel(at[:-1])(X, X) + np.diag(noise.with_common(0.07).diagonal)
     for fold in folds:
         rest = np.setdiff1d(np.arange(N), fold)
         weights = np.linalg.solve(matrix[np.ix_(rest, rest)], matrix[np.ix_(rest, fold)])

@@ -10,10 +10,10 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels import parse_kernel
 from dkgp.models import tune
-from dkgp.models.trend.columns import columns_at
+from dkgp.models.noise import Noise
+from dkgp.models.trend import columns_at
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
-from dkgp.models.tuning.subsets import SampleNoise
 
 
 def printed(K_y: np.ndarray, H: np.ndarray, y: np.ndarray) -> float:
@@ -35,14 +35,14 @@ def printed(K_y: np.ndarray, H: np.ndarray, y: np.ndarray) -> float:
 def test_value_and_gradient(kernel: str, known: bool) -> None:
     rng = np.random.default_rng(0)
     X, Y = rng.standard_normal((40, 2)), rng.standard_normal((40, 2))
-    H, noise = columns_at("linear", X), SampleNoise.of(40, None, rng.uniform(0.0, 1.0, 40)) if known else None
+    H, noise = columns_at("linear", X), Noise(1.0, rng.uniform(0.0, 1.0, 40) if known else None)
     family = family_of(parse_kernel(kernel, 2), X, True, ("a", "b"))
     objective = LogMarginalLikelihood(family, Y, noise=noise, trend=H)
     point = np.append(family.initial() + rng.uniform(-0.3, 0.3, len(family.initial())), math.log(0.3))
     result = objective(point)
     assert result is not None
     value, gradient = result
-    K_y = family.kernel(point[:-1])(X, X) + np.diag(np.full(40, 0.3) + (noise.known if noise is not None else 0.0))
+    K_y = family.kernel(point[:-1])(X, X) + np.diag(np.broadcast_to(noise.with_common(0.3).diagonal, 40))
     assert value == pytest.approx(sum(printed(K_y, H.T, y) for y in Y.T), rel=1e-10)
     for index, slope in enumerate(gradient):
         step = np.zeros(len(point))

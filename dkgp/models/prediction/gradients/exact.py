@@ -27,7 +27,7 @@ from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.predictor import Predictor, standardised
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, known
 from dkgp.models.support import SupportInputs
-from dkgp.models.trend.trend import Trend
+from dkgp.models.trend import Trend
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.whole_matrix import are_held, whole_layout

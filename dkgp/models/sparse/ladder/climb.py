@@ -67,10 +67,8 @@ def climb(
         if run.within is not None:
             run.within(progress)
 
-    with run.operator(kernel, problem.noise, dataset) as operator, operator.watched(within):
-        exact = ExactModel.of(
-            dataset, kernel, problem.noise_variance, run.executor, memory_bytes=memory_bytes, cache_bytes=cache_bytes
-        )
+    with problem.operator(run) as operator, operator.watched(within):
+        exact = ExactModel.of(problem, run.executor, memory_bytes=memory_bytes, cache_bytes=cache_bytes)
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
 
         def needed(size: int) -> int:

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import Dataset
-from dkgp.kernels import Kernel
 from dkgp.models.memory import Processes, plan_within
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.vif.foreseen import factors_phase, leaves_phase, search_phase
@@ -140,19 +140,18 @@ class ExactModel:
     @classmethod
     def of(
         cls,
-        dataset: Dataset,
-        kernel: Kernel,
-        noise_variance: float,
+        problem: Problem,
         executor: BlockExecutor,
         *,
         memory_bytes: int | None,
         cache_bytes: int,
     ) -> ExactModel:
         """Look at the problem in small, as training with "auto" does."""
+        dataset, kernel = problem.dataset, problem.kernel
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
-        choice = choose_solver_for(
-            dataset, kernel, noise_variance, sample_noise=dataset.all_sample_noise(), memory_bytes=memory_bytes
-        )
+        # Known noise of the data set counts, and multiples of s2 do not: these are figures of a plan.
+        probed = Problem(dataset, kernel, Noise(problem.noise.common).beside(dataset))
+        choice = choose_solver_for(probed, memory_bytes=memory_bytes)
         seconds = choice.projected.get(choice.solver)
         if seconds is None:  # few samples: none but the matrix' factor was looked at
             seconds = core_seconds(cholesky_phases(Sizes(n, d, p)), Prices.nominal(d))

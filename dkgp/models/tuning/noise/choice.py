@@ -7,13 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-import numpy as np
-
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
-from dkgp.data.types import FloatArray
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise import KINDS
+from dkgp.models.noise import KINDS, Noise
 from dkgp.models.tuning.likelihood_search import SearchSettings
 from dkgp.models.tuning.noise.comparison import NoiseSearch, Prediction, Rows, held_out_function, normal_losses
 from dkgp.models.tuning.noise.search import fit_noise
@@ -73,12 +70,7 @@ def tune_noise(
 
 def _predicted(hyperparameters: Hyperparameters, rows: Rows, held_out: Rows) -> Prediction:
     new, truth = held_out
-    mean, latent = held_out_function(hyperparameters.kernel, noise_at(hyperparameters, rows[0]), rows, new)
-    variance = latent + noise_at(hyperparameters, new)
+    noise = Noise(hyperparameters.noise_variance, law=hyperparameters.noise_model)
+    mean, latent = held_out_function(hyperparameters.kernel, noise.at(rows[0]), rows, new)
+    variance = latent + noise.at(new)
     return Prediction(normal_losses(truth - mean, variance), ScoreSums.of(truth, mean, variance))
-
-
-def noise_at(hyperparameters: Hyperparameters, inputs: FloatArray) -> FloatArray:
-    """Noise variances at standardised inputs (m, d): (m,)."""
-    model = hyperparameters.noise_model
-    return np.full(len(inputs), hyperparameters.noise_variance) if model is None else model.variances(inputs)

@@ -21,14 +21,13 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise import StudentT
+from dkgp.models.noise import Noise, StudentT
 from dkgp.models.tuning.dense_algebra import invert
 from dkgp.models.tuning.kernel_family import family_of
 from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
 from dkgp.models.tuning.noise.comparison import NoiseSearch, Prediction, Rows, held_out_function, normal_losses
 from dkgp.models.tuning.problem import Choices, SearchProblem
 from dkgp.models.tuning.scores import ScoreSums
-from dkgp.models.tuning.subsets import SampleNoise
 from dkgp.models.tuning.tasks import OBJECTIVES
 
 NoiseLikelihood: TypeAlias = Literal["gaussian", "student-t", "auto"]
@@ -99,7 +98,7 @@ def fit_student(
         moved = abs(math.log(found.scale / likelihood.scale)) + abs(math.log(found.degrees / likelihood.degrees))
         likelihood, beyond = found, weigh(matrix, y, found, weighed.beyond).beyond
         tuned = replace(tuned, noise_variance=likelihood.scale)
-        noise = SampleNoise((likelihood.least + beyond) / likelihood.scale, np.zeros(len(y)))
+        noise = Noise(1.0, relative=(likelihood.least + beyond) / likelihood.scale)
         tuned, value = _kernel_under((inputs, targets), noise, tuned, choices, settings)
         if moved < _TURN_TOLERANCE:
             break
@@ -136,7 +135,7 @@ def _likeliest(likelihood: StudentT, weighed: Weighed) -> StudentT:
 
 def _kernel_under(
     samples: tuple[FloatArray, FloatArray],
-    noise: SampleNoise,
+    noise: Noise,
     start: Hyperparameters,
     choices: Choices,
     settings: SearchSettings,

@@ -165,7 +165,7 @@ def test_the_exact_model_ends_a_ladder_that_outgrows_it(one_thread: LocalExecuto
     assert "train the exact model" in summary["advice"]
     assert found.model.m < N
     exact = summary["ladder"]["exact"]
-    choice = choose_solver_for(dataset, ROUGH, S2)
+    choice = choose_solver_for(SparseProblem.of(dataset, ROUGH, S2))
     assert exact["solver"] == choice.solver
     assert exact["memory_bytes"] > 8 * N * N / 2
     assert exact["distance"] == pytest.approx(float(found.certificate.rms_bound.max()))

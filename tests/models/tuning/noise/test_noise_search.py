@@ -262,10 +262,9 @@ def test_known_noise_of_the_data_is_not_reckoned_too() -> None:
         with pytest.raises(InputError, match="known beside the common one"):
             tune_noise(dataset, start, "linear", choices=Choices(), settings=SearchSettings(), subset=60)
         model = NoiseModel("linear", -2.0, (0.3, 0.0), lowest=0.05, highest=0.5)
-        noise_variance, beside = replace(start, noise_model=model).noise_of(dataset)
-        assert beside is not None
+        noise = replace(start, noise_model=model).noise_of(dataset)
         expected = model.variances(dataset.inputs(0, 60)) + 0.1
-        np.testing.assert_allclose(noise_variance + beside, expected, rtol=1e-12)
+        np.testing.assert_allclose(noise.diagonal, expected, rtol=1e-12)
 
 
 def test_what_cannot_be_is_refused() -> None:

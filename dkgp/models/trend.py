@@ -1,6 +1,7 @@
-"""A mean h(x)'beta whose coefficients are found under the kernel: universal kriging, in proven bounds.
+"""A mean h(x)'beta whose coefficients are fitted under the kernel: universal kriging, with proven bounds.
 
-Solved are Kbar A = [y, H] together, and beta is such that H'alpha = 0 for alpha = A_y - A_H beta. With
+The columns h(x) are a constant, and the features. The solve Kbar A = [y, H] takes them as further right-hand sides
+beside the targets, and beta is such that H'alpha = 0 for alpha = A_y - A_H beta. With
 
     G = H'Kbar^-1 H,    R(x) = h(x) - H'Kbar^-1 k_x,    V(x) = R'G^-1 R,
 
@@ -20,26 +21,74 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import scipy.linalg
 
-from dkgp.data import Dataset, ModelRecord
+from dkgp.data import Dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, column_lengths, known, sum_roundings
-from dkgp.models.trend.columns import CENTRED, MeanKind, checked_mean, columns_at
 from dkgp.operators.base import FloatArray, Variances
 
+# centred: the targets' average is subtracted, and nothing is fitted; the others are fitted under the kernel.
+MeanKind: TypeAlias = Literal["centred", "constant", "linear"]
+MEAN_KINDS: tuple[MeanKind, ...] = ("centred", "constant", "linear")
+CENTRED: MeanKind = "centred"
+# Least eigenvalue of the columns' correlations; below it coefficients would be rounding.
+_LEAST_EIGENVALUE = 1e-12
 RUN_ROWS = 8192
-# What G may be off by, relative to itself: beyond, nothing would be proven.
+# Largest relative error of G; beyond it nothing would be proven.
 MOST_OFF = 0.5
+
+
+def checked_mean(mean: str) -> MeanKind:
+    """Return the kind of a mean; `InputError` for another."""
+    for kind in MEAN_KINDS:
+        if mean == kind:
+            return kind
+    raise InputError(f"`mean` is one of {', '.join(MEAN_KINDS)}; got {mean!r}")
+
+
+def count_of(mean: MeanKind, n_features: int) -> int:
+    """Return the number of columns q: 0 for a centred mean, 1 for a constant, d + 1 for a linear one."""
+    return {"centred": 0, "constant": 1, "linear": n_features + 1}[mean]
+
+
+def columns_at(mean: MeanKind, inputs: FloatArray) -> FloatArray:
+    """Return h(x)' at standardised inputs (r, d): (r, q), one first, then the features."""
+    ones = np.ones((len(inputs), 1))
+    return {"centred": ones[:, :0], "constant": ones, "linear": np.column_stack([ones, inputs])}[mean]
+
+
+def columns_of(mean: MeanKind, dataset: Dataset) -> FloatArray:
+    """Return H, the columns of all samples of a data set: (n, q)."""
+    return np.concatenate([columns_at(mean, dataset.inputs(*rows)) for rows in dataset.row_chunks()])
+
+
+def require_independent(columns: FloatArray, feature_names: tuple[str, ...]) -> None:
+    """Refuse columns H (n, q) if one is a linear combination of the others; `InputError`."""
+    n, q = columns.shape
+    if n <= q:
+        raise InputError(
+            f"a mean of {q} coefficients needs more than {q} samples; got {n}. Take `mean` constant, or more samples"
+        )
+    lengths = np.linalg.norm(columns, axis=0)
+    values, vectors = np.linalg.eigh((columns / lengths).T @ (columns / lengths))
+    if values[0] < _LEAST_EIGENVALUE:
+        names = ("the constant", *feature_names)
+        weights = np.abs(vectors[:, 0])
+        involved = [names[index] for index in np.flatnonzero(weights > 0.05 * weights.max())]
+        raise InputError(
+            f"a linear mean cannot tell {' and '.join(involved)} apart: each is a sum of the others. Leave one of the "
+            "features out, or take `mean` constant"
+        )
 
 
 @dataclass(frozen=True)
 class Known:
-    """Quantities at test samples, standardised: means (r, p) with their bounds, and the ends of V (r,)."""
+    """Means (r, p) of standardised test samples with their bounds, and the ends of V (r,)."""
 
     mean: FloatArray
     bound: FloatArray
@@ -47,7 +96,7 @@ class Known:
     upper: FloatArray
 
     def widened(self, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Intervals of variances (r,) with V added, outward."""
+        """Add V to intervals of variances (r,), rounded outward."""
         with np.errstate(over="ignore"):
             low, high = np.nextafter(lower + self.lower, -np.inf), np.nextafter(upper + self.upper, np.inf)
         return np.maximum(low, 0.0), high
@@ -55,7 +104,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Trend:
-    """Coefficients of a mean, and what is proven of them; all on the standardised scale.
+    """Coefficients of a mean with their proven bounds, on the standardised scale.
 
     Attributes
     ----------
@@ -63,7 +112,7 @@ class Trend:
     coefficients : tuple of q tuples of p floats
         beta, of the constant and then of each feature.
     whitener : tuple of q tuples of q floats
-        W, with W G W' nearly the identity: V = |W R|^2 but for the next two.
+        W, with W G W' nearly the identity: V = |W R|^2, up to the next two.
     off, above : float
         The eigenvalues of W G W' lie between 1 - off and 1 + off + above.
     missed : tuple of p floats
@@ -84,7 +133,7 @@ class Trend:
 
     @bounding
     def _lengths(self, rests: FloatArray, errors: FloatArray) -> FloatArray:
-        """Upper bounds on what |W R| is off by, for R as computed and its errors (r, q): (r,)."""
+        """Return upper bounds on the error of |W R|, given the computed R and its errors (r, q): (r,)."""
         whitener = np.abs(np.array(self.whitener))
         roundings = (self.count + 2.0) * UNIT * np.abs(rests)
         return EVALUATION * np.asarray(np.linalg.norm((errors * (1.0 + 4.0 * EPS) + roundings) @ whitener.T, axis=1))
@@ -92,26 +141,26 @@ class Trend:
     def at(
         self, mean: FloatArray, bound: FloatArray, inputs: FloatArray, product_error: FloatArray | None = None
     ) -> Known:
-        """Take predictions of all right-hand sides together.
+        """Combine the predictions of all right-hand sides.
 
         Parameters
         ----------
         mean, bound : (r, p + q) float64
-            k_x'A as computed, and its bounds: those of targets by the certificate of `certified`.
+            k_x'A as computed, and its bounds: those of targets by the certificate that `fit_trend` returns.
         inputs : (r, d) float64
             Standardised.
         product_error : (r, p + q) float64, optional
-            Part of the bounds: by how much k_x'A may miss its exact sums, where not every entry was added up. The
-            certificate of A_y - A_H beta knows nothing of it.
+            Part of the bounds: the error of the sums k_x'A where not every entry was added up. The certificate of
+            A_y - A_H beta does not include it.
         """
         return self._taken(mean, bound, columns_at(self.kind, inputs), product_error)
 
     def slopes_at(
         self, gradient: FloatArray, bound: FloatArray, product_error: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Take gradients of all right-hand sides together: derivatives of the mean and their bounds, (r, p, d) each.
+        """Combine the gradients of all right-hand sides: derivatives of the mean and their bounds, (r, p, d) each.
 
-        Differentiated, what is above holds as it stands, with dh / dx_l and dk_x / dx_l for h and k_x.
+        All formulas hold for derivatives, with dh / dx_l and dk_x / dx_l in the place of h and k_x.
 
         Parameters
         ----------
@@ -123,18 +172,18 @@ class Trend:
         parts = []
         for feature in range(gradient.shape[2]):
             columns = np.zeros((len(gradient), self.count))
-            columns[:, 1 + feature : 2 + feature] = 1.0  # of none where the mean is a constant
+            columns[:, 1 + feature : 2 + feature] = 1.0  # no column if the mean is a constant
             off = None if product_error is None else product_error[:, :, feature]
             parts.append(self._taken(gradient[:, :, feature], bound[:, :, feature], columns, off))
         return np.stack([part.mean for part in parts], axis=2), np.stack([part.bound for part in parts], axis=2)
 
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing
+    @np.errstate(over="ignore", invalid="ignore")  # NaN becomes an infinite bound
     def _taken(
         self, mean: FloatArray, bound: FloatArray, columns: FloatArray, product_error: FloatArray | None = None
     ) -> Known:
-        """As `at`, for columns h or their derivatives, (r, q)."""
+        """Return `at` for the columns h or their derivatives, (r, q)."""
         p, beta = len(self.missed), np.array(self.coefficients)
-        # One more rounding, of h - k'A_H.
+        # One more rounding: h - k'A_H.
         rests, errors = columns - mean[:, p:], bound[:, p:]
         errors = errors + UNIT * np.abs(rests)
         result = mean[:, :p] + rests @ beta
@@ -155,9 +204,9 @@ class Trend:
         )
 
     def described(self, dataset: Dataset) -> dict[str, Any]:
-        """The coefficients in the units of targets over those of features, for each target, with standard errors.
+        """Return each target's coefficients in its units per unit of the feature, with standard errors.
 
-        That of the constant is the mean where all features have their average.
+        The constant is the mean at the average of all features.
         """
         to = dataset.standardisation
         names = ("constant", *dataset.feature_names)[: self.count]
@@ -207,21 +256,16 @@ class Trend:
 
     @classmethod
     def held(cls, document: Mapping[str, Any] | None) -> Trend | None:
-        """As `from_json`; None of None."""
+        """Rebuild from `to_json`'s form; None from None."""
         return None if document is None else cls.from_json(document)
 
 
 def mean_kind(document: Mapping[str, Any] | None) -> MeanKind:
-    """The kind of the mean of a model with this record of a trend; centred without one."""
+    """Return the kind of the mean of a model with this trend in its record; centred without one."""
     return CENTRED if document is None else checked_mean(document["kind"])
 
 
-def mean_made(model: ModelRecord) -> dict[str, Any]:
-    """The part of the identity of the run that made a model that its mean is; see `run_identity`."""
-    return {} if model.trend is None else {"mean": mean_kind(model.trend)}
-
-
-def found_trend(
+def fit_trend(
     kind: MeanKind,
     alpha: FloatArray,
     gradient: FloatArray,
@@ -230,9 +274,9 @@ def found_trend(
     noise: Variances,
     certificate: Certificate,
 ) -> tuple[Trend, Certificate]:
-    """The trend of a solved system, and the certificate that its predictions take.
+    """Return the trend of a solved system, and the certificate of its predictions.
 
-    Raises `NumericalError`: the solve stopped so far from a solution that nothing is known of G.
+    Raises `NumericalError`: the solve stopped so far from a solution that G has no bound.
 
     Parameters
     ----------
@@ -243,13 +287,13 @@ def found_trend(
     noise : float or (n,) float64
         s2, or that of each sample.
     certificate : Certificate
-        Of all p + q columns.
+        That of all p + q columns.
 
     Returns
     -------
     Trend
     Certificate
-        That of k_x'(A_y - A_H beta), of which no sum is ever formed, in the place of k_x'A_y; the others as they were.
+        That of k_x'(A_y - A_H beta), a difference that is never formed, in the place of k_x'A_y; the others unchanged.
     """
     deviation = np.sqrt(certificate.noise_variance)
     residuals = known(certificate.proven_residual_norm[p:] / deviation * (1.0 + 4.0 * EPS))
@@ -284,11 +328,11 @@ def found_trend(
 def _gram(
     alpha: FloatArray, gradient: FloatArray, right: FloatArray, p: int, noise: Variances, certificate: Certificate
 ) -> tuple[FloatArray, FloatArray]:
-    """A_H'H + E'A_H, made symmetric, which it is exactly; and bounds on what its entries are off by, (q, q) both."""
+    """Return A_H'H + E'A_H, made symmetric, as the exact one is, and bounds on its entries' errors, (q, q) both."""
     solved, columns = alpha[:, p:], right[:, p:]
     first, first_off = _products(solved, columns)
     second, second_off = _products(-gradient[:, p:], solved)
-    # E is known but for what rounding, and a product that was approximate, take from it.
+    # The error of E: rounding, and that of an approximate product.
     unknown = (np.asarray(certificate.residual_rounding) + certificate.product_lengths)[p:]
     weights = np.sqrt(np.broadcast_to(noise, (len(alpha),)) / certificate.noise_variance)
     lengths = column_lengths(solved * weights[:, None]) * (1.0 + len(alpha) * EPS)
@@ -298,7 +342,7 @@ def _gram(
 
 
 def _products(left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """left'right, added up by runs of rows, and bounds on the rounding of its entries."""
+    """Return left'right, added up by runs of rows, and bounds on the rounding of its entries."""
     result = np.zeros((left.shape[1], right.shape[1]))
     sizes = np.zeros_like(result)
     for start in range(0, len(left), RUN_ROWS):
@@ -311,7 +355,7 @@ def _products(left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArr
 def _combined(
     certificate: Certificate, gradient: FloatArray, beta: FloatArray, p: int, noise: Variances
 ) -> Certificate:
-    """The certificate with that of the columns A_y - A_H beta in the place of A_y's."""
+    """Replace the certificate of A_y by that of the columns A_y - A_H beta."""
     size, q = np.abs(beta), len(beta)
     weights = np.sqrt(certificate.noise_variance / np.broadcast_to(noise, (len(gradient),)))
     rest = gradient[:, :p] - gradient[:, p:] @ beta

@@ -14,13 +14,12 @@ from dkgp.data import CheckpointStore, Dataset, memory_dataset
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.context import RunContext
-from dkgp.models.exact import TrainedModel, train
-from dkgp.models.noise import StudentT
-from dkgp.models.robust import train as robust
-from dkgp.models.robust.train import WEIGHT_TOLERANCE, train_student
+from dkgp.models.exact import WEIGHT_TOLERANCE, TrainedModel, train
+from dkgp.models.noise import Noise, StudentT
 from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GradientInfNorm
 
 KERNEL, T = SquaredExponential((0.5, 0.3)), StudentT(3.0, 0.007)
+NOISE = Noise(T.least, law=T)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def naive(problem: Problem) -> tuple[list[np.ndarray], list[float], np.ndarray]:
 
 def test_turns_are_those_of_dense_algebra(problem: Problem, executor: BlockExecutor) -> None:
     weights, heights, alpha = naive(problem)
-    model = train_student(problem.dataset, KERNEL, T, executor, stopping=GradientInfNorm(1e-9))
+    model = train(problem.dataset, KERNEL, NOISE, executor, stopping=GradientInfNorm(1e-9))
     told = model.summary["weights"]
     assert told["turns"] == len(weights) > 4
     assert model.sample_noise is not None
@@ -89,7 +88,7 @@ def test_turns_are_those_of_dense_algebra(problem: Problem, executor: BlockExecu
 
 
 def test_the_certificate_is_of_the_last_weights(problem: Problem, executor: BlockExecutor) -> None:
-    model = train_student(problem.dataset, KERNEL, T, executor, stopping=GradientInfNorm(1e-3))
+    model = train(problem.dataset, KERNEL, NOISE, executor, stopping=GradientInfNorm(1e-3))
     n = len(problem.function)
     Z, y = problem.dataset.inputs(0, n), problem.dataset.all_targets()[:, 0]
     assert model.sample_noise is not None
@@ -99,7 +98,7 @@ def test_the_certificate_is_of_the_last_weights(problem: Problem, executor: Bloc
 
 
 def test_outliers_weigh_little_and_pull_little(problem: Problem, executor: BlockExecutor) -> None:
-    model = train_student(problem.dataset, KERNEL, T, executor)
+    model = train(problem.dataset, KERNEL, NOISE, executor)
     assert model.sample_noise is not None
     weights = T.weights(model.sample_noise)
     assert np.median(weights[problem.outlier]) < 0.1
@@ -124,20 +123,20 @@ class _StopInTurn:
 def test_an_interrupted_run_goes_on_to_the_same_bits(problem: Problem, executor: BlockExecutor, tmp_path: Path) -> None:
     solver = ConjugateGradient(FactorPreconditioning(0, rank=60))
     options: dict[str, Any] = {"solver": solver, "stopping": GradientInfNorm(1e-3)}
-    whole = train_student(problem.dataset, KERNEL, T, executor, **options)
+    whole = train(problem.dataset, KERNEL, NOISE, executor, **options)
     store, identity = CheckpointStore(str(tmp_path / "checkpoint")), {"of": "this"}
     watched = RunContext(
         executor, checkpointing=Checkpointing(store, 30.0, identity), interrupted=_StopInTurn(store, 3)
     )
     with pytest.raises(InterruptedRunError, match=r"in turn 4 of weights; state saved in .*checkpoint"):
-        train_student(problem.dataset, KERNEL, T, watched, **options)
+        train(problem.dataset, KERNEL, NOISE, watched, **options)
     rounds = list[int]()
     on = RunContext(
         executor,
         checkpointing=Checkpointing(store, 30.0, identity, resume=True),
         callback=lambda progress: rounds.append(progress.iteration),
     )
-    resumed = train_student(problem.dataset, KERNEL, T, on, **options)
+    resumed = train(problem.dataset, KERNEL, NOISE, on, **options)
     assert resumed.solution.alpha.tobytes() == whole.solution.alpha.tobytes()
     assert resumed.summary["weights"] == whole.summary["weights"]
     for name in ("iterations", "column_passes", "kernel_evaluations"):
@@ -149,8 +148,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(problem: Problem, executor:
 def test_weights_that_do_not_settle_are_told(
     problem: Problem, executor: BlockExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(robust, "MOST_TURNS", 2)
-    model: TrainedModel = train_student(problem.dataset, KERNEL, T, executor)
+    monkeypatch.setattr("dkgp.models.exact.MOST_TURNS", 2)
+    model: TrainedModel = train(problem.dataset, KERNEL, NOISE, executor)
     assert not model.summary["converged"]
     assert "weights still changed by" in model.summary["reason"]
     assert model.summary["weights"]["turns"] == 2
@@ -160,4 +159,4 @@ def test_several_targets_are_refused(executor: BlockExecutor) -> None:
     rng = np.random.default_rng(0)
     dataset = memory_dataset(rng.normal(size=(20, 2)), rng.normal(size=(20, 2)))
     with pytest.raises(InputError, match="weighs samples by one target"):
-        train_student(dataset, KERNEL, T, executor)
+        train(dataset, KERNEL, NOISE, executor)
