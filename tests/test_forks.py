@@ -76,7 +76,7 @@ CASES = {
     "locks that another thread holds": """
         from dkgp.cluster import cache, threads
         from dkgp.kernels.tiles import code_cache, user_functions
-        from dkgp.operators.kept_tiles import worker_tiles
+        from dkgp.operators.keeping import worker_tiles
         locks = [threads._lock, cache.worker_cache()._lock, cache.worker_cache()._values.lock, user_functions._LOCK]
         locks += [code_cache._Places._lock, worker_tiles()._lock]
         thread = threading.Thread(target=lambda: [lock.acquire() for lock in locks])

@@ -1,4 +1,10 @@
-"""`dkgp bench solve`: solvers against LAPACK's Cholesky and one plain NumPy pass: same data and run, own processes."""
+"""Solves measured by `dkgp bench solve`, `dkgp bench overhead` and `dkgp bench scaling`.
+
+`solve` races solvers against LAPACK's Cholesky and one plain NumPy pass: same data and run, each in its own process.
+`overhead` takes the same solve without Dask, on a Dask cluster in one process, and on worker processes. `scaling`
+measures products and whole solves on 1, 2, ... worker processes as `dkgp plan --validate` does, and compares them with
+the cost model.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +17,26 @@ from typing import Any
 import numpy as np
 
 from dkgp.bench.contenders import Runs, ratio, room_for_cholesky, take_turns
-from dkgp.bench.problem import ProblemJob
-from dkgp.cluster import ClusterOptions
+from dkgp.bench.problem import BenchProblem, ProblemJob
+from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import ENTRIES, Column, median, report, write_record
-from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.data import open_dataset
 from dkgp.errors import UsageError
+from dkgp.models import read_hyperparameters
+from dkgp.plan.figures import measure_machine
+from dkgp.plan.foreseen import foresee
+from dkgp.plan.network import measure_cluster
+from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
 from dkgp.solvers.registry import AUTO, check_options, declaration_of
 
 REFERENCES = ("cholesky", "plain_pass")
 # Of a solver's settings, what its record's note shows.
 SIZES = ("halo", "leaf", "rank", "block_size", "largest_block_size", "tile_rows")
 
-COLUMNS = (
+SOLVE_COLUMNS = (
     Column("contender", "contender", text=True),
     Column("seconds", "seconds", ".2f"),
     Column("column_passes", "passes", ".2f"),
@@ -108,7 +120,7 @@ def run_bench_solve(job: BenchSolveJob, reporter: Reporter) -> Document:
     rows = [_row(contender, runs[contender], prepared.n) for contender in contenders]
     title = job.title("Solve", prepared, f"median of {job.repeats}")
     settings = {**job.settings(prepared), "solvers": job.solvers, "repeats": job.repeats, "runs": runs}
-    document = report("solve", title, COLUMNS, rows, figures, **settings)
+    document = report("solve", title, SOLVE_COLUMNS, rows, figures, **settings)
     document["warnings"] = list(reporter.warnings)
     return write_record(document, job.out)
 
@@ -174,3 +186,140 @@ def _figures(solvers: Sequence[str], runs: Runs, folder: Path) -> dict[str, Any]
         if "plain_pass" in runs:
             figures[f"seconds_{name}_to_plain_pass"] = ratio(runs, name, "plain_pass", "seconds")
     return figures
+
+
+KINDS = ("none", "local", "processes")
+
+OVERHEAD_COLUMNS = (
+    Column("cluster", "cluster", text=True),
+    Column("seconds", "seconds", ".2f"),
+    Column("start_seconds", "start, s", ".2f"),
+    Column("ratio", "ratio to none", ".3f"),
+    Column("peak_memory_bytes", "peak memory", "bytes"),
+    Column("iterations", "rounds", "d"),
+    Column("bit_identical", "alpha bit-identical to none", text=True),
+)
+
+
+@dataclass(frozen=True)
+class BenchOverheadJob(ProblemJob):
+    """A comparison of the same solve without Dask and with it; medians of interleaved repeats."""
+
+    workers: int | None = None
+    kinds: tuple[str, ...] = KINDS
+    repeats: int = 3
+    null: bool = False
+
+
+def run_bench_overhead(job: BenchOverheadJob, reporter: Reporter) -> Document:
+    """Measure; return seconds and ratios, and whether alpha is the same to the last bit."""
+    with job.prepared(reporter) as (prepared, folder):
+
+        def describe(kind: str, repeat: int) -> dict[str, Any]:
+            return {
+                "contender": "solve",
+                **prepared.to_json(),
+                "test": None,
+                "alpha": str(folder / f"{kind}-{repeat}.npy"),
+                "solver": job.solver.to_json(),
+                "cluster": {"kind": kind, "workers": None if kind == "none" else job.workers},
+            }
+
+        runs = take_turns("bench overhead", job.kinds, job.repeats, describe, reporter, copied=job.kinds[:1] * job.null)
+        alphas = {
+            kind: [np.load(folder / f"{kind}-{repeat}.npy", allow_pickle=False) for repeat in range(job.repeats)]
+            for kind in job.kinds
+        }
+    first = job.kinds[0]
+    reference = alphas[first][0]
+    rows = [
+        {
+            "cluster": kind,
+            "seconds": median([run["seconds"] for run in runs[kind]]),
+            "start_seconds": median([run["start_seconds"] for run in runs[kind]]),
+            "ratio": 1.0 if kind == first else ratio(runs, kind, first, "seconds"),
+            "peak_memory_bytes": median([run["peak_memory_bytes"] for run in runs[kind]]),
+            "iterations": runs[kind][-1]["iterations"],
+            "bit_identical": all(alpha.tobytes() == reference.tobytes() for alpha in alphas[kind]),
+        }
+        for kind in job.kinds
+    ]
+    figures = {f"seconds_{row['cluster']}_to_{first}": row["ratio"] for row in rows[1:]}
+    figures["bit_identical"] = all(row["bit_identical"] for row in rows)
+    title = job.title("Overhead of Dask", prepared, f"median of {job.repeats}")
+    settings = {**job.settings(prepared), "repeats": job.repeats, "runs": runs}
+    return write_record(report("overhead", title, OVERHEAD_COLUMNS, rows, figures, **settings), job.out)
+
+
+SCALING_COLUMNS = (
+    Column("workers", "workers", "d"),
+    Column("product_seconds", "product, s", ".4f"),
+    Column("product_speedup", "speed-up", ".2f"),
+    Column("ceiling", "machine's ceiling", ".2f"),
+    Column("share_of_ceiling", "of the ceiling", ".2f"),
+    Column("product_to_model", "measured / model", ".2f"),
+    Column("seconds", "whole solve, s", ".2f"),
+    Column("speedup", "speed-up", ".2f"),
+    Column("seconds_to_model", "measured / model", ".2f"),
+    Column("worker_peak_bytes", "a worker's peak", "bytes"),
+    Column("worker_memory_to_model", "measured / planned", ".2f"),
+)
+
+
+@dataclass(frozen=True)
+class BenchScalingJob(ProblemJob):
+    """A study of one solve on growing numbers of workers.
+
+    Attributes
+    ----------
+    workers
+        Numbers of worker processes; the first is what speed-ups refer to.
+    repeats
+        Turns that every number takes; medians are reported.
+    null
+        Whether the first number takes another turn in each repeat, for the noise of the speed-ups.
+    """
+
+    problem: BenchProblem = field(default_factory=lambda: BenchProblem(n=100_000))
+    workers: tuple[int, ...] = (1, 2)
+    repeats: int = 3
+    null: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.workers or min(self.workers) < 1 or len(set(self.workers)) != len(self.workers):
+            raise UsageError(
+                f"--workers needs different numbers of workers, each at least 1, such as 1,2; got {self.workers}"
+            )
+
+
+def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
+    """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
+    with job.prepared(reporter) as (prepared, _):
+        dataset, hyper = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
+        solver, _ = job.solver.decided(dataset, hyper)
+        scaling = measure_scaling(prepared.to_json(), solver, job.workers, job.repeats, reporter, null=job.null)
+        reporter.note("measuring this machine and its cluster for the cost model")
+        with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
+            cluster = measure_cluster(executor)
+            machine = measure_machine(dataset, hyper.kernel, hyper.noise_variance)
+        foreseen = foresee(dataset, hyper, solver, SilentReporter())
+    rows = compare_with_model(scaling, foreseen, machine, cluster)
+    last = rows[-1]
+    figures = {
+        "product_speedup": last["product_speedup"],
+        "ceiling": last["ceiling"],
+        "speedup": last["speedup"],
+        "column_passes": scaling.runs[job.workers[0]][0]["column_passes"],
+        "iterations": scaling.runs[job.workers[0]][0]["iterations"],
+    }
+    title = job.title("Worker processes", prepared, f"median of {job.repeats}")
+    settings = {
+        **job.settings(prepared),
+        "repeats": job.repeats,
+        "runs": scaling.runs,
+        "runs_again": scaling.again,
+        "entries_per_second": scaling.ceilings,
+        "machine_figures": machine.to_json(),
+        "network": asdict(cluster.network),
+    }
+    return write_record(report("scaling", title, SCALING_COLUMNS, rows, figures, **settings), job.out)

@@ -1,20 +1,33 @@
-"""Contractions of the kernel matrix's derivatives: sum_ij W_ij dK_ij / dlog(parameter), never with an (n, n) array.
+"""Derivatives of the kernel matrix in the kernel's parameters: contractions with weights, and products with vectors.
 
-The weights of a likelihood's gradient are of low rank: W = N C N' with a few n-vectors N = [alpha, V, Z] and a small
-symmetric C. A tile of W is made where it is used, from rows of N. K is symmetric too, so one of two mirrored tiles is
-evaluated, and counts twice. Several C share each evaluation of the kernel.
+**Contractions**, sum_ij W_ij dK_ij / dlog(parameter), never hold an (n, n) array. The weights of a likelihood's
+gradient are of low rank: W = N C N' with a few n-vectors N = [alpha, V, Z] and a small symmetric C. A tile of W is
+computed from rows of N when it is used. K is symmetric too, so one of two mirrored tiles is evaluated, and counts
+twice. Several C share each evaluation of the kernel.
+
+**Products** dK W are central differences of products with K. Where a product with K takes far less than n^2
+evaluations, so does its derivative along the logarithm of a parameter:
+
+    dK W / d log theta ~= (K(theta e^h) W - K(theta e^-h) W) / 2h,
+
+for any kernel and its way of taking products. The truncation error is h^2 / 6 times the third derivative: at h = 0.01
+1.7e-5 of the derivative for an amplitude, and about 2.5e-5 for a length scale (squared exponential, Matern, rational
+quadratic). An error e of the products adds e / h. An amplitude of the whole kernel needs no difference: the derivative
+is K itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import split_evenly
+from dkgp.data.types import BoolArray
 from dkgp.errors import InputError
-from dkgp.kernels import count_entries
+from dkgp.kernels import Kernel, count_entries
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -111,3 +124,35 @@ def contract(operator: BlockedKernelOperator, vectors: FloatArray, matrices: lis
             for part in round_.result():
                 total += part
     return total
+
+
+# h, on a logarithmic scale.
+STEP = 0.01
+
+
+def slope_products(
+    product: Callable[[Kernel], FloatArray], kernel: Kernel, moved: BoolArray
+) -> Iterator[tuple[int, FloatArray]]:
+    """Yield each moved parameter's index and dK W / d log(parameter), (n, t).
+
+    Parameters
+    ----------
+    product : callable
+        Returns K W, without noise, for a kernel; the array may be written to.
+    moved : (q,) bool
+        Parameters of `kernel` whose derivatives are needed.
+    """
+    values = np.array([parameter.value for parameter in kernel.parameters()])
+    amplitude = kernel.amplitude_index
+    for index in np.flatnonzero(moved):
+        if values[index] == 0.0:  # a feature that is switched off has no logarithm to move
+            continue
+        if index == amplitude:
+            yield int(index), product(kernel)
+            continue
+        shifts = np.zeros(len(values))
+        shifts[index] = STEP
+        slopes = product(kernel.with_parameters(values * np.exp(shifts)))
+        slopes -= product(kernel.with_parameters(values * np.exp(-shifts)))
+        slopes /= 2.0 * STEP
+        yield int(index), slopes

@@ -24,7 +24,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.vecchia.leaf import Leaf, values_held
+from dkgp.operators.vecchia.leaves import Leaf, values_held
 from dkgp.operators.vecchia.products import sweep
 from dkgp.solvers.block_descent.pipeline import SettledGradient
 from dkgp.solvers.block_descent.selection import GreedySelection

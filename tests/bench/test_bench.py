@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem, prepare_problem
 from dkgp.bench.products import BenchProductsJob, run_bench_products
-from dkgp.bench.solve import BenchSolveJob, _note_of, run_bench_solve
+from dkgp.bench.solve import BenchOverheadJob, BenchSolveJob, _note_of, run_bench_overhead, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, broadcast_product, gemm_product, run_bench_tiles
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
@@ -20,7 +19,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import write_friedman1
 from dkgp.errors import InputError, OutputExistsError, UsageError
 from dkgp.kernels import SquaredExponential
-from dkgp.operators.kept_tiles import worker_tiles
+from dkgp.operators.keeping import worker_tiles
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from dkgp.bench.contenders import copy_of, ratio, take_turns
-from dkgp.bench.overhead import BenchOverheadJob, run_bench_overhead
 from dkgp.bench.problem import BenchProblem
-from dkgp.bench.solve import BenchSolveJob, run_bench_solve
+from dkgp.bench.solve import BenchOverheadJob, BenchSolveJob, run_bench_overhead, run_bench_solve
 from dkgp.bench.tiles import BenchTilesJob, run_bench_tiles
 from dkgp.commands.reporting.measurements import Column, median_ratio, report
 from dkgp.commands.reporting.progress import SilentReporter

@@ -15,7 +15,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models.sums import Sums
 from dkgp.operators import cross_sums
 from dkgp.operators.cells.cross import SOURCE_LEAF
-from dkgp.operators.cells.forecast import Forecast
+from dkgp.operators.cells.operator import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
 from tests.cli.test_predicted_again import stop_after

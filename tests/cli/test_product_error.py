@@ -15,7 +15,7 @@ from dkgp.data import CheckpointStore, ModelRecord, open_dataset, open_model, op
 from dkgp.errors import ClusterError, InputError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import cross_sums
-from dkgp.operators.cells.forecast import Forecast
+from dkgp.operators.cells.operator import Forecast
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import refused, run, run_json
 

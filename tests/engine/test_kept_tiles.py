@@ -12,8 +12,7 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import TileBudget
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.keeping import kept_bytes_of
-from dkgp.operators.kept_tiles import worker_tiles
+from dkgp.operators.keeping import kept_bytes_of, worker_tiles
 from tests.engine.helpers import Problem, client_of, opened, worker_pids
 
 VECTORS = np.random.default_rng(3).standard_normal((2000, 2))

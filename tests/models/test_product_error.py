@@ -22,7 +22,7 @@ from dkgp.models.exact import TrainedModel, save, train
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
-from dkgp.operators.cells.forecast import Forecast
+from dkgp.operators.cells.operator import Forecast
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import (
     Checkpointing,

@@ -19,8 +19,7 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, full_products
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.full_products import cut_of
-from dkgp.operators.keeping import Keeping, kept_bytes_of
-from dkgp.operators.kept_tiles import worker_tiles
+from dkgp.operators.keeping import Keeping, kept_bytes_of, worker_tiles
 
 N, D, NOISE = 2600, 3, 0.1
 KERNEL = SquaredExponential(gamma=(0.4, 0.2, 0.3), variance=1.7)

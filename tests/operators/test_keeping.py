@@ -20,8 +20,16 @@ from dkgp.kernels import SquaredExponential
 from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, keeping
-from dkgp.operators.keeping import Keeping, bytes_that_pay, kept_bytes_of, most_bytes, saved_share
-from dkgp.operators.kept_tiles import TileCache, TileRequest, worker_tiles
+from dkgp.operators.keeping import (
+    Keeping,
+    TileCache,
+    TileRequest,
+    bytes_that_pay,
+    kept_bytes_of,
+    most_bytes,
+    saved_share,
+    worker_tiles,
+)
 
 GIB = 2**30
 PAIRS = 40
@@ -135,7 +143,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     monkeypatch.setattr(keeping.time, "thread_time", lambda: found.now)
     monkeypatch.setattr(keeping, "touch_pages", found.touch)
-    monkeypatch.setattr("dkgp.operators.kept_tiles.psutil.virtual_memory", plenty)
+    monkeypatch.setattr("dkgp.operators.keeping.psutil.virtual_memory", plenty)
     return found
 
 
@@ -231,7 +239,7 @@ def test_tiles_that_are_read_make_no_room_for_others(machine: Machine) -> None:
 def test_where_there_was_no_memory_to_try_it_is_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.product(1, 20.0)
     with monkeypatch.context() as scarce:
-        scarce.setattr("dkgp.operators.kept_tiles.psutil.virtual_memory", lambda: PLENTY._replace(available=GIB))
+        scarce.setattr("dkgp.operators.keeping.psutil.virtual_memory", lambda: PLENTY._replace(available=GIB))
         assert machine.product(2, 19.0)[0] == 0
     assert (machine.touched, machine.cache.nbytes) == (0, 0)
     assert [machine.product(turn, 21.0 - turn)[0] for turn in (3, 4)] == [0, PAIRS]

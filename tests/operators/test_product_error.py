@@ -11,8 +11,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, ProductError
-from dkgp.operators.cells.forecast import Forecast
-from dkgp.operators.cells.operator import CellKernelOperator
+from dkgp.operators.cells.operator import CellKernelOperator, Forecast
 from dkgp.operators.product_error import read_product_error, renamed
 
 KERNEL = SquaredExponential((40.0, 40.0))

@@ -19,8 +19,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.memory import RUNTIME_BYTES, Processes, plan_training
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER
-from dkgp.operators.kept_tiles import worker_tiles
+from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER, worker_tiles
 from dkgp.operators.vecchia.factor import vecchia_bytes
 from dkgp.plan.figures import MachineFigures
 from dkgp.plan.foreseen import Foreseen, Tiles, foresee

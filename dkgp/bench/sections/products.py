@@ -1,4 +1,4 @@
-"""`dkgp bench products`: products with the whole kernel matrix, evaluated, read or by cells."""
+"""`dkgp bench products` and `tiles`: products with the whole kernel matrix, and the cost of one kernel entry."""
 
 from __future__ import annotations
 
@@ -89,5 +89,27 @@ section.SECTIONS.add(
             "dkgp bench products --samples 100000 --vectors 1",
             "dkgp bench products --cells --sizes 100000,300000,1000000 --kernel matern12 --plot cells.png",
         ),
+    )
+)
+
+
+def _run_tiles(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp.bench.tiles import FEATURES, BenchTilesJob, run_bench_tiles
+
+    return run_bench_tiles(BenchTilesJob(**{**values, "features": values["features"] or FEATURES}), reporter)
+
+
+section.SECTIONS.add(
+    section.Section(
+        "tiles",
+        "Cost of one kernel entry on one core, against NumPy's bare float32 exp, a GEMM-based tile and a broadcast.",
+        _run_tiles,
+        (
+            Option("features", "Numbers of features.  [default: 2 8 10 21 90]", type=int, multiple=True),
+            replace(section.REPEATS, default=7),
+            section.NULL,
+            section.OUT,
+        ),
+        examples=("dkgp bench tiles", "dkgp bench tiles --features 8 --out tiles.json"),
     )
 )

@@ -1,11 +1,11 @@
-"""`dkgp bench solve`: solvers against LAPACK."""
+"""`dkgp bench solve`, `overhead` and `scaling`: solvers against LAPACK, the cost of Dask, and more worker processes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dkgp.bench import section
-from dkgp.registry import Option
+from dkgp.registry import Option, whole_numbers
 
 LIMITS = (
     section.TOLERANCE,
@@ -73,5 +73,64 @@ section.SECTIONS.add(
             "dkgp bench solve --data friedman1 --samples 100000 --no-cholesky",
         ),
         on_cluster=True,
+    )
+)
+
+
+def _run_overhead(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp.bench.solve import BenchOverheadJob, run_bench_overhead
+
+    return section.measure(
+        BenchOverheadJob, run_bench_overhead, values, reporter, section.BLOCK_SIZE, section.TOLERANCE
+    )
+
+
+section.SECTIONS.add(
+    section.Section(
+        "overhead",
+        "The same solve without Dask, on a Dask cluster in one process, and on worker processes.",
+        _run_overhead,
+        (
+            *section.problem_options(),
+            section.BLOCK_SIZE,
+            section.TOLERANCE,
+            section.REPEATS,
+            section.NULL,
+            Option("workers", "Workers of the two clusters.", type=int),
+            section.OUT,
+        ),
+        examples=("dkgp bench overhead --samples 30000 --out overhead.json",),
+    )
+)
+
+
+def _run_scaling(values: dict[str, Any], reporter: section.Reporter) -> section.Document:
+    from dkgp.bench.solve import BenchScalingJob, run_bench_scaling
+
+    return section.measure(BenchScalingJob, run_bench_scaling, values, reporter, section.BLOCK_SIZE, section.TOLERANCE)
+
+
+section.SECTIONS.add(
+    section.Section(
+        "scaling",
+        """The update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
+
+        Beside the speed-up of a product stands what the machine itself allows: as many threads that evaluate kernel
+        entries and do nothing else, against one. The cost model's figures for the same runs are said too.
+        """,
+        _run_scaling,
+        (
+            *section.problem_options(),
+            section.BLOCK_SIZE,
+            section.TOLERANCE,
+            section.REPEATS,
+            section.NULL,
+            Option("workers", "Worker processes.", type=whole_numbers, default="1,2", metavar="N,N,..."),
+            section.OUT,
+        ),
+        examples=(
+            "dkgp bench scaling --samples 100000 --workers 1,2 --out scaling.json",
+            "dkgp bench scaling --data kin40k.npz --samples 30000 --workers 1,2,4",
+        ),
     )
 )

@@ -56,9 +56,8 @@ from dkgp.models.sparse.bases import given_basis
 from dkgp.models.sparse.errors import SampleErrors
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.centres import MOST_TRAVERSALS
-from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.runs import WAITING_SUMS, cross_bytes, piece_rows
+from dkgp.operators.cross.kernel import MOST_TRAVERSALS, CrossKernel
+from dkgp.operators.cross.tasks import WAITING_SUMS, cross_bytes, piece_rows
 from dkgp.operators.exact_sums import unit_count
 from dkgp.solvers.basis_risk.minimise import (
     MOST_BLOCK_ROWS,

@@ -28,7 +28,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS, known
 from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, averaged_sigmoid, averaged_softmax
 from dkgp.operators.base import FloatArray
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 
 __all__ = ["averaged", "averaged_intervals", "averaged_softmax", "settled"]
 

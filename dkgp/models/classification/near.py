@@ -120,7 +120,7 @@ from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.full_products import forget_everywhere
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.keeping import Keeping
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 from dkgp.solvers.driver import interrupted
 from dkgp.solvers.losses import LabelLoss, Loss
 from dkgp.solvers.prices import Phase

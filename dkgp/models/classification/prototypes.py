@@ -21,7 +21,7 @@ from dkgp.errors import InputError
 from dkgp.models.sparse.bases import BLIND_BASES, blind_basis
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.centres import farthest_first
+from dkgp.operators.cross.kernel import farthest_first
 from dkgp.solvers.greedy_basis.engine import choose_greedily
 from dkgp.solvers.greedy_basis.settings import GreedySettings
 

@@ -26,8 +26,7 @@ from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.models.sparse.fit import Basis
 from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.centres import farthest_first, moved_centres
-from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.operators.cross.kernel import CrossKernel, farthest_first, moved_centres
 from dkgp.operators.low_rank.pivots import LEAST_PIVOT, PIVOTS_A_STEP, RandomlyPivotedCholesky, stand_in
 
 LLOYD_ITERATIONS = 10

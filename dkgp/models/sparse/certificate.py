@@ -42,7 +42,7 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, IndexArray, column_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 
 
 @dataclass(frozen=True)

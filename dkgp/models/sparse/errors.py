@@ -18,7 +18,7 @@ from dkgp.models.rounding import BLOCK_ROWS, EPS, EVALUATION, UNIT, highest_prio
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.runs import LARGEST_PIECE, SMALLEST_PIECE
+from dkgp.operators.cross.tasks import LARGEST_PIECE, SMALLEST_PIECE
 from dkgp.operators.exact_sums import UNIT_SAMPLES, unit_count
 
 

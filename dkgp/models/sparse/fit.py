@@ -36,7 +36,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
 from dkgp.operators.exact_sums import DEPTH
 from dkgp.operators.inputs import centre_of
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 
 # Refined until the decrement is this share of the risk; accepted, where rounding ends it, up to the second.
 REFINED, ACCEPTED = 1e-12, 1e-7

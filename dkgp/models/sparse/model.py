@@ -28,9 +28,8 @@ from dkgp.models.sparse.methods import SparseMethod
 from dkgp.models.sums import finite_sums
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, Variances
-from dkgp.operators.cross.runs import piece_rows
-from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.operators.low_rank.pivots import jittered
+from dkgp.operators.cross.tasks import piece_rows
+from dkgp.operators.low_rank.pivots import jittered, whiten
 
 
 @dataclass(frozen=True)

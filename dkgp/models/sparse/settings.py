@@ -11,8 +11,7 @@ from dkgp.models.memory import BasisMemory, mib, remainder
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
 from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
-from dkgp.operators.cross.columns import slab_bytes
-from dkgp.operators.cross.runs import cross_bytes
+from dkgp.operators.cross.tasks import cross_bytes, slab_bytes
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import FURTHER, Group, Option
 from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE

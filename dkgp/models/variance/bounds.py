@@ -37,7 +37,7 @@ from dkgp.kernels import Features
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 
 # The share of an interval's width that rounding of z is to have for a better z; and samples that tell whether it has.
 ROUNDED_SHARE, PROBES = 0.1, 8

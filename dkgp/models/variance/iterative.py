@@ -57,9 +57,8 @@ from dkgp.models.variance.nystrom import (
 from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
-from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE
-from dkgp.operators.vecchia.factor import vecchia_bytes
-from dkgp.operators.vecchia.tasks import order_task
+from dkgp.operators.low_rank.pivots import ROWS_AT_ONCE
+from dkgp.operators.vecchia.factor import order_task, vecchia_bytes
 from dkgp.solvers.conjugate.phases import COLUMNS_AT_ONCE, Batches, shared_phases, variance_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes
 

@@ -49,13 +49,10 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.fixed_point import Scale
 from dkgp.operators.full_products import COUNTS
 from dkgp.operators.low_rank.factor import LowRankPreconditioner
-from dkgp.operators.low_rank.landmark_rows import ROWS_AT_ONCE, LandmarkRows, whiten
-from dkgp.operators.low_rank.pivots import counted, jitter, regularised_factor
+from dkgp.operators.low_rank.pivots import ROWS_AT_ONCE, LandmarkRows, counted, jitter, regularised_factor, whiten
 from dkgp.operators.low_rank.products import FactorRows, LandmarkTriangle
-from dkgp.operators.vecchia.embedding import embedding_landmarks
-from dkgp.operators.vecchia.factor import VecchiaProduct, VecchiaRecipe, vecchia_bytes
-from dkgp.operators.vecchia.leaves import Leaves
-from dkgp.operators.vecchia.tasks import build_task
+from dkgp.operators.vecchia.factor import VecchiaProduct, VecchiaRecipe, build_task, vecchia_bytes
+from dkgp.operators.vecchia.leaves import Leaves, embedding_landmarks
 
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord

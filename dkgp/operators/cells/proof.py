@@ -27,10 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.kernels.program import Profile
-from dkgp.operators.cells.extended import (
+from dkgp.operators.cells.roundings import (
+    EVALUATION,
     SLICED_ERROR,
+    UNIT,
     Extended,
     FloatArray,
+    Roundings,
     Sliced,
     cosines,
     extended_functions,
@@ -38,7 +41,6 @@ from dkgp.operators.cells.extended import (
     sliced,
     sliced_product,
 )
-from dkgp.operators.cells.roundings import EVALUATION, UNIT, Roundings
 
 # Points of the interpolant in each direction: the fewest that leave little enough.
 POINTS = (12, 16, 20, 24, 28, 32, 40, 48, 56)

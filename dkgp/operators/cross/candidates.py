@@ -36,10 +36,18 @@ from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.columns import SLAB_COLUMNS, Slab, columns_between, scratch, slabs
 from dkgp.operators.cross.kernel import prototypes_of, summed_units
-from dkgp.operators.cross.runs import Run, piece_rows, runs_of
-from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.cross.tasks import (
+    SLAB_COLUMNS,
+    Prototypes,
+    Run,
+    Slab,
+    columns_between,
+    piece_rows,
+    runs_of,
+    scratch,
+    slabs,
+)
 from dkgp.operators.exact_sums import RunSums, unit_count
 from dkgp.operators.full_products import forget_everywhere
 from dkgp.operators.keeping import Keeping

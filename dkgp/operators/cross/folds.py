@@ -18,9 +18,8 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.cross.columns import columns_between, scratch
 from dkgp.operators.cross.kernel import summed_units
-from dkgp.operators.cross.runs import WAITING_SUMS, Run, piece_rows, runs_of
+from dkgp.operators.cross.tasks import WAITING_SUMS, Run, columns_between, piece_rows, runs_of, scratch
 from dkgp.operators.exact_sums import MOST_UNITS, RunSums
 from dkgp.operators.inputs import centre_of
 

@@ -32,8 +32,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.low_rank.landmark_rows import LandmarkRows, whiten
-from dkgp.operators.low_rank.pivots import regularised_factor
+from dkgp.operators.low_rank.pivots import LandmarkRows, regularised_factor, whiten
 from dkgp.operators.low_rank.products import PIECE_ROWS, FactorRows, LandmarkTriangle
 
 HELD_BYTES = 1024**3

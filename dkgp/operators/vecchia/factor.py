@@ -1,19 +1,20 @@
 """A block-Vecchia factor of Kbar with a low-rank part, spread over the workers; applied, it preconditions.
 
 Samples lie in kd order, cut into leaves; a leaf G is conditioned on its halo J, the samples of lower order that are
-nearest to any of its own. With F the partial Cholesky factor on R landmarks (none where R = 0), I = (J, G) and
-L L' = (Kbar - F F')_II, the leaf's rows of T are [-L22^-1 L21 L11^-1, L22^-1], and with V = T F
+nearest to any of its own. With F the partial Cholesky factor on R landmarks (none where R = 0), I = (J, G) and L L' =
+(Kbar - F F')_II, the leaf's rows of T are [-L22^-1 L21 L11^-1, L22^-1], and with V = T F
 
     M^-1 = T' (I - V (I + V'V)^-1 V') T.
 
-T'T is the inverse that a Gaussian process would have in which a leaf depended on its halo alone among all samples
-before it (Vecchia), so M is Kbar where halos are everything. T and V are kept in float32, and rounded as they are M is
-symmetric positive definite; I + V'V is float64, at the coordinator, which holds n-vectors otherwise.
+T'T is the inverse of a Gaussian process in which a leaf depends on its halo alone among all samples before it
+(Vecchia), so M is Kbar where halos hold all earlier samples. T and V are rounded to float32, and with these M is
+symmetric positive definite; I + V'V is float64, at the coordinator, which otherwise holds n-vectors only.
 
-References
-----------
-A. Vecchia, Estimation and model identification for continuous spatial processes (1988).
-J. Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): by blocks.
+Tasks on bundles of leaves are stateless functions of the recipe, the arrays sent for each bundle, and the bundles.
+Vectors come by bundle, its samples' rows alone, or whole where the task runs in the coordinator's process.
+
+References ---------- A. Vecchia, Estimation and model identification for continuous spatial processes (1988). J.
+Guinness, Permutation and grouping methods for sharpening Gaussian process approximations (2018): by blocks.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockTask, HereExecutor, Rounds
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
@@ -36,19 +38,120 @@ from dkgp.operators.base import FloatArray, IndexArray, Variances
 from dkgp.operators.blas import lapack
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import regularised_factor
-from dkgp.operators.vecchia.embedding import embedding_landmarks
 from dkgp.operators.vecchia.halos import leaf_count
-from dkgp.operators.vecchia.leaf import STRIP_ROWS
-from dkgp.operators.vecchia.leaves import Leaves
-from dkgp.operators.vecchia.tasks import (
-    backward_task,
-    build_task,
-    forward_task,
-    halo_task,
-    order_task,
-    probe_task,
-    sweep_task,
-)
+from dkgp.operators.vecchia.leaves import STRIP_ROWS, Bundle, Leaves, OpenBundle, embedding_landmarks
+from dkgp.operators.vecchia.products import backward, forward, sweep
+
+Rows: TypeAlias = FloatArray | Mapping[int, FloatArray]
+"""Rows of an n-vector: whole, or by bundle those that it needs"""
+
+
+@needs_one_arithmetic
+def order_task(leaves: Leaves, bundles: list[int]) -> list[None]:
+    """Bring the samples into kd order."""
+    leaves.points()
+    return [None for _ in bundles]
+
+
+@needs_one_arithmetic
+def halo_task(leaves: Leaves, bundles: list[int]) -> list[tuple[NDArray[np.int32], int]]:
+    """Samples that each bundle needs, and of how many of its own the halo may not be the nearest."""
+    return [(bundle.samples, bundle.unproven) for bundle in map(leaves.bundle, bundles)]
+
+
+@needs_one_arithmetic
+def build_task(leaves: Leaves, noise: Variances | Rows, bundles: list[int]) -> list[tuple[int, int, FloatArray, float]]:
+    """Make the leaves of each bundle: bytes in memory, bytes on disk, V'V (R, R), and the part of log det T."""
+    results = []
+    for number in bundles:
+        opened = _opened(leaves, number, noise)
+        gram = np.zeros((leaves.rank, leaves.rank))
+        memory = disk = 0
+        log_determinant = 0.0
+        for place in range(len(opened.bundle.places)):
+            leaf = opened.leaf(place)
+            memory, disk = memory + leaf.nbytes * (not leaf.spilled), disk + leaf.nbytes * leaf.spilled
+            projected = leaf.projected[:, : leaf.rank].astype(np.float64)
+            gram += projected.T @ projected
+            log_determinant += leaf.log_determinant
+        results.append((memory, disk, gram, log_determinant))
+    return results
+
+
+@needs_one_arithmetic
+def sweep_task(leaves: Leaves, vectors: Rows, noise: Variances | Rows, bundles: list[int]) -> list[FloatArray]:
+    """T' T r of the leaves of each bundle: rows for its samples (u, t)."""
+    results = []
+    for number in bundles:
+        opened = _opened(leaves, number, noise)
+        rows = _rows_of(vectors, number, opened.bundle)
+        out = np.zeros(rows.shape, rows.dtype)
+        for place, places in enumerate(opened.bundle.places):
+            out[places] += sweep(opened.leaf(place), rows[places])
+        results.append(out)
+    return results
+
+
+@needs_one_arithmetic
+def forward_task(
+    leaves: Leaves, vectors: Rows, noise: Variances | Rows, bundles: list[int]
+) -> list[tuple[FloatArray, FloatArray]]:
+    """q = T r for the own samples of each bundle, and V' q: (own, t) and (R, t)."""
+    results = []
+    for number in bundles:
+        opened = _opened(leaves, number, noise)
+        rows = _rows_of(vectors, number, opened.bundle)
+        images, total = [], np.zeros((leaves.rank, rows.shape[1]))
+        for place, places in enumerate(opened.bundle.places):
+            image, projected = forward(opened.leaf(place), rows[places])
+            images.append(image)
+            total += projected
+        results.append((np.concatenate(images), total))
+    return results
+
+
+@needs_one_arithmetic
+def probe_task(leaves: Leaves, count: int, seed: int, noise: Variances | Rows, bundles: list[int]) -> list[FloatArray]:
+    """T' z of the leaves of each bundle, for `count` columns z of random signs: rows for its samples (u, count)."""
+    results = []
+    for number in bundles:
+        opened, rng = _opened(leaves, number, noise), np.random.default_rng([seed, 6, number])
+        out = np.zeros((len(opened.bundle.samples), count))
+        for place, places in enumerate(opened.bundle.places):
+            signs = rng.choice(np.array([-1.0, 1.0]), (len(places) - opened.bundle.halos[place], count))
+            out[places] += backward(opened.leaf(place), signs, np.zeros((leaves.rank, count)))
+        results.append(out)
+    return results
+
+
+@needs_one_arithmetic
+def backward_task(
+    leaves: Leaves,
+    images: Mapping[int, FloatArray],
+    weights: FloatArray,
+    noise: Variances | Rows,
+    bundles: list[int],
+) -> list[FloatArray]:
+    """T' (q - V w) of the leaves of each bundle: rows for its samples (u, t)."""
+    results = []
+    for number in bundles:
+        opened, image = _opened(leaves, number, noise), images[number]
+        out, start = np.zeros((len(opened.bundle.samples), image.shape[1])), 0
+        for place, places in enumerate(opened.bundle.places):
+            stop = start + len(places) - opened.bundle.halos[place]
+            out[places] += backward(opened.leaf(place), image[start:stop], weights)
+            start = stop
+        results.append(out)
+    return results
+
+
+def _opened(leaves: Leaves, number: int, noise: Variances | Rows) -> OpenBundle:
+    return leaves.opened(number, noise if isinstance(noise, float) else _rows_of(noise, number, leaves.bundle(number)))
+
+
+def _rows_of(vectors: Rows, number: int, bundle: Bundle) -> FloatArray:
+    return vectors[number] if isinstance(vectors, Mapping) else vectors[bundle.samples]
+
 
 # Vectors that are multiplied at once: enough for BLAS to be quick; fewer where results on their way would take more.
 VECTORS_AT_ONCE = 128

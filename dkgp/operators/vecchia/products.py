@@ -21,7 +21,7 @@ from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import fma_of, prefer_full_vectors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
-from dkgp.operators.vecchia.leaf import LANES, ROWS, STRIP_ROWS, Leaf
+from dkgp.operators.vecchia.leaves import LANES, ROWS, STRIP_ROWS, Leaf
 
 # Up to so many vectors the loops are quicker than BLAS, which has float32 alone to offer at that price.
 FEW_VECTORS = 8

@@ -26,12 +26,10 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas
-from dkgp.operators.cross.columns import columns_between, scratch
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.runs import Run, piece_rows
-from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.cross.tasks import Prototypes, Run, columns_between, piece_rows, scratch
 from dkgp.operators.exact_sums import RunSums, Triangles
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.risk.problem import Risk
 

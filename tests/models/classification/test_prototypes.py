@@ -16,7 +16,7 @@ from dkgp.kernels import Matern32, SquaredExponential
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES, choose_prototypes
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.cross.centres import distance_kernel
+from dkgp.operators.cross.kernel import distance_kernel
 from tests.workers import on_dask
 
 N, M = 700, 25

@@ -15,7 +15,7 @@ from dkgp.models.variance.batch import BatchOptions, BatchWork, Wanted, local_sa
 from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.iterative import Memory
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, leaves_of
-from dkgp.operators.low_rank import landmark_rows
+from dkgp.operators.low_rank import pivots
 from dkgp.solvers.conjugate import block
 from tests.models.variance.test_batch import REGIMES, gaps, landmarks
 from tests.models.variance.variance_problems import VarianceProblem, draw, solve
@@ -213,7 +213,7 @@ def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(block, "PIECE_ROWS", 300)
     monkeypatch.setattr(batch, "MOST_VECTORS", 8)
     monkeypatch.setattr(batch, "COLUMNS_AT_ONCE", 8)
-    monkeypatch.setattr(landmark_rows, "LANDMARKS_AT_ONCE", 64)
+    monkeypatch.setattr(pivots, "LANDMARKS_AT_ONCE", 64)
     problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     source = made(problem, 8, 300)
     factor = source.factor()

@@ -13,15 +13,15 @@ from dkgp.errors import InputError
 from dkgp.kernels import Constant, Kernel, Linear, Matern12, Matern32, Scaled, Spherical, SquaredExponential
 from dkgp.kernels.terms import terms_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.cells.forecast import (
+from dkgp.operators.cells.operator import (
     NEAR_ENTRIES,
+    CellKernelOperator,
     choose,
     expected_cost,
     is_cheaper,
     loose_tolerance,
     reaches_sooner,
 )
-from dkgp.operators.cells.operator import CellKernelOperator
 from dkgp.operators.cells.plan import Plan
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, solve
 

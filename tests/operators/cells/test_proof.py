@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 
 from dkgp.kernels.program import PROFILES, numpy_functions
-from dkgp.operators.cells.extended import (
+from dkgp.operators.cells.proof import Expansion, group_count, groups, rounded_up
+from dkgp.operators.cells.roundings import (
+    HIGHEST,
     SLICED_ERROR,
+    UNIT,
     Extended,
+    Roundings,
     cosines,
     extended_functions,
+    half_table,
     rounded_product,
     sliced,
     sliced_product,
 )
-from dkgp.operators.cells.proof import Expansion, group_count, groups, rounded_up
-from dkgp.operators.cells.roundings import HIGHEST, UNIT, Roundings, half_table
 from tests.targets import blas_architectures, environment, inherited, vector_code
 
 CASES = [

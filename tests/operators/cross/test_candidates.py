@@ -15,9 +15,9 @@ from dkgp.cluster.cache import TileBudget
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.cross import candidates, columns, runs
+from dkgp.operators.cross import candidates, tasks
 from dkgp.operators.cross.candidates import CandidateSums, GrowingBasis
-from dkgp.operators.kept_tiles import worker_tiles
+from dkgp.operators.keeping import worker_tiles
 
 N, D, T = 2100, 3, 2
 KERNELS = [SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3), Linear(weight=(1.0, 0.4, 2.0), variance=0.7)]
@@ -28,9 +28,9 @@ PLENTY = TileBudget(2**30)
 def short() -> Iterator[None]:
     """Several pieces of each run, several slabs of a small basis."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runs, "LARGEST_PIECE", 128)
-        patched.setattr(runs, "SMALLEST_PIECE", 64)
-        patched.setattr(columns, "SLAB_COLUMNS", 16)
+        patched.setattr(tasks, "LARGEST_PIECE", 128)
+        patched.setattr(tasks, "SMALLEST_PIECE", 64)
+        patched.setattr(tasks, "SLAB_COLUMNS", 16)
         yield
 
 
@@ -118,14 +118,14 @@ def test_columns_are_evaluated_once_and_forgotten_at_the_end(source: ArrayInputs
     found, entries = grown(source, executor, lambda number: held.append(worker_tiles().nbytes - before))
     executor.close()
     assert entries == [N * 20] + [N * (20 + 7)] * 6
-    assert held == [columns.slab_bytes(N, k) for k in range(0, 43, 7)]
+    assert held == [tasks.slab_bytes(N, k) for k in range(0, 43, 7)]
     assert worker_tiles().nbytes == before
     for one, other in zip(found, anew, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_what_finds_no_room_is_evaluated_to_the_same_bits(source: ArrayInputs, anew: list[np.ndarray]) -> None:
-    budget = columns.slab_bytes(N, 16) * 3 // 2
+    budget = tasks.slab_bytes(N, 16) * 3 // 2
     executor = LocalExecutor(2, TileBudget(budget))
     held: list[int] = []
     found, entries = grown(source, executor, lambda number: held.append(worker_tiles().nbytes))

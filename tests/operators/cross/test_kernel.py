@@ -18,9 +18,9 @@ from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, exact_sums
-from dkgp.operators.cross import runs as runs_module
+from dkgp.operators.cross import tasks as cross_tasks
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.runs import cross_bytes, runs_of
+from dkgp.operators.cross.tasks import cross_bytes, runs_of
 from dkgp.operators.low_rank import products
 from dkgp.operators.low_rank.pivots import jitter
 from tests.workers import on_dask
@@ -33,8 +33,8 @@ Problem = tuple[BlockedKernelOperator, np.ndarray, np.ndarray, np.ndarray, np.nd
 @pytest.fixture(params=KERNELS, ids=["stationary", "linear"])
 def problem(request: pytest.FixtureRequest, two_threads: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> Problem:
     """Operator, prototypes, right-hand sides, variances, and the dense K(X, Z); pieces are short."""
-    monkeypatch.setattr(runs_module, "LARGEST_PIECE", 128)
-    monkeypatch.setattr(runs_module, "SMALLEST_PIECE", 64)
+    monkeypatch.setattr(cross_tasks, "LARGEST_PIECE", 128)
+    monkeypatch.setattr(cross_tasks, "SMALLEST_PIECE", 64)
     rng = np.random.default_rng(0)
     kernel: Kernel = request.param
     X, noise = rng.standard_normal((N, D)), rng.uniform(0.05, 0.3, N)
@@ -209,7 +209,7 @@ def test_bits_do_not_depend_on_the_cut_into_tasks(
     rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = BlockedKernelOperator(KERNELS[0], 0.1, ArrayInputs(rng.standard_normal((N, D))), one_thread)
-    monkeypatch.setattr(runs_module, "unit_count", lambda n: 9)
+    monkeypatch.setattr(cross_tasks, "unit_count", lambda n: 9)
     monkeypatch.setattr(exact_sums, "UNITS_A_TASK", 1)
     cross, V = CrossKernel(operator, rng.standard_normal((21, D))), rng.standard_normal((N, 2))
     expected = cross.whitened(V), cross.residual(V[:21], V, returned=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dkgp.kernels import Features, Kernel, Linear, SquaredExponential, TileEvaluator
-from dkgp.operators.cross import centres
+from dkgp.operators.cross import kernel as cross_kernel
 
 RNG = np.random.default_rng(3)
 
@@ -24,7 +24,7 @@ def one_by_one(evaluator: TileEvaluator, parts: list[Features], prior: np.ndarra
         nearest = np.minimum(nearest, prior + prior[place] - 2.0 * column)
         nearest[place] = 0.0
         place = int(np.argmax(nearest))
-        if not nearest[place] > centres.LEAST_DISTANCE * prior[place]:
+        if not nearest[place] > cross_kernel.LEAST_DISTANCE * prior[place]:
             break
         places.append(place)
     return places
@@ -48,10 +48,10 @@ INPUTS = {
 def test_the_same_samples_are_chosen(
     name: str, kernel: Callable[[tuple[float, ...]], Kernel], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(centres, "LEAST_CANDIDATES", few)
-    monkeypatch.setattr(centres, "CANDIDATES_SHARE", 100)
-    monkeypatch.setattr(centres, "POINTS_AT_ONCE", 5)
-    monkeypatch.setattr(centres, "ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(cross_kernel, "LEAST_CANDIDATES", few)
+    monkeypatch.setattr(cross_kernel, "CANDIDATES_SHARE", 100)
+    monkeypatch.setattr(cross_kernel, "POINTS_AT_ONCE", 5)
+    monkeypatch.setattr(cross_kernel, "ROWS_AT_ONCE", 64)
     inputs = INPUTS[name]
     made = kernel((0.7,) * inputs.shape[1])
     evaluator = TileEvaluator(made, "double")
@@ -60,7 +60,7 @@ def test_the_same_samples_are_chosen(
         prior = np.asarray(made.diagonal(inputs), dtype=np.float64)
         for size, place in ((1, 5), (40, 0), (len(inputs), 200)):
             expected = one_by_one(evaluator, parts, prior, size, place)
-            assert centres._traverse(evaluator, parts, prior, size, place) == expected
+            assert cross_kernel._traverse(evaluator, parts, prior, size, place) == expected
     assert (len(expected) == 1) == (name == "same" or (name == "far out" and kernel is Linear))
 
 
@@ -77,5 +77,5 @@ def test_few_distances_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(self, rows, columns)
 
     monkeypatch.setattr(TileEvaluator, "tile", counted)
-    centres._traverse(evaluator, [features], np.asarray(kernel.diagonal(inputs)), 300, 0)
+    cross_kernel._traverse(evaluator, [features], np.asarray(kernel.diagonal(inputs)), 300, 0)
     assert 0 < entries[0] < 0.33 * 300 * 20_000

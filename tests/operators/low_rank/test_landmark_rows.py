@@ -11,7 +11,7 @@ from dkgp.cluster.executors.base import HereExecutor, LocalExecutor
 from dkgp.data import standardised_inputs
 from dkgp.kernels import Matern32, SquaredExponential, TileEvaluator
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.low_rank.landmark_rows import LandmarkRows, multiply_pieces
+from dkgp.operators.low_rank.pivots import LandmarkRows, multiply_pieces
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])

@@ -10,8 +10,8 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, Wendland
 from dkgp.kernels.expression import parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.operators.vecchia.embedding import EMBEDDING_RANK, embed, embedding_landmarks, is_one_distance
 from dkgp.operators.vecchia.factor import VecchiaFactor
+from dkgp.operators.vecchia.leaves import EMBEDDING_RANK, embed, embedding_landmarks, is_one_distance
 from dkgp.solvers import GradientInfNorm, solve
 from dkgp.solvers.registry import build_solver
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.linalg
 
 from dkgp.kernels import SquaredExponential, TileEvaluator
-from dkgp.operators.vecchia.leaf import Leaf, factor_leaf, takes_double, values_held
+from dkgp.operators.vecchia.leaves import Leaf, factor_leaf, takes_double, values_held
 from dkgp.operators.vecchia.products import FEW_VECTORS, backward, forward, sweep
 
 KERNEL = SquaredExponential(gamma=(0.6, 0.9), variance=1.7)

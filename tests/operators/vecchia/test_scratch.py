@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.operators.vecchia.leaf import Leaf, values_held
-from dkgp.operators.vecchia.leaves import ScratchFile
+from dkgp.operators.vecchia.leaves import Leaf, ScratchFile, values_held
 
 
 def leaf(rng: np.random.Generator, halo: int, rows: int, rank: int) -> Leaf:

@@ -19,8 +19,8 @@ from dkgp.models.classification.fixed_size.paths import path_bytes
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, pool_bytes, stop_rule
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
 from dkgp.models.memory import Memory, TrainingSizes, mib, remainder
-from dkgp.operators.cross.centres import MOST_TRAVERSALS
 from dkgp.operators.cross.folds import fold_bytes, triangle_numbers
+from dkgp.operators.cross.kernel import MOST_TRAVERSALS
 from dkgp.operators.exact_sums import unit_count
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Group, Option

@@ -22,7 +22,7 @@ from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import EPS, known
 from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.operators.base import FloatArray
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.low_rank.pivots import whiten
 
 # Test samples that are taken at a time.
 PIECE_ROWS = 256

@@ -47,8 +47,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.inputs import InputSource
-from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.operators.low_rank.pivots import jitter
+from dkgp.operators.low_rank.pivots import jitter, whiten
 
 
 @dataclass(frozen=True)

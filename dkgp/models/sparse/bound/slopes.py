@@ -19,8 +19,7 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.kernels import Kernel, count_entries
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
-from dkgp.operators.cross.runs import Run, piece_rows
-from dkgp.operators.cross.tasks import Prototypes
+from dkgp.operators.cross.tasks import Prototypes, Run, piece_rows
 from dkgp.operators.exact_sums import RunSums
 
 # Rows and columns of a tile of derivatives, as in `dkgp.operators.contract_tasks`; arrays of it that are there at once.

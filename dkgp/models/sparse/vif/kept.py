@@ -17,9 +17,8 @@ import numpy as np
 from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import lapack
-from dkgp.operators.cross.columns import scratch
-from dkgp.operators.keeping import Keeping
-from dkgp.operators.kept_tiles import TileRequest, worker_tiles
+from dkgp.operators.cross.tasks import scratch
+from dkgp.operators.keeping import Keeping, TileRequest, worker_tiles
 from dkgp.operators.vecchia.leaves import Bundle, Leaves
 
 # Of a bundle's number: which of the two is meant.

@@ -60,13 +60,11 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, prototypes_of, summed_units
 from dkgp.operators.exact_sums import RunSums
 from dkgp.operators.inputs import InputSource
-from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.operators.low_rank.pivots import jitter, regularised_factor
-from dkgp.operators.vecchia.embedding import embedding_landmarks
+from dkgp.operators.low_rank.pivots import jitter, regularised_factor, whiten
+from dkgp.operators.vecchia.factor import halo_task, order_task
 from dkgp.operators.vecchia.halos import leaf_count
 from dkgp.operators.vecchia.leaf_tree import search_bytes, tree_bytes
-from dkgp.operators.vecchia.leaves import Leaves, bundle_leaves
-from dkgp.operators.vecchia.tasks import halo_task, order_task
+from dkgp.operators.vecchia.leaves import Leaves, bundle_leaves, embedding_landmarks
 
 # Samples of a leaf, and of its halo: see `docs/experiments.md`.
 LEAF, HALO = 32, 96

@@ -37,10 +37,10 @@ from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
-from dkgp.operators.low_rank.landmark_rows import whiten
-from dkgp.operators.vecchia.embedding import embed, embed_inputs
+from dkgp.operators.low_rank.pivots import whiten
 from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count
 from dkgp.operators.vecchia.leaf_tree import tree_bytes
+from dkgp.operators.vecchia.leaves import embed, embed_inputs
 
 # Bytes of F, of all samples, up to which a predictor holds its rows once they are made; settled by sizes, not by memory
 # at hand, since rows that are made together have other last bits.
@@ -59,7 +59,7 @@ class Near:
     size: int  # neighbours of a new sample, at most
     whitened: FloatArray  # z: (m, p)
     normal: FloatArray  # lower Cholesky factor of B: (m, m), Fortran order; with noise (n, p) one a target, (p, m, m)
-    embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.embedding`
+    embedding: FloatArray | None = None  # landmarks (e, d) of `dkgp.operators.vecchia.leaves`
     searched: int | None = None  # samples that a search for neighbours looks at, at most; None: as many as it takes
 
     @property

@@ -17,7 +17,7 @@ from dkgp.models import RunContext
 from dkgp.models.sparse.bound import slopes as slopes_module
 from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
 from dkgp.operators import ArrayInputs
-from dkgp.operators.cross import runs as runs_module
+from dkgp.operators.cross import tasks as cross_tasks
 from tests.kernels.table import CASES, Case
 from tests.models.sparse.bound.evidence_in_digits import in_digits
 from tests.workers import on_dask
@@ -156,9 +156,9 @@ def test_more_runs_add_up_to_the_same(one_thread: LocalExecutor, monkeypatch: py
     objective = BoundObjective(ArrayInputs(X), Y, one_thread, fitc=True)
     kernel = SquaredExponential((0.5, 0.8, 0.3))
     expected = objective(kernel, 0.05, Z)
-    monkeypatch.setattr(runs_module, "unit_count", lambda n: 1)
-    monkeypatch.setattr(runs_module, "LARGEST_PIECE", 64)
-    monkeypatch.setattr(runs_module, "SMALLEST_PIECE", 64)
+    monkeypatch.setattr(cross_tasks, "unit_count", lambda n: 1)
+    monkeypatch.setattr(cross_tasks, "LARGEST_PIECE", 64)
+    monkeypatch.setattr(cross_tasks, "SMALLEST_PIECE", 64)
     found = objective(kernel, 0.05, Z)
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10)
 
