@@ -49,7 +49,7 @@ from dkgp.models.rounding import UNIT, product_roundings
 from dkgp.models.tuning.laplace.columns import column_mode, latent_predictions
 from dkgp.models.variance import batch, iterative
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.operators.cells.forecast import Forecast
+from dkgp.operators.cells.operator import Forecast
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Checkpointing, MaxIterations
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss

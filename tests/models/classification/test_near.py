@@ -49,8 +49,7 @@ from dkgp.models.sparse.vif.kept import KeptTerms, rows_bytes
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours, kept_bytes
 from dkgp.models.tuning.laplace.columns import ColumnMode, column_mode
 from dkgp.operators import ArrayInputs
-from dkgp.operators.keeping import Keeping
-from dkgp.operators.kept_tiles import worker_tiles
+from dkgp.operators.keeping import Keeping, worker_tiles
 from dkgp.solvers import Checkpointing
 from tests.models.classification.modes import (
     KERNEL,
