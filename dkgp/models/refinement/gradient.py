@@ -19,7 +19,7 @@ draw for any kernel; random signs need nothing.
 
 Where products evaluate every entry, one pass over the entries' derivatives serves all parameters
 (`dkgp.operators.contract_tasks`). Where products are approximate, and take far less than n^2 evaluations, each
-parameter takes two products with [alpha, Z] (`dkgp.operators.slope_products`).
+parameter takes two products with [alpha, Z] (`dkgp.operators.contract_tasks`).
 
 References
 ----------
@@ -45,9 +45,8 @@ from dkgp.models.noise import Noise
 from dkgp.models.tuning.subsets import SAME_NOISE
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.contract_tasks import contract
+from dkgp.operators.contract_tasks import contract, slope_products
 from dkgp.operators.inputs import InputSource
-from dkgp.operators.slope_products import slope_products
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.base import SolverState
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning

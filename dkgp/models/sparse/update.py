@@ -35,8 +35,8 @@ from dkgp.models.sparse.risk import highest_misfit, highest_whitened_penalty
 from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
-from dkgp.operators.cross.runs import piece_rows
-from dkgp.operators.low_rank.landmark_rows import whiten
+from dkgp.operators.cross.tasks import piece_rows
+from dkgp.operators.low_rank.pivots import whiten
 
 
 def update_sparse(
