@@ -33,7 +33,7 @@ BENCHMARKS = ROOT / "benchmarks"
 PACKAGES = (PACKAGE, BENCHMARKS / "dkgp_benchmarks")
 LONGEST_FILE_LINES = 900
 MOST_MODULES = 30
-LONGEST_SPINE_LINES, MOST_PARAMETERS = 300, 8
+SPINE_LINES, MOST_PARAMETERS = 3600, 8
 DASK_COLLECTIONS = {"array", "bag", "dataframe", "delayed"}
 
 
@@ -243,7 +243,7 @@ def spine() -> list[str]:
 def test_the_spine_is_read_in_an_evening() -> None:
     lengths = {name: len((PACKAGE / name).read_text().splitlines()) for name in spine()}
     assert len(lengths) == 12
-    assert not {name: count for name, count in lengths.items() if count > LONGEST_SPINE_LINES}
+    assert sum(lengths.values()) <= SPINE_LINES, lengths
     told = (ROOT / "docs" / "how-it-works.md").read_text()
     places = [told.find(f"`{name}`") for name in spine()]
     assert places == sorted(places)
