@@ -7,7 +7,6 @@ it says them (Jupyter, VS Code), so that it goes with dark themes.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -46,31 +45,17 @@ class Section:
         return cls(title, rows, opened=opened)
 
 
-class HtmlShown:
-    """Mixin of what notebooks show as a panel."""
+def html_repr(value: Any) -> str:
+    """Return the panel of a value for IPython; a class has `_repr_html_ = html_repr`.
 
-    def _repr_html_(self) -> str:
-        """The panel, for IPython."""
-        return panel(type(self).__name__, *self._panel())
-
-    @abstractmethod
-    def _panel(self) -> tuple[str, list[Section]]:
-        """A line that says what it is, and sections."""
-
-
-class ProofShown(HtmlShown):
-    """Mixin of certificates: what is proven in a line, and all figures."""
-
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """All figures, in plain JSON types."""
-
-    @abstractmethod
-    def _proven(self) -> str:
-        """The statement that is proven, in a line."""
-
-    def _panel(self) -> tuple[str, list[Section]]:
-        return self._proven(), [Section.of("Figures", self.to_json())]
+    Line and sections are those of the value's method `_panel`. Without one the value is a proof: its `statement`, and
+    the figures of its JSON.
+    """
+    if hasattr(value, "_panel"):
+        line, sections = value._panel()
+    else:
+        line, sections = value.statement, [Section.of("Figures", value.to_json())]
+    return panel(type(value).__name__, line, sections)
 
 
 def panel(kind: str, line: str, sections: Iterable[Section]) -> str:

@@ -146,7 +146,7 @@ def test_labels_and_models_that_are_stored(tmp_path: Path, models: dict[str, Any
     text = checked(record._repr_html_()).text
     assert "dkgp.ClassifierRecord" in text
     assert str(tmp_path / "m.zarr") in text
-    text = checked(models["machine"]._fitted.dataset._repr_html_()).text
+    text = checked(models["machine"]._fitted._training_set()._repr_html_()).text
     assert f"{HOSTILE}" in text
 
 

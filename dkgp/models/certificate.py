@@ -20,15 +20,15 @@ kernel is huge, say nothing of the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dkgp.data.stores.manifest import columns_of
-from dkgp.html import ProofShown
+from dkgp.codec import rule
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.slopes import SlopeSizes
+from dkgp.models.proof import Proof
 from dkgp.models.rounding import (
     EPS,
     EVALUATION,
@@ -46,7 +46,7 @@ from dkgp.operators.base import FloatArray, Variances
 
 
 @dataclass(frozen=True)
-class Certificate(ProofShown):
+class Certificate(Proof):
     """Bounds on a solution and on the means predicted from it, on the standardised scale.
 
     Attributes
@@ -75,6 +75,9 @@ class Certificate(ProofShown):
         the max Kbar_ii that it goes with where k(x, x) varies.
     """
 
+    by_target: ClassVar = ("residual_norm", "residual_rounding")
+    derived: ClassVar = ("mean_error_bound_at_unit_variance", "alpha_error_bound")
+
     noise_variance: float
     n: int
     residual_norm: tuple[float, ...]
@@ -84,8 +87,8 @@ class Certificate(ProofShown):
     product_error: float = 0.0
     product_norm: tuple[float, ...] = ()
     assumes: str | None = None
-    rounding: tuple[float, ...] | None = None
-    largest: float | None = None
+    rounding: tuple[float, ...] | None = field(default=None, metadata=rule(omit_default=True))
+    largest: float | None = field(default=None, metadata=rule(omit_default=True))
 
     @classmethod
     @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `known`
@@ -254,37 +257,28 @@ class Certificate(ProofShown):
         bound: FloatArray = self.proven_residual_norm / self.noise_variance * (1.0 + 4.0 * EPS)
         return bound
 
-    def _proven(self) -> str:
-        bound = float(self.mean_error_bound(np.ones(1)).max())
+    @property
+    def mean_error_bound_at_unit_variance(self) -> FloatArray:
+        """`mean_error_bound` where k(x, x) is 1: (p,)."""
+        bound: FloatArray = self.mean_error_bound(np.ones(1))[0]
+        return bound
+
+    @property
+    def statement(self) -> str:
+        """The proven statement, in one line."""
+        bound = float(self.mean_error_bound_at_unit_variance.max())
         return f"means within {bound:.2g} deviations of the targets of the exact ones, where k(x, x) is 1"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, with the derived bounds for readers."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        if self.rounding is None:
-            del plain["rounding"], plain["largest"]
-        return {
-            **plain,
-            "mean_error_bound_at_unit_variance": self.mean_error_bound(np.ones(1))[0].tolist(),
-            "alpha_error_bound": self.alpha_error_bound.tolist(),
-        }
-
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Certificate:
-        """Rebuild from `to_json`, or from what an older version wrote; see `complete`."""
-        if "magnitude" not in document:
-            document = _older(document)
-        product = ["product_norm"] if document.get("product_norm") else []  # where one was approximate
-        return cls(
-            float(document["noise_variance"]),
-            int(document["n"]),
-            **columns_of(document, "residual_norm", "residual_rounding", *product),
-            **columns_of(document, "magnitude", "spread"),  # of an older version empty
-            product_error=float(document.get("product_error", 0.0)),
-            assumes=document.get("assumes"),
-            rounding=None if document.get("rounding") is None else columns_of(document, "rounding")["rounding"],
-            largest=None if document.get("largest") is None else float(document["largest"]),
-        )
+    def _older(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Older certificates have one rounding for all entries; that of the residual is of all rows, by their weights.
+
+        See `complete`.
+        """
+        if "magnitude" in document:
+            return document
+        off = (document.get("weight_norm") or np.sqrt(float(document["n"]))) * np.asarray(document["rounding"])
+        return {**document, "residual_rounding": off.tolist(), "magnitude": (), "spread": ()}
 
 
 def slope_rounding(sizes: SlopeSizes, columns_errors: float, leaves: int, n: int, magnitude: FloatArray) -> FloatArray:
@@ -292,9 +286,3 @@ def slope_rounding(sizes: SlopeSizes, columns_errors: float, leaves: int, n: int
     roundings = UNIT * EVALUATION * (slope_roundings(n, leaves) + columns_errors + sizes.errors)
     off: FloatArray = (sizes.terms * roundings[:, None])[:, None, :] * magnitude[:, None]
     return off
-
-
-def _older(document: dict[str, Any]) -> dict[str, Any]:
-    """A certificate with one rounding for all entries: its residual's is that of all rows, by their weights."""
-    off = (document.get("weight_norm") or np.sqrt(float(document["n"]))) * np.asarray(document["rounding"])
-    return {**document, "residual_rounding": off.tolist(), "magnitude": (), "spread": ()}

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.classes import check_classes, code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
-from dkgp.data.panels import Panel, dataset_panel
+from dkgp.data.panels import dataset_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges, target_layout
 from dkgp.data.stores.manifest import (
@@ -34,7 +34,7 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.stores.standardisation import Standardisation, standardised_noise
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
-from dkgp.html import HtmlShown
+from dkgp.html import html_repr
 
 DATASET_KIND = "dataset"
 
@@ -46,7 +46,7 @@ class Rows(Protocol):
         """Rows [start, stop)."""
 
 
-class Dataset(HtmlShown):
+class Dataset:
     """Handle on a finished dataset store; open one with `open_dataset`.
 
     Attributes
@@ -154,8 +154,7 @@ class Dataset(HtmlShown):
         """Size in memory of the kept inputs and the targets in float64."""
         return 8 * self.n_samples * (self.n_features + self.n_targets)
 
-    def _panel(self) -> Panel:
-        return dataset_panel(self)
+    _panel, _repr_html_ = dataset_panel, html_repr
 
     def __repr__(self) -> str:
         return (

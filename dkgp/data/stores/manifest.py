@@ -14,7 +14,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ from dkgp.data.remote.storage import (
 )
 from dkgp.data.remote.zarr_store import MOST_CHUNK_BYTES, zarr_place
 from dkgp.data.types import Json
-from dkgp.errors import DkgpError, InputError, OutputExistsError, StorageError, StoreError
+from dkgp.errors import DkgpError, OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
@@ -323,26 +323,6 @@ def typed(content: Json, **kinds: type | tuple[type, ...]) -> None:
     for name, kind in kinds.items():
         if not isinstance(content[name], kind):
             raise TypeError(f"'{name}' is a {type(content[name]).__name__}")
-
-
-def columns_of(document: Mapping[str, Any], *names: str) -> dict[str, tuple[float, ...]]:
-    """Lists of as many numbers each, from JSON, as tuples by name.
-
-    `InputError` for anything else: what is proven by them would be of nothing. `KeyError` for one that is missing.
-    """
-    found: dict[str, tuple[float, ...]] = {}
-    for name in names:
-        value = document[name]
-        numbers = isinstance(value, list | tuple) and all(
-            isinstance(figure, int | float) and not isinstance(figure, bool) for figure in value
-        )
-        if not numbers or (found and len(value) != len(next(iter(found.values())))):
-            raise InputError(
-                f"a certificate's '{name}' is {str(value)[:80]!r}; expected a list of numbers, as many as of "
-                f"'{names[0]}'. Its file was written by something else than dkgp, or damaged; train again"
-            )
-        found[name] = tuple(float(figure) for figure in value)
-    return found
 
 
 def texts(value: object) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dkgp.data.classes import check_classes, codes_of_targets, plain_names
-from dkgp.data.panels import Panel, prediction_panel
+from dkgp.data.panels import prediction_panel
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
     exists,
@@ -49,7 +49,7 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
-from dkgp.html import HtmlShown
+from dkgp.html import html_repr
 
 PREDICTION_KIND = "prediction"
 # `noise` is what a test sample has beside the common one, known or by a noise model: part of the variance of a new
@@ -405,7 +405,7 @@ class PredictionWriter(_Planned):
         return [(int(start), int(stop)) for start, stop in zip(rows[::2], rows[1::2], strict=True)]
 
 
-class Prediction(HtmlShown, _Planned):
+class Prediction(_Planned):
     """Handle on a finished prediction store; open one with `open_prediction`. Picklable.
 
     Attributes
@@ -437,8 +437,7 @@ class Prediction(HtmlShown, _Planned):
         """Row ranges [start, stop) of the chunks, in order."""
         return row_ranges(self.n_samples, self.chunk_rows)
 
-    def _panel(self) -> Panel:
-        return prediction_panel(self)
+    _panel, _repr_html_ = prediction_panel, html_repr
 
 
 def open_prediction(url: Location) -> Prediction:

@@ -35,15 +35,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dkgp.data.stores.manifest import columns_of
+from dkgp.codec import finite, infinite, rule
 from dkgp.data.types import BoolArray
-from dkgp.html import ProofShown
 from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.proof import Proof
 from dkgp.models.rounding import (
     EPS,
     EVALUATION,
@@ -189,7 +189,7 @@ class GradientLength:
 
 
 @dataclass(frozen=True)
-class RiskCertificate(ProofShown):
+class RiskCertificate(Proof):
     """Bounds on decisions k_x'alpha: all of it proven, roundings included.
 
     Attributes
@@ -208,8 +208,10 @@ class RiskCertificate(ProofShown):
         What had to be taken on trust; None where everything is proven.
     """
 
+    by_target: ClassVar = ("radius", "magnitude", "spread")
+
     n: int
-    radius: tuple[float, ...]
+    radius: tuple[float, ...] = field(metadata=rule(write=finite, read=infinite))
     magnitude: tuple[float, ...]
     spread: tuple[float, ...]
     coupled: bool = False
@@ -320,24 +322,10 @@ class RiskCertificate(ProofShown):
         )
         return certified_labels(decisions, bounds, less[:, None])
 
-    def _proven(self) -> str:
+    @property
+    def statement(self) -> str:
+        """The proven statement, in one line."""
         return f"decisions of {self.n:,} points within bounds of the exact minimiser's"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**plain, "radius": [length if math.isfinite(length) else None for length in self.radius]}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> RiskCertificate:
-        """Rebuild from `to_json`."""
-        radius = [math.inf if length is None else length for length in document["radius"]]
-        return cls(
-            n=int(document["n"]),
-            **columns_of({**document, "radius": radius}, "radius", "magnitude", "spread"),
-            coupled=bool(document["coupled"]),
-            assumes=document.get("assumes"),
-        )
 
 
 def _pieces(n: int) -> Iterator[slice]:
@@ -501,8 +489,10 @@ def certified_labels(decisions: FloatArray, bounds: FloatArray, shared: FloatArr
 
 
 @dataclass(frozen=True)
-class DecisionCertificate(ProofShown):
+class DecisionCertificate(Proof):
     """Bounds on decisions k_x'alpha + b: all of it proven, roundings included."""
+
+    by_target: ClassVar = ("residual", "imbalance", "magnitude", "spread")
 
     n: int  # samples
     # Of each column of decisions, at most: sqrt(r'S^-1 r), r the exact one of the stored alpha and b; |1'alpha|
@@ -514,7 +504,14 @@ class DecisionCertificate(ProofShown):
     spread: tuple[float, ...]
     intercept: bool = True  # whether there is one; without, b is zero and nothing of the following counts
     ones_residual: float = 0.0  # sqrt(rho'S^-1 rho), at most
-    ones_sum: tuple[float, float] = (math.inf, math.inf)  # between which 1'E* lies
+    # Interval of 1'E*; None in a document without an intercept
+    ones_sum: tuple[float, float] = field(
+        default=(math.inf, math.inf),
+        metadata=rule(
+            write=lambda ends: None if ends == (math.inf, math.inf) else ends,
+            read=lambda ends: (math.inf, math.inf) if ends is None else ends,
+        ),
+    )
     # As `magnitude` and `spread`, of E
     ones_magnitude: float = 0.0
     ones_spread: float = 0.0
@@ -647,29 +644,10 @@ class DecisionCertificate(ProofShown):
         bound += np.sqrt(np.maximum(variance, 0.0))[:, None] * length + away[:, None] * imbalance
         return bound * FEW
 
-    def _proven(self) -> str:
+    @property
+    def statement(self) -> str:
+        """The proven statement, in one line."""
         return f"decisions of {self.n:,} samples within bounds of the exact machine's"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return plain if self.intercept else {**plain, "ones_sum": None}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> DecisionCertificate:
-        """Rebuild from `to_json`."""
-        columns = columns_of(document, "residual", "imbalance", "magnitude", "spread")
-        low, high = document["ones_sum"] or (math.inf, math.inf)
-        return cls(
-            n=int(document["n"]),
-            **columns,
-            intercept=bool(document["intercept"]),
-            ones_residual=float(document["ones_residual"]),
-            ones_sum=(float(low), float(high)),
-            ones_magnitude=float(document["ones_magnitude"]),
-            ones_spread=float(document["ones_spread"]),
-            assumes=document.get("assumes"),
-        )
 
 
 def certified_decisions(

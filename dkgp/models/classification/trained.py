@@ -10,11 +10,11 @@ import numpy as np
 
 from dkgp.data import ClassifierRecord
 from dkgp.data.stores.models.model import about_model
-from dkgp.html import ProofShown
 from dkgp.kernels import Kernel
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.proof import Proof
 from dkgp.operators.base import FloatArray, IndexArray
 
 BasisForm = Literal["logistic", "gp"]
@@ -31,7 +31,7 @@ class TrainedClassifier(ABC):
     noise_variance : float
         s2 of a sample of weight one. Likelihoods have none: 1 stands in stores, which have one of every model.
     classes : tuple of str
-    certificate : ProofShown or None
+    certificate : Proof or None
         Of its decisions; None where nothing is proven.
     calibration : Calibration or None
         From decisions to probabilities, fitted to decisions at samples that were left out.
@@ -44,7 +44,7 @@ class TrainedClassifier(ABC):
     kernel: Kernel
     noise_variance: float = 1.0
     classes: tuple[str, ...]
-    certificate: ProofShown | None = None
+    certificate: Proof | None = None
     calibration: Calibration | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.stores.manifest import columns_of
-from dkgp.errors import NumericalError
-from dkgp.html import ProofShown
+from dkgp.codec import finite, infinite, rule
+from dkgp.errors import InputError, NumericalError
+from dkgp.models.proof import Proof
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
 from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
 from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
@@ -46,8 +46,11 @@ from dkgp.operators.low_rank.pivots import whiten
 
 
 @dataclass(frozen=True)
-class SparseCertificate(ProofShown):
+class SparseCertificate(Proof):
     """Bounds on what separates a sparse mean from the exact one, on the standardised scale."""
+
+    by_target: ClassVar = ("target_square", "risk", "magnitude", "spread")
+    derived: ClassVar = ("best", "excess", "rms_bound", "gap")
 
     # Samples, basis samples
     n: int
@@ -62,7 +65,8 @@ class SparseCertificate(ProofShown):
     spread: tuple[float, ...]
     # Where the basis was fitted to all samples, and L and C are well enough conditioned to prove something
     evidence: Evidence | None = None
-    normal_share: float = math.inf  # what C C' may differ by from the exact I + F'DF, in norm; infinite if not known
+    # Largest difference of C C' from the exact I + F'DF, in norm; infinite if it is not known
+    normal_share: float = field(default=math.inf, metadata=rule(write=finite, read=infinite))
     assumes: str | None = None  # see `dkgp.models.rounding.assumptions`
 
     @property
@@ -155,43 +159,23 @@ class SparseCertificate(ProofShown):
             **({} if self.assumes is None else {"assumes": self.assumes}),
         }
 
-    def _proven(self) -> str:
+    @property
+    def statement(self) -> str:
+        """The proven statement, in one line."""
         bound = float(self.rms_bound.max())
         return f"the mean within {bound:.2g} deviations of the targets of the exact one (root mean square)"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the derived bounds for readers."""
-        evidence = None
+        document = super().to_json()
         if self.evidence is not None:
-            evidence = {**asdict(self.evidence), "upper": self.evidence_upper, "divergence": self.divergence}
-        derived = self.summary()
-        return {
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()},
-            "least_risk": {name: list(values) for name, values in self.least_risk.items()},
-            "evidence": evidence,
-            "normal_share": self.normal_share if math.isfinite(self.normal_share) else None,
-            **{name: derived[name] for name in ("best", "excess", "rms_bound", "gap")},
-        }
+            document["evidence"] |= {"upper": self.evidence_upper, "divergence": self.divergence}
+        return {**document, "gap": finite(document["gap"])}
 
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> SparseCertificate:
-        """Rebuild from `to_json`."""
-        evidence = document["evidence"]
-        columns = columns_of(document, "target_square", "risk", "magnitude", "spread")
-        least = columns_of({**document["least_risk"], "": columns["risk"]}, "", *document["least_risk"])
-        return cls(
-            int(document["n"]),
-            int(document["m"]),
-            float(document["largest_noise"]),
-            columns["target_square"],
-            columns["risk"],
-            {name: values for name, values in least.items() if name},
-            columns["magnitude"],
-            columns["spread"],
-            None if evidence is None else Evidence(evidence["lower"], evidence["ceiling"], evidence["trace"]),
-            math.inf if document["normal_share"] is None else float(document["normal_share"]),
-            document["assumes"],
-        )
+    def _check(self) -> None:
+        super()._check()
+        if any(len(values) != len(self.risk) for values in self.least_risk.values()):
+            raise InputError(f"a certificate has lower bounds for other targets than its {len(self.risk)} risks")
 
 
 def certify(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.codec import fields_from_json, rule, to_json
-from dkgp.data.panels import Panel, model_panel
+from dkgp.data.panels import model_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays, row_ranges
 from dkgp.data.stores.dataset import Dataset
@@ -29,7 +29,7 @@ from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
-from dkgp.html import HtmlShown
+from dkgp.html import html_repr
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
 """Shape and dimension names of an array."""
@@ -54,7 +54,7 @@ def array(*dimensions: str, fortran: bool = False) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Model(HtmlShown):
+class Model:
     """A trained model; picklable.
 
     Attributes
@@ -293,8 +293,7 @@ class Model(HtmlShown):
             arrays[name] = np.ascontiguousarray(values, dtype=dtype), dimensions
         return arrays
 
-    def _panel(self) -> Panel:
-        return model_panel(self)
+    _panel, _repr_html_ = model_panel, html_repr
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
