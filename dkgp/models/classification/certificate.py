@@ -42,8 +42,8 @@ import numpy as np
 
 from dkgp.codec import finite, infinite, rule
 from dkgp.data.types import BoolArray
+from dkgp.models.certificate import Proof
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.proof import Proof
 from dkgp.models.rounding import (
     EPS,
     EVALUATION,

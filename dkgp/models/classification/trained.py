@@ -11,10 +11,10 @@ import numpy as np
 from dkgp.data import ClassifierRecord
 from dkgp.data.stores.models.model import about_model
 from dkgp.kernels import Kernel
+from dkgp.models.certificate import Proof
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.proof import Proof
 from dkgp.operators.base import FloatArray, IndexArray
 
 BasisForm = Literal["logistic", "gp"]

@@ -25,7 +25,7 @@ import numpy as np
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.codec import finite, infinite, rule
 from dkgp.errors import InputError, NumericalError
-from dkgp.models.proof import Proof
+from dkgp.models.certificate import Proof
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
 from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
 from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
