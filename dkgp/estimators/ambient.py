@@ -65,7 +65,7 @@ def ambient_client_for(dataset: Any) -> Any:
 
 
 def _is_fit(client: Any) -> bool:
-    """True if all workers have this process's dkgp; it is asked anew each time, since workers come and go."""
+    """Return True if all workers have this process's dkgp, as of now: workers come and go."""
     try:
         software = fetch_versions(client)
         if not software.workers:

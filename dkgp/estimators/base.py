@@ -51,25 +51,24 @@ class ClientEstimator(TakesSparse, BaseEstimator):  # type: ignore[misc]  # scik
     """Base of all estimators, which keep their client to this process, and show notebooks what they found."""
 
     def _panels(self) -> str:
-        """A panel of the model, once there is one, to be shown below scikit-learn's diagram."""
+        """Return the panel of a fitted model, which notebooks show below scikit-learn's diagram."""
         fitted = getattr(self, "_fitted", None)
         return "" if fitted is None else panel(type(self).__name__, *fitted.record._panel())
 
     def _repr_html_inner(self) -> str:
-        """scikit-learn's diagram, and the panel."""
         return str(super()._repr_html_inner()) + self._panels()
 
     def _repr_mimebundle_(self, **how: Any) -> dict[str, Any]:
-        """The same where it is asked for by kind; without HTML where scikit-learn's `display` setting wants text."""
+        """Add the panel to the HTML, which is absent if scikit-learn's `display` setting asks for text."""
         bundle: dict[str, Any] = super()._repr_mimebundle_(**how)
         return {kind: text + self._panels() if kind == "text/html" else text for kind, text in bundle.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the client, which belongs to this process."""
+        """Leave the client out: it belongs to this process."""
         return {**super().__getstate__(), "client": None}
 
     def __sklearn_clone__(self) -> Self:
-        """A new estimator with the same parameters, and the same client rather than a copy of it."""
+        """Return a new estimator with the same parameters and the same client, which is not copied."""
         from sklearn.base import clone
 
         parameters = {
@@ -98,7 +97,6 @@ class TargetsRegressor(RegressorMixin, ClientEstimator):  # type: ignore[misc]  
         return float(r2_score(targets, np.asarray(computed(mean)), sample_weight=weights))
 
     def __sklearn_tags__(self) -> Any:
-        """Several targets are welcome."""
         tags = super().__sklearn_tags__()
         tags.target_tags.single_output = True
         tags.target_tags.multi_output = True
@@ -124,7 +122,7 @@ class KernelEstimator(ClientEstimator):
     # ------------------------------------------------------------------------------------------------------- training
 
     def _take(self, fitted: Any) -> None:
-        """Show a model's parts under scikit-learn's names."""
+        """Set scikit-learn's attributes from a model."""
         record, hyperparameters = fitted.record, fitted.about.get("hyperparameters")
         if record.standardisation.transforms:
             raise InputError(
@@ -195,12 +193,11 @@ class KernelEstimator(ClientEstimator):
 
     @classmethod
     def _opened(cls, url: str) -> Fitted:
-        """Open a stored model of this kind."""
         return cls._state.load(url, Workspace(None))
 
     @classmethod
     def _settings_from(cls, fitted: Any) -> dict[str, Any]:
-        """Parameters for a model that no estimator saved: its own hyperparameters."""
+        """Return the parameters of an estimator for a model that no estimator saved."""
         return {"kernel": kernel_from_json(fitted.record.kernel), "noise_variance": fitted.record.noise_variance}
 
 
@@ -255,11 +252,10 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
         )
 
     def _evidence_size(self, n: int, seed: int) -> int:
-        """Basis samples by whose evidence a kernel is tuned."""
+        """Number of basis samples for tuning by evidence."""
         return min(BASIS_SIZES["vif"], n)
 
     def _mean_kind(self) -> MeanKind:
-        """The mean that hyperparameters are tuned for."""
         return CENTRED
 
     def partial_fit(self, X: Any, y: Any = None, **noise: Any) -> Self:
@@ -271,7 +267,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
     # ----------------------------------------------------------------------------------------------------- predictions
 
     def _predictions(self, X: Any, settings: VarianceSettings, **asked: bool) -> Any:
-        """The mean and what else is asked for: std, variance, bounds."""
+        """Predict the mean and the other requested quantities: std, variance, bounds."""
         check_is_fitted(self)
         client = outer_client(self)
         names = ("mean", *(name for name, wanted in asked.items() if wanted))

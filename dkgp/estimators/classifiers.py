@@ -82,7 +82,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     # ------------------------------------------------------------------------------------------------------- training
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        """Read the training set, tune, train, keep: `fit` of every classifier."""
+        """Read the training set, tune, train and keep the model: `fit` of every classifier."""
         check_parameters(self)
         seed = seed_of(self.random_state)
         self._check_settings(seed)
@@ -111,20 +111,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
     @abstractmethod
     def _check_settings(self, seed: int) -> None:
-        """Refuse settings that make no sense, before anything is stored."""
+        """Refuse contradictory settings before anything is stored."""
 
     @abstractmethod
     def _trained(
         self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
-    ) -> TrainedClassifier:
-        """Train on a checked training set."""
+    ) -> TrainedClassifier: ...
 
     def _context(self, executor: BlockExecutor) -> RunContext:
-        """Surroundings of the training run."""
         return RunContext(executor)
 
     def _weights(self, training_set: LabelledSet) -> FloatArray | None:
-        """Weights of the samples, of mean one, by class and by sample; None where all count the same."""
+        """Weights of the samples by class and by sample, of mean one; None if all are equal."""
         by_class = self.class_weight
         if isinstance(by_class, Mapping):
             for label, weight in by_class.items():
@@ -137,7 +135,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
     @abstractmethod
     def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters | None:
-        """The hyperparameters of the settings, or tuned ones; None where training finds them on the way."""
+        """The given or tuned hyperparameters; None if training finds them itself."""
 
     def _take(self, fitted: Any) -> None:
         super()._take(fitted)
@@ -239,7 +237,7 @@ class CertifiedClassifier(KernelClassifier):
     def _tuned(
         self, training_set: LabelledSet, seed: int, noise_variance: float | None, likelihood: LabelLikelihood | None
     ) -> Hyperparameters:
-        """The hyperparameters of the settings, or tuned: labels of a likelihood have no noise."""
+        """The given or tuned hyperparameters; labels of a likelihood have no noise."""
 
         def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
             data = LabelledData(training_set.dataset, training_set.labels)
@@ -486,7 +484,7 @@ def _averaged(record: ClassifierRecord, names: tuple[str, ...]) -> bool:
 
 
 def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[Any]) -> Any:
-    """Values with a DataFrame's index; decisions stay an array, whose columns scikit-learn's calibration goes over."""
+    """Values with a DataFrame's index; decisions stay an array, as scikit-learn's calibration needs them."""
     if name in ("decision", "bounds"):
         return values
     return framed(values, index, _title(target, name), list(classes))
@@ -515,7 +513,7 @@ def _title(target: str, name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """The quantity's part of a name; nothing for the label itself."""
+    """The quantity's part of a name; empty for the label itself."""
     return "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
 
 

@@ -282,7 +282,7 @@ def require_same_order(X: Any, **by_sample: Any) -> None:
 
 
 def _sample_labels(values: Any) -> Any:
-    """The index of the samples, of pandas or of xarray's coordinate along them; None where they have none."""
+    """The samples' index, of pandas or of xarray's coordinate along them; None without one."""
     if is_labelled(values):
         variable = next(iter(values.data_vars.values()), None) if hasattr(values, "data_vars") else values
         return None if variable is None or not variable.dims else values.indexes.get(variable.dims[0])
@@ -290,7 +290,7 @@ def _sample_labels(values: Any) -> Any:
 
 
 def _numeric_frame(frame: Any, name: str) -> Any:
-    """A frame of pandas, polars or Arrow whose columns are numbers; itself where all are."""
+    """Turn the columns of a pandas, polars or Arrow frame into numbers; return the frame itself if they are."""
     names = list(getattr(frame, "column_names", frame.columns))
     columns = [frame.iloc[:, place] if hasattr(frame, "iloc") else frame[label] for place, label in enumerate(names)]
     if any(map(_is_sparse, columns)):
@@ -314,7 +314,7 @@ def _numeric_frame(frame: Any, name: str) -> Any:
 
 
 def _column_numbers(column: Any, place: str) -> NDArray[Any] | None:
-    """Numbers of a column that has others, masked entries, or is sparse; None where it has numbers alone."""
+    """A column as numbers if it has other types, masked entries or is sparse; None if it has plain numbers."""
     dtype = getattr(column, "dtype", None)
     require_numbers(dtype, place)
     sparse = _is_sparse(column)
@@ -326,7 +326,7 @@ def _column_numbers(column: Any, place: str) -> NDArray[Any] | None:
 
 
 def _is_sparse(column: Any) -> bool:
-    """True of pandas' sparse columns, as `get_dummies(sparse=True)` returns them."""
+    """True for pandas' sparse columns, as `get_dummies(sparse=True)` returns them."""
     return getattr(column, "sparse", None) is not None
 
 
@@ -371,6 +371,6 @@ def label_values(y: Any) -> Any:
 
 
 def _is_missing_label(value: Any) -> bool:
-    """True of None, NaN and NaT, which do not equal themselves, and pandas' NA, whose comparisons are no bool."""
+    """True for None, for NaN and NaT, which do not equal themselves, and for pandas' NA, which compares to no bool."""
     same = value == value
     return value is None or not (isinstance(same, bool | np.bool_) and bool(same))

@@ -39,7 +39,7 @@ from dkgp.solvers.registry import AUTO, build_solver
 
 
 def _has_probabilities(estimator: Any) -> bool:
-    """True if there is `predict_proba`; another answer than True would be an error of its own."""
+    """Return True if there are probabilities; the error says how to get them."""
     if not estimator.probability:
         raise AttributeError("there are no probabilities: set probability=True and fit again")
     return True
@@ -332,7 +332,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
         self._settings(None, seed)
 
     def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> None:
-        """None: cross-validation finds them on the way."""
+        """None: cross-validation finds them."""
 
     def _trained(
         self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
@@ -348,17 +348,16 @@ class FixedSizeLSSVC(CalibratedClassifier):
 
     @property
     def _weights_by_itself(self) -> bool:
-        """True if class weights are the search's to choose."""
+        """True if the search chooses the class weights."""
         return isinstance(self.class_weight, str) and self.class_weight == "auto"
 
     def _weights(self, training_set: LabelledSet) -> FloatArray | None:
-        """As of the other classifiers; none by class where the search may take some."""
         if self._weights_by_itself:
             return label_weights(training_set.labels, None, training_set.sample_weight)
         return super()._weights(training_set)
 
     def _settings(self, labels: Labels | None, seed: int) -> FixedSizeSettings:
-        """Settings, with as many folds as the rarest class allows."""
+        """Settings with at most as many folds as the rarest class has samples."""
         folds = operator.index(self.folds)
         if labels is not None:
             folds = min(folds, max(2, int(labels.counts().min())))
@@ -369,7 +368,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
         return FixedSizeSettings(folds=folds, noise_variances=values, seed=seed, **same)
 
     def _start(self, dataset: Any) -> tuple[Kernel | None, float | None]:
-        """The kernel to begin with, None for the one that is found, and a noise variance that is given."""
+        """The kernel to start with, None if it is tuned, and the given noise variance, if it is one number."""
         noise = None if self.noise_variance is None or np.ndim(self.noise_variance) > 0 else float(self.noise_variance)
         kernel, names = self.kernel, dataset.feature_names
         if isinstance(kernel, Hyperparameters):

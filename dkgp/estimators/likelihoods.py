@@ -39,17 +39,15 @@ class LikelihoodClassifier(CertifiedClassifier):
     _form: ClassVar[BasisForm]
 
     def _check_settings(self, seed: int) -> None:
-        """Nothing: the annotations say all."""
+        """Do nothing: the annotations check all parameters."""
 
     @abstractmethod
-    def _likelihood(self, n_classes: int) -> Likelihood:
-        """The likelihood of so many classes."""
+    def _likelihood(self, n_classes: int) -> Likelihood: ...
 
     @abstractmethod
     def _trained_on_all(
         self, data: LabelledData, hyperparameters: Hyperparameters, context: RunContext, settings: RiskSettings
-    ) -> TrainedClassifier:
-        """Train a model of all samples."""
+    ) -> TrainedClassifier: ...
 
     def _trained(
         self, data: LabelledData, hyperparameters: Hyperparameters | None, context: RunContext, seed: int
@@ -77,15 +75,14 @@ class LikelihoodClassifier(CertifiedClassifier):
         )
 
     def _basis(self, size: int, seed: int) -> BasisSettings:
-        """Settings of a basis."""
         return BasisSettings(size, self.basis, self.certify, seed=seed)
 
     def _lambda(self) -> float:
-        """The regularisation."""
+        """The regularisation parameter lambda."""
         return 1.0
 
     def _evidence(self) -> Link:
-        """The likelihood by whose evidence kernels are tuned."""
+        """Link of the likelihood by whose evidence kernels are tuned."""
         return "logit"
 
     def _kernel_and_noise(self, training_set: LabelledSet, seed: int) -> Hyperparameters:

@@ -112,7 +112,7 @@ def _hints_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def _kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows, without its marks."""
+    """The types of an annotation, without its marks."""
     if typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
@@ -142,7 +142,7 @@ def _in_range(value: Any, option: Option) -> bool:
 
 
 def _words_of(kind: Any, option: Option) -> list[str]:
-    """Words on the values that a type allows."""
+    """Describe the values that a type allows."""
     if typing.get_origin(kind) is Literal:
         return [repr(choice) for choice in typing.get_args(kind)]
     if typing.get_origin(kind) is tuple:

@@ -50,7 +50,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _RawRows:
-    """A data set's inputs as they are stored, constant columns too."""
+    """A data set's raw inputs, constant columns included."""
 
     dataset: Dataset
 
@@ -186,7 +186,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         )
 
     def _limit(self, features: int) -> int | None:
-        """Nonzero coefficients at most."""
+        """Largest number of nonzero coefficients."""
         limit: Any = self.n_nonzero_coefs
         if limit is None:
             limit = None if self.tol is not None else max(1, features // 10)
@@ -196,7 +196,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         return None if limit is None else int(limit)
 
     def _samples(self, X: Any, y: Any) -> tuple[Any, FloatArray, bool]:
-        """Rows, targets (n, p), and whether coefficients have a dimension for targets; notes features and names."""
+        """Rows, targets (n, p), and whether coefficients have a dimension for targets; sets attributes."""
         X, y = numeric_samples(X, y)
         if is_plain(X):
             labelled_y = y
@@ -226,7 +226,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         return source, targets.reshape(source.n_samples, -1), bool(several)
 
     def _stored(self, inputs: Any, targets: Any, names: Any) -> Dataset:
-        """Rows in a store that workers read; it goes with this object, unless its place was given."""
+        """Write the rows into a store that workers read; a temporary one is removed with this object."""
         width, several = inputs.shape[1], np.ndim(targets) > 1
         columns: dict[str, Any] = {
             "feature_names": feature_names_of(self) or tuple(f"x{column}" for column in range(width)),
@@ -273,7 +273,7 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         self.n_iter_ = lengths if self._several else int(lengths[0])
 
     def _coefficients(self, k: int | None) -> FloatArray:
-        """(p, d), of cardinality k or the path's last."""
+        """Coefficients (p, d) of cardinality k, or of the end of the path."""
         return np.concatenate([path.solution(None if k is None else min(k, len(path))).T for path in self.paths_])
 
     def coef_at(self, k: int) -> FloatArray:

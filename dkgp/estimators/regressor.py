@@ -430,7 +430,7 @@ class GPRegressor(GPEstimator):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what can be made again."""
+        """Leave out draws, which can be computed again."""
         state: dict[str, Any] = super().__getstate__()
         state.pop("_functions", None)
         return state

@@ -57,7 +57,6 @@ class TakesSparse:
     """Mixin, the first base of an estimator that checks its inputs by `validate_data`."""
 
     def __sklearn_tags__(self) -> Any:
-        """Sparse inputs are taken, and made dense."""
         tags = super().__sklearn_tags__()  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags

@@ -251,7 +251,7 @@ class SparseGPRegressor(GPEstimator):
 
     @staticmethod
     def _told(relative_noise: Any, sample_noise: Any, sample_weight: Any) -> SampleNoise:
-        """Check that the samples' noise is told in one way, and return it; `InputError` for several."""
+        """Return the samples' noise; `InputError` if more than one argument gives it."""
         if relative_noise is None:
             return SampleNoise.of(sample_noise, sample_weight)
         if sample_noise is not None or sample_weight is not None:
@@ -276,7 +276,7 @@ class SparseGPRegressor(GPEstimator):
         return self._settings(n, seed).basis_size
 
     def _settings(self, n: int, seed: int) -> SparseSettings:
-        """Settings for n samples, with the gap of a choice of a given size."""
+        """Settings for n samples; `gap` only for a basis of a given size."""
         auto, size = self.basis_size == AUTO, cast(Any, self.basis_size)
         if auto or size is None:
             size = min(DEFAULT_BASIS_SIZE, n)
@@ -292,7 +292,7 @@ class SparseGPRegressor(GPEstimator):
         return settings
 
     def _target(self) -> LadderTarget | None:
-        """Proofs that are asked for, if any are."""
+        """The requested proofs, or None."""
         if not (self.basis is None or isinstance(self.basis, str)) and (
             self.basis_size == AUTO or self.gap is not None
         ):
@@ -304,7 +304,7 @@ class SparseGPRegressor(GPEstimator):
         return LadderTarget(self.target_distance, self.gap, self.largest_basis)
 
     def _user_basis(self, dataset: Dataset) -> IndexArray | FloatArray | None:
-        """A basis of the user's own: numbers of samples, or standardised inputs."""
+        """The user's basis: numbers of samples, or standardised inputs; None if it is named."""
         if self.basis is None or isinstance(self.basis, str):
             return None
         values = np.asarray(numeric(self.basis, "basis"))

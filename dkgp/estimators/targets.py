@@ -216,7 +216,7 @@ class GroupedTargets:
         )
 
     def _joined(self, results: list[Any]) -> Any:
-        """Results of the parts as one of all targets."""
+        """Join the parts' results in the order of the targets."""
         first = results[0]
         if isinstance(first, tuple):
             joined = [self._joined(list(of_one)) for of_one in zip(*results, strict=True)]
@@ -236,7 +236,7 @@ def names_of(y: Any) -> tuple[str, ...]:
 
 
 def _numbers(y: Any) -> NDArray[np.float64] | None:
-    """Targets as numbers, in memory; None of what has none, which others refuse."""
+    """Targets as numbers, in memory; None if they are not numbers, which is refused later."""
     try:
         return numbers_of(y, "y")
     except (TypeError, ValueError):
@@ -244,7 +244,7 @@ def _numbers(y: Any) -> NDArray[np.float64] | None:
 
 
 def _targets(y: Any, group: Group) -> Any:
-    """A group's targets of its samples, (m, columns)."""
+    """Targets of a group's samples, (m, columns)."""
     columns = list(group.columns)
     if hasattr(y, "iloc"):
         return y.iloc[group.rows, columns]
@@ -252,13 +252,13 @@ def _targets(y: Any, group: Group) -> Any:
 
 
 def _noise_of(values: Any, group: Group) -> Any:
-    """Known noise, or weights, of a group's samples; of noise by target its own column."""
+    """Known noise or weights of a group's samples; of noise by target the group's column."""
     array = numbers_of(values, "sample_noise")
     return array[group.rows] if array.ndim == 1 else array[group.rows, group.columns[0]]
 
 
 def _require_rows(X: Any, n: int) -> None:
-    """Refuse inputs of which no samples can be left out; `InputError`."""
+    """Refuse inputs that cannot be selected by rows; `InputError`."""
     if not (is_plain(X) or (is_dask(X) and hasattr(X, "blocks"))):
         raise InputError(
             f"targets with gaps, or with noise of their own, take arrays or DataFrames for X; got {type(X).__name__}. "

@@ -136,12 +136,12 @@ def feature_names_of(estimator: Any) -> tuple[str, ...] | None:
 
 
 def _validated(estimator: Any, X: Any, y: Any, **how: Any) -> Any:
-    """Inputs and targets as scikit-learn checks them."""
+    """Check inputs and targets as scikit-learn does."""
     return validate_data(estimator, X, _target_values(y), multi_output=True, y_numeric=True, dtype=np.float64, **how)
 
 
 def _target_values(y: Any) -> Any:
-    """Targets as scikit-learn can look at them."""
+    """Targets in a form that scikit-learn can check."""
     if is_labelled(y):
         y = labelled_targets(y, None)[0]
     return computed(y)

@@ -220,7 +220,7 @@ class Forecasts:
         yield from (self._sparse(size) for size in self._sizes(BASIS_SIZES))
 
     def _sizes(self, sizes: Sequence[int]) -> list[int]:
-        """Sizes below the number of samples; that of all where it is less than each."""
+        """Sizes below the number of samples; that number itself if it is below all sizes."""
         n = self._dataset.n_samples
         return [size for size in sizes if size < n] or [n]
 

@@ -179,7 +179,7 @@ def _by_name(name: str, values: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def _format_words(name: str, value: Any) -> list[str]:
-    """An option of the sources' format; flags and what was not given by their declarations."""
+    """Words of one option of the sources' format; none for a default value."""
     from dkgp.data.sources.formats import format_options
 
     option, _ = format_options()[name]

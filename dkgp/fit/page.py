@@ -112,7 +112,7 @@ def _rows(rows: Iterable[Row]) -> str:
 
 
 def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of figures under headings; the first column holds words."""
+    """A table of figures with headings; the first column holds text."""
 
     def cells(tag: str, texts: Sequence[str]) -> str:
         return "".join(
@@ -146,7 +146,7 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def _figures(document: Document) -> list[Row]:
-    """Errors and calibration, with their units."""
+    """Rows on errors and calibration, with units."""
     evaluated = document["evaluation"]
     if "confusion" in evaluated:
         shares = ("error_rate", "balanced_error")
@@ -228,7 +228,7 @@ def _model(document: Document) -> str:
 
 
 def _compared(comparison: Document) -> str:
-    """The kernels that were compared."""
+    """Table of the compared kernels."""
     lead = (
         f"Each was tuned on {comparison['samples']:,} of the training samples and predicted {comparison['held_out']:,} "
         "others; the least negative log predictive density (NLPD) decides. Of standardised targets."
@@ -250,7 +250,7 @@ def _tuned(document: Document) -> list[TunedParameter]:
 
 
 def _scales(document: Document) -> str:
-    """Length scales as bars, the shortest, which count most, first."""
+    """Length scales as bars, the shortest first, since they matter most."""
     scales = [(item, item.length_scale) for item in _tuned(document) if item.length_scale is not None]
     known = sorted(((item, scale) for item, scale in scales if scale is not None), key=lambda pair: pair[1])
     if not known:
@@ -339,5 +339,5 @@ def inlined(draw: Callable[[Path], None], name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name whose dollar signs begin no formula."""
+    """A name with dollar signs escaped, which matplotlib would read as a formula."""
     return name.replace("$", r"\$")

@@ -80,7 +80,7 @@ def run_fit(job: FitJob, reporter: Reporter) -> Document:
 
 
 class _Fit:
-    """A fit under way."""
+    """A fit that runs."""
 
     steps: Steps
 
@@ -178,7 +178,7 @@ class _Fit:
         }
 
     def _with_columns(self, job: IngestJob, error: RefusedColumnsError) -> IngestJob:
-        """The ingestion with what the survey suggests; the refusal, where that is not wanted, or changes nothing."""
+        """The ingestion with the survey's suggestions; raises the error if they are switched off or change nothing."""
         texts = _text_targets(error.survey)
         if texts and not self.labelled:
             raise InputError(
@@ -196,11 +196,11 @@ class _Fit:
 
     @property
     def _tries_transforms(self) -> bool:
-        """True if the target's transform is to be found."""
+        """True if transforms of the target are compared."""
         return self.job.auto_transform and self.job.ingestion.transform is None and not self.labelled
 
     def _transform_step(self, ingested: Document) -> Document | None:
-        """Compare transforms of the target, where none is named."""
+        """Compare transforms of the target unless one is named."""
         if not self._tries_transforms:
             return None
         seconds = SHARE_OF_TRANSFORMS * self.job.seconds
@@ -225,12 +225,12 @@ class _Fit:
         return compared
 
     def _with_transform(self, compared: Document | None) -> FitJob:
-        """The job with the transform that was taken."""
+        """The job with the chosen transform."""
         name = None if compared is None else compared["transform"]
         return self.job if name is None else replace(self.job, ingestion=replace(self.job.ingestion, transform=name))
 
     def _transformed(self, ingested: Document, compared: Document | None) -> Document:
-        """Ingest again with the transform that was taken; the columns become what they became before."""
+        """Ingest again with the chosen transform and the same columns."""
         if compared is None or compared["transform"] is None:
             return ingested
         job = self._with_transform(compared).ingest_job()
@@ -240,7 +240,7 @@ class _Fit:
         return self.steps.run("ingest again", lambda: {**run_ingest(job, SilentReporter()), **kept})
 
     def _kernel(self, n: int) -> str:
-        """The kernel, where too few samples are there to hold some out for a comparison the usual one."""
+        """The kernel; the default one if there are too few samples to compare kernels."""
         if self.job.kernel != AUTO_KERNEL or n >= LEAST_SAMPLES or self.labelled:
             return self.job.kernel
         self.reporter.note(f"{n} samples are too few to compare kernels; the kernel is {FEW_SAMPLES_KERNEL}")
@@ -323,7 +323,7 @@ class _Fit:
     # ------------------------------------------------------------------------------------------------ the folder
 
     def _check_memory(self) -> None:
-        """Refuse less memory than dkgp itself takes; `MemoryBudgetError`."""
+        """Refuse a limit below the memory that dkgp itself needs; `MemoryBudgetError`."""
         least = int(psutil.Process().memory_info().rss) + RUNTIME_BYTES
         if self.memory_bytes < least:
             raise MemoryBudgetError(
@@ -332,7 +332,7 @@ class _Fit:
             )
 
     def _claim(self) -> None:
-        """Refuse a folder that holds something; an earlier fit may be replaced."""
+        """Refuse a folder that holds other files; `overwrite` replaces an earlier fit."""
         folder, replaced = self.job.folder, self.job.overwrite and is_document(self.record, "fit")
         taken = [name for name in (*STORES, RECORD) if (folder / name).exists()]
         if taken and not replaced:
@@ -345,7 +345,7 @@ class _Fit:
         check_output_file(self.record, replace=True, option="`out`")
 
     def _leave_as_it_was(self, before: str | None) -> None:
-        """Of a fit that was refused nothing stays."""
+        """Remove all traces of a fit that was refused."""
         if self.steps.goes_on:
             return
         if before is not None:
@@ -356,7 +356,7 @@ class _Fit:
             self.job.folder.rmdir()
 
     def _remove(self, names: list[str]) -> None:
-        """Remove what an earlier fit, which this one replaces, has left."""
+        """Remove outputs of an earlier fit, which this one replaces."""
         for name in (*names, f"{MODEL}.checkpoint"):
             remove_tree(self.job.folder / name)
 
@@ -372,7 +372,7 @@ class _Fit:
 
 
 def _text_targets(survey: Survey) -> list[str]:
-    """Targets that hold text other than gaps."""
+    """Targets that hold text other than marks of missing values."""
     return [
         column.name
         for column in survey.columns

@@ -153,7 +153,7 @@ def _row(name: str, scored: Scored, seconds: float) -> dict[str, Any]:
 def _scored(
     name: TransformName | None, samples: Samples, kernel: str | Kernel, feature_names: tuple[str, ...], seed: int
 ) -> Scored | None:
-    """Tune through a transform and predict; None where the targets do not take it, or the kernel cannot be tuned."""
+    """Tune with a transform and predict; None if the targets do not allow it or tuning fails."""
     p = samples.targets.shape[1]
     try:
         transforms = () if name is None else tuple(fit_transform(name, column) for column in samples.targets.T)

@@ -216,7 +216,7 @@ def revoke_token(folder: Path, name: str) -> NamedToken:
 
 
 def _change(folder: Path, change: Callable[[list[NamedToken]], list[NamedToken]]) -> None:
-    """Write the tokens anew, whole or not at all, while nobody else does."""
+    """Replace the file of tokens in one step, under a lock."""
     lock = FileLock.acquire(folder / TOKENS_LOCK, seconds=_LOCK_SECONDS)
     if lock is None:
         raise StorageError(f"another command changes the tokens in '{folder}'; try again when it has ended")
@@ -253,7 +253,7 @@ def _digest(token: bytes) -> str:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Figures of the file that change when it is written anew, or opened to others."""
+    """Figures of the file that change when it is replaced or its mode changes."""
     try:
         status = path.lstat()
     except OSError:

@@ -104,7 +104,7 @@ def find_service(url: str | None) -> AnnouncedService | None:
 
 
 def _service(path: Path, url: str | None) -> AnnouncedService | None:
-    """The service of a record, at an address if one is given; None where it is not that one or does not run."""
+    """The service of a record; None if it does not run, or is not at the given address."""
     try:
         if not _is_ours(path) or FileLock.is_free(path):
             return None
@@ -122,7 +122,7 @@ def _service(path: Path, url: str | None) -> AnnouncedService | None:
 
 
 def _meeting(address: _Address, port: int, scheme: str, url: str | None) -> _Address | None:
-    """The address at which a service that listens at one is reached by a URL; None where the URL is another's."""
+    """The address under which the URL reaches a service listening at `address`; None if it is another service's URL."""
     loopback = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
     nearest = loopback if address.is_unspecified else address
     if url is None:
@@ -157,7 +157,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _machine() -> str:
-    """Name of this machine, as its network sees it, among others with the same home: 127.0.0.1 is another there."""
+    """Name of this machine and its network, so that machines that share a home are told apart."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

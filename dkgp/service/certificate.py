@@ -63,7 +63,7 @@ def _names(host: str) -> list[str]:
 
 
 def _holds(certificate: Path, key: Path, names: list[str]) -> bool:
-    """True if the certificate is there, for all the names, and goes on to be valid."""
+    """True if the certificate exists, is valid for all names, and does not expire soon."""
     from cryptography import x509
 
     try:

@@ -187,7 +187,7 @@ class ServiceClient:
         return self._attempt(method, path, self._patience(), **arguments)
 
     def _attempt(self, method: str, path: str, patience: Patience, **arguments: Any) -> Document:
-        """Call until there is an answer that counts."""
+        """Repeat the call until there is an answer, or patience ends."""
         import httpx
 
         while True:
@@ -280,7 +280,7 @@ def _document_of(response: httpx.Response, url: str) -> Document:
 
 
 def _error_of(response: httpx.Response, url: str) -> DkgpError:
-    """The service's own words, in the class that they belong to."""
+    """The error of an answer, with the service's message."""
     try:
         error = response.json()["error"]
         kind, message = str(error["type"]), str(error["message"])
@@ -340,7 +340,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 class _FinalServiceError(ServiceError):
-    """One that trying again cannot cure."""
+    """An error that a retry cannot cure."""
 
     transient = False
 

@@ -37,7 +37,7 @@ class OutsideRootsError(InputError):
 
 
 class _Place(NamedTuple):
-    """A place, taken apart so that places compare piece by piece."""
+    """A place, split into parts for comparison."""
 
     scheme: str
     parts: tuple[str, ...]
@@ -117,7 +117,7 @@ def resolved(url: str) -> str:
 
 
 def _folds_case(path: str) -> bool:
-    """True if what exists of a path has the same file under other letters."""
+    """True if the file system ignores case, as far as the path exists."""
     while path != "/":
         folder, name = os.path.split(path)
         if name != name.swapcase() and os.path.lexists(path):
@@ -146,7 +146,7 @@ def _root(root: str) -> tuple[_Place, str]:
 
 
 def _place(url: str, folders: dict[str, str] | None = None) -> _Place:
-    """Take a path or URL apart, in the one way in which it can be read."""
+    """Split a path or URL that has one reading; `OutsideRootsError` for others."""
     if not url:
         raise OutsideRootsError("the path is empty; give an absolute path or a URL such as s3://bucket/name.zarr")
     if ambiguity := _AMBIGUOUS.search(url):
@@ -213,7 +213,7 @@ def _real(path: str, folders: dict[str, str]) -> str:
 
 
 def _shown(url: str) -> str:
-    """The text for a message: printable, and no longer than a line."""
+    """The text for a message: printable, without passwords, and at most a line."""
     text = re.sub(r"//[^/@]*@", "//***@", url)
     end = "..." if len(text) > 200 else ""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:200]) + end

@@ -290,7 +290,7 @@ def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
 
 
 def _bounds(settings: ServiceSettings) -> str:
-    """The places where jobs work, and the memory and time that each may take."""
+    """Describe the roots and each job's limits."""
     memory = "" if settings.job_memory_bytes is None else f" {settings.job_memory_bytes / 2**30:.3g} GiB of memory and"
     seconds = settings.job_deadline_seconds
     time_limit = " any time" if seconds is None else f" {seconds / 3600:.4g} hours"

@@ -99,7 +99,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
         return self
 
     def _search(self, rng: Any) -> float:
-        """Give `kernel_` the numbers of the highest evidence, and return that."""
+        """Set `kernel_` to the values of the highest evidence, and return that evidence."""
         tree, n, X, y = tree_of(self.kernel_), len(self.y_train_), self.X_train_, self.y_train_
         rows = searched_rows(n, tree, self.dense_bytes, rng)
         if rows is not None:
@@ -116,7 +116,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
         return search(self, tree, evidence, rng)
 
     def _evidence(self, tree: Node, pair: Pair, labels: FloatArray, *, gradient: bool) -> tuple[float, FloatArray]:
-        """log Z, and its gradient (q,), of zeros where none is asked for."""
+        """log Z and its gradient (q,), which is zero unless `gradient` asks for it."""
         if not gradient:
             return self._mode(self._matrix(tree, pair), labels).evidence, np.zeros(tree.size)
         dense, pull = tree.linearised(pair)
@@ -126,7 +126,6 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
         return mode.evidence, evidence_gradient(tree, pair, pull, K, labels, mode)
 
     def _matrix(self, tree: Node, pair: Pair) -> FloatArray:
-        """K with the kernel's own noise."""
         K = tree.matrix(pair)
         K.reshape(-1)[:: len(K) + 1] += tree.noise(pair.left)
         return K
@@ -168,7 +167,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
         return mean, finite_predictions(prior - np.einsum("ij,ij->i", columns, columns))
 
     def _columns(self, X: Any) -> FloatArray:
-        """K(X*, X), (r, n), row by row."""
+        """K(X*, X), (r, n), in C order."""
         return np.ascontiguousarray(tree_of(self.kernel_).matrix(Pair(X, self.X_train_)))
 
     def _mean(self, columns: FloatArray) -> FloatArray:
@@ -280,7 +279,7 @@ class GaussianProcessClassifier(LaplaceParameters):
         return self
 
     def _parts(self) -> list[Any]:
-        """The classifiers of two classes."""
+        """The binary classifiers."""
         return [self.base_estimator_] if self.n_classes_ == 2 else list(self.base_estimator_.estimators_)
 
     @property

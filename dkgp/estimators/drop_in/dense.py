@@ -355,7 +355,7 @@ class DensePosterior:
     # ----------------------------------------------------------------------------------------------------- predictions
 
     def _batches(self, rows: Any) -> list[Any]:
-        """Test samples, some at a time; all at once where a kernel is called, which may want to see them all."""
+        """Batches of test samples; a single one for a kernel that is called, which may depend on all of them."""
         step = max(64, _HELD_ENTRIES // max(1, len(self.targets)))
         if self.tree.unknown or len(rows) <= step:
             return [rows]
@@ -390,7 +390,7 @@ class DensePosterior:
         return finite_predictions(mean), finite_predictions(covariance)
 
     def _columns(self, rows: Any) -> FloatArray:
-        """K(X*, X), (r, n), row by row."""
+        """K(X*, X), (r, n), in C order."""
         return np.ascontiguousarray(self.tree.matrix(Pair(rows, self.inputs)))
 
     def _prior(self, rows: Any) -> FloatArray:

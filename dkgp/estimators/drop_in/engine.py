@@ -117,7 +117,7 @@ def _shift_of(kernel: Kernel, rows: FloatArray) -> FloatArray:
 
 
 def _unscaled(rows: FloatArray, targets: FloatArray, shift: FloatArray, workspace: Workspace) -> Dataset:
-    """Samples as a data set that scales nothing; in a store for workers in other processes."""
+    """Samples as a data set without scaling; in a store if workers of other processes read it."""
     (n, d), t = rows.shape, targets.shape[1]
     standardisation = replace(Standardisation.identity(d, t), input_mean=shift)
     names = tuple(f"x{i}" for i in range(d)), tuple(f"y{i}" for i in range(t))

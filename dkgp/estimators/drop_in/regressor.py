@@ -176,7 +176,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return self
 
     def _normalised(self, y: FloatArray) -> FloatArray:
-        """Targets as they are trained on, and their mean and scale."""
+        """Normalise the targets if asked for, and set their mean and scale."""
         if self.n_targets is not None and (y.shape[1] if y.ndim > 1 else 1) != self.n_targets:
             raise InputError(
                 "The number of targets seen in `y` is different from the parameter `n_targets`: got "
@@ -194,7 +194,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return np.asarray((y - self._y_train_mean) / self._y_train_std)
 
     def _alpha(self, n: int) -> Entries:
-        """`alpha` as a number, or one for each sample."""
+        """Check `alpha` and return it as a number or as (n,)."""
         values = numbers_of(self.alpha, "alpha")
         odd = values[~((values >= 0.0) & np.isfinite(values))]
         if odd.size:
@@ -209,12 +209,12 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return values
 
     def _evidence(self) -> Evidence:
-        """The training samples, whose likelihood is asked for; what they have in common is not kept beyond that."""
+        """The likelihood of the training samples; shared distances are not kept beyond this object."""
         columns = np.ascontiguousarray(self.y_train_.reshape(len(self.y_train_), -1), dtype=np.float64)
         return Evidence(Pair(self.X_train_, self.X_train_), columns, self._noise)
 
     def _search(self, evidence: Evidence, rng: Any) -> float:
-        """Give `kernel_` the numbers of the highest likelihood, and return that."""
+        """Set `kernel_` to the values of the highest likelihood, and return that likelihood."""
         tree, n, alpha = tree_of(self.kernel_), len(evidence.targets), evidence.alpha
         rows = searched_rows(n, tree, self.dense_bytes, rng)
         if rows is not None:
@@ -224,7 +224,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return search(self, tree, evidence, rng)
 
     def _train_dense(self, evidence: Evidence, value: float | None) -> float:
-        """Factorise; returns the log marginal likelihood, which comes along."""
+        """Factorise the kernel matrix, and return the log marginal likelihood."""
         try:
             posterior = DensePosterior(tree_of(self.kernel_), evidence)
         except NumericalError:
@@ -313,7 +313,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return *self._posterior.mean_and_covariance(X), self._posterior.bounds(X) if bounds else None
 
     def _bounds(self, bounds: Bounds, mean: FloatArray, *, several: bool) -> PredictionBounds:
-        """In the targets' units; `mean` (r, t) is as the posterior has it."""
+        """Bounds in the targets' units; `mean` (r, t) is the posterior's."""
         error, lower, upper = bounds
         scale = np.broadcast_to(np.asarray(self._y_train_std, dtype=np.float64).reshape(-1), mean.shape[1:])
         offset = np.broadcast_to(np.asarray(self._y_train_mean, dtype=np.float64).reshape(-1), mean.shape[1:])
@@ -324,7 +324,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return PredictionBounds(*(part if several else part[:, 0] for part in parts))
 
     def _prior(self, X: Any, std: bool, cov: bool, bounds: bool) -> Any:
-        """Mean zero, and what the kernel says."""
+        """The prior: mean zero, and the kernel's variances."""
         kernel = sk.ConstantKernel(1.0, "fixed") * sk.RBF(1.0, "fixed") if self.kernel is None else self.kernel
         t = 1 if self.n_targets is None else self.n_targets
         several = t > 1
@@ -407,11 +407,9 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return (np.float64(value), gradient) if eval_gradient else np.float64(value)
 
     def __sklearn_tags__(self) -> Any:
-        """It predicts before it is fitted."""
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        """True once there is a posterior; before, predictions are the prior's."""
         return hasattr(self, "_posterior")

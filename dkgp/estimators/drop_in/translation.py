@@ -211,7 +211,7 @@ def _dot_product_back(kernel: Linear | Polynomial) -> Any:
 
 
 def _product(kernel: Any, d: int) -> Kernel:
-    """An amplitude is folded into the kernel that it multiplies."""
+    """Product of two kernels; an amplitude is folded into the kernel that it multiplies."""
     first, second = to_dkgp(kernel.k1, d), to_dkgp(kernel.k2, d)
     for amplitude, other in ((first, second), (second, first)):
         if isinstance(amplitude, Constant):
@@ -226,7 +226,7 @@ def _amplified(kernel: Any, factor: float) -> Kernel:
 
 
 def _power(kernel: Any, d: int) -> Kernel:
-    """k^e where that is one of dkgp's kernels: of most for every e > 0, of the rest for whole numbers."""
+    """k^e, for most kernels of every e > 0, for the others of whole e; `InputError` if it is no kernel of dkgp's."""
     return _powered(kernel, to_dkgp(kernel.kernel, d), float(kernel.exponent))
 
 

@@ -168,12 +168,12 @@ def filled(entries: Entries, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _product_error(first: Any, first_error: Any, second: Any, second_error: Any) -> Any:
-    """Return by how much a product of two sizes moves with errors of both, all in units of u but the sizes."""
+    """Bound on the change of a product of two sizes whose factors have these errors, in units of u."""
     return known(np.asarray(first_error * second + second_error * first + UNIT * first_error * second_error))
 
 
 def _times(weights: FloatArray, factor: Entries, pullback: Pullback, size: int) -> FloatArray:
-    """pullback(weights factor), which is linear; nothing where there is no number to pull back to."""
+    """pullback(weights factor), which is linear in the weights; empty without parameters."""
     if not size:
         return np.empty(0)
     return pullback(weights * factor) if isinstance(factor, np.ndarray) else factor * pullback(weights)
@@ -380,7 +380,7 @@ class _PowerNode(Node):
         return error
 
     def _moved(self, base: Any, inner: Any) -> Any:
-        """Return by how much a^e moves where a moves by `inner` u, in units of u; infinite for e < 1."""
+        """Bound on the change of a^e if a changes by `inner` u, in units of u; infinite for e < 1."""
         if self.exponent < 1.0:
             return float("inf")
         return known(np.asarray(1.01 * self.exponent * (base + UNIT * inner) ** (self.exponent - 1.0) * inner))
@@ -409,7 +409,7 @@ def tree_of(kernel: Any) -> Node:
 
 
 class _Leaf(Node):
-    """A kernel whose numbers are its own; fields by the names of scikit-learn's parameters, in the order of theta."""
+    """A kernel without parts; `names` are scikit-learn's parameters, in the order of theta."""
 
     names: tuple[str, ...] = ()
     holds = 1  # arrays of pairs, the distances of both among them
@@ -429,12 +429,12 @@ class _Leaf(Node):
         """Take values of `names`."""
 
     def _kept(self, *gradients: float) -> FloatArray:
-        """Derivatives with respect to the numbers that are free."""
+        """Derivatives with respect to the free parameters."""
         return np.array([value for value, free in zip(gradients, self.free, strict=True) if free])
 
 
 class _NumberLeaf(_Leaf):
-    """One number, where it counts at all; `_summed` is its derivative's sum over what is weighed."""
+    """A kernel with one parameter, which is its value; `_summed` is the weighted sum of its derivative."""
 
     holds = 0
 
@@ -472,7 +472,7 @@ class _ConstantLeaf(_NumberLeaf):
 
 
 class _WhiteLeaf(_NumberLeaf):
-    """Noise: nothing but a diagonal."""
+    """White noise: only a diagonal."""
 
     names = ("noise_level",)
     divisible = True
@@ -633,7 +633,7 @@ class _DistanceLeaf(Node):
         return int(math.frexp(pair.largest)[1] - self.exponents.min())
 
     def _squares(self, pair: Pair, rows: slice, feature: int) -> FloatArray:
-        """Return (x - y)^2 of one feature, in a new array; scaled, where `_is_scaled`."""
+        """(x - y)^2 of one feature, in a new array; scaled if `_is_scaled`."""
         left, right = pair.vectors
         difference, scaled = np.subtract.outer(left[rows, feature], right[:, feature]), self._is_scaled(pair)
         if scaled:
@@ -642,7 +642,7 @@ class _DistanceLeaf(Node):
         return np.minimum(difference, LARGEST_SQUARE, out=difference) if scaled else difference
 
     def _s(self, pair: Pair) -> Callable[[slice], FloatArray]:
-        """s of a piece of rows, in a new array."""
+        """Return a function that computes s of a piece of rows, in a new array."""
         d = pair.vectors[0].shape[1]
         if not self.several and not self._is_scaled(pair):
             gamma, distances = float(self.gamma[0]), pair.squared_distances
@@ -707,7 +707,7 @@ class _DistanceLeaf(Node):
 
 
 class _CalledLeaf(Node):
-    """A kernel object that is called: a user's, one of strings or graphs, Matern of general nu."""
+    """A kernel object that is called: a user's, one of strings or graphs, or Matern of general nu."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = clone(kernel)

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -148,6 +148,17 @@ class Transaction:
         """Run a statement; return how many rows it changed."""
         return self._connection.execute(statement, values).rowcount
 
+    def insert(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Add a row."""
+        marks = ", ".join("?" * len(columns))
+        self.run(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", *columns.values())
+
+    def update(self, job_id: str, columns: Mapping[str, Any], condition: str = "1 = 1", *values: Any) -> int:
+        """Set columns of a job's row if the condition holds for it; return the number of changed rows."""
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        statement = f"UPDATE jobs SET {assignments} WHERE id = ? AND {condition}"
+        return self.run(statement, *columns.values(), job_id, *values)
+
     def one(self, statement: str, *values: Any) -> Row | None:
         """Return the first row, or None."""
         row: Row | None = self._connection.execute(statement, values).fetchone()
@@ -165,7 +176,7 @@ class Transaction:
         """Note the queue's time, which goes on from there once the machine has started anew."""
         row, boot, uptime = self.one("SELECT * FROM clock"), _boot(), time.monotonic()
         if row is None:
-            self.run("INSERT INTO clock (seconds, boot, uptime) VALUES (?, ?, ?)", time.time(), boot, uptime)
+            self.insert("clock", {"seconds": time.time(), "boot": boot, "uptime": uptime})
         else:
             seconds = _time(row) if row["boot"] == boot else row["seconds"]
             self.run("UPDATE clock SET seconds = ?, boot = ?, uptime = ?", seconds, boot, uptime)
@@ -290,7 +301,7 @@ def _time(clock: Row | None) -> float:
 
 @cache
 def _boot() -> str:
-    """Return the name of this start of the machine, since which `time.monotonic` counts in every process."""
+    """Return the id of the machine's current boot, from which `time.monotonic` counts in every process."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -299,7 +310,7 @@ def _boot() -> str:
 
 
 def _resolve_outputs(transaction: Transaction) -> None:
-    """Name the places that are kept for jobs by what they are; version 1 had them as they were spelt."""
+    """Replace reserved places by their resolved names; version 1 stored them as spelled."""
     for row in transaction.all("SELECT url FROM outputs"):
         # What cannot be read in one way stays as it is.
         with contextlib.suppress(OutsideRootsError):

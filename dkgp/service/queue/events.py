@@ -108,7 +108,7 @@ class EventWriter:
             self.next_sequence += 1
 
     def _catch_up(self, size: int) -> int:
-        """Find the last whole line, cut off what was torn behind it, and go on with its number."""
+        """Find the last whole line, truncate a torn one behind it, and continue its numbers."""
         tail = bytearray()
         start = size
         while start > 0:
@@ -284,7 +284,7 @@ class EventReporter:
 
     @contextmanager
     def _paced(self) -> Iterator[Callable[..., None]]:
-        """Hold progress back that comes too fast; the first and the last are always written."""
+        """Limit the rate of progress events; the first and the last are always written."""
         pending: list[dict[str, Any]] = []
         due = 0.0
 

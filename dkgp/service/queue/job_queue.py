@@ -127,24 +127,10 @@ class JobQueue:
                 self._require_room(transaction, owner)
                 _reserve(transaction, job_id, outputs, owner)
                 created = now_text()
-                transaction.run(
-                    "INSERT INTO jobs (id, owner_key, idempotency_key, owner, outputs, state, created, queued, "
-                    "queued_at, command, options, name, deadline_seconds, memory_bytes) "
-                    "VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)",
-                    job_id,
-                    owner or "",
-                    idempotency_key,
-                    owner,
-                    json.dumps(outputs),
-                    created,
-                    created,
-                    transaction.now(),
-                    command,
-                    json.dumps(content),
-                    name,
-                    deadline_seconds,
-                    memory_bytes,
-                )
+                own = {"id": job_id, "owner": owner, "owner_key": owner or "", "idempotency_key": idempotency_key}
+                turn = {"state": "queued", "created": created, "queued": created, "queued_at": transaction.now()}
+                texts = {"options": json.dumps(content), "outputs": json.dumps(outputs)}
+                transaction.insert("jobs", {**request, **own, **turn, **texts})
                 # Before anybody can claim it.
                 with translate_write_errors(self.folder_of(job_id)):
                     self.folder_of(job_id).mkdir(mode=0o700)
@@ -212,20 +198,15 @@ class JobQueue:
                 raise JobStateError(
                     f"job {job_id} has ended ({row['state']}); only one that waits or runs is cancelled"
                 )
-            transaction.run("UPDATE jobs SET cancel_requested = 1 WHERE id = ?", job_id)
+            transaction.update(job_id, {"cancel_requested": 1})
             if row["state"] == "queued":
                 error = {"type": "JobCancelledError", "message": "cancelled before it ran", "exit_code": 130}
                 if row["attempt"]:
                     error["message"] = "cancelled while it waited to go on"
-                transaction.run(
-                    "UPDATE jobs SET state = 'cancelled', exit_code = 130, error = ?, finished = ?, finished_at = ?, "
-                    "waited_seconds = ? WHERE id = ?",
-                    json.dumps(error),
-                    now_text(),
-                    transaction.now(),
-                    waited_seconds(row, transaction.now()),
-                    job_id,
-                )
+                now = transaction.now()
+                times = {"finished": now_text(), "finished_at": now, "waited_seconds": waited_seconds(row, now)}
+                ended = {"state": "cancelled", "exit_code": 130, "error": json.dumps(error)}
+                transaction.update(job_id, {**ended, **times})
                 transaction.run("DELETE FROM outputs WHERE job_id = ?", job_id)
                 self.ledger.tell(job_id, "state", state="cancelled")
         return self.get(job_id)
@@ -244,14 +225,11 @@ class JobQueue:
                 )
             self._require_room(transaction, row["owner"])
             _reserve(transaction, job_id, json.loads(row["outputs"]), row["owner"])
-            transaction.run(
-                "UPDATE jobs SET state = 'queued', resume = 1, generation = generation + 1, deaths = 0, "
-                "ran_seconds = 0, waited_seconds = 0, queued = ?, queued_at = ?, stop = NULL, cancel_requested = 0, "
-                "finished = NULL, finished_at = NULL, exit_code = NULL, error = NULL, document = NULL WHERE id = ?",
-                now_text(),
-                transaction.now(),
-                job_id,
-            )
+            again = {"state": "queued", "resume": 1, "generation": row["generation"] + 1, "cancel_requested": 0}
+            turn = {"queued": now_text(), "queued_at": transaction.now()}
+            zeros = dict.fromkeys(("deaths", "ran_seconds", "waited_seconds"), 0)
+            empty = dict.fromkeys(("stop", "finished", "finished_at", "exit_code", "error", "document"))
+            transaction.update(job_id, {**again, **turn, **zeros, **empty})
             self.ledger.tell(job_id, "state", state="queued")
         return self.get(job_id)
 
@@ -317,7 +295,7 @@ class JobQueue:
         return self.max_folder_bytes is not None and self.folder_bytes() >= self.max_folder_bytes
 
     def _forget(self, job_id: str) -> int:
-        """Remove an ended job's row, whose process is not on its way out any more; return how many that were."""
+        """Remove an ended job's row if its process has ended; return the number of removed rows."""
         if not FileLock.is_free(self.folder_of(job_id) / "lock"):
             return 0
         with self._database.write() as transaction:
@@ -326,7 +304,7 @@ class JobQueue:
             )
 
     def _remove_orphans(self) -> None:
-        """Remove the folders of jobs that are forgotten, or were never recorded."""
+        """Remove folders of jobs that the database does not have."""
         # A job is recorded and its folder made in one such transaction: none is under way here.
         with self._database.write() as transaction:
             known = {row["id"] for row in transaction.all("SELECT id FROM jobs")}
@@ -366,7 +344,7 @@ class JobQueue:
         return row
 
     def _with_progress(self, record: JobRecord) -> JobRecord:
-        """While a job runs its event file knows more than its row."""
+        """Add the latest progress from the event file of a running job."""
         if record.state != "running":
             return record
         latest = latest_progress(self.folder_of(record.id) / "events.jsonl")
@@ -450,12 +428,13 @@ StopReason = Literal["cancel", "deadline", "memory", "stop"]
 CLAIM_CANDIDATES = 20
 
 
+_THIS_ATTEMPT = "attempt = ? AND state = 'running'"
 # A job that went back to the queue does not count as its owner's last turn: a service that restarts goes on with it.
 _IN_TURN = (
     "WITH turns AS (SELECT owner_key, SUM(state = 'running') AS running, MAX(CASE WHEN state <> 'queued' THEN "
     "started_at END) AS latest FROM jobs GROUP BY owner_key) "
-    "SELECT id, memory_bytes, queued_at, waited_seconds FROM jobs JOIN turns USING (owner_key) WHERE state = 'queued' "
-    "AND (? IS NULL OR running < ?) ORDER BY running, latest, sequence LIMIT ?"
+    "SELECT id, attempt, memory_bytes, queued_at, waited_seconds FROM jobs JOIN turns USING (owner_key) "
+    "WHERE state = 'queued' AND (? IS NULL OR running < ?) ORDER BY running, latest, sequence LIMIT ?"
 )
 
 
@@ -541,17 +520,11 @@ class Ledger:
                 ):
                     lock.release()
                     return None
-                waited = waited_seconds(row, transaction.now())
-                transaction.run(
-                    "UPDATE jobs SET state = 'running', attempt = attempt + 1, service = ?, stop = NULL, "
-                    "stop_detail = NULL, started = ?, started_at = ?, waited_seconds = ?, dashboard_link = NULL "
-                    "WHERE id = ?",
-                    service,
-                    now_text(),
-                    transaction.now(),
-                    waited,
-                    row["id"],
-                )
+                now = transaction.now()
+                begun = {"started": now_text(), "started_at": now, "waited_seconds": waited_seconds(row, now)}
+                attempt = {"state": "running", "attempt": row["attempt"] + 1, "service": service}
+                empty = dict.fromkeys(("stop", "stop_detail", "dashboard_link"))
+                transaction.update(row["id"], {**attempt, **begun, **empty})
                 claimed = transaction.one("SELECT * FROM jobs WHERE id = ?", row["id"])
         except BaseException:
             if lock is not None:
@@ -594,16 +567,8 @@ class Ledger:
     def mark_stop(self, job_id: str, attempt: int, reason: StopReason, detail: str | None = None) -> bool:
         """Record why a job's process is about to be asked to end, in figures; False where that was done before."""
         with self._database.write() as transaction:
-            return bool(
-                transaction.run(
-                    "UPDATE jobs SET stop = ?, stop_detail = ? WHERE id = ? AND attempt = ? AND state = 'running' AND "
-                    "stop IS NULL",
-                    reason,
-                    detail,
-                    job_id,
-                    attempt,
-                )
-            )
+            stop = {"stop": reason, "stop_detail": detail}
+            return bool(transaction.update(job_id, stop, f"{_THIS_ATTEMPT} AND stop IS NULL", attempt))
 
     def running(self) -> list[RunningJob]:
         """Return the jobs under way, whoever looks after them."""
@@ -633,12 +598,7 @@ class Ledger:
     def set_dashboard_link(self, job_id: str, attempt: int, link: str) -> None:
         """Record where the cluster of a running job can be watched."""
         with self._database.write() as transaction:
-            transaction.run(
-                "UPDATE jobs SET dashboard_link = ? WHERE id = ? AND attempt = ? AND state = 'running'",
-                link,
-                job_id,
-                attempt,
-            )
+            transaction.update(job_id, {"dashboard_link": link}, _THIS_ATTEMPT, attempt)
 
     def attempt(self, job_id: str, attempt: int) -> RunningJob | None:
         """Return the job, if this is the attempt that runs."""
@@ -678,16 +638,10 @@ class Ledger:
             if final_error is not None:
                 self._close(transaction, row, state, int(final_error["exit_code"]), None, final_error)
             else:
-                transaction.run(
-                    "UPDATE jobs SET state = 'queued', resume = 1, deaths = ?, ran_seconds = ?, stop = NULL, "
-                    "service = NULL, progress = ?, queued = ?, queued_at = ? WHERE id = ?",
-                    deaths,
-                    _seconds(row, transaction.now()),
-                    self._progress(job_id),
-                    now_text(),
-                    transaction.now(),
-                    job_id,
-                )
+                now = transaction.now()
+                attempts = {"deaths": deaths, "ran_seconds": _seconds(row, now), "progress": self._progress(job_id)}
+                turn = {"state": "queued", "resume": 1, "queued": now_text(), "queued_at": now}
+                transaction.update(job_id, {**attempts, **turn, "stop": None, "service": None})
             if final_error is None and died:
                 self.tell(job_id, "warning", message=f"{error['message']}; the job goes back to the queue")
             self._tell_end(job_id, state, None, final_error)
@@ -702,19 +656,12 @@ class Ledger:
         document: Mapping[str, Any] | None,
         error: Mapping[str, Any] | None,
     ) -> None:
-        transaction.run(
-            "UPDATE jobs SET state = ?, exit_code = ?, document = ?, error = ?, finished = ?, finished_at = ?, "
-            "ran_seconds = ?, progress = ?, service = NULL WHERE id = ?",
-            state,
-            exit_code,
-            None if document is None else dump(document, indent=None),
-            None if error is None else dump(error, indent=None),
-            now_text(),
-            transaction.now(),
-            _seconds(row, transaction.now()),
-            self._progress(row["id"]),
-            row["id"],
-        )
+        now = transaction.now()
+        ended = {"state": state, "exit_code": exit_code, "service": None, "progress": self._progress(row["id"])}
+        texts = {"document": document, "error": error}
+        written = {name: None if text is None else dump(text, indent=None) for name, text in texts.items()}
+        times = {"finished": now_text(), "finished_at": now, "ran_seconds": _seconds(row, now)}
+        transaction.update(row["id"], {**ended, **written, **times})
         transaction.run("DELETE FROM outputs WHERE job_id = ?", row["id"])
 
     def tell(self, job_id: str, kind: str, **content: Any) -> None:
@@ -725,7 +672,7 @@ class Ledger:
     def _tell_end(
         self, job_id: str, state: State, document: Mapping[str, Any] | None, error: Mapping[str, Any] | None
     ) -> None:
-        """Write the last events before the change is seen, so that whoever sees it finds them all."""
+        """Write the last events before the new state is visible."""
         with closing(EventWriter(self._job_folder(job_id) / "events.jsonl")) as events:
             if document is not None:
                 events.write("document", document=document)
@@ -754,7 +701,7 @@ def job_record(row: Row | None) -> JobRecord:
 
 
 def _running(transaction: Transaction, job_id: str, attempt: int) -> Row | None:
-    return transaction.one("SELECT * FROM jobs WHERE id = ? AND attempt = ? AND state = 'running'", job_id, attempt)
+    return transaction.one(f"SELECT * FROM jobs WHERE id = ? AND {_THIS_ATTEMPT}", job_id, attempt)
 
 
 def waited_seconds(row: Row, now: float) -> float:
@@ -763,5 +710,5 @@ def waited_seconds(row: Row, now: float) -> float:
 
 
 def _seconds(row: Row, now: float) -> float:
-    """Seconds that the attempts so far took together, with the one that runs."""
+    """Seconds of all attempts together, the running one included."""
     return float(row["ran_seconds"]) + max(0.0, now - float(row["started_at"]))

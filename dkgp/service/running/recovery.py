@@ -123,7 +123,7 @@ def going_on(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
 
 
 def _trained(job: T, traces: Traces, reporter: Reporter) -> T | Document:
-    """A training run: one that is done returns its document; otherwise it resumes from a whole checkpoint."""
+    """A training run: returns the document of a finished one, else resumes from a whole checkpoint."""
     if traces.is_new(job.out):
         module, function = _FINISHED[type(job).__name__]
         document: Document | None = getattr(importlib.import_module(module), function)(job, reporter)
@@ -176,7 +176,7 @@ _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
 
 
 def _may_replace(job: Any, traces: Traces) -> bool:
-    """True if the job may replace what is there: the user said so, or all of it is the job's own."""
+    """True if the job may replace its outputs: the user allowed it, or the job itself wrote them."""
     outputs = [getattr(job, name, None) for name in ("out", "plot", "log_json")]
     return bool(job.overwrite) or all(traces.is_free(url) for url in outputs if url is not None)
 
@@ -199,7 +199,7 @@ def _has_whole_checkpoint(url: str, reporter: Reporter) -> bool:
 
 
 def _can_be_resumed(url: str) -> bool:
-    """True if the prediction store was laid out in full before the process died, and is not of sums that are gone."""
+    """True if the prediction store is complete enough to resume, and not of a retired kind of products."""
     from dkgp.operators.product_error import OLD_NAME
 
     try:
@@ -229,7 +229,7 @@ def _places(job: Any) -> list[str]:
 
 
 def _content(url: str) -> dict[str, str]:
-    """Object -> what tells its version. Of a store its first object, which is made anew with the store."""
+    """Versions of the objects at a place, by name; of a store only that of its first object."""
     file_system, path = filesystem(url)
     file_system.invalidate_cache()
     if not file_system.exists(path):

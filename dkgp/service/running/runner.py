@@ -41,7 +41,7 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """The end of a job; `state` None where the queue decides what follows."""
+    """The end of a job; `state` is None if the queue decides the next state."""
 
     state: str | None
     exit_code: int
@@ -103,7 +103,7 @@ def _outcome(
     roots: Sequence[str] = (),
     cluster: Mapping[str, Any] | None = None,
 ) -> _Outcome:
-    """Run the job; every way in which it can end is an outcome."""
+    """Run the job, and return how it ended, whatever happens."""
     try:
         with first_signal_only(), _interruptible(), _kept_within(roots, queue, job_id):
             document = _work(queue, job_id, attempt, generation, events, cluster or {})
@@ -133,7 +133,7 @@ def _outcome(
 
 @contextmanager
 def _kept_within(roots: Sequence[str], queue: Any, job_id: str) -> Iterator[None]:
-    """Hold the job to the service's roots once more, in the process that opens what lies there."""
+    """Check the job against the service's roots again, in the process that opens the files."""
     from dkgp.service.roots import Roots, kept_within
 
     if not roots:
@@ -176,7 +176,7 @@ def _work(
 
 
 def _record(queue: Any, job_id: str, attempt: int, generation: int, outcome: _Outcome) -> bool:
-    """Write the end into the queue; on a full disk for a while again, since nobody else knows of it."""
+    """Record the end in the queue; retry for a while if the disk is full."""
     from dkgp.service.running.recovery import keep_document
 
     if outcome.document is not None:
@@ -215,7 +215,7 @@ def _told_cluster() -> dict[str, Any]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let the signals that were held back through; afterwards none counts any more."""
+    """Deliver the blocked signals inside the block; ignore later ones."""
     with contextlib.ExitStack() as stack:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -229,7 +229,7 @@ def _error(kind: str, message: str, exit_code: int) -> dict[str, Any]:
 
 
 def _leave(code: int) -> None:
-    """End the process within a while, whatever its other threads do."""
+    """End the process within `EXIT_SECONDS`, even if other threads still run."""
     sys.stdout.flush()
     sys.stderr.flush()
     watchdog = threading.Timer(EXIT_SECONDS, os._exit, (code,))

@@ -150,7 +150,7 @@ class Supervisor:
             self._wake.clear()
 
     def _ask_all_to_end(self, kill: bool) -> bool:
-        """Return whether any job's process still runs, or may."""
+        """Return True if a job's process still runs, or may run."""
         try:
             return bool(self._tend(reason="stop", kill=kill))
         except DkgpError as error:
@@ -167,7 +167,7 @@ class Supervisor:
                     lock.unlink(missing_ok=True)
 
     def _tend(self, reason: StopReason | None = None, kill: bool = False) -> list[RunningJob]:
-        """Record the ends of this service's jobs, and ask those to end that have to; return those that still run."""
+        """Record ended jobs, and stop those over their limits; return the jobs that still run."""
         mine = [job for job in self._ledger.running() if job.service == self.name]
         self._weigh(mine)
         running = []
@@ -188,7 +188,7 @@ class Supervisor:
         return running
 
     def _weigh(self, jobs: Sequence[RunningJob]) -> None:
-        """Look, once a second, whose processes hold more memory than they may."""
+        """Find jobs above their memory limit, at most once a second."""
         if time.monotonic() - self._weighed_at < WEIGH_EVERY_SECONDS:
             return
         self._weighed_at = time.monotonic()
@@ -208,7 +208,7 @@ class Supervisor:
         return process_id(self._queue.folder_of(job.id), job.attempt) if child is None else child.pid
 
     def _is_runaway(self, job: RunningJob) -> bool:
-        """True if a job grows so fast that there is no time for it to save its state."""
+        """True if a job grows too fast to save its state."""
         most = self._memory_of(job)
         return most is not None and self._too_large.get((job.id, job.attempt), 0) > RUNAWAY * most
 
@@ -229,7 +229,7 @@ class Supervisor:
         return FileLock.is_free(self._queue.folder_of(job.id) / "lock")
 
     def _end(self, job: RunningJob, reason: StopReason, kill: bool) -> None:
-        """Ask the job's process to end, once; kill it when it takes too long."""
+        """Ask the job's process once to end; kill it if it takes too long."""
         key = (job.id, job.attempt)
         folder = self._queue.folder_of(job.id)
         if key not in self._asked_at:
@@ -254,7 +254,7 @@ class Supervisor:
         return True
 
     def _record_death(self, job: RunningJob) -> None:
-        """Note how a process ended that did not record it by itself."""
+        """Record the end of a process that did not record it itself."""
         child = self._children.pop((job.id, job.attempt), None)
         self._asked_at.pop((job.id, job.attempt), None)
         self._too_large.pop((job.id, job.attempt), None)
@@ -373,7 +373,7 @@ def _told(cluster: ClusterOptions) -> Iterator[int]:
 
 
 def _environment() -> dict[str, str]:
-    """Of a job's process: this one's, without its secrets, and without a way for its folder into the import path."""
+    """Environment of a job's process, without secrets and without relative import paths."""
     environment = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
     if path := environment.pop("PYTHONPATH", ""):
         # An empty entry stands for the working directory, and is mostly there by accident.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dkgp.errors import DkgpError, InputError, MissingExtraError, StorageError, UsageError
@@ -112,17 +113,37 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unforeseen)
 
 
-class Outermost:
-    """Adds the security headers to every answer, and answers what nobody foresaw with an id that stands in the log."""
+class Layer(ABC):
+    """A layer around an ASGI application, which answers its HTTP requests; others pass through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Pass a request to `answer`."""
+        await (self.answer if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+
+def before_answer(send: Send, look: Callable[[Message], None]) -> Send:
+    """Return a `send` that first calls `look` with the message that starts the answer."""
+
+    async def looked_at(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            look(message)
+        await send(message)
+
+    return looked_at
+
+
+class Outermost(Layer):
+    """Adds the security headers to every answer; answers an unforeseen error with an id that stands in the log."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         started = complete = False
 
         async def send_secured(message: Message) -> None:

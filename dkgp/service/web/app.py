@@ -205,7 +205,7 @@ def caller_of(request: "Request") -> Caller:
 
 
 def _checked_id(job_id: str) -> str:
-    """The id, which becomes part of a path."""
+    """Check the id, which becomes part of a path."""
     if not _ID.fullmatch(job_id):
         raise UnknownJobError(f"there is no job '{job_id[:40]}'; an id has 12 hexadecimal digits")
     return job_id

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from dkgp.service.access import ANYBODY, AuditLog, Caller, TokenBook
 from dkgp.service.settings import is_loopback_address
-from dkgp.service.web.answers import error_answer
+from dkgp.service.web.answers import Layer, before_answer, error_answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,7 +47,7 @@ UNAUTHORISED = (
 )
 
 
-class Guard:
+class Guard(Layer):
     """Lets only those requests through that may be answered.
 
     With tokens, everything but `OPEN_PATHS` needs one; a missing and a wrong one are answered alike, and one of the
@@ -59,17 +59,15 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, tokens: TokenBook | None) -> None:
-        self._app, self._tokens = app, tokens
+        super().__init__(app)
+        self._tokens = tokens
         self._at_work: Counter[str] = Counter()
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(TURNS_OF_TOKEN))
         self._strangers = asyncio.Semaphore(STRANGERS_AT_ONCE)
         self._health_checks = asyncio.Semaphore(HEALTH_CHECKS_AT_ONCE)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         is_open = scope["path"] in OPEN_PATHS
         caller: Caller | None = None
         if self._tokens is None:
@@ -104,7 +102,7 @@ class Guard:
             await self._answer(caller, scope, receive, send)
 
     async def _answer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of a token that is no administrator's, where it has not as many under way as it may."""
+        """Answer a request of an ordinary token, unless it has too many under way."""
         turns = self._turns[caller.name]
         if self._at_work[caller.name] >= MOST_REQUESTS_OF_TOKEN:
             message = f"{self._at_work[caller.name]} requests of the token '{caller.name}' are being answered, as many "
@@ -144,7 +142,7 @@ def forbidden(caller: Caller, refusal: str) -> str:
 
 
 def _shown_token(scope: Scope) -> bytes:
-    """The bearer token of a request; empty, which is nobody's, where there is not just one."""
+    """The bearer token of a request; empty, which belongs to nobody, unless there is exactly one."""
     credentials = _values(scope, b"authorization")
     scheme, _, token = credentials[0].partition(b" ") if len(credentials) == 1 else (b"", b"", b"")
     return token.strip() if scheme.lower() == b"bearer" else b""
@@ -199,36 +197,29 @@ REMEMBERED_READS = 1000
 _CALL = re.compile(r"/v1/jobs(?:/([0-9a-f]{12})(?:/(?:events|curve|cancel|resume))?)?|/v1/service|/metrics")
 
 
-class AuditedRequests:
+class AuditedRequests(Layer):
     """Writes down requests as they are answered: changes, refusals, and reads, the same one once an hour."""
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
-        self._app, self._audit = app, audit
+        super().__init__(app)
+        self._audit = audit
         self._reads: OrderedDict[tuple[str, ...], float] = OrderedDict()
         self._minute, self._left_out = 0.0, 0
         # Of this minute, by token and whether they are of changes.
         self._lines: Counter[tuple[str | None, bool]] = Counter()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._app(scope, receive, before_answer(send, lambda message: self._record(scope, message)))
 
-        async def send_recorded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._record(scope, int(message["status"]), message.get("headers", ()))
-            await send(message)
-
-        await self._app(scope, receive, send_recorded)
-
-    def _record(self, scope: Scope, status: int, headers: Any) -> None:
+    def _record(self, scope: Scope, answer: Message) -> None:
         if scope["path"] in OPEN_PATHS:
             return
         caller: Caller | None = scope.get(CALLER_KEY)
+        status = int(answer["status"])
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
         route, job = _route(scope["path"])
-        what, job = f"{method} {route}", job or _made(headers)
+        what, job = f"{method} {route}", job or _made(answer.get("headers", ()))
         client = scope.get("client")
         address = client[0] if client else None
         is_change = method == "POST" and status < 400
@@ -254,7 +245,7 @@ class AuditedRequests:
         return is_new
 
     def _may_write(self, token: str | None, is_change: bool) -> bool:
-        """Count a line; return False for one too many in this minute, which the next line then counts."""
+        """Count a line; return False if it exceeds this minute's limit, which the next line reports."""
         now = time.monotonic()
         if now - self._minute >= 60.0:
             self._minute = now
@@ -267,7 +258,7 @@ class AuditedRequests:
 
 
 def _route(path: str) -> tuple[str, str | None]:
-    """The call that a path names, where nobody was let in too, and the job's id; no more of it gets into the log."""
+    """The route and the job's id of a path; nothing else of it is logged."""
     match = _CALL.fullmatch(path)
     if match is None:
         return "other", None
@@ -275,6 +266,6 @@ def _route(path: str) -> tuple[str, str | None]:
 
 
 def _made(headers: Any) -> str | None:
-    """The id of the job that a request made."""
+    """The id of the job that a request created."""
     places = [value.decode("latin-1") for name, value in headers if name == b"location"]
     return _route(places[0])[1] if places else None

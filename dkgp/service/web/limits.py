@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from dkgp.service.web.answers import MalformedError, error_answer
+from dkgp.service.web.answers import Layer, MalformedError, before_answer, error_answer
 from dkgp.service.web.guard import ADMITTED_KEY, OPEN_PATHS, RESERVED_KEY
 
 if TYPE_CHECKING:
@@ -36,18 +36,18 @@ DRAINED_BYTES = 16 * 2**20
 DRAIN_SECONDS = 5.0
 
 
-class BodyLimit:
+class BodyLimit(Layer):
     """Reads the body before the application sees the request, and refuses one that is too large or too slow."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float = BODY_SECONDS) -> None:
-        self._app = app
+        super().__init__(app)
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._too_large = f"the request is larger than {max_bytes:,} bytes, the most this service takes"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["path"] in OPEN_PATHS:
             # Pages take no body, and what a stranger sends is not kept.
             await self._app(scope, receive, send)
             return
@@ -152,7 +152,7 @@ def _is_text(text: str) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the body once, then what the connection itself says: that the client has gone."""
+    """Return the body once, then the connection's own messages."""
     is_delivered = False
 
     async def replay() -> Message:
@@ -207,22 +207,17 @@ class _Client(Protocol):
 _ClientT = TypeVar("_ClientT", bound=_Client)
 
 
-class InReserve:
+class InReserve(Layer):
     """Marks requests as those of a reserved connection, which ends with its answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         scope[RESERVED_KEY] = True
 
-        async def send_last(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+        def close(message: Message) -> None:
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
 
-        await self._app(scope, receive, send_last)
+        await self._app(scope, receive, before_answer(send, close))
 
 
 @contextlib.contextmanager
@@ -387,7 +382,7 @@ def protocol_type(
             self.transport.abort()
 
         def _look_at_reading(self) -> None:
-            """Close where the client has read next to nothing since the last look, and the connection waits for it."""
+            """Close the connection if it waits for a client that has read almost nothing since the last look."""
             unread = self.transport.get_write_buffer_size()
             if not (self.flow.write_paused or self.transport.is_closing()):
                 self._unread = None
@@ -416,14 +411,14 @@ def protocol_type(
 
 
 def _first(connections: Sequence[_ClientT], count: int = 1) -> list[_ClientT]:
-    """Return so many connections that give way: the oldest ones of the network that has most of them."""
+    """Return the oldest connections of the network that has the most."""
     (network, _), *_ = Counter(connection.network for connection in connections).most_common(1)
     crowd = (connection for connection in connections if connection.network == network)
     return heapq.nsmallest(count, crowd, key=lambda connection: connection.since)
 
 
 def _network(client: tuple[str, int] | None) -> str:
-    """Return the client's address, of IPv6 the network of 64 bits, all of which one machine may have."""
+    """Return the client's IPv4 address or IPv6 /64 network, which one machine may own."""
     try:
         address = ip_address("" if client is None else client[0].partition("%")[0])
     except ValueError:

@@ -15,6 +15,7 @@ from dkgp.commands.reporting.progress import measured
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord, UnknownJobError
 from dkgp.service.settings import ServiceSettings
+from dkgp.service.web.answers import Layer, before_answer
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -103,7 +104,7 @@ class ServiceMetrics:
 
 
 class _JobCollector:
-    """Gauges of what the queue holds now; and counts the jobs that have ended since it looked last."""
+    """Gauges of the queue's jobs; counts jobs that have ended since the last look."""
 
     def __init__(self, queue: JobQueue, metrics: ServiceMetrics) -> None:
         self._queue = queue
@@ -186,30 +187,25 @@ class _JobCollector:
         yield reached
 
 
-class MeasuredRequests:
+class MeasuredRequests(Layer):
     """Counts requests and how long they took to be answered, by the route that answered."""
 
     def __init__(self, app: ASGIApp, metrics: ServiceMetrics) -> None:
-        self._app = app
+        super().__init__(app)
         self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         began = time.perf_counter()
 
-        async def send_measured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # Templates and known methods only: a stranger must not be able to make up series.
-                route = getattr(scope.get("route"), "path", "other")
-                method = scope["method"] if scope["method"] in METHODS else "other"
-                self._metrics.requests.labels(method, route, str(message["status"])).inc()
-                self._metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
-            await send(message)
+        def measure(message: Message) -> None:
+            # Templates and known methods only: a stranger must not be able to make up series.
+            route = getattr(scope.get("route"), "path", "other")
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            self._metrics.requests.labels(method, route, str(message["status"])).inc()
+            self._metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
 
-        await self._app(scope, receive, send_measured)
+        await self._app(scope, receive, before_answer(send, measure))
 
 
 def _figure(record: JobRecord, name: str) -> float | None:

@@ -40,8 +40,6 @@ MOST_POINTS = 600
 
 @dataclass
 class _Feed:
-    """State that the followers of one job share."""
-
     job_id: str
     reader: EventReader
     path: Path
@@ -161,7 +159,7 @@ class EventHub:
                 self._feeds.pop(job_id, None)
 
     async def _lines(self, feed: _Feed, behind: EventReader, after: int) -> tuple[bytes, int]:
-        """Read what comes after an event: from memory where it is there, else a page from the file."""
+        """Read the events after `after`: from memory if they are there, else a page of the file."""
         if feed.recent and after >= feed.recent[0][0] - 1:
             lines = b"".join(line for sequence, line in feed.recent if sequence > after)
             return lines, feed.recent[-1][0]
