@@ -32,7 +32,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.plan.validation.processes import run_contender
 from dkgp.solvers import Solution
-from dkgp.solvers.cholesky.blocked import factor_strips, strip_bounds
+from dkgp.solvers.cholesky.dense import factor_strips, strip_bounds
 
 FloatArray = NDArray[np.float64]
 # Contender -> the figures of each repeat.

@@ -40,10 +40,8 @@ from dkgp.estimators.training_set import (
 )
 from dkgp.operators import ArrayInputs
 from dkgp.registry import Option
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.path import PursuitPath
-from dkgp.solvers.pursuit.rows import RowSystem
-from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.pursuit.engine import PursuitPath, PursuitSettings, pursue
+from dkgp.solvers.pursuit.systems import RowSystem
 
 FloatArray = NDArray[np.float64]
 

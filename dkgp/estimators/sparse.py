@@ -88,7 +88,7 @@ class SparseGPRegressor(GPEstimator):
     largest_basis : int, optional
         Of "auto"; by default a basis does not grow to a size at which the exact model would take less time.
     candidates, per_round, exhaustive, screen, score_rows
-        Of a greedy choice; see `dkgp.solvers.greedy_basis.settings.GreedySettings`.
+        Of a greedy choice; see `dkgp.solvers.greedy_basis.GreedySettings`.
     certify_passes : float, default 0
         Passes over the kernel matrix, of block coordinate descent, that tighten what is proven of the mean.
     neighbours : int, default 128

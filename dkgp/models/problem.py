@@ -17,7 +17,7 @@ from dkgp.models.trend import CENTRED, MeanKind, columns_of, count_of, mean_kind
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
-from dkgp.solvers.cholesky.factor_tasks import digest
+from dkgp.solvers.cholesky.tile_factor import digest
 
 
 @dataclass(frozen=True, eq=False)

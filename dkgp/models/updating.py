@@ -25,7 +25,7 @@ from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelO
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cached_columns import cached_columns_bytes
 from dkgp.solvers import GreedyBlockCoordinateDescent, GreedySelection, Solver, StoppingRule, solve
-from dkgp.solvers.block_descent.subproblem import matmat_in_parallel
+from dkgp.solvers.block_descent.selection import matmat_in_parallel
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import needs_rounds
 

@@ -124,7 +124,7 @@ def _points(rows: int = _ROWS) -> np.ndarray:
 
 def _vectors() -> None:
     from dkgp.solvers.base import measures
-    from dkgp.solvers.block_descent.recursions import advance_gradient, advance_solution
+    from dkgp.solvers.block_descent.conjugate_memory import advance_gradient, advance_solution
 
     vector, memory = np.ones((_ROWS, 1)), np.ones((2, _ROWS, 1))
     few = np.ones((2, 1))
@@ -135,9 +135,8 @@ def _vectors() -> None:
 
 
 def _factor() -> None:
-    from dkgp.solvers.block_descent.draws import Draws
-    from dkgp.solvers.block_descent.selection import best_in_groups
-    from dkgp.solvers.cholesky.triangular import solve_lower_transposed
+    from dkgp.solvers.block_descent.selection import Draws, best_in_groups
+    from dkgp.solvers.cholesky.dense import solve_lower_transposed
 
     Draws(4, 1, 2, 0, 0).take(1, np.zeros(4, np.bool_), 4)
     best_in_groups(np.ones(4), np.arange(4, dtype=np.intp), 2, np.zeros(4, np.bool_))

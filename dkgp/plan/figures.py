@@ -26,10 +26,9 @@ from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.vecchia.leaves import Leaf, values_held
 from dkgp.operators.vecchia.products import sweep
-from dkgp.solvers.block_descent.pipeline import SettledGradient
-from dkgp.solvers.block_descent.selection import GreedySelection
-from dkgp.solvers.block_descent.subproblem import Subproblem
-from dkgp.solvers.conjugate.phases import ONE_SWEEP
+from dkgp.solvers.block_descent.rows import SettledGradient
+from dkgp.solvers.block_descent.selection import GreedySelection, Subproblem
+from dkgp.solvers.conjugate.preconditioner import ONE_SWEEP
 from dkgp.solvers.prices import Prices
 
 TILE_SHAPE = (8192, 1000)

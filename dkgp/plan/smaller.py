@@ -22,7 +22,7 @@ from dkgp.models.sparse.ladder.costs import sparse_phases
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.block_tasks import feature_width
 from dkgp.plan.variances import PlannedWorkers
-from dkgp.solvers.conjugate.phases import conjugate_phases
+from dkgp.solvers.conjugate.preconditioner import conjugate_phases
 from dkgp.solvers.prices import Phase, Sizes
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import risk_memory

@@ -10,12 +10,8 @@ from .conjugate.preconditioner import FactorPreconditioning
 from .driver import Checkpointing, Watch
 from .linear_system import solve
 from .method_run import Solution
-from .pursuit.engine import pursue
-from .pursuit.kernel import KernelSystem
-from .pursuit.path import PursuitPath
-from .pursuit.rows import RowSystem
-from .pursuit.settings import PursuitSettings
-from .pursuit.systems import GramSystem
+from .pursuit.engine import PursuitPath, PursuitSettings, pursue
+from .pursuit.systems import GramSystem, KernelSystem, RowSystem
 from .smo import SequentialMinimalOptimization
 from .stopping import (
     DualityGap,

@@ -40,8 +40,13 @@ from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_
 from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes, cholesky_phases
 from dkgp.solvers.conjugate.gradient import ConjugateGradient
-from dkgp.solvers.conjugate.phases import conjugate_phases, polynomial_phases
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, Landmarks, factor_bytes_allowed
+from dkgp.solvers.conjugate.preconditioner import (
+    FactorPreconditioning,
+    Landmarks,
+    conjugate_phases,
+    factor_bytes_allowed,
+    polynomial_phases,
+)
 from dkgp.solvers.conjugate.probe import FITTED_TOLERANCE, Probe
 from dkgp.solvers.prices import Prices, Sizes, core_seconds
 

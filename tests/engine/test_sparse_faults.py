@@ -30,8 +30,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.minimise import BasisDescent
 from dkgp.solvers.basis_risk.problem import BasisRisk
-from dkgp.solvers.greedy_basis.engine import choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 from dkgp.solvers.losses import LogisticLoss
 from dkgp.solvers.risk import Risk
 from tests.engine.helpers import Problem, client_of, kill_one, opened

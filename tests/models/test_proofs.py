@@ -29,7 +29,7 @@ from dkgp.solvers import (
     Solver,
     solve,
 )
-from dkgp.solvers.conjugate.block import iterate
+from dkgp.solvers.conjugate.gradient import iterate
 from tests.models.exact_gp import ExactGP, mp, numbers
 from tests.models.proof_problems import Problem
 

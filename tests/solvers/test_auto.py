@@ -24,8 +24,7 @@ from dkgp.solvers.auto import (
     expected_count,
     probed_samples,
 )
-from dkgp.solvers.conjugate.phases import conjugate_phases
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, conjugate_phases
 from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.prices import Prices, Sizes, core_seconds
 from dkgp.solvers.registry import build_solver

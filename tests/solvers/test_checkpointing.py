@@ -23,7 +23,7 @@ from dkgp.solvers import (
     Solution,
     solve,
 )
-from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.block_descent.selection import Subproblem
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.risk.newton import AutoState
 from tests.solvers.problems import Problem, smooth_problem

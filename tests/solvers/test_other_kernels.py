@@ -20,7 +20,7 @@ from dkgp.solvers import (
     TiledCholesky,
     solve,
 )
-from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.block_descent.selection import Subproblem
 
 N, D, NOISE = 200, 3, 0.05
 KERNELS = ("rbf", "matern32", "constant(variance=1.7) * rbf", "rbf + linear", "polynomial(degree=3)")

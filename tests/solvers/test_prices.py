@@ -9,7 +9,7 @@ import pytest
 from dkgp.errors import UsageError
 from dkgp.solvers.block_descent.block_size import descent_phases, projected_round
 from dkgp.solvers.cholesky.in_memory import cholesky_phases
-from dkgp.solvers.conjugate.phases import conjugate_phases, leaves_work
+from dkgp.solvers.conjugate.preconditioner import conjugate_phases, leaves_work
 from dkgp.solvers.prices import Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import build_solver
 

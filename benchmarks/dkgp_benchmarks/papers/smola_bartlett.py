@@ -25,8 +25,7 @@ from dkgp.errors import UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.variance.greedy import BasisSearch
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.solvers.greedy_basis.engine import choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedySettings
+from dkgp.solvers.greedy_basis import GreedyBasis, GreedySettings, choose_greedily
 from dkgp_benchmarks.library import Library
 from dkgp_benchmarks.papers.tables import section
 

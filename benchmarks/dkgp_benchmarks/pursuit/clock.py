@@ -21,12 +21,9 @@ from dkgp.models.classification.prototypes import choose_prototypes
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.driver import Watch
-from dkgp.solvers.greedy_basis.settings import CANDIDATES
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.kernel import INTERCEPT_SHARE, KernelSystem
-from dkgp.solvers.pursuit.path import PursuitPath
-from dkgp.solvers.pursuit.settings import PursuitSettings
-from dkgp.solvers.pursuit.systems import GramSystem
+from dkgp.solvers.greedy_basis import CANDIDATES
+from dkgp.solvers.pursuit.engine import PursuitPath, PursuitSettings, pursue
+from dkgp.solvers.pursuit.systems import INTERCEPT_SHARE, GramSystem, KernelSystem
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 from dkgp_benchmarks.pursuit.tuned import TunedProblem, folder_of, tuned, working
 

@@ -23,10 +23,8 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.driver import Watch
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.homotopy import homotopy
-from dkgp.solvers.pursuit.rivals import matching_pursuit
-from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings
+from dkgp.solvers.pursuit.engine import PursuitProgress, PursuitSettings, pursue
+from dkgp.solvers.pursuit.rivals import homotopy, matching_pursuit
 from dkgp.solvers.pursuit.systems import GramSystem
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 from dkgp_benchmarks.pursuit.tuned import TunedProblem, folder_of, tuned, working

@@ -12,10 +12,9 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.types import Progress
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
-from dkgp.solvers.greedy_basis.bordered import BorderedFactor
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.homotopy import homotopy
-from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.greedy_basis import BorderedFactor
+from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
+from dkgp.solvers.pursuit.rivals import homotopy
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 

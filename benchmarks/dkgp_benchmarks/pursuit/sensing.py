@@ -15,10 +15,9 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.types import Progress
 from dkgp.operators import ArrayInputs
 from dkgp.operators.base import FloatArray
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.homotopy import homotopy
-from dkgp.solvers.pursuit.rows import RowSystem
-from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
+from dkgp.solvers.pursuit.rivals import homotopy
+from dkgp.solvers.pursuit.systems import RowSystem
 from dkgp_benchmarks.pursuit.job import BenchPursuitJob, PaperFigure
 
 if TYPE_CHECKING:

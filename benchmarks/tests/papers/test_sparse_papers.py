@@ -14,8 +14,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import SquaredExponential
-from dkgp.solvers.greedy_basis.engine import GreedyEngine
-from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.greedy_basis import GreedyBasis, GreedyEngine, GreedyProgress, GreedySettings
 from dkgp.solvers.stopping import StopReason
 from dkgp_benchmarks.papers import smola_bartlett
 from dkgp_benchmarks.papers.papers import BenchPapersJob, run_bench_papers

@@ -92,7 +92,7 @@ def search_line(event: Mapping[str, Any], *, verbose: bool) -> str:
 
 
 def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) -> str:
-    """Return how far the choice of a basis is; `event` as of `dkgp.solvers.greedy_basis.settings.GreedyProgress`."""
+    """Return how far the choice of a basis is; `event` as of `dkgp.solvers.greedy_basis.GreedyProgress`."""
     of = "" if size is None else f" of {size:,}"
     gap = event.get("gap")
     if verbose:

@@ -39,7 +39,7 @@ def plot_basis(
     Parameters
     ----------
     history : sequence of mappings
-        Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.settings.GreedyProgress.to_json`).
+        Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.GreedyProgress.to_json`).
     summary, certificate : mapping
         Of the model that it ended in: what is proven of it and of the rungs before, with all roundings, are points.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dkgp.cluster import BlockExecutor
     from dkgp.models import TuneProgress
     from dkgp.solvers import Progress as SolveProgress
-    from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
+    from dkgp.solvers.greedy_basis import GreedyProgress as ChoiceProgress
 
     Work: TypeAlias = AbstractContextManager[Callable[[WorkProgress], None]]
     Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]

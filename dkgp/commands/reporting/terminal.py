@@ -18,7 +18,7 @@ from dkgp.commands.reporting.progress import Measure, WorkProgress
 if TYPE_CHECKING:
     from dkgp.models import TuneProgress
     from dkgp.solvers import Progress as SolveProgress
-    from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
+    from dkgp.solvers.greedy_basis import GreedyProgress as ChoiceProgress
 
 PLAIN_LINE_SECONDS = 10.0
 # Between two states of a notebook's line.

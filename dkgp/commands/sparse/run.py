@@ -35,7 +35,7 @@ from dkgp.models.sparse.train import train_sparse
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing
-from dkgp.solvers.greedy_basis.settings import GreedyProgress
+from dkgp.solvers.greedy_basis import GreedyProgress
 
 # Of the targets' standard deviation: the mean of the targets alone is about one away from the exact mean.
 SAYS_LITTLE = 0.5

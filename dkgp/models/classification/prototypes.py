@@ -22,8 +22,7 @@ from dkgp.models.sparse.bases import BLIND_BASES, blind_basis
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import farthest_first
-from dkgp.solvers.greedy_basis.engine import choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 DEFAULT_PROTOTYPES = "k-centre"
 PROTOTYPES = (DEFAULT_PROTOTYPES, *(name for name in BLIND_BASES if name != DEFAULT_PROTOTYPES), "greedy")

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.homotopy import HomotopyPath, homotopy
-from dkgp.solvers.pursuit.rivals import matching_pursuit
-from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
+from dkgp.solvers.pursuit.rivals import HomotopyPath, homotopy, matching_pursuit
 from dkgp.solvers.pursuit.systems import PursuitSystem
 
 METHODS = {

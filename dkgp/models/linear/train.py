@@ -22,8 +22,7 @@ from dkgp.models.linear.sums import RowSums, reading_bytes, sums_bytes
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option
-from dkgp.solvers.pursuit.rows import RowSystem
-from dkgp.solvers.pursuit.systems import GramSystem
+from dkgp.solvers.pursuit.systems import GramSystem, RowSystem
 
 # Features of a path whose end no user has set.
 LONGEST = 100

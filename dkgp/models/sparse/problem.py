@@ -21,7 +21,7 @@ from dkgp.models.sparse.vif.prediction import Near
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import Solution
-from dkgp.solvers.greedy_basis.settings import GreedyBasis
+from dkgp.solvers.greedy_basis import GreedyBasis
 from dkgp.solvers.stopping import StopReason
 
 

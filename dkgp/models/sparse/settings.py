@@ -14,8 +14,7 @@ from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, v
 from dkgp.operators.cross.tasks import cross_bytes, slab_bytes
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import FURTHER, Group, Option
-from dkgp.solvers.greedy_basis.engine import CANDIDATES_AT_ONCE
-from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedySettings
+from dkgp.solvers.greedy_basis import CANDIDATES, CANDIDATES_AT_ONCE, GreedySettings
 
 # m x m matrices that are there at once while a fit is certified: L, C, C C', a fit with more noise, and while L's
 # inverse is judged, that, its absolute value and two pieces.

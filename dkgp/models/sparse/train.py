@@ -22,8 +22,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, solve
 from dkgp.solvers.base import Clock
 from dkgp.solvers.driver import interrupted
-from dkgp.solvers.greedy_basis.engine import choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedyBasis
+from dkgp.solvers.greedy_basis import GreedyBasis, choose_greedily
 from dkgp.solvers.stopping import StopReason
 
 # Of a gap that was met by estimate: what roundings may add to it.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel, process_threads
 from dkgp.errors import NumericalError
 from dkgp.operators.blas import blas, lapack
-from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
+from dkgp.solvers.cholesky.dense import factor_strips, solve_strips, strip_bounds
 
 FloatArray = NDArray[np.float64]
 

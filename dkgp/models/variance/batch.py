@@ -55,9 +55,8 @@ from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.vecchia.leaves import gathered
-from dkgp.solvers.conjugate.block import BlockDirections, add_product, row_pieces
-from dkgp.solvers.conjugate.phases import COLUMNS_AT_ONCE
-from dkgp.solvers.conjugate.preconditioner import Preconditioner
+from dkgp.solvers.conjugate.gradient import BlockDirections, add_product, row_pieces
+from dkgp.solvers.conjugate.preconditioner import COLUMNS_AT_ONCE, Preconditioner
 
 # Residuals, solutions, images and the preconditioner's result; directions and the preconditioner's input in float32.
 ARRAYS_PER_SAMPLE = 5

@@ -43,8 +43,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.inputs import InputSource, centre_of
-from dkgp.solvers.greedy_basis.engine import choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 PIECE_ROWS = 512
 # Samples of a task, regions of a store, samples that tell beforehand what all will take.

@@ -59,7 +59,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.pivots import ROWS_AT_ONCE
 from dkgp.operators.vecchia.factor import order_task, vecchia_bytes
-from dkgp.solvers.conjugate.phases import COLUMNS_AT_ONCE, Batches, shared_phases, variance_phases
+from dkgp.solvers.conjugate.preconditioner import COLUMNS_AT_ONCE, Batches, shared_phases, variance_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes
 
 __all__ = ["TestRows", "VarianceRun", "VarianceSettings"]

@@ -67,8 +67,8 @@ from dkgp.models.variance.whole_matrix import (
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext, feature_width
-from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
-from dkgp.solvers.conjugate.phases import Batches, variance_phases
+from dkgp.solvers.cholesky.tile_factor import MemoryTiles, Tiles
+from dkgp.solvers.conjugate.preconditioner import Batches, variance_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Of the memory that is free, or that is asked for, what the whole factor may take; and of the disk's.

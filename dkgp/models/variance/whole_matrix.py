@@ -49,10 +49,16 @@ from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
-from dkgp.solvers.cholesky.memory_tiles import MemoryTiles, Tiles
-from dkgp.solvers.cholesky.substitution import substitute
-from dkgp.solvers.cholesky.tile_factor import BrokenDownError, SystemOf, TileFactor
+from dkgp.solvers.cholesky.tile_factor import (
+    BrokenDownError,
+    MemoryTiles,
+    SystemOf,
+    TileContext,
+    TileFactor,
+    TileLayout,
+    Tiles,
+    substitute,
+)
 
 # Rows of a tile: what is proven is in proportion to them, and to n over them.
 TILE_ROWS, LARGE_TILE_ROWS, LARGE_FROM = 512, 1024, 40_000

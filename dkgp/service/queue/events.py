@@ -38,7 +38,7 @@ from dkgp.commands.reporting.progress import (
 if TYPE_CHECKING:
     from dkgp.models import TuneProgress
     from dkgp.solvers import Progress as SolveProgress
-    from dkgp.solvers.greedy_basis.settings import GreedyProgress as ChoiceProgress
+    from dkgp.solvers.greedy_basis import GreedyProgress as ChoiceProgress
 
 
 TAIL_BYTES = 64 * 1024

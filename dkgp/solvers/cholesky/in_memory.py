@@ -11,7 +11,7 @@ from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Clock, Method, SolverState
-from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
+from dkgp.solvers.cholesky.dense import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.prices import Phase, Sizes, Work, check_phase
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 

@@ -17,9 +17,8 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Clock, Method
-from dkgp.solvers.cholesky.factor_tasks import TileLayout
-from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
-from dkgp.solvers.conjugate.block import BlockState, iterate
+from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor, TileLayout
+from dkgp.solvers.conjugate.gradient import BlockState, iterate
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
 GIBIBYTE = 1024**3

@@ -52,7 +52,7 @@ from dkgp.operators.low_rank.local_polynomials import choose_order
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
 from dkgp.operators.vecchia.halos import kd_order
 from dkgp.operators.vecchia.leaves import EMBEDDING_RANK, is_one_distance
-from dkgp.solvers.conjugate.block import BlockDirections
+from dkgp.solvers.conjugate.gradient import BlockDirections
 from dkgp.solvers.conjugate.preconditioner import expected_second_step
 from dkgp.solvers.method_run import only_the_first_drifts
 

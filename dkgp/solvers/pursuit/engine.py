@@ -15,6 +15,8 @@ application to fixed-size kernel models, Machine Learning 85 (2011).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,14 +26,249 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.base import Clock
-from dkgp.solvers.block_descent.selection import best_in_groups
+from dkgp.solvers.block_descent.selection import best_in_groups, round_generator
+from dkgp.solvers.cholesky.dense import solve_lower_transposed
 from dkgp.solvers.driver import NOBODY, Iteration, Loop, Watch
-from dkgp.solvers.greedy_basis.bordered import LEAST_PIVOT, BorderedFactor
-from dkgp.solvers.greedy_basis.scores import score
-from dkgp.solvers.pursuit.path import PursuitPath
-from dkgp.solvers.pursuit.settings import PursuitProgress, PursuitSettings, drawn, stagnates
+from dkgp.solvers.greedy_basis import LEAST_PIVOT, SCORES, BorderedFactor, Score, score
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, columns_that_fit, right_hand_sides
 from dkgp.solvers.stopping import StopReason
+
+
+@dataclass(frozen=True)
+class PursuitSettings:
+    """Settings that determine a path.
+
+    Parameters
+    ----------
+    size : int, optional
+        Nonzero numbers at most; all D by default.
+    candidates : int, optional
+        rho: each choice is the best of its own random draw of so many regressors that are not chosen yet (SCDPP). By
+        default the best of all (SCDP). 59 are the paper's.
+    per_round : int, default 1
+        Choices a round, by the gradient before it. 1 is the paper's; more spare passes over data.
+    score : {"gradient", "single", "refit"}, default "gradient"
+        Sizes that the best is chosen by, see `dkgp.solvers.greedy_basis`: the gradient, the paper's (19) and
+        orthogonal matching pursuit's; its fall of the objective with the others held; or refitted, which is orthogonal
+        least squares.
+    first : tuple of int
+        Regressors that the path begins with, in this order, in one round: an intercept.
+    residual : float, optional
+        Stop where the squared residual, summed over right-hand sides, is at most this.
+    tolerance : float, optional
+        Stop where max |g| is; of a pursuit without random draws.
+    stagnation : (int, float), optional
+        Stop by (38): where the last score differs from the mean of so many before it by less than this share of it.
+        Scores are squared residuals, or what `pursue` is given to judge the path by.
+    memory_bytes : int, optional
+        What columns of A may take at the coordinator; half of what is free by default.
+    seed : int
+        Of draws: they depend on it and on the round alone, so that folds and hyperparameters share them (Remark 8).
+    """
+
+    size: int | None = None
+    candidates: int | None = None
+    per_round: int = 1
+    score: Score = "gradient"
+    first: tuple[int, ...] = ()
+    residual: float | None = None
+    tolerance: float | None = None
+    stagnation: tuple[int, float] | None = None
+    memory_bytes: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("size", 1), ("candidates", 1), ("per_round", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Integral) or int(value) < least):
+                raise InputError(f"`{name}` must be a whole number, at least {least}; got {value!r}")
+        if self.score not in SCORES or self.score == "residual":
+            raise InputError(f"`score` must be gradient, single or refit; got {self.score!r}")
+        for name in ("residual", "tolerance"):
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value >= 0.0):
+                raise InputError(f"`{name}` must be a number that is not negative; got {value}")
+        if self.tolerance is not None and self.candidates is not None:
+            raise InputError(
+                "`tolerance` bounds the whole gradient, of which random `candidates` show a part; leave out one of them"
+            )
+        if self.stagnation is not None:
+            window: Any = self.stagnation[0]
+            share = self.stagnation[1]
+            if not isinstance(window, Integral) or int(window) < 1:
+                raise InputError(f"`stagnation` looks back at least 1 step, a whole number of them; got {window!r}")
+            if not (np.isfinite(share) and share >= 0.0):
+                raise InputError(f"`stagnation` has a share that is a number and not negative; got {share}")
+        object.__setattr__(self, "first", tuple(int(index) for index in self.first))
+        if len(set(self.first)) < len(self.first):
+            raise InputError(f"`first` names a regressor twice: {self.first}")
+
+    def most(self, size: int) -> int:
+        """Nonzero numbers at most, of `size` regressors.
+
+        Raises
+        ------
+        InputError
+            More than there are regressors, or than come first, were asked for.
+        """
+        most = size if self.size is None else self.size
+        if most > size:
+            raise InputError(f"a path of {most:,} nonzero numbers was asked for; there are {size:,} regressors")
+        if len(self.first) > most:
+            raise InputError(f"{len(self.first)} regressors come first; the path ends after {most}")
+        if any(not 0 <= index < size for index in self.first):
+            raise InputError(f"`first` names regressors {self.first}; expected numbers from 0 to {size - 1:,}")
+        return most
+
+    def identity(self) -> dict[str, Any]:
+        """Settings that a pursuit must share with one that it goes on from: all that its choices depend on."""
+        settings = {name: value for name, value in asdict(self).items() if name not in ("size", "memory_bytes")}
+        for name in ("residual", "tolerance", "stagnation"):
+            settings.pop(name)
+        return {**settings, "first": list(self.first)}
+
+
+@dataclass(frozen=True)
+class PursuitProgress:
+    """State after a round.
+
+    - `round`, `size`: rounds done, nonzero numbers.
+    - `objective`: w'A w / 2 - b'w, summed over right-hand sides.
+    - `residual`: squared residual, where the system knows it.
+    - `steepest`: max |g| of what is not chosen; None of random draws.
+    - `score`: the path was judged by this, where it was.
+    """
+
+    round: int
+    size: int
+    objective: float
+    residual: float | None
+    steepest: float | None
+    score: float | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return dict(self.__dict__)
+
+
+def drawn(seed: int, number: int, groups: int, candidates: int, out: Any) -> IndexArray:
+    """Candidates of a round in equal runs, each sorted: of those that are not `out` (D,) bool, without replacement.
+
+    A random key of each regressor depends on the seed and the round alone: paths that differ in what they chose see the
+    same draws, but for that.
+    """
+    runs = []
+    generator = round_generator(seed, number)
+    remaining = np.flatnonzero(~out)
+    count = min(candidates, len(remaining))
+    for _ in range(groups):
+        keys = generator.random(len(out))[remaining]
+        subset = remaining[np.argpartition(keys, count - 1)[:count]] if count else remaining
+        runs.append(np.sort(subset))
+    return np.concatenate(runs).astype(np.intp) if runs else np.empty(0, dtype=np.intp)
+
+
+def stagnates(scores: Any, window: int, share: float) -> bool:
+    """True if (38) holds: |mean(f^(k-1), ..., f^(k-window)) - f^(k)| < share |f^(k)|; not before there are so many."""
+    if len(scores) <= window:
+        return False
+    last = float(scores[-1])
+    return bool(abs(float(np.mean(np.asarray(scores[-1 - window : -1]))) - last) < share * abs(last))
+
+
+@dataclass(frozen=True)
+class PursuitPath:
+    """Solutions w^(k) of A_SS w_S = b_S for the first k regressors of an order, k = 0, 1, ...
+
+    With A_SS = L L' the conjugate directions are the columns of L^-T times L's diagonal: p^(k) has its last entry 1,
+    and p^(i)' A p^(j) = 0 for i != j. So w^(k) is the sum of eta^(j) p^(j), j <= k (equations 8 and 18).
+
+    Attributes
+    ----------
+    size : int
+        Regressors, D.
+    order : (k,) int
+        Those of the path, in the order of choice.
+    lower : (k, k) float64
+        L.
+    half : (t, k) float64
+        L^-1 b_S by right-hand side.
+    square : (t,) float64 or None
+        Squared length of the right-hand side that the residual is of, where the system knows it.
+    history : list of PursuitProgress
+    misfits : dict of int to float
+        Squared residuals that were found from residuals, by cardinality; others are differences.
+    """
+
+    size: int
+    order: IndexArray
+    lower: FloatArray
+    half: FloatArray
+    square: FloatArray | None
+    reason: StopReason
+    history: list[PursuitProgress] = field(default_factory=list)
+    misfits: dict[int, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Regressors of the path."""
+        return len(self.order)
+
+    @property
+    def directions(self) -> FloatArray:
+        """Conjugate directions as columns, in the order's coordinates: (k, k), upper triangular with ones."""
+        rows = np.diag(np.diagonal(self.lower)).copy()
+        if len(rows):
+            solve_lower_transposed(np.ascontiguousarray(self.lower), len(rows), rows)
+        return rows.T
+
+    @property
+    def steps(self) -> FloatArray:
+        """Eta: (t, k)."""
+        return np.asarray(self.half / np.diagonal(self.lower))
+
+    @property
+    def curvatures(self) -> FloatArray:
+        """p' A p of each direction: (k,)."""
+        return np.asarray(np.diagonal(self.lower) ** 2)
+
+    @property
+    def objectives(self) -> FloatArray:
+        """w'A w / 2 - b'w of k = 0, 1, ..., summed over right-hand sides: (k + 1,)."""
+        return np.concatenate([[0.0], -0.5 * np.cumsum(np.sum(self.half**2, axis=0))])
+
+    @property
+    def residuals(self) -> FloatArray | None:
+        """Squared residuals of k = 0, 1, ..., summed over right-hand sides: (k + 1,); None where they are not known."""
+        if self.square is None:
+            return None
+        residuals = np.maximum(float(self.square.sum()) + 2.0 * self.objectives, 0.0)
+        for size, value in self.misfits.items():
+            residuals[size] = value
+        return residuals
+
+    def weights_at(self, k: int) -> FloatArray:
+        """w of the first k regressors of the order: (k, t).
+
+        Raises
+        ------
+        InputError
+            The path is shorter.
+        """
+        if not 0 <= k <= len(self):
+            raise InputError(f"the path has cardinalities from 0 to {len(self):,}; {k} was asked for")
+        weights = np.ascontiguousarray(self.half[:, :k]).copy()
+        if k:
+            solve_lower_transposed(np.ascontiguousarray(self.lower), k, weights)
+        return weights.T
+
+    def solution(self, k: int | None = None) -> FloatArray:
+        """w of cardinality k, the path's last by default, with its zeros: (D, t)."""
+        k = len(self) if k is None else k
+        full = np.zeros((self.size, len(self.half)))
+        full[self.order[:k]] = self.weights_at(k)
+        return full
+
 
 Judge = Callable[[PursuitPath], float]
 """A score of the path so far, such as an error in cross-validation; the smaller the better"""

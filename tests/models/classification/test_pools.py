@@ -39,8 +39,7 @@ from dkgp.models.classification.fixed_size.validation import (
 from dkgp.models.classification.labels import LabelledData, Labels, decided, label_weights, rare_class, stratified_folds
 from dkgp.models.context import RunContext
 from dkgp.operators import BlockedKernelOperator
-from dkgp.solvers.pursuit.engine import pursue
-from dkgp.solvers.pursuit.settings import PursuitSettings
+from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
 
 N, M, FOLDS = 260, 40, 5
 KERNELS = (SquaredExponential(gamma=(1.5, 0.8)), Matern52(gamma=(0.7, 0.3), variance=1.7))

@@ -7,7 +7,7 @@ import pytest
 
 from dkgp.models.linear.paths import follow
 from dkgp.solvers import GramSystem
-from dkgp.solvers.pursuit.homotopy import homotopy
+from dkgp.solvers.pursuit.rivals import homotopy
 
 
 def problem(rng: np.random.Generator, n: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

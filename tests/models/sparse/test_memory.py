@@ -18,7 +18,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.sparse.settings import SparseMemory, plan_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators.cross.tasks import SLAB_COLUMNS, slab_bytes
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings
 
 GIBIBYTE = 2**30
 

@@ -19,8 +19,7 @@ from dkgp.models.sparse.methods import METHODS
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers.greedy_basis.engine import choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 from tests.models.exact_gp import mp
 from tests.models.sparse.judge import Judged, Problem
 

@@ -25,7 +25,7 @@ from dkgp.models.variance.batch import (
     solve_batch,
 )
 from dkgp.operators.low_rank import products
-from dkgp.solvers.conjugate import block
+from dkgp.solvers.conjugate import gradient as block
 from tests.models.variance.variance_problems import KINDS, Coarse, VarianceProblem, draw, exact_in_50_digits, solve
 
 REGIMES = KINDS | {

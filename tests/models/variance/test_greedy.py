@@ -19,8 +19,7 @@ from dkgp.models.rounding import EPS
 from dkgp.models.variance.greedy import BasisBounds, BasisSearch
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
-from dkgp.solvers.greedy_basis.engine import DUAL_STREAM
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import DUAL_STREAM, GreedySettings
 from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem
 from tests.models.variance.variance_world import NAMES, TARGETS, TESTS, N, World, content, draw
 from tests.solvers.paper import dealt, without

@@ -13,7 +13,7 @@ from dkgp.models.variance import iterative
 from dkgp.models.variance.iterative import BatchLayout, VarianceRun
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.variances import PlannedWorkers
-from dkgp.solvers.conjugate.phases import Batches
+from dkgp.solvers.conjugate.preconditioner import Batches
 from dkgp.solvers.prices import Sizes
 from tests.models.variance.variance_world import TESTS, World, content
 

@@ -16,7 +16,7 @@ from dkgp.models.variance.bounds import Queries
 from dkgp.models.variance.iterative import Memory
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, leaves_of
 from dkgp.operators.low_rank import pivots
-from dkgp.solvers.conjugate import block
+from dkgp.solvers.conjugate import gradient as block
 from tests.models.variance.test_batch import REGIMES, gaps, landmarks
 from tests.models.variance.variance_problems import VarianceProblem, draw, solve
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from dkgp.solvers.block_descent.draws import Draws
+from dkgp.solvers.block_descent.selection import Draws
 from tests.solvers.paper import dealt
 
 

@@ -13,7 +13,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import CyclicSelection, GradientInfNorm, GreedyBlockCoordinateDescent, GreedySelection, solve
 from dkgp.solvers.block_descent.block_size import BlockSizes
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
-from dkgp.solvers.block_descent.pipeline import GradientUnderWay, SelectionPipeline, SettledGradient
+from dkgp.solvers.block_descent.rows import GradientUnderWay, SelectionPipeline, SettledGradient
 from tests.solvers.problems import OverlappingExecutor, rounds, smooth_problem
 
 PROBLEM = smooth_problem(300, 3, targets=2)

@@ -7,8 +7,8 @@ import pytest
 
 from dkgp.data.types import block_rows
 from dkgp.solvers.base import Sums, measures
-from dkgp.solvers.block_descent.recursions import CHUNK, advance_gradient, advance_solution
-from dkgp.solvers.block_descent.row_tasks import added
+from dkgp.solvers.block_descent.conjugate_memory import CHUNK, advance_gradient, advance_solution
+from dkgp.solvers.block_descent.rows import added
 
 SLOTS, M = 4, 20
 

@@ -28,7 +28,7 @@ from dkgp.solvers import (
 )
 from dkgp.solvers.block_descent import gbcd, rows
 from dkgp.solvers.block_descent.block_size import pays_by_rows
-from dkgp.solvers.block_descent.row_tasks import Answer
+from dkgp.solvers.block_descent.rows import Answer
 from tests.solvers.problems import OverlappingExecutor, smooth_problem
 
 PROBLEM = smooth_problem(700, 3, targets=2)

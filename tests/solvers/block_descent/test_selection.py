@@ -7,9 +7,8 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.solvers import CyclicSelection, GradientSelection, GreedySelection, Selection
-from dkgp.solvers.block_descent.pipeline import SettledGradient
-from dkgp.solvers.block_descent.selection import best_in_groups
-from dkgp.solvers.block_descent.subproblem import Subproblem
+from dkgp.solvers.block_descent.rows import SettledGradient
+from dkgp.solvers.block_descent.selection import Subproblem, best_in_groups
 from tests.solvers.paper import best_by_brute_force, dealt, greedy_approximation
 from tests.solvers.problems import Problem, smooth_problem
 

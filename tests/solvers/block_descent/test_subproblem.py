@@ -11,8 +11,8 @@ from scipy.linalg import cholesky, solve_triangular
 from dkgp.errors import NumericalError
 from dkgp.kernels import parse_kernel
 from dkgp.operators import DenseKernelOperator
-from dkgp.solvers.block_descent import subproblem as module
-from dkgp.solvers.block_descent.subproblem import Subproblem, matmat_in_parallel
+from dkgp.solvers.block_descent import selection as module
+from dkgp.solvers.block_descent.selection import Subproblem, matmat_in_parallel
 from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(200, 3, targets=3, variance=1.5)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
+from dkgp.solvers.cholesky.dense import factor_lower, subtract_product, subtract_square
 
 both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 

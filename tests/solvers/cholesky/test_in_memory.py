@@ -13,7 +13,7 @@ from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, Nume
 from dkgp.kernels import SquaredExponential
 from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, Solution, solve
 from dkgp.solvers.cholesky import in_memory as module
-from dkgp.solvers.cholesky.blocked import factor_strips, solve_strips, strip_bounds
+from dkgp.solvers.cholesky.dense import factor_strips, solve_strips, strip_bounds
 from dkgp.solvers.cholesky.in_memory import Cholesky, cholesky_bytes
 from dkgp.solvers.driver import Watch
 from tests.solvers.problems import Problem, smooth_problem

@@ -17,8 +17,7 @@ import pytest
 import scipy.linalg
 
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.solvers.cholesky.dense_blocks import factor_lower, subtract_product, subtract_square
-from dkgp.solvers.cholesky.triangular import solve_lower
+from dkgp.solvers.cholesky.dense import factor_lower, solve_lower, subtract_product, subtract_square
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = 4096

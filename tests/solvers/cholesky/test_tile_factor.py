@@ -24,7 +24,7 @@ from dkgp.errors import (
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import GradientInfNorm, MaxIterations, TiledCholesky, solve
-from dkgp.solvers.cholesky.factor_tasks import TileLayout
+from dkgp.solvers.cholesky.tile_factor import TileLayout
 from tests.engine.helpers import opened
 from tests.solvers.cholesky.tiles import N_TILES, PROBLEM, SOLVER, Writes, bits, solved
 from tests.solvers.problems import smooth_problem

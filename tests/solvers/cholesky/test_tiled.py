@@ -20,7 +20,7 @@ from dkgp.errors import (
 )
 from dkgp.kernels import SquaredExponential
 from dkgp.solvers import Checkpointing, MaxIterations, TiledCholesky, solve
-from dkgp.solvers.cholesky.factor_tasks import TileLayout
+from dkgp.solvers.cholesky.tile_factor import TileLayout
 from tests.solvers.cholesky.tiles import N_TILES, PROBLEM, SOLVER, Writes, bits, solved
 from tests.solvers.problems import Problem, smooth_problem
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
-from dkgp.solvers.cholesky.triangular import solve_lower, solve_lower_transposed
+from dkgp.solvers.cholesky.dense import solve_lower, solve_lower_transposed
 
 RELATIVE_ERROR = {np.float32: 2e-5, np.float64: 1e-13}
 SOLVE = {"N": solve_lower, "T": solve_lower_transposed}

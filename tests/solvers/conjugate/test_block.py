@@ -10,8 +10,8 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, MaxIterations, MaxPasses, RelativeResidual, solve
-from dkgp.solvers.conjugate import block
-from dkgp.solvers.conjugate.block import BlockDirections, BlockState, add_product, iterate
+from dkgp.solvers.conjugate import gradient as block
+from dkgp.solvers.conjugate.gradient import BlockDirections, BlockState, add_product, iterate
 from dkgp.solvers.stopping import Progress
 from tests.solvers.problems import smooth_problem
 

@@ -23,7 +23,7 @@ from dkgp.solvers import (
     ParameterConjugateGradient,
     solve,
 )
-from dkgp.solvers.conjugate.block import BlockDirections
+from dkgp.solvers.conjugate.gradient import BlockDirections
 from dkgp.solvers.conjugate.kernel_cg import LeastSquaresState
 from dkgp.solvers.conjugate.preconditioner import Growth, Price
 from dkgp.solvers.prices import Sizes
@@ -248,7 +248,7 @@ def test_seconds_are_reported_by_phase(
     now = [0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("dkgp.solvers.conjugate.gradient.time", clock)
-    monkeypatch.setattr("dkgp.solvers.conjugate.block.time", clock)
+    monkeypatch.setattr("dkgp.solvers.conjugate.gradient.time", clock)
 
     def lasting(owner: type, name: str, seconds: int) -> None:
         method = getattr(owner, name)

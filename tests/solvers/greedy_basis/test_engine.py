@@ -20,10 +20,17 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError, Numeri
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing
-from dkgp.solvers.block_descent.draws import round_generator
+from dkgp.solvers.block_descent.selection import round_generator
 from dkgp.solvers.driver import Watch
-from dkgp.solvers.greedy_basis.engine import ROWS_STREAM, DualSubset, GreedyEngine, choose_greedily
-from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress, GreedySettings
+from dkgp.solvers.greedy_basis import (
+    ROWS_STREAM,
+    DualSubset,
+    GreedyBasis,
+    GreedyEngine,
+    GreedyProgress,
+    GreedySettings,
+    choose_greedily,
+)
 from tests.solvers.paper import dealt, without
 from tests.workers import on_dask
 

@@ -11,9 +11,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Linear, Matern12, Periodic, Polynomial, RationalQuadratic, SquaredExponential
-from dkgp.solvers.greedy_basis.engine import DUAL_STREAM, choose_greedily
-from dkgp.solvers.greedy_basis.scores import SCORES
-from dkgp.solvers.greedy_basis.settings import CANDIDATES, GreedyBasis, GreedySettings
+from dkgp.solvers.greedy_basis import CANDIDATES, DUAL_STREAM, SCORES, GreedyBasis, GreedySettings, choose_greedily
 from tests.solvers.greedy_basis.test_engine import Problem
 from tests.solvers.paper import dealt, without
 

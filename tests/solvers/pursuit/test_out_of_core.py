@@ -20,7 +20,7 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers import Checkpointing, KernelSystem, PursuitPath, PursuitSettings, RowSystem, pursue
 from dkgp.solvers.driver import Watch
-from dkgp.solvers.pursuit.kernel import INTERCEPT_SHARE
+from dkgp.solvers.pursuit.systems import INTERCEPT_SHARE
 from tests.workers import on_dask
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.solvers import GramSystem, PursuitSettings, pursue
-from dkgp.solvers.pursuit.settings import drawn, stagnates
+from dkgp.solvers.pursuit.engine import drawn, stagnates
 
 
 def system(rng: np.random.Generator, n: int = 60, d: int = 25) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

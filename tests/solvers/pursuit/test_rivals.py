@@ -11,8 +11,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.operators import ArrayInputs
 from dkgp.solvers import PursuitSettings, RowSystem, pursue
-from dkgp.solvers.pursuit.homotopy import HomotopyPath, homotopy
-from dkgp.solvers.pursuit.rivals import matching_pursuit
+from dkgp.solvers.pursuit.rivals import HomotopyPath, homotopy, matching_pursuit
 
 
 def problem(rng: np.random.Generator, n: int = 50, d: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.solvers.block_descent.draws import round_generator
+from dkgp.solvers.block_descent.selection import round_generator
 
 FIRST_ROOM = 64
 
@@ -157,7 +157,7 @@ def candidate_draws(size: int, steps: int, candidates: int | None, seed: int) ->
     """Candidates of each step, the same for all folds and hyperparameters (remark 8); None for all."""
     if candidates is None or candidates >= size:
         return None
-    # As in `dkgp.solvers.pursuit.settings.drawn`: the least of random keys of those that are left.
+    # As in `dkgp.solvers.pursuit.engine.drawn`: the least of random keys of those that are left.
     keys = (round_generator(seed, step).random(size) for step in range(steps))
     return Draws(np.stack([np.argsort(key) for key in keys]).astype(np.int32), candidates)
 

@@ -22,8 +22,8 @@ from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases
 from dkgp.solvers.cholesky.in_memory import cholesky_phases
-from dkgp.solvers.conjugate.phases import conjugate_phases
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.conjugate.preconditioner import conjugate_phases
+from dkgp.solvers.greedy_basis import GreedySettings
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import build_solver, solver_memory
 

@@ -16,7 +16,7 @@ from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, product_
 from dkgp.models.sparse.ladder.target import LadderTarget, Rung, Step
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.base import FloatArray
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings
 from dkgp.solvers.stopping import StopReason
 
 Move = StopReason | Literal["product", "solve", "grow"]

@@ -24,8 +24,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxPasses, Solver, StoppingRule, solve
 from dkgp.solvers.base import Clock
 from dkgp.solvers.driver import Iteration, Watch
-from dkgp.solvers.greedy_basis.engine import GreedyEngine
-from dkgp.solvers.greedy_basis.settings import GreedyBasis, GreedyProgress
+from dkgp.solvers.greedy_basis import GreedyBasis, GreedyEngine, GreedyProgress
 from dkgp.solvers.prices import ROUND_SECONDS
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.stopping import StopReason

@@ -14,7 +14,7 @@ from dkgp.models.sparse.ladder.plan import LadderPlan
 from dkgp.models.sparse.ladder.target import Step
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.solvers import Choice
-from dkgp.solvers.greedy_basis.settings import GreedySettings
+from dkgp.solvers.greedy_basis import GreedySettings
 from dkgp.solvers.stopping import StopReason
 
 N, D = 1_000_000, 8

@@ -23,10 +23,7 @@ from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.whole_matrix import WholeFactor, WholeRoundings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers.cholesky.factor_tasks import TileContext, TileLayout
-from dkgp.solvers.cholesky.memory_tiles import MemoryTiles
-from dkgp.solvers.cholesky.substitution import substitute
-from dkgp.solvers.cholesky.tile_factor import SystemOf, TileFactor
+from dkgp.solvers.cholesky.tile_factor import MemoryTiles, SystemOf, TileContext, TileFactor, TileLayout, substitute
 from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
 from tests.models.variance.variance_world import TESTS, N, World, content
 

@@ -145,7 +145,7 @@ def test_an_estimator_builds_it_once(rng: np.random.Generator, monkeypatch: pyte
     def never(*arguments: Any) -> Any:
         raise AssertionError("the factor was there")
 
-    monkeypatch.setattr("dkgp.solvers.cholesky.factor_tasks._diagonal", never)
+    monkeypatch.setattr("dkgp.solvers.cholesky.tile_factor._diagonal", never)
     mean, std = gp.predict(T, return_std=True)
     _, one = gp.predict(T[:1], return_std=True)
     _, latent = gp.predict(np.repeat(T, 4, axis=0), return_std=True, latent=True)
