@@ -16,7 +16,7 @@ leave its inputs in the training set's store, by reference; one of prototypes ne
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -204,8 +204,9 @@ def save_classifier(
     by_reference
         Refer to the training set's store instead of copying its inputs.
     """
-    model = record if dataset is None else record.supported_by(dataset)
-    model.save(url, by_reference=by_reference, overwrite=overwrite)
+    if dataset is not None:
+        record = replace(record.supported_by(dataset), chunk_rows=dataset.chunk_rows)
+    record.save(url, by_reference=by_reference, overwrite=overwrite)
 
 
 def open_classifier(url: Location, *, reference: str | None = None) -> ClassifierRecord:
