@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import compress
 from typing import Annotated, Any, ClassVar, Self
@@ -13,7 +14,7 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
 from dkgp.estimators.gradients.predictions import PredictionGradients, prediction_gradients
-from dkgp.estimators.inputs import Table, computed, is_plain, read_inputs, weights_of_score
+from dkgp.estimators.inputs import Table, computed, is_plain, numeric_samples, read_inputs, weights_of_score
 from dkgp.estimators.outputs.frames import frame_index
 from dkgp.estimators.outputs.outputs import predictions
 from dkgp.estimators.parameters import (
@@ -28,10 +29,17 @@ from dkgp.estimators.parameters import (
     check_value,
 )
 from dkgp.estimators.sample_noise import SampleNoise
-from dkgp.estimators.scikit_learn import BaseEstimator, RegressorMixin, TakesSparse, check_is_fitted
-from dkgp.estimators.settings import OBJECTIVES, executor_for, hyperparameters_for, settings_of
+from dkgp.estimators.scikit_learn import BaseEstimator, ConvergenceWarning, RegressorMixin, TakesSparse, check_is_fitted
+from dkgp.estimators.settings import (
+    OBJECTIVES,
+    about_fit,
+    executor_for,
+    hyperparameters_for,
+    settings_of,
+    shortfall_of_tuning,
+)
 from dkgp.estimators.targets import EstimatorMean, of_groups, require_centred
-from dkgp.estimators.training_set import feature_names_of, outer_client, plain_inputs, true_targets
+from dkgp.estimators.training_set import feature_names_of, new_samples, outer_client, plain_inputs, true_targets
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
@@ -151,6 +159,40 @@ class KernelEstimator(ClientEstimator):
             names = tuple(compress(names, self._fitted.record.standardisation.kept))
         return read_inputs(X, names)
 
+    def _keep(
+        self,
+        model: Any,
+        training_set: tuple[Dataset, Workspace],
+        hyperparameters: Hyperparameters,
+        *,
+        several: bool = False,
+        stacklevel: int = 4,
+        **more: Any,
+    ) -> None:
+        """Keep a trained model with this estimator's parameters; warn if tuning or training did not converge.
+
+        `several`: predictions have a dimension for targets. `more` joins the description that the model keeps.
+        """
+        dataset, workspace = training_set
+        about = about_fit(self, dataset, hyperparameters, several=several)
+        self._take(self._state.of(model, workspace, {**about, **more}))
+        self._warn(shortfall_of_tuning(hyperparameters), self._shortfall(), stacklevel=stacklevel + 1)
+
+    def _shortfall(self) -> str | None:
+        """Return the warning of a solution that stopped short; None for one that converged."""
+        summary = self.solution_
+        if summary["converged"]:
+            return None if (beyond := summary.get("beyond_tolerance")) is None else str(beyond)
+        return f"not converged: {summary['reason']}; {summary['advice']}. {self._holds()}"
+
+    def _holds(self) -> str:
+        """Say what is proven of a solution that stopped short."""
+        return "What is proven of it holds"
+
+    def _warn(self, *shortfalls: str | None, stacklevel: int) -> None:
+        for shortfall in filter(None, shortfalls):
+            warnings.warn(shortfall, ConvergenceWarning, stacklevel=stacklevel)
+
     # -------------------------------------------------------------------------------------------------------- keeping
 
     def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -210,6 +252,8 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
     subset_size: SubsetSize = 2000
     n_restarts_optimizer: Restarts = 0
 
+    _mean = EstimatorMean()
+
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         def tune(kernel: Kernel | None, fixed: dict[str, float] | None) -> Hyperparameters:
             return self._tuned(dataset, kernel, fixed, seed, noise)
@@ -258,6 +302,15 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
     def _mean_kind(self) -> MeanKind:
         return CENTRED
 
+    def _new_samples(self, X: Any, y: Any, p: int, **by_sample: Any) -> tuple[Any, Any, SampleNoise]:
+        """Read samples to add to a model of p targets: raw inputs, targets and noise; arguments as of `update`."""
+        X, y = numeric_samples(X, y, **by_sample)
+        X, y, noise = SampleNoise.of(**by_sample).without_weightless(X, y)
+        inputs, targets = new_samples(self, X, self._mean.taken_off(X, y), p)
+        noise.require(len(inputs))
+        noise.require_one_target(p)
+        return inputs, targets, noise
+
     def partial_fit(self, X: Any, y: Any = None, **noise: Any) -> Self:
         """`fit` the first time, `update` from then on; `noise` are keywords of both."""
         fitted = hasattr(self, "_fitted") or hasattr(self, "parts_")
@@ -300,8 +353,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             factor, or noise that depends on the inputs (without `latent`); a regressor of another's as the mean.
         """
         check_is_fitted(self)
-        if isinstance(mean := getattr(self, "_mean", None), EstimatorMean):
-            mean.require_differentiable()
+        self._mean.require_differentiable()
         rows = computed(self._inputs(X).inputs)
         return prediction_gradients(
             self._fitted, rows, deviations=return_std, latent=bool(latent), several=self._several

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,12 +42,11 @@ from dkgp.estimators.parameters import (
 )
 from dkgp.estimators.scikit_learn import (
     ClassifierMixin,
-    ConvergenceWarning,
     check_is_fitted,
     seed_of,
     validate_data,
 )
-from dkgp.estimators.settings import about_fit, executor_for, hyperparameters_for, shortfall_of_tuning
+from dkgp.estimators.settings import executor_for, hyperparameters_for
 from dkgp.estimators.training_set import feature_names_of, kept_samples, note_features, outer_client, target_names_of
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters
@@ -75,8 +73,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
 
     _form: ClassVar[str]  # of the models that it trains and loads
     _further_weights: ClassVar[tuple[str, ...]] = ()  # what class_weight= takes beside what all classifiers do
-    # What can be relied on where training stopped short.
-    _holds: ClassVar[str] = "What is proven of it holds"
+    _state = FittedClassifier
     _fitted: FittedClassifier = field(init=False)
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -97,16 +94,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
         record = trained.record(data)
         if record.is_sparse:  # It needs no training set: a temporary folder can go, now that all is read.
             workspace = Workspace(self.store)
-        about = about_fit(self, training_set.dataset, hyperparameters, several=False)
-        about["classes"] = classes_to_json(training_set.classes)
-        self._take(FittedClassifier.of(record.supported_by(training_set.dataset), workspace, about))
-        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
-            warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
-        if not record.summary["converged"]:
-            message = f"not converged: {record.summary['reason']}; {record.summary['advice']}. {self._holds}"
-            warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        elif (beyond := record.summary.get("beyond_tolerance")) is not None:
-            warnings.warn(beyond, ConvergenceWarning, stacklevel=3)
+        kept, classes = (training_set.dataset, workspace), classes_to_json(training_set.classes)
+        self._keep(record.supported_by(training_set.dataset), kept, hyperparameters, classes=classes)
         return self
 
     @abstractmethod

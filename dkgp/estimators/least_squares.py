@@ -156,7 +156,9 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
     solver: CheckedElsewhere = AUTO
 
     _form = "exact"
-    _holds = "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
+
+    def _holds(self) -> str:
+        return "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
 
     def _check_settings(self, seed: int) -> None:
         checked_solver(self.solver, ProductError.of(self.product_error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,7 +14,7 @@ from dkgp.data.sources.labelled import label
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
-from dkgp.estimators.inputs import computed, numeric_samples
+from dkgp.estimators.inputs import computed
 from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.estimators.parameters import (
     AllowedError,
@@ -27,19 +26,17 @@ from dkgp.estimators.parameters import (
     check_value,
 )
 from dkgp.estimators.sample_noise import BOTH, SampleNoise
-from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
+from dkgp.estimators.scikit_learn import check_is_fitted, seed_of
 from dkgp.estimators.settings import (
     OBJECTIVES,
-    about_fit,
     checked_solver,
     executor_for,
-    shortfall_of_tuning,
     solver_for,
     solver_for_update,
     stopping_of,
 )
 from dkgp.estimators.targets import EstimatorMean, fits_groups, kind_of, of_groups, require_centred
-from dkgp.estimators.training_set import new_samples, training_set
+from dkgp.estimators.training_set import training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import train
@@ -219,12 +216,8 @@ class GPRegressor(GPEstimator):
             trained = train(
                 dataset, problem.kernel, problem.noise, context, mean=mean.kind, solver=solver, stopping=stopping
             )
-        about = about_fit(self, dataset, hyperparameters, several=several)
         self._mean = mean
-        self._take(FittedModel.of(trained.model(dataset), workspace, about))
-        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
-            warnings.warn(shortfall, ConvergenceWarning, stacklevel=3)
-        self._warn_of_shortfall()
+        self._keep(trained.model(dataset), (dataset, workspace), hyperparameters, several=several)
         if self.with_variances:
             self._fitted.predictor(self._variance_settings(latent=False), 1)
         return self
@@ -263,12 +256,9 @@ class GPRegressor(GPEstimator):
             raise InputError(
                 "under Student's t every sample's weight may change with new samples; fit again with all of them"
             )
-        X, y = numeric_samples(X, y, sample_noise=sample_noise, sample_weight=sample_weight)
-        X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
-        inputs, targets = new_samples(self, X, self._mean.taken_off(X, y), fitted.dataset.n_targets)
-        noise.require(len(inputs))
+        by_sample = {"sample_noise": sample_noise, "sample_weight": sample_weight}
+        inputs, targets, noise = self._new_samples(X, y, fitted.dataset.n_targets, **by_sample)
         dataset = append_rows(fitted.dataset, inputs, targets)
-        noise.require_one_target(dataset.n_targets)
         client = self.client if self.client is not None and is_in_process(self.client) else None
         with executor_for(client, dataset, ambient=False) as executor:
             trained = update(
@@ -282,7 +272,7 @@ class GPRegressor(GPEstimator):
                 stopping=stopping_of(self.tol, self.max_passes),
             )
         self._take(FittedModel.of(trained.model(dataset), fitted.workspace, fitted.about))
-        self._warn_of_shortfall()
+        self._warn(self._shortfall(), stacklevel=4)
         return self
 
     def _noise_of(self, noise: SampleNoise, hyperparameters: Hyperparameters, dataset: Dataset) -> Noise:
@@ -330,15 +320,11 @@ class GPRegressor(GPEstimator):
 
     def _take(self, fitted: Any) -> None:
         super()._take(fitted)
-        if not hasattr(self, "_mean"):
-            self._mean = EstimatorMean()
         self._functions: dict[tuple[int, int], PosteriorFunctions] = {}
         self.certificate_ = Certificate.from_json(dict(fitted.record.certificate))
 
-    def _warn_of_shortfall(self) -> None:
-        if not self.solution_["converged"]:
-            message = f"not converged: {self.solution_['reason']}; {self.solution_['advice']}. "
-            warnings.warn(message + what_holds(self.kernel_), ConvergenceWarning, stacklevel=4)
+    def _holds(self) -> str:
+        return what_holds(self.kernel_)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 

@@ -12,7 +12,7 @@ from dkgp.data.stores.standardisation import standardised_noise
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import is_dask, is_dask_frame, is_plain, numbers_of, take_rows
-from dkgp.models.noise import Noise, NoiseModel
+from dkgp.models.noise import Noise, NoiseModel, check_relative
 
 BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
 
@@ -31,8 +31,17 @@ class SampleNoise:
     relative: FloatArray | None = None
 
     @classmethod
-    def of(cls, sample_noise: Any, sample_weight: Any) -> SampleNoise:
-        """Check variances or weights; `InputError` for values below zero, or not finite, and for both at once."""
+    def of(cls, sample_noise: Any = None, sample_weight: Any = None, relative_noise: Any = None) -> SampleNoise:
+        """Check variances, weights, or one over weights; `InputError` for wrong values, or several of these."""
+        if relative_noise is not None:
+            if sample_noise is not None or sample_weight is not None:
+                raise InputError(
+                    "relative_noise is one over sample_weight, and sample_noise the variances themselves; give one of "
+                    "them"
+                )
+            relative = numbers_of(relative_noise, "relative_noise")
+            check_relative(relative, relative.size)
+            return cls(None, relative)
         if sample_noise is not None and sample_weight is not None:
             raise InputError(
                 "sample_noise and sample_weight both tell the samples' noise: the first as variances, the second as "

@@ -13,12 +13,12 @@ from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
-from dkgp.estimators.inputs import numbers_of, numeric, numeric_samples
+from dkgp.estimators.inputs import numeric, numeric_samples
 from dkgp.estimators.parameters import CheckedElsewhere, CountOrNone, PositiveOrNone, check_parameters
 from dkgp.estimators.sample_noise import SampleNoise
-from dkgp.estimators.scikit_learn import ConvergenceWarning, check_is_fitted, seed_of
-from dkgp.estimators.settings import about_fit, executor_for, shortfall_of_tuning
-from dkgp.estimators.training_set import new_samples, training_set
+from dkgp.estimators.scikit_learn import check_is_fitted, seed_of
+from dkgp.estimators.settings import executor_for
+from dkgp.estimators.training_set import training_set
 from dkgp.models.noise import Noise, check_relative
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.problem import SparseProblem
@@ -188,7 +188,7 @@ class SparseGPRegressor(GPEstimator):
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
         by_sample = {"relative_noise": relative_noise, "sample_noise": sample_noise, "sample_weight": sample_weight}
         X, y = numeric_samples(X, y, **by_sample)
-        X, y, told = self._told(**by_sample).without_weightless(X, y)
+        X, y, told = SampleNoise.of(**by_sample).without_weightless(X, y)
         dataset, several = training_set(self, X, y, workspace)
         n, user_basis = dataset.n_samples, self._user_basis(dataset)
         settings = self._settings(n, seed)
@@ -208,11 +208,8 @@ class SparseGPRegressor(GPEstimator):
                 trained = climb(problem, executor, settings, target)
             else:
                 trained = train_sparse(dataset, problem.kernel, problem.noise, executor, settings, given=user_basis)
-        about = about_fit(self, dataset, hyperparameters, several=several)
-        self._take(FittedSparse.of(sparse_record(trained, dataset), Workspace(self.store), about))
-        if (shortfall := shortfall_of_tuning(hyperparameters)) is not None:
-            warnings.warn(shortfall, ConvergenceWarning, stacklevel=2)
-        self._warn_of_shortfall(target)
+        kept = dataset, Workspace(self.store)
+        self._keep(sparse_record(trained, dataset), kept, hyperparameters, several=several, stacklevel=3)
         return self
 
     def update(
@@ -240,37 +237,21 @@ class SparseGPRegressor(GPEstimator):
         """
         check_is_fitted(self)
         by_sample = {"relative_noise": relative_noise, "sample_noise": sample_noise, "sample_weight": sample_weight}
-        X, y = numeric_samples(X, y, **by_sample)
-        X, y, told = self._told(**by_sample).without_weightless(X, y)
-        inputs, targets = new_samples(self, X, y, self._fitted.record.n_targets)
-        told.require(len(inputs))
-        told.require_one_target(self._fitted.record.n_targets)
+        inputs, targets, told = self._new_samples(X, y, self._fitted.record.n_targets, **by_sample)
         known = told.known(self._fitted.record.standardisation.target_std)
         self._take(self._fitted.updated(inputs, np.asarray(targets).reshape(len(inputs), -1), told.multiples, known))
         return self
 
-    @staticmethod
-    def _told(relative_noise: Any, sample_noise: Any, sample_weight: Any) -> SampleNoise:
-        """Return the samples' noise; `InputError` if more than one argument gives it."""
-        if relative_noise is None:
-            return SampleNoise.of(sample_noise, sample_weight)
-        if sample_noise is not None or sample_weight is not None:
-            raise InputError(
-                "relative_noise is one over sample_weight, and sample_noise the variances themselves; give one of them"
-            )
-        relative = numbers_of(relative_noise, "relative_noise")
-        check_relative(relative, relative.size)
-        return SampleNoise(None, relative)
+    def _shortfall(self) -> str | None:
+        target, certificate = self._target(), self.certificate_
+        far = self.target_distance is not None and certificate.rms_bound.max() > self.target_distance
+        if not self.solution_["converged"] or target is None or not far:
+            return super()._shortfall()
+        advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
+        return f"not converged: {target.status(certificate)} with {self.solution_['reason']}; {advice}. {self._holds()}"
 
-    def _warn_of_shortfall(self, target: LadderTarget | None) -> None:
-        reason, advice = self.solution_["reason"], self.solution_["advice"]
-        if self.solution_["converged"]:
-            if self.target_distance is None or self.certificate_.rms_bound.max() <= self.target_distance:
-                return
-            assert target is not None
-            reason = f"{target.status(self.certificate_)} with {reason}"
-            advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
-        warnings.warn(f"not converged: {reason}; {advice}. What is proven holds.", ConvergenceWarning, stacklevel=3)
+    def _holds(self) -> str:
+        return "What is proven holds."
 
     def _evidence_size(self, n: int, seed: int) -> int:
         return self._settings(n, seed).basis_size
