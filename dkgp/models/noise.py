@@ -353,7 +353,7 @@ class Noise:
         """Return the noise with the known variances of the data set, unless it has known variances."""
         return self if self.by_sample is not None else replace(self, by_sample=dataset.all_sample_noise())
 
-    def rows(self, which: IntArray) -> Noise:
+    def rows(self, which: IntArray | slice) -> Noise:
         """Return the noise of some samples."""
         known, relative = (None if values is None else values[which] for values in (self.by_sample, self.relative))
         return replace(self, by_sample=known, relative=relative)

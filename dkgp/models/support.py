@@ -11,6 +11,7 @@ import numpy as np
 from dkgp.cluster.cache import worker_cache
 from dkgp.data import ClassifierRecord, ModelRecord, find_model
 from dkgp.models.certificate import Certificate
+from dkgp.models.noise import Noise
 from dkgp.models.rounding import certified_row_errors
 from dkgp.models.sums import EVERY_ENTRY, Sums
 from dkgp.operators.base import FloatArray
@@ -82,12 +83,15 @@ class NoisySupport:
         """Number of features, s among them."""
         return self.plain.source.n_features + 1
 
+    @property
+    def noise(self) -> Noise:
+        """Noise of the samples."""
+        assert isinstance(self.plain.source, SupportInputs)
+        return Noise.of_model(self.plain.source.record(), self.noise_variance)
+
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Rows start:stop."""
-        assert isinstance(self.plain.source, SupportInputs)
-        known = self.plain.source.record().sample_noise
-        assert known is not None
-        roots = np.sqrt(self.noise_variance / (self.noise_variance + known[start:stop]))
+        roots = np.sqrt(self.noise_variance / self.noise.rows(slice(start, stop)).diagonal)
         return np.column_stack([self.plain.source.inputs(start, stop), roots])
 
 

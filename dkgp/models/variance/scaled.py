@@ -23,6 +23,7 @@ import numpy as np
 from dkgp.data import ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import ActiveDimensions, Kernel, Linear, Product
+from dkgp.models.noise import Noise
 from dkgp.models.rounding import EPS, outward
 from dkgp.models.support import NoisySupport
 from dkgp.models.variance.landmarks import SupportSamples
@@ -145,10 +146,11 @@ class Subject:
 
         Raises `InputError` where the noise of samples is so different that no numbers tell it.
         """
-        if model.sample_noise is None:
+        noise = Noise.of_model(model).diagonal
+        if isinstance(noise, float):
             return cls(model, context.kernel, context)
         s2 = model.noise_variance
-        least, most = (s2 + float(end) for end in (model.sample_noise.min(), model.sample_noise.max()))
+        least, most = float(noise.min()), float(noise.max())
         if not (s2 / most >= LEAST_QUOTIENT and least / s2 >= LEAST_QUOTIENT):
             raise InputError(
                 f"the noise of samples goes from {least:.3g} to {most:.3g}, too far for variances. Leave the noisiest "

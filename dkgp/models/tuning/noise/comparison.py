@@ -22,7 +22,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.dense_algebra import factor, solve_factored, solve_half
 from dkgp.models.tuning.scores import ScoreSums, scores_of
-from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets
+from dkgp.models.tuning.subsets import SAME_NOISE, SubsetPlan, Subsets, plan_subsets
 
 # Standardised inputs (n, d) and targets (n, p) of a subset.
 Rows: TypeAlias = tuple[FloatArray, FloatArray]
@@ -87,7 +87,7 @@ class NoiseSearch:
             raise InputError(
                 f"the noise variance is held fixed, and a {self.subject} finds it from the data; leave one of them out"
             )
-        if self.dataset.all_sample_noise() is not None:
+        if not SAME_NOISE.beside(self.dataset).is_common:
             raise InputError(
                 f"the noise of the samples is known beside the common one, and a {self.subject} finds all of it from "
                 f"the data. Leave the {self.subject} out, or ingest without the column of known noise"

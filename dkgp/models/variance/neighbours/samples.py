@@ -27,7 +27,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.terms import Term, Terms, terms_of
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
-from dkgp.models.support import NoisySupport, SupportInputs
+from dkgp.models.support import NoisySupport
 from dkgp.models.variance.row_scales import differences
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
@@ -216,15 +216,11 @@ def plain_context(context: BlockContext) -> BlockContext:
     return context.source.plain if isinstance(context.source, NoisySupport) else context
 
 
-def sample_noise(context: BlockContext, noise_variance: float) -> FloatArray:
-    """Noise variances of all training samples: (n,)."""
-    noise = np.full(context.n, noise_variance)
+def noise_variances(context: BlockContext, noise_variance: float) -> FloatArray:
+    """Return the noise variances of all training samples: (n,)."""
     if isinstance(context.source, NoisySupport):
-        assert isinstance(context.source.plain.source, SupportInputs)
-        known = context.source.plain.source.record().sample_noise
-        assert known is not None
-        noise = noise_variance + np.asarray(known, dtype=np.float64)
-    return noise
+        return np.asarray(context.source.noise.with_common(noise_variance).diagonal)
+    return np.full(context.n, noise_variance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +265,7 @@ class Samples:
     @classmethod
     def of(cls, context: BlockContext, noise_variance: float) -> Samples:
         """Read a model's samples and make their tree."""
-        noise = sample_noise(context, noise_variance)
+        noise = noise_variances(context, noise_variance)
         plain = plain_context(context)
         distances, evaluator = Distances.of(plain.kernel), differences(plain)
         columns, row_error = list(distances.features), 0.0

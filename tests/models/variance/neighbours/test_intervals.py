@@ -81,7 +81,7 @@ class Problem:
 
     def samples(self, monkeypatch: pytest.MonkeyPatch) -> Samples:
         context = BlockContext(f"neighbours {next(_RUNS)}", ArrayInputs(self.X), self.kernel, len(self.X))
-        monkeypatch.setattr(samples, "sample_noise", lambda *arguments: self.noise.copy())
+        monkeypatch.setattr(samples, "noise_variances", lambda *arguments: self.noise.copy())
         return Samples.of(context, float(self.noise.min()))
 
     def exact(self) -> np.ndarray:
