@@ -45,8 +45,7 @@ from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, tune_by_bound
 from dkgp.models.trend import CENTRED, MeanKind
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.variance.settings import VarianceSettings
 
 KERNELS = Takes(

@@ -57,9 +57,8 @@ from dkgp.models.classification.near import tune_labels_by_neighbours
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound.search import BASIS_SIZES
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.tasks import LabelLikelihood
+from dkgp.models.tuning.laplace import LabelLikelihood
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import ProductError

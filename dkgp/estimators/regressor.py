@@ -46,10 +46,8 @@ from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.problem import Problem
 from dkgp.models.trend import CENTRED, MeanKind, mean_kind
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.noise.choice import NoiseKind, tune_noise
-from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood, tune_likelihood, tune_noise
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.updating import update
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError

@@ -18,7 +18,7 @@ from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
-from dkgp.models.tuning.tasks import Objective
+from dkgp.models.tuning.objectives import Objective
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, products_conflict, solver_names

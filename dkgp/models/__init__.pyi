@@ -8,11 +8,10 @@ from .sparse.stored import open_sparse, save_sparse
 from .sparse.train import train_sparse
 from .sparse.update import update_sparse
 from .tuned_parameter import TunedParameter
-from .tuning.likelihood_search import TuneProgress
-from .tuning.marginal_likelihood import projected_peak_bytes
-from .tuning.run import projected_tuning_bytes
-from .tuning.search_space import LogNormal
-from .tuning.tune import tune, tune_dataset
+from .tuning.objectives import projected_peak_bytes
+from .tuning.search import TuneProgress
+from .tuning.space import LogNormal
+from .tuning.tune import projected_tuning_bytes, tune, tune_dataset
 from .updating import update
 from .variance import VarianceSettings
 

@@ -402,6 +402,10 @@ class Noise:
         return self.law if isinstance(self.law, NoiseModel) else None
 
 
+# The noise of samples that differ in nothing; a search replaces its s2.
+SAME_NOISE = Noise(1.0)
+
+
 def check_relative(relative: FloatArray, n: int) -> None:
     """Refuse multiples of s2 that are not n positive, finite numbers; `InputError`."""
     if relative.shape != (n,):

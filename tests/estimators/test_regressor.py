@@ -27,8 +27,7 @@ from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.sparse.bound.search import tune_by_bound
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.solvers import Cholesky
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 from tests.estimators.dense import dense_posterior

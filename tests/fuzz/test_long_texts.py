@@ -21,7 +21,7 @@ from dkgp.data.remote.addresses import normalise_url, scrubbed
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels.expression import parse_kernel
 from dkgp.kernels.functions import _explanation
-from dkgp.models.tuning.search_space import as_prior, matches
+from dkgp.models.tuning.space import as_prior, matches
 from dkgp.registry import byte_count, whole_numbers
 from dkgp.service.roots import resolved
 from dkgp.service.specification import job_from_options

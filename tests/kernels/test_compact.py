@@ -13,8 +13,8 @@ from scipy.special import jv
 from dkgp.errors import InputError
 from dkgp.kernels import Cubic, Spherical, TileEvaluator, Wendland, kernel_from_json, parse_kernel
 from dkgp.models.prediction.pathwise import draw_prior_functions
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
 
 KERNELS = [Spherical, Cubic, Wendland]
 every_kernel = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.type_name)

@@ -23,8 +23,8 @@ from dkgp.data import open_model
 from dkgp.errors import InputError
 from dkgp.kernels import TileEvaluator, base, kernel_from_json, kernel_names, parse_kernel, program
 from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, PosteriorFunctions
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs, ProductError
 from tests.models.kernel_world import NOISE, D, Fitted, fit

@@ -16,8 +16,8 @@ from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.laplace.columns import LogitEvidence
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.laplace import LogitEvidence
 from dkgp_benchmarks.certify.dense import averaged_logit, latent_variances, logit_mode
 
 FloatArray = NDArray[np.float64]

@@ -29,8 +29,7 @@ from dkgp.models.sparse.bound.search import BASIS_SIZES, tune_by_bound
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
 from dkgp.models.sparse.vif.prediction import NearPredictor
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp_benchmarks.sparse.bounds import small_enough
 from dkgp_benchmarks.sparse.contenders import processor_seconds
 from dkgp_benchmarks.sparse.job import BenchSparseJob

@@ -21,7 +21,7 @@ from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of, rare_class
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.hyperparameters import likelihood_caution
-from dkgp.models.tuning.tasks import LabelLikelihood
+from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import renamed
 from dkgp.options import deciding_values

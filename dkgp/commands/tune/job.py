@@ -14,14 +14,13 @@ from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
 from dkgp.models.trend import CENTRED, MeanKind
-from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
-from dkgp.models.tuning.noise.choice import NoiseKind
-from dkgp.models.tuning.noise.student import NoiseLikelihood
-from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.scores import check_folds
-from dkgp.models.tuning.search_space import NOISE_NAME, LogNormal, as_prior, matches
+from dkgp.models.tuning.laplace import LabelLikelihood
+from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood
+from dkgp.models.tuning.objectives import Objective
+from dkgp.models.tuning.search import Choices, ProgressCallback, SearchSettings
+from dkgp.models.tuning.space import NOISE_NAME, LogNormal, as_prior, matches
 from dkgp.models.tuning.subsets import plan_subsets
-from dkgp.models.tuning.tasks import LabelLikelihood, Objective
+from dkgp.models.tuning.tune import check_folds
 from dkgp.options import SEED, Part
 from dkgp.registry import FURTHER, Group, Option
 

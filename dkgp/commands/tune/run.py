@@ -30,10 +30,9 @@ from dkgp.models import (
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
 from dkgp.models.trend import CENTRED
-from dkgp.models.tuning.noise.choice import tune_noise
-from dkgp.models.tuning.noise.student import tune_likelihood
-from dkgp.models.tuning.run import check_tuning
+from dkgp.models.tuning.noise import tune_likelihood, tune_noise
 from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.models.tuning.tune import check_tuning
 from dkgp.models.warm_up import helped
 
 # Of a starting point, as of a regression's.

@@ -25,13 +25,11 @@ from dkgp.kernels import Kernel
 from dkgp.models.classification.calibration import LEAST_OF_A_CLASS, drawn_by_class
 from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
-from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.run import run_tuning
-from dkgp.models.tuning.search_space import LogNormal
+from dkgp.models.tuning.laplace import LabelLikelihood
+from dkgp.models.tuning.search import Choices, ProgressCallback, SearchSettings
+from dkgp.models.tuning.space import LogNormal
 from dkgp.models.tuning.subsets import LabelledSubsets, draw_subset, plan_subsets, require_finite
-from dkgp.models.tuning.tasks import LabelLikelihood
-from dkgp.models.tuning.tune import fields_of, tune
+from dkgp.models.tuning.tune import fields_of, run_tuning, tune
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Probabilities averaged over latent functions: E[p(class | F)] of a normal F, and intervals of them.
 
-Of one function: logit by the trapezoidal rule, to 13 digits in either tail (`dkgp.models.tuning.laplace.expectation`),
+Of one function: logit by the trapezoidal rule, to 13 digits in either tail (`dkgp.models.tuning.expectation`),
 probit in closed form, Phi(m / sqrt(1 + v)). Of several, one against the rest, such averages are divided by their sum.
 Softmax's are means over a fixed set of quasi-random draws, the same for every sample.
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from dkgp.errors import InputError
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import EPS, known
-from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, averaged_sigmoid, averaged_softmax
+from dkgp.models.tuning.expectation import RELATIVE_ERROR, averaged_sigmoid, averaged_softmax
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.pivots import whiten
 

@@ -110,10 +110,8 @@ from dkgp.models.sparse.vif.objective import (
 from dkgp.models.sparse.vif.prediction import Near
 from dkgp.models.sparse.vif.stored import near_fields
 from dkgp.models.sparse.vif.tasks import Described
-from dkgp.models.tuning.laplace.columns import LogitEvidence, ProbitEvidence
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.tasks import LabelLikelihood, SubsetSummary
+from dkgp.models.tuning.laplace import LabelLikelihood, LogitEvidence, ProbitEvidence
+from dkgp.models.tuning.search import Choices, SearchSettings, SubsetSummary
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel

@@ -41,8 +41,7 @@ from dkgp.data.types import BoolArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
-from dkgp.models.noise import Noise
-from dkgp.models.tuning.subsets import SAME_NOISE
+from dkgp.models.noise import SAME_NOISE, Noise
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.contract_tasks import contract, slope_products

@@ -23,6 +23,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.models.context import RunContext
+from dkgp.models.noise import SAME_NOISE
 from dkgp.models.refinement.evidence import LogLikelihood, estimate_log_likelihood
 from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
 from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
@@ -30,7 +31,6 @@ from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.rows import ExceptRows, SomeRows
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.refinement.validation import HeldOut, HeldOutScore, held_out_rows, score_held_out
-from dkgp.models.tuning.subsets import SAME_NOISE
 from dkgp.operators.base import FloatArray
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor

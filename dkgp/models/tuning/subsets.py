@@ -10,7 +10,7 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
-from dkgp.models.noise import Noise
+from dkgp.models.noise import SAME_NOISE, Noise
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,6 @@ def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IntArray]:
         drawn = generator.choice(n_samples, size=together * size, replace=False)
         draws += [np.sort(part) for part in drawn.reshape(together, size)]
     return draws
-
-
-# The noise of samples that differ in nothing; a search replaces s2.
-SAME_NOISE = Noise(1.0)
 
 
 @dataclass(frozen=True)

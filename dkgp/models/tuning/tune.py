@@ -1,33 +1,67 @@
-"""`tune`: hyperparameters by maximising the likelihood of random subsets (section 3 of the GBCD paper).
+"""`tune`: hyperparameters by maximising the likelihood of random subsets (section 3 of the GBCD paper); their scores.
 
 Several subsets' log likelihoods are added. Each evaluation is one task for each subset, in parallel; values and
 gradients are summed in the order of the subsets, so that the result has the same bits on any number of workers.
+
+Tasks are stateless functions of (context, arguments, subsets). A worker reads a subset's rows when it first needs them
+and keeps them, and the matrices it works in, in its cache; it can read both again at any time.
+
+Scores are k-fold on the subsets that the values were tuned on, and on rows that no subset holds. A label's prediction
+is that of a Gaussian process in Laplace's approximation on the other samples, its probability averaged over the latent
+functions. With several columns, one against the rest, the averages are divided by their sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, TypedDict, Unpack
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.threads import available_cores, process_threads, single_threaded_blas
 from dkgp.data import Dataset, Standardisation
+from dkgp.data.sources.tables.survey import count_repeated_rows
 from dkgp.data.stores.memory_dataset import assembled_dataset
-from dkgp.data.types import FloatArray
-from dkgp.errors import InputError
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.noise import Noise
-from dkgp.models.trend import CENTRED, MeanKind
-from dkgp.models.tuning.likelihood_search import ProgressCallback, SearchSettings
-from dkgp.models.tuning.problem import Choices
-from dkgp.models.tuning.run import run_tuning
-from dkgp.models.tuning.search_space import LogNormal
-from dkgp.models.tuning.subsets import SAME_NOISE, Subsets, plan_subsets, require_finite
-from dkgp.models.tuning.tasks import Objective
+from dkgp.models.noise import SAME_NOISE, Noise
+from dkgp.models.trend import CENTRED, MeanKind, columns_at, require_independent
+from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
+from dkgp.models.tuning.families import KernelFamily, family_bytes, family_of
+from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood, SeenSamples
+from dkgp.models.tuning.objectives import (
+    OBJECTIVES,
+    DenseObjective,
+    LogMarginalLikelihood,
+    Objective,
+    factored,
+    fold_predictions,
+    projected_peak_bytes,
+)
+from dkgp.models.tuning.search import (
+    Choices,
+    LikelihoodSearch,
+    Optimum,
+    ProgressCallback,
+    SearchProblem,
+    SearchSettings,
+    SubsetSummary,
+    switch_off,
+)
+from dkgp.models.tuning.space import LogNormal
+from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets, require_finite
+from dkgp.models.variance_scores import NORMAL_95
 
 DEFAULT_SUBSET = 2000
 
@@ -218,3 +252,437 @@ def tune(
         raise InputError(f"inputs have {d} features, but {len(names)} names are given")
     dataset = assembled_dataset(all_inputs, columns, Standardisation.identity(d, p), names, ("",) * p, "")
     return tune_dataset(dataset, executor=executor, **settings)
+
+
+def run_tuning(
+    source: Subsets,
+    feature_names: tuple[str, ...],
+    choices: Choices,
+    settings: SearchSettings,
+    executor: BlockExecutor | None,
+) -> Hyperparameters:
+    """Search and score; parameters and errors are those of `tune`."""
+    started, plan = time.perf_counter(), source.plan
+    problem = check_tuning(plan, feature_names, choices, settings)
+    context = TuningContext(
+        f"tune-{uuid.uuid4().hex[:12]}",
+        source,
+        problem.kernel,
+        problem.settings.learn_variance,
+        feature_names,
+        choices.objective,
+        choices.likelihood,
+        choices.mean,
+    )
+    with ExitStack() as stack:
+        # A second BLAS thread gains a tenth; on a busy machine BLAS threads waiting for each other cost many times
+        # that.
+        stack.enter_context(single_threaded_blas())
+        stack.callback(context.forget)
+        rounds = _Rounds(context, _local_threads(plan.count, stack) if executor is None else executor)
+        summaries = rounds.run(summary_task)
+        search = LikelihoodSearch(rounds.likelihood, problem.space, problem.settings)
+        best = problem.maximise(search, lambda _, point: search.run(point), summaries)
+        if best is None:
+            raise NumericalError(
+                "the kernel matrix was not positive definite at any starting point. Look for inputs that are not "
+                "standardised, or give the hyperparameters yourself"
+            )
+        best, further_evaluations = switch_off(rounds.likelihood, problem.space, best, feature_names)
+        scores = _scores(rounds, best, plan, choices)
+    further = []
+    if plan.overlaps:
+        further.append(
+            f"{plan.count} subsets of {plan.size} samples share some of the {plan.n_samples} samples; fewer or smaller "
+            "subsets would not"
+        )
+    is_likelihood = choices.objective == "likelihood"
+    return problem.hyperparameters(
+        best,
+        summaries,
+        further,
+        log_marginal_likelihood=best.log_likelihood if is_likelihood else None,
+        leave_one_out_log_likelihood=None if is_likelihood else best.log_likelihood,
+        evaluations=search.evaluations + further_evaluations,
+        seconds=time.perf_counter() - started,
+        subset_size=plan.size,
+        n_samples=plan.n_samples,
+        subsets=plan.count,
+        objective=choices.objective,
+        scores=scores or None,
+    )
+
+
+def check_tuning(
+    plan: SubsetPlan, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings
+) -> SearchProblem:
+    """Refuse what `tune` would refuse, before anything is read or started; errors as there."""
+    check_folds(choices.folds, plan.size)
+    return SearchProblem.of(feature_names, choices, settings)
+
+
+def projected_tuning_bytes(
+    subset_size: int,
+    n_targets: int,
+    feature_names: tuple[str, ...],
+    *,
+    subsets: int = 1,
+    at_once: int = 1,
+    **choices: Any,
+) -> int:
+    """Bytes that `tune` holds at its peak in one process that evaluates `at_once` subsets at the same time.
+
+    The other parameters are those of `tune`, and so are the errors: `choices` are `kernel`, `start`, `objective` and,
+    of labels, `likelihood`.
+    """
+    search = Choices(**choices)
+    kernel, _ = search.initial(feature_names)
+    kind = OBJECTIVES[search.objective] if search.likelihood is None else LABEL_OBJECTIVES[search.likelihood]
+    matrices = kind.matrices(n_targets)
+    common = projected_peak_bytes(
+        subset_size, len(feature_names), n_targets, subsets=subsets, at_once=at_once, matrices=matrices
+    )
+    return common + at_once * family_bytes(kernel, subset_size)
+
+
+class _Rounds:
+    """Runs one task for each subset and hands the results back in the subsets' order."""
+
+    def __init__(self, context: TuningContext, executor: BlockExecutor | None) -> None:
+        self._context, self._executor = context, executor
+        # Modes of labels travel to workers and back, so that no bit depends on which worker reached them.
+        self._modes: tuple[Any, ...] = (None,) * context.source.plan.count
+
+    def run(self, task: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+        """Return one result for each subset."""
+        subsets = list(range(self._context.source.plan.count))
+        if self._executor is None:
+            return task(self._context, *arguments, subsets)
+        groups = [[index] for index in subsets]
+        name = f"tune-{task.__name__.removesuffix('_task')}"
+        return self._executor.submit(name, task, (self._context, *arguments), groups).result()
+
+    def likelihood(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """Sum of the subsets' values and gradients, or None where one of them does not exist."""
+        results = self.run(evaluate_task, parameters, self._modes)
+        self._modes = tuple(
+            before if mode is None else mode for before, (_, mode) in zip(self._modes, results, strict=True)
+        )
+        outcomes = [outcome for outcome, _ in results]
+        if any(outcome is None for outcome in outcomes):
+            return None
+        value, gradient = outcomes[0]
+        for more, its_gradient in outcomes[1:]:
+            value, gradient = value + more, gradient + its_gradient
+        return value, gradient
+
+
+def _local_threads(subsets: int, stack: ExitStack) -> BlockExecutor | None:
+    """Threads of this process, where there is something to do side by side."""
+    threads = min(subsets, available_cores())
+    if threads < 2:
+        return None
+    executor = LocalExecutor(threads)
+    stack.callback(executor.close)
+    return executor
+
+
+def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) -> dict[str, dict[str, float | int]]:
+    scores: dict[str, dict[str, float | int]] = {}
+    if choices.folds is not None:
+        parts = rounds.run(fold_task, best.parameters, choices.folds, plan.seed)
+        scores["folds"] = {"folds": choices.folds, **scores_of(parts)}
+    if plan.holdout:
+        parts = rounds.run(holdout_task, best.parameters)
+        scores["holdout"] = {"rows": plan.holdout, **scores_of(parts)}
+    return scores
+
+
+Outcome: TypeAlias = tuple[float, FloatArray] | None
+
+
+@dataclass(frozen=True)
+class CachedSubset:
+    """A subset as a worker keeps it."""
+
+    inputs: FloatArray
+    targets: FloatArray
+    family: KernelFamily
+    weights: FloatArray | None
+    noise: Noise
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, the family's own arrays estimated."""
+        return 4 * self.inputs.nbytes + self.targets.nbytes
+
+
+class _Matrices:
+    """Lends sets of `count` arrays (n, n), one for each thread: new memory would cost as much as a product."""
+
+    def __init__(self, n: int, count: int) -> None:
+        self._n, self._count = n, count
+        self._free: list[list[FloatArray]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held when every thread of this process has asked."""
+        return 8 * self._n**2 * self._count * process_threads()
+
+    @contextmanager
+    def lent(self) -> Iterator[list[FloatArray]]:
+        """A set, not initialised, in Fortran order."""
+        try:
+            matrices = self._free.pop()  # a list's `pop` and `append` are whole for threads
+        except IndexError:
+            matrices = [np.empty((self._n, self._n), order="F") for _ in range(self._count)]
+        try:
+            yield matrices
+        finally:
+            self._free.append(matrices)
+
+
+@dataclass(frozen=True)
+class TuningContext:
+    """Everything a task needs to know besides the parameters; the kernel's values are where the search starts."""
+
+    run_id: str
+    source: Subsets
+    kernel: Kernel
+    learn_variance: bool
+    feature_names: tuple[str, ...]
+    objective: Objective
+    likelihood: LabelLikelihood | None = None
+    mean: MeanKind = CENTRED
+
+    @property
+    def kind(self) -> type[DenseObjective]:
+        """The function that is maximised."""
+        return OBJECTIVES[self.objective] if self.likelihood is None else LABEL_OBJECTIVES[self.likelihood]
+
+    def family(self, inputs: FloatArray) -> KernelFamily:
+        """The kernel with its parameters, on these inputs (n, d)."""
+        return family_of(self.kernel, inputs, self.learn_variance, self.feature_names)
+
+    def trend(self, subset: CachedSubset) -> FloatArray | None:
+        """The columns of the mean at a subset's samples, (m, q); None where it has none."""
+        return None if self.mean == CENTRED else columns_at(self.mean, subset.inputs)
+
+    def subset(self, index: int) -> CachedSubset:
+        """A subset's rows, from this worker's cache or their source."""
+
+        def build() -> CachedSubset:
+            inputs, targets = self.source.rows(index)
+            weights, noise = self.source.weights(index), self.source.noise(index)
+            return CachedSubset(inputs, targets, self.family(inputs), weights, noise)
+
+        return worker_cache().get((self.run_id, index), build)
+
+    def matrices(self, n: int) -> _Matrices:
+        """Lend this worker's matrices of order n."""
+        return worker_cache().get((self.run_id, "matrices", n), lambda: _Matrices(n, self.kind.n_matrices))
+
+    def forget(self) -> None:
+        """Drop what this process keeps; workers drop it when new runs need the room."""
+        worker_cache().discard_run(self.run_id)
+
+
+@needs_one_arithmetic
+def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSummary]:
+    """Read subsets and say what their targets are like. `InputError` for NaN or infinity."""
+    summaries = []
+    for index in subsets:
+        subset = context.subset(index)
+        targets = subset.targets
+        deviations = targets.std(axis=0) if context.likelihood is None else np.zeros(0)
+        if (trend := context.trend(subset)) is not None:
+            require_independent(trend, context.feature_names)
+            independent = LogMarginalLikelihood.independent_about(targets, trend)
+        else:
+            independent = context.kind.independent(targets, subset.weights)
+        copies = count_repeated_rows(np.column_stack([subset.inputs, targets])) or 0
+        summaries.append(SubsetSummary(targets.size, independent, deviations, len(targets), copies))
+    return summaries
+
+
+@needs_one_arithmetic
+def evaluate_task(
+    context: TuningContext, parameters: FloatArray, starts: tuple[FloatArray | None, ...], subsets: list[int]
+) -> list[tuple[Outcome, FloatArray | None]]:
+    """The objective's value and gradient on each subset, or None where it does not exist; and the mode of labels.
+
+    That is searched for from the mode of an earlier evaluation, one of `starts` for each subset.
+    """
+    outcomes = []
+    for index in subsets:
+        subset = context.subset(index)
+        with context.matrices(len(subset.inputs)).lent() as matrices:
+            objective = context.kind(
+                subset.family, subset.targets, matrices, subset.weights, subset.noise, context.trend(subset)
+            )
+            objective.start = starts[index]
+            outcomes.append((objective(parameters), objective.reached))
+    return outcomes
+
+
+LEAST_PROBABILITY = 1e-300
+_BLOCK_SHARE = 4  # held-out rows are predicted by blocks of a quarter of the subset
+
+
+@dataclass(frozen=True)
+class ScoreSums:
+    """Sums over predictions, which add up over subsets.
+
+    `count` values are predicted, targets times samples, and `covered` of them lie within their central 95 % interval.
+    Errors are of standardised targets; `log_loss` is the negative log predictive density in nats.
+    """
+
+    count: int
+    squared_error: float
+    log_loss: float
+    covered: int
+
+    @classmethod
+    def of(cls, truth: FloatArray, mean: FloatArray, variance: FloatArray) -> ScoreSums:
+        """Sums over `truth` and `mean` (m, p) and variances (m,) of new observations."""
+        squares = (truth - mean) ** 2
+        ratios = squares / variance[:, None]
+        losses = 0.5 * (np.log(2.0 * math.pi * variance)[:, None] + ratios)
+        covered = int(np.count_nonzero(ratios <= NORMAL_95**2))
+        return cls(squares.size, float(squares.sum()), float(losses.sum()), covered)
+
+    def means(self) -> dict[str, float]:
+        """RMSE and NLPD of standardised targets, and the coverage of 95 % intervals."""
+        return {
+            "rmse": math.sqrt(self.squared_error / self.count),
+            "nlpd": self.log_loss / self.count,
+            "coverage_95": self.covered / self.count,
+        }
+
+
+def check_folds(folds: int | None, n_samples: int) -> None:
+    """Refuse a number of folds that cannot be cut from a subset of n samples; `InputError`."""
+    if folds is not None and not 2 <= folds <= n_samples:
+        raise InputError(f"folds must be from 2 to the subset's size, {n_samples}; got {folds}")
+
+
+def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IntArray]:
+    """Random folds of sizes that differ by at most one, each sample in one of them: sorted indices."""
+    order = np.random.default_rng([seed, 3, subset]).permutation(n_samples)
+    return [np.sort(part) for part in np.array_split(order, folds)]
+
+
+@dataclass(frozen=True)
+class LabelSums:
+    """Sums over `count` predicted samples, which add up over subsets: errors, and -log p of the labels in nats."""
+
+    count: int
+    errors: int
+    log_loss: float
+
+    @classmethod
+    def of(cls, probabilities: FloatArray, targets: FloatArray) -> LabelSums:
+        """Sums over the classes' probabilities (m, C), for `targets` (m, t) of signs."""
+        codes = targets.argmax(axis=1) if targets.shape[1] > 1 else (targets[:, 0] > 0.0).astype(np.int64)
+        errors = int(np.count_nonzero(probabilities.argmax(axis=1) != codes))
+        of_label = probabilities[np.arange(len(codes)), codes]
+        return cls(len(codes), errors, float(-np.log(np.maximum(of_label, LEAST_PROBABILITY)).sum()))
+
+    def means(self) -> dict[str, float]:
+        """Error rate and mean log loss."""
+        return {"error_rate": self.errors / self.count, "log_loss": self.log_loss / self.count}
+
+
+def scores_of(parts: Sequence[ScoreSums | LabelSums]) -> dict[str, float | int]:
+    """The number of predictions, and the means over all parts in order."""
+    kind, columns = type(parts[0]), zip(*(astuple(part) for part in parts), strict=True)
+    total = kind(*(sum(column) for column in columns))
+    return {"predictions": total.count, **total.means()}
+
+
+@needs_one_arithmetic
+def fold_task(
+    context: TuningContext, parameters: FloatArray, folds: int, seed: int, subsets: list[int]
+) -> list[ScoreSums | LabelSums]:
+    """Predict each fold of a subset from its other folds.
+
+    Raises `NumericalError`: a kernel matrix of labels is not positive definite.
+    """
+    predict = _folds if context.likelihood is None else _label_folds
+    sums = []
+    for index in subsets:
+        subset = context.subset(index)
+        sums.append(predict(context, subset, parameters, cut_folds(len(subset.inputs), folds, seed, index)))
+    return sums
+
+
+@needs_one_arithmetic
+def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums | LabelSums]:
+    """Predict the rows that no subset holds from each subset by itself; errors as of `fold_task`."""
+    inputs, targets = context.source.held_out()
+    predict = _held_out if context.likelihood is None else _label_held_out
+    return [predict(context, context.subset(index), parameters, inputs, targets) for index in subsets]
+
+
+def _folds(context: TuningContext, subset: CachedSubset, parameters: FloatArray, folds: list[IntArray]) -> ScoreSums:
+    with context.matrices(len(subset.inputs)).lent() as matrices:
+        mean, variance = fold_predictions(subset.family, parameters, subset.targets, folds, matrices, subset.noise)
+    return ScoreSums.of(subset.targets, mean, variance)
+
+
+def _held_out(
+    context: TuningContext, subset: CachedSubset, parameters: FloatArray, inputs: FloatArray, targets: FloatArray
+) -> ScoreSums:
+    held = context.source.noise(-1).with_common(math.exp(parameters[-1]))
+    kernel, noise = subset.family.kernel(parameters[:-1]), np.broadcast_to(held.diagonal, len(targets))
+    mean, variance = np.empty_like(targets), np.empty(len(targets))
+    with context.matrices(len(subset.inputs)).lent() as matrices:
+        lower = factored(subset.family, parameters, matrices[0], subset.noise)
+        alpha = solve_factored(lower, np.asfortranarray(subset.targets))
+        rows = max(1, len(subset.inputs) // _BLOCK_SHARE)
+        for start in range(0, len(inputs), rows):
+            block = slice(start, start + rows)
+            cross = np.asfortranarray(kernel(subset.inputs, inputs[block]))
+            mean[block] = cross.T @ alpha
+            solve_half(lower, cross)
+            explained = np.einsum("ij,ij->j", cross, cross)
+            variance[block] = np.maximum(kernel.diagonal(inputs[block]) - explained, 0.0) + noise[block]
+    return ScoreSums.of(targets, mean, variance)
+
+
+def _label_folds(
+    context: TuningContext, subset: CachedSubset, parameters: FloatArray, folds: list[IntArray]
+) -> LabelSums:
+    n, kernel = len(subset.inputs), subset.family.kernel(parameters[:-1])
+    probabilities = np.empty((n, max(2, subset.targets.shape[1])))
+    for fold in folds:
+        rest = np.setdiff1d(np.arange(n), fold)
+        weights = None if subset.weights is None else subset.weights[rest]
+        training = subset.inputs[rest], subset.targets[rest], weights
+        probabilities[fold] = _predicted(context, kernel, training, subset.inputs[fold])
+    return LabelSums.of(probabilities, subset.targets)
+
+
+def _label_held_out(
+    context: TuningContext, subset: CachedSubset, parameters: FloatArray, inputs: FloatArray, targets: FloatArray
+) -> LabelSums:
+    kernel, training = subset.family.kernel(parameters[:-1]), (subset.inputs, subset.targets, subset.weights)
+    return LabelSums.of(_predicted(context, kernel, training, inputs), targets)
+
+
+def _predicted(
+    context: TuningContext, kernel: Kernel, training: tuple[FloatArray, FloatArray, Any], inputs: FloatArray
+) -> FloatArray:
+    """Averaged probabilities of the classes at inputs (r, d), from samples that are given: (r, C)."""
+    training_inputs, targets, weights = training
+    assert context.likelihood is not None
+    matrix = np.asfortranarray(kernel.matrix(training_inputs, training_inputs))
+    cross, prior = kernel.matrix(training_inputs, inputs), kernel.diagonal(inputs)
+    samples = SeenSamples(matrix, targets, weights, cross, prior)
+    probabilities = LABEL_OBJECTIVES[context.likelihood].probabilities(samples)
+    if probabilities is None:
+        raise NumericalError(
+            "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
+            "it cannot be scored. Lower the upper bound of the amplitude"
+        )
+    return probabilities

@@ -28,8 +28,8 @@ from dkgp.models.classification.hyperparameters import LabelTuning, labelled_sub
 from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.near import EvidenceLabels, LabelVifObjective
 from dkgp.models.sparse.vif.objective import Neighbours
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.laplace.columns import LogitEvidence, ProbitEvidence
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.laplace import LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.models.tuning.tune import tune
 from dkgp.operators import ArrayInputs

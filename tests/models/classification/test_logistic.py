@@ -46,7 +46,7 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.rounding import UNIT, product_roundings
-from dkgp.models.tuning.laplace.columns import column_mode, latent_predictions
+from dkgp.models.tuning.laplace import column_mode, latent_predictions
 from dkgp.models.variance import batch, iterative
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.cells.operator import Forecast

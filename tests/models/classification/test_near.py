@@ -47,7 +47,7 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import TrainingSizes
 from dkgp.models.sparse.vif.kept import KeptTerms, rows_bytes
 from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours, kept_bytes
-from dkgp.models.tuning.laplace.columns import ColumnMode, column_mode
+from dkgp.models.tuning.laplace import ColumnMode, column_mode
 from dkgp.operators import ArrayInputs
 from dkgp.operators.keeping import Keeping, worker_tiles
 from dkgp.solvers import Checkpointing

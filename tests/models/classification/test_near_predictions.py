@@ -31,7 +31,7 @@ from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.prediction.sparse_rounds import PredictionMemory
 from dkgp.models.sparse.vif.objective import Neighbours
 from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
-from dkgp.models.tuning.laplace.columns import column_mode, latent_predictions
+from dkgp.models.tuning.laplace import column_mode, latent_predictions
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.cross.kernel import CrossKernel

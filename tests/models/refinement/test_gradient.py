@@ -13,7 +13,8 @@ from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import RunContext
 from dkgp.models.noise import Noise
 from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
+from dkgp.models.tuning.families import ArdSquaredExponential
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
 from dkgp.operators import ArrayInputs
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning

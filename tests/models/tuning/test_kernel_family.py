@@ -21,9 +21,9 @@ from dkgp.kernels import (
     White,
     parse_kernel,
 )
-from dkgp.models.tuning import kernel_family
-from dkgp.models.tuning.kernel_family import ComposedFamily, family_bytes, family_of
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
+from dkgp.models.tuning import families
+from dkgp.models.tuning.families import ArdSquaredExponential, ComposedFamily, family_bytes, family_of
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
 
 NAMES = ("a", "b", "c")
 L3 = (0.7, 2.0, 1.3)
@@ -38,7 +38,7 @@ def problem(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(params=[None, 1], ids=["in one block", "in three blocks"])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is not None:
-        monkeypatch.setattr(kernel_family, "_BLOCK_ENTRIES", request.param)
+        monkeypatch.setattr(families, "_BLOCK_ENTRIES", request.param)
 
 
 # Ours, scikit-learn's, and our gradient from theirs: rows of (index, factor), as gamma = 1 / (2 length^2).

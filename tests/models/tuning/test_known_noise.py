@@ -20,11 +20,9 @@ from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
 from dkgp.models.sparse.bound.search import check_bound
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.leave_one_out import LeaveOneOut, fold_predictions
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.marginal_likelihood import DenseObjective, LogMarginalLikelihood
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.objectives import DenseObjective, LeaveOneOut, LogMarginalLikelihood, fold_predictions
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.tuning.tune import tune, tune_dataset
 from tests.models.refinement.refine_problems import dense_gradient
 

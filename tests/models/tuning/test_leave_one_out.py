@@ -24,10 +24,10 @@ from dkgp.models.tuning.dense_algebra import (
     solve_half,
     symmetric_product,
 )
-from dkgp.models.tuning.leave_one_out import LeaveOneOut, fold_predictions
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential
-from dkgp.models.tuning.scores import ScoreSums, cut_folds, scores_of
+from dkgp.models.tuning.families import ArdSquaredExponential
+from dkgp.models.tuning.objectives import LeaveOneOut, fold_predictions
 from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.models.tuning.tune import ScoreSums, cut_folds, scores_of
 
 FloatArray = NDArray[np.float64]
 

@@ -13,9 +13,8 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, tune, tune_dataset
 from dkgp.models.tuned_parameter import TunedParameter, stopped
-from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
-from dkgp.models.tuning.rest import Rest
-from dkgp.models.tuning.search_space import SearchSpace
+from dkgp.models.tuning.search import LikelihoodSearch, Rest, SearchSettings
+from dkgp.models.tuning.space import SearchSpace
 
 
 def standardised(values: FloatArray) -> FloatArray:

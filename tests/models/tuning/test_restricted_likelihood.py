@@ -12,8 +12,8 @@ from dkgp.kernels import parse_kernel
 from dkgp.models import tune
 from dkgp.models.noise import Noise
 from dkgp.models.trend import columns_at
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
 
 
 def printed(K_y: np.ndarray, H: np.ndarray, y: np.ndarray) -> float:

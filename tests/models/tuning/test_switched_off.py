@@ -15,10 +15,17 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern52, SquaredExponential, parse_kernel
 from dkgp.models import Hyperparameters, read_hyperparameters, tune, write_hyperparameters
-from dkgp.models.tuning.likelihood_search import Optimum, SearchSettings
-from dkgp.models.tuning.problem import Choices, SearchProblem
-from dkgp.models.tuning.rest import LARGEST_GAMMA, MOST_LOST, candidates, switch_off
-from dkgp.models.tuning.search_space import SearchSpace
+from dkgp.models.tuning.search import (
+    LARGEST_GAMMA,
+    MOST_LOST,
+    Choices,
+    Optimum,
+    SearchProblem,
+    SearchSettings,
+    candidates,
+    switch_off,
+)
+from dkgp.models.tuning.space import SearchSpace
 
 # Bounds of one's own keep a feature: here, those that there are anyway.
 KEPT = {"gamma*": (1e-8, 1e4)}

@@ -16,10 +16,11 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import TuneProgress, projected_peak_bytes, tune, tune_dataset
-from dkgp.models.tuning import likelihood_search
-from dkgp.models.tuning.likelihood_search import LikelihoodSearch, SearchSettings
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
-from dkgp.models.tuning.search_space import SearchSpace
+from dkgp.models.tuning import search
+from dkgp.models.tuning.families import ArdSquaredExponential
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
+from dkgp.models.tuning.search import LikelihoodSearch, SearchSettings
+from dkgp.models.tuning.space import SearchSpace
 from dkgp.models.tuning.subsets import draw_subset
 
 FloatArray = NDArray[np.float64]
@@ -117,14 +118,14 @@ def test_irrelevant_features_get_a_small_gamma(rng: np.random.Generator) -> None
 
 
 @pytest.mark.parametrize(
-    "initial_noise_variance", [likelihood_search._INITIAL_NOISE_VARIANCE, pytest.param(0.1, marks=pytest.mark.slow)]
+    "initial_noise_variance", [search._INITIAL_NOISE_VARIANCE, pytest.param(0.1, marks=pytest.mark.slow)]
 )
 def test_does_not_settle_on_islands(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, initial_noise_variance: float
 ) -> None:
     # Few of many features matter: a search from a small noise variance runs off to gamma = infinity, which explains
     # nothing. The first start does not; should it ever, the further starting points find the way.
-    monkeypatch.setattr(likelihood_search, "_INITIAL_NOISE_VARIANCE", initial_noise_variance)
+    monkeypatch.setattr(search, "_INITIAL_NOISE_VARIANCE", initial_noise_variance)
     inputs = rng.standard_normal((400, 32))
     targets = np.sin(2.0 * inputs[:, 3]) * inputs[:, 7] + 0.2 * rng.standard_normal(400)
     found = tune(inputs, (targets - targets.mean()) / targets.std())

@@ -14,9 +14,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern,
 from dkgp.errors import InputError
 from dkgp.kernels import Linear, Matern32, Matern52, SquaredExponential, White, parse_kernel
 from dkgp.models import Hyperparameters, projected_tuning_bytes, tune
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.leave_one_out import LeaveOneOut
-from dkgp.models.tuning.marginal_likelihood import LogMarginalLikelihood
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.objectives import LeaveOneOut, LogMarginalLikelihood
 
 FloatArray = NDArray[np.float64]
 

@@ -17,12 +17,12 @@ from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune, tune_dataset
-from dkgp.models.tuning import run as tuning_run
+from dkgp.models.tuning import tune as tuning_run
 from dkgp.models.tuning.dense_algebra import factor
-from dkgp.models.tuning.leave_one_out import LeaveOneOut
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
+from dkgp.models.tuning.families import ArdSquaredExponential
+from dkgp.models.tuning.objectives import LeaveOneOut, LogMarginalLikelihood, Objective
 from dkgp.models.tuning.subsets import plan_subsets
-from dkgp.models.tuning.tasks import Objective, evaluate_task
+from dkgp.models.tuning.tune import evaluate_task
 
 FloatArray = NDArray[np.float64]
 

@@ -13,8 +13,9 @@ from scipy import optimize, stats
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, LogNormal, tune
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, LogMarginalLikelihood
-from dkgp.models.tuning.search_space import SearchSpace, as_prior, search_space
+from dkgp.models.tuning.families import ArdSquaredExponential
+from dkgp.models.tuning.objectives import LogMarginalLikelihood
+from dkgp.models.tuning.space import SearchSpace, as_prior, search_space
 
 FloatArray = NDArray[np.float64]
 NAMES = ("lat", "lon", "day")

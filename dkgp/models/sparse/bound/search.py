@@ -37,12 +37,10 @@ from dkgp.models.sparse.bound.trail import Trail
 from dkgp.models.sparse.fit import Basis
 from dkgp.models.sparse.settings import SparseMemory, plan_sparse
 from dkgp.models.sparse.vif.objective import NearEvidence, Neighbours, VifObjective, vif_bytes
-from dkgp.models.tuning.likelihood_search import LikelihoodSearch, Optimum, SearchSettings
-from dkgp.models.tuning.marginal_likelihood import DenseObjective
-from dkgp.models.tuning.problem import Choices, SearchProblem
-from dkgp.models.tuning.search_space import NOISE_NAME
+from dkgp.models.tuning.objectives import DenseObjective
+from dkgp.models.tuning.search import Choices, LikelihoodSearch, Optimum, SearchProblem, SearchSettings, SubsetSummary
+from dkgp.models.tuning.space import NOISE_NAME
 from dkgp.models.tuning.subsets import require_finite
-from dkgp.models.tuning.tasks import SubsetSummary
 from dkgp.solvers.driver import interrupted
 
 Evidence: TypeAlias = Literal["bound", "fitc", "vif"]

@@ -19,8 +19,7 @@ from dkgp.models.sparse.bound import search as search_module
 from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
 from dkgp.models.sparse.bound.search import DRAWS, plan_bound, tune_by_bound
 from dkgp.models.sparse.bound.trail import Trail
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.operators import ArrayInputs
 from tests.watching import in_context
 

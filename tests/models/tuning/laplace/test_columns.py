@@ -9,14 +9,8 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from dkgp.kernels import SquaredExponential, parse_kernel
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.laplace.columns import (
-    LogitEvidence,
-    ProbitEvidence,
-    SeenSamples,
-    column_mode,
-    latent_predictions,
-)
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.laplace import LogitEvidence, ProbitEvidence, SeenSamples, column_mode, latent_predictions
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 
 NAMES = ("a", "b", "c")

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import log_ndtr, ndtr
 
-from dkgp.models.tuning.laplace.expectation import RELATIVE_ERROR, _product, expected_sigmoid
+from dkgp.models.tuning.expectation import RELATIVE_ERROR, _product, expected_sigmoid
 
 FEW = [(-50.0, 4.0), (-3.0, 0.7)]
 MANY = [

@@ -8,10 +8,9 @@ import scipy.special
 from numpy.testing import assert_allclose
 
 from dkgp.kernels import SquaredExponential, parse_kernel
-from dkgp.models.tuning.kernel_family import family_of
-from dkgp.models.tuning.laplace.columns import LogitEvidence, SeenSamples
-from dkgp.models.tuning.laplace.expectation import averaged_softmax
-from dkgp.models.tuning.laplace.softmax import SoftmaxEvidence, softmax_mode
+from dkgp.models.tuning.expectation import averaged_softmax
+from dkgp.models.tuning.families import family_of
+from dkgp.models.tuning.laplace import LogitEvidence, SeenSamples, SoftmaxEvidence, softmax_mode
 
 NAMES = ("a", "b", "c")
 KERNEL = SquaredExponential(gamma=(0.5, 0.2, 0.1), variance=3.0)

@@ -18,21 +18,19 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.noise import NoiseModel
 from dkgp.models.refinement.space import RefineSpace
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, DenseObjective
-from dkgp.models.tuning.noise.choice import tune_noise
-from dkgp.models.tuning.noise.features import (
+from dkgp.models.tuning.families import ArdSquaredExponential
+from dkgp.models.tuning.noise import (
     MEAN_LOG_CHI_SQUARED,
     VARIANCE_LOG_CHI_SQUARED,
+    fit_noise,
     log_noise,
     noise_features,
     pivoted_factor,
+    tune_noise,
 )
-from dkgp.models.tuning.noise.objective import BY_DESIGN
-from dkgp.models.tuning.noise.search import fit_noise
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.objectives import BY_DESIGN, OBJECTIVES, DenseObjective, Objective
+from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.tuning.subsets import Subsets, plan_subsets
-from dkgp.models.tuning.tasks import OBJECTIVES, Objective
 
 FloatArray = NDArray[np.float64]
 NAMES = ("a", "b")

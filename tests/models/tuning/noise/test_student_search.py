@@ -14,10 +14,8 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.noise import StudentT
-from dkgp.models.tuning.likelihood_search import SearchSettings
-from dkgp.models.tuning.noise.comparison import Gain
-from dkgp.models.tuning.noise.student import NoiseLikelihood, tune_likelihood, weigh
-from dkgp.models.tuning.problem import Choices
+from dkgp.models.tuning.noise import Gain, NoiseLikelihood, tune_likelihood, weigh
+from dkgp.models.tuning.search import Choices, SearchSettings
 
 NAMES, T = ("a", "b"), StudentT(3.0, 0.02)
 

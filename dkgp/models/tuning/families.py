@@ -1,21 +1,136 @@
-"""Any kernel in the marginal likelihood: its parameters in log space, its matrix and its derivatives, block by block.
+"""Kernels with free parameters in log space on fixed inputs: their matrix, and its derivatives times given weights.
 
-A bare squared exponential with a length scale for each feature keeps its own, fused form; see `family_of`.
+A squared exponential with a length scale for each feature has a fused form of its own. Any other kernel is evaluated
+block by block; see `family_of`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models.tuning.marginal_likelihood import ArdSquaredExponential, KernelFamily
+from dkgp.models.tuning.dense_algebra import symmetric_product
 
-FloatArray: TypeAlias = NDArray[np.float64]
+# On standardised inputs a gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample an island.
+GAMMA_BOUNDS = (1e-8, 1e4)
+VARIANCE_BOUNDS = (1e-4, 1e4)
+
+
+class KernelFamily(Protocol):
+    """A kernel with free parameters, all in log space, on fixed inputs of shape (n, d)."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in messages."""
+
+    @property
+    def bounds(self) -> FloatArray:
+        """Lower and upper bound of each log parameter: (parameters, 2)."""
+
+    def initial(self) -> FloatArray:
+        """The starting point: (parameters,) log values."""
+
+    def kernel(self, parameters: FloatArray) -> Kernel:
+        """The kernel that the log parameters stand for."""
+
+    def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
+        """Write K into `out`, (n, n) in Fortran order, both triangles."""
+
+    def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
+        """sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,).
+
+        `matrix` is what the method `matrix` wrote. Only the lower triangle of the symmetric `weights` means anything,
+        and `weights` may be overwritten.
+        """
+
+
+class ArdSquaredExponential:
+    """k(x, x') = v exp(-sum_l gamma_l (x_l - x'_l)^2); parameters log gamma_1 .. log gamma_d and, by choice, log v.
+
+    Inputs (n, d) are standardised, `feature_names` are for messages. Without `learn_variance` v stays where it starts.
+    Every gamma of the start is positive; by default gamma_l = 1 / (2 d) and v = 1, as in the GBCD paper.
+    """
+
+    def __init__(
+        self,
+        inputs: FloatArray,
+        *,
+        learn_variance: bool,
+        feature_names: tuple[str, ...],
+        start: SquaredExponential | None = None,
+    ) -> None:
+        n_samples, self._n_features = inputs.shape
+        self._inputs = np.ascontiguousarray(inputs)
+        self._squares = inputs * inputs
+        # A column of ones beside the inputs makes the row sums of W part of the one product that the gradient needs.
+        self._inputs_and_one = np.asfortranarray(np.column_stack([inputs, np.ones(n_samples)]))
+        self._learn_variance = learn_variance
+        self._start = start
+        self._held_variance = 1.0 if start is None else start.variance
+        self.names = tuple(f"gamma of '{name}'" for name in feature_names) + ("the amplitude v",) * learn_variance
+
+    @property
+    def bounds(self) -> FloatArray:
+        """Lower and upper bound of each log parameter: (parameters, 2)."""
+        pairs = [GAMMA_BOUNDS] * self._n_features + [VARIANCE_BOUNDS] * self._learn_variance
+        return cast(FloatArray, np.log(np.array(pairs)))
+
+    def initial(self) -> FloatArray:
+        """gamma_l = 1 / (2 d): standardised samples are 2 d apart in mean squared distance, so a mean exponent of 1."""
+        start = np.zeros(len(self.names))
+        default = 1.0 / (2.0 * self._n_features)
+        if self._start is None or self._start.gamma == (default,) * self._n_features:
+            start[: self._n_features] = -math.log(2.0 * self._n_features)
+        else:
+            start[: self._n_features] = np.log(self._start.gamma)
+        if self._learn_variance:
+            start[-1] = math.log(self._held_variance)
+        return start
+
+    def kernel(self, parameters: FloatArray) -> SquaredExponential:
+        """The kernel that the log parameters stand for."""
+        gamma = np.exp(parameters[: self._n_features])
+        return SquaredExponential(gamma=tuple(gamma.tolist()), variance=self._variance(parameters))
+
+    def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
+        """Write K into `out`, (n, n) in Fortran order, both triangles."""
+        scaled = self._inputs * np.exp(0.5 * parameters[: self._n_features])
+        squared_norm = np.einsum("ij,ij->i", scaled, scaled)
+        # NumPy sends a product with its own transpose to a symmetric rank-k update: half the work, exactly symmetric.
+        np.dot(scaled, scaled.T, out=out.T)
+        out *= 2.0
+        out -= squared_norm
+        out -= squared_norm[:, None]
+        np.minimum(out, 0.0, out=out)
+        np.fill_diagonal(out, 0.0)
+        np.exp(out, out=out)
+        if self._learn_variance or self._held_variance != 1.0:
+            out *= self._variance(parameters)
+
+    def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
+        """sum_ij weights_ij dK_ij / dparameter, all d + 1 of them from one symmetric product.
+
+        With W = weights * K elementwise, sum_ij W_ij (x_il - x_jl)^2 = 2 (sum_i x_il^2 (W 1)_i - x_l' W x_l).
+        """
+        weights *= matrix
+        product = symmetric_product(weights, self._inputs_and_one)
+        row_sums = product[:, -1]
+        spread = self._squares.T @ row_sums - np.einsum("ij,ij->j", self._inputs, product[:, :-1])
+        gradient = np.empty(len(self.names))
+        gradient[: self._n_features] = -2.0 * np.exp(parameters[: self._n_features]) * spread
+        if self._learn_variance:
+            gradient[-1] = row_sums.sum()
+        return gradient
+
+    def _variance(self, parameters: FloatArray) -> float:
+        return math.exp(parameters[-1]) if self._learn_variance else self._held_variance
 
 
 _BLOCK_ENTRIES = 2**18

@@ -1,7 +1,8 @@
-"""Laplace's approximation of latent functions that do not know each other: mode, evidence and its gradient, dense.
+"""Evidence of labels in Laplace's approximation, its mode and its gradient, by dense algebra on a subset.
 
-For labels y of -1 and 1 with the losses l(y, f) = -log p(y | f), a Gaussian process with covariance K, and each column
-of labels by itself (one against the rest), with g = -l'(y, f), W = diag l''(y, f) and B = I + W^1/2 K W^1/2:
+Logit and probit: latent functions that are independent. For labels y of -1 and 1 with the losses
+l(y, f) = -log p(y | f), a Gaussian process with covariance K, and each column of labels by itself (one against the
+rest), with g = -l'(y, f), W = diag l''(y, f) and B = I + W^1/2 K W^1/2:
 
     mode:      f = K a, a = g, the maximum of Psi(f) = -f'K^-1 f / 2 - sum_i l(y_i, f_i), by Newton's iterations
                a <- b - W^1/2 B^-1 W^1/2 K b,  b = W f + g                       (Rasmussen and Williams 2006, Alg. 3.1)
@@ -10,8 +11,24 @@ of labels by itself (one against the rest), with g = -l'(y, f), W = diag l''(y, 
                u = (I - R K) s,  s_i = -S_ii l'''_i / 2,  S = (K^-1 + W)^-1                                  (Alg. 5.1)
 
 K^-1 is not needed, and neither is S: S_ii W_ii = 1 - (B^-1)_ii, so that s_i = -(1 - (B^-1)_ii) d log W_i / df / 2. The
-inverse of B is all that the gradient takes; losses whose curvature underflows do no harm. Samples may have weights w_i:
+gradient takes the inverse of B alone; losses whose curvature underflows do no harm. Samples may have weights w_i:
 w_i l stands for l everywhere.
+
+Softmax: latent functions that are coupled. For C classes with one covariance K, one-hot labels y_c, probabilities pi_c
+and D_c = diag(w pi_c), w the samples' weights, the curvature of sample i is w_i (diag(pi_i) - pi_i pi_i'). With
+
+    B_c = I + D_c^1/2 K D_c^1/2,  E_c = D_c^1/2 B_c^-1 D_c^1/2,  S = sum_c E_c = M M',  V_c = M^-1 E_c
+
+all matrices of order C n reduce to matrices of order n (Rasmussen and Williams 2006, Alg. 3.3 and 3.4):
+
+    R = (W^-1 + K)^-1,  R_cc' = E_c delta_cc' - V_c' V_c',    log|I + K W| = sum_c log|B_c| + log|S| - sum_i log w_i.
+
+The gradient of the evidence is one weighted sum of dK: with a_c = w (y_c - pi_c), f_c = K a_c at the mode,
+
+    G = 1/2 sum_c [a_c a_c' - R_cc + u_c a_c' + a_c u_c'],   u = s - R K s,
+    s_ic = -1/2 w_i sum_b P_bc (T_bb - 2 (T pi)_b),   P = diag(pi) - pi pi',   T = K - K R K, the block of sample i.
+
+It holds 2 C + 5 matrices of order n. Larger problems take classes one against the rest.
 """
 
 from __future__ import annotations
@@ -19,9 +36,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import scipy.linalg
 import scipy.special
 
 from dkgp.data.types import FloatArray
@@ -29,16 +47,18 @@ from dkgp.errors import NumericalError
 from dkgp.models.tuning.dense_algebra import (
     add_outer_products,
     factor,
+    fill_upper,
     invert_factored,
     rank_update,
     solve_factored,
     solve_half,
     symmetric_product,
 )
-from dkgp.models.tuning.laplace.expectation import averaged_sigmoid
-from dkgp.models.tuning.marginal_likelihood import DenseObjective
+from dkgp.models.tuning.expectation import averaged_sigmoid, averaged_softmax
+from dkgp.models.tuning.objectives import DenseObjective
 from dkgp.solvers.losses import LabelLoss, LogisticLoss, Loss, ProbitLoss
 
+LabelLikelihood: TypeAlias = Literal["logit", "probit", "softmax"]
 LEAST_SUM = 1e-300
 MOST_STEPS, MOST_HALVINGS = 100, 40
 # Of Psi, relative: what a full step gains is half the square of the way that is left, in the norm of K^-1 + W.
@@ -246,3 +266,156 @@ class ProbitEvidence(_ColumnEvidence):
 
     loss = ProbitLoss()
     likelihood = "probit"
+
+
+# A sample that counts for nothing; its logarithm has to exist.
+LEAST_WEIGHT = 1e-12
+
+
+@dataclass(frozen=True)
+class SoftmaxMode:
+    """The mode, and what the evidence and predictions take of its curvature."""
+
+    # (n, C): f, a and pi; f = K a
+    values: FloatArray
+    alpha: FloatArray
+    probabilities: FloatArray
+    inner: FloatArray  # (C, n, n): E_c
+    root: FloatArray  # (n, n): M
+    # Psi, and log|I + K W|
+    objective: float
+    log_determinant: float
+    steps: int  # Newton's
+
+    def whitened(self, right: FloatArray) -> FloatArray:
+        """M^-1 times the right side (n, t)."""
+        return np.asarray(scipy.linalg.solve_triangular(self.root, right, lower=True, check_finite=False))
+
+    def solved(self, right: FloatArray) -> FloatArray:
+        """R times the right side (n, C)."""
+        separate = np.column_stack([inner @ column for inner, column in zip(self.inner, right.T, strict=True)])
+        shared = scipy.linalg.cho_solve((self.root, True), separate.sum(axis=1), check_finite=False)
+        return np.asarray(separate - np.column_stack([inner @ shared for inner in self.inner]))
+
+
+def softmax_mode(
+    matrix: FloatArray, one_hot: FloatArray, weights: FloatArray | None = None, alpha: FloatArray | None = None
+) -> SoftmaxMode | None:
+    """Find the mode by Newton's iterations; None where a matrix is not positive definite.
+
+    `matrix` (n, n): K, both triangles. `one_hot` (n, C). `weights` (n,). `alpha` (n, C): where to start, if it is
+    better than zero, the default.
+    """
+    n, n_classes = one_hot.shape
+    w = np.ones(n) if weights is None else np.maximum(weights, LEAST_WEIGHT)
+
+    def psi(coefficients: FloatArray, values: FloatArray) -> float:
+        fit = np.einsum("ic,ic->i", one_hot, values) - scipy.special.logsumexp(values, axis=1)
+        return float(-0.5 * np.vdot(coefficients, values) + w @ fit)
+
+    inner, root = np.empty((n_classes, n, n)), np.empty((n, n))
+
+    def expand(a: FloatArray, f: FloatArray, objective: float, steps: int) -> tuple[SoftmaxMode, FloatArray] | None:
+        probabilities = scipy.special.softmax(f, axis=1)
+        logs = _inner(matrix, w[:, None] * probabilities, inner)
+        np.sum(inner, axis=0, out=root)
+        lower = np.asfortranarray(root)
+        if logs is None or not factor(lower):
+            return None
+        determinant = logs + 2.0 * float(np.log(np.diagonal(lower)).sum()) - float(np.log(w).sum())
+        mode = SoftmaxMode(f, a, probabilities, inner, np.tril(lower), objective, determinant, steps)
+        mean = np.einsum("ic,ic->i", probabilities, f)
+        b = w[:, None] * (probabilities * (f - mean[:, None]) + one_hot - probabilities)
+        return mode, b - mode.solved(matrix @ b)
+
+    return newton_ascent(matrix, psi, np.zeros((n, n_classes)), alpha, expand)
+
+
+def _inner(matrix: FloatArray, curvature: FloatArray, out: FloatArray) -> float | None:
+    """Fill in E_c of all classes; the sum of log|B_c|, or None where one is not positive definite."""
+    logs = 0.0
+    for column, target in zip(curvature.T, out, strict=True):
+        root = np.sqrt(column)
+        work = np.asfortranarray(matrix * root * root[:, None])
+        np.einsum("ii->i", work)[:] += 1.0
+        if not factor(work):
+            return None
+        logs += 2.0 * float(np.log(np.diagonal(work)).sum())
+        if not invert_factored(work):
+            return None
+        fill_upper(work)
+        np.multiply(work, root, out=target)
+        target *= root[:, None]
+    return logs
+
+
+class SoftmaxEvidence(LabelEvidence):
+    """Of classes that softmax couples, three or more; targets (n, C) are signs."""
+
+    n_matrices = 2
+
+    @classmethod
+    def matrices(cls, n_targets: int) -> int:
+        """Matrices of order n that an evaluation holds."""
+        return 2 * n_targets + 5
+
+    @staticmethod
+    def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
+        """Log likelihood of the classes' shares."""
+        counts = np.ones(len(targets)) if weights is None else weights
+        totals = counts @ (targets > 0.0)
+        return float((scipy.special.xlogy(totals, totals / totals.sum())).sum())
+
+    @classmethod
+    def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
+        """As of `LabelEvidence`, by `averaged_softmax`."""
+        matrix, targets, weights, cross, prior = samples
+        mode = softmax_mode(matrix, (targets > 0.0).astype(np.float64), weights)
+        if mode is None:
+            return None
+        covariance = np.empty((len(prior), len(mode.inner), len(mode.inner)))
+        halves = [mode.whitened(inner @ cross) for inner in mode.inner]
+        for c, inner in enumerate(mode.inner):
+            for other in range(c + 1):
+                shared = np.einsum("ij,ij->j", halves[c], halves[other])
+                covariance[:, c, other] = covariance[:, other, c] = shared
+            covariance[:, c, c] += prior - np.einsum("ij,ij->j", cross, inner @ cross)
+        return averaged_softmax(cross.T @ mode.alpha, covariance)
+
+    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """As of `DenseObjective`: for each class two inverses' time a step of Newton's, and four products."""
+        matrix, total = self._kernel_matrix, self._work
+        self._family.matrix(parameters[:-1], matrix)
+        one_hot = (self._targets > 0.0).astype(np.float64)
+        mode = softmax_mode(matrix, one_hot, self._weights, self.start)
+        if mode is None:
+            return None
+        value = mode.objective - 0.5 * mode.log_determinant
+        if not math.isfinite(value):
+            return None
+        self.reached = mode.alpha
+        w = np.ones(len(one_hot)) if self._weights is None else np.maximum(self._weights, LEAST_WEIGHT)
+        total[...] = 0.0
+        spread, halves = np.empty((len(one_hot), len(mode.inner), len(mode.inner))), np.empty_like(mode.inner)
+        for c, inner in enumerate(mode.inner):
+            half = mode.whitened(inner)
+            total += 0.5 * (half.T @ half - inner)
+            np.matmul(half, matrix, out=halves[c])
+            for other in range(c + 1):
+                shared = np.einsum("ij,ij->j", halves[c], halves[other])
+                spread[:, c, other] = spread[:, other, c] = shared
+            spread[:, c, c] += np.diagonal(matrix) - np.einsum("ij,ij->j", matrix, inner @ matrix)
+        pi = mode.probabilities
+        towards = np.einsum("icc->ic", spread) - 2.0 * np.einsum("icb,ib->ic", spread, pi)
+        s = -0.5 * w[:, None] * pi * (towards - np.einsum("ic,ic->i", pi, towards)[:, None])
+        u = s - mode.solved(matrix @ s)
+        total += 0.5 * (mode.alpha @ mode.alpha.T + u @ mode.alpha.T + mode.alpha @ u.T)
+        return value, np.append(self._family.contract(parameters[:-1], matrix, total), 0.0)
+
+
+# Evidence of labels, in Laplace's approximation.
+LABEL_OBJECTIVES: dict[LabelLikelihood, type[LabelEvidence]] = {
+    "logit": LogitEvidence,
+    "probit": ProbitEvidence,
+    "softmax": SoftmaxEvidence,
+}

@@ -1,150 +1,66 @@
-"""The log marginal likelihood of a GP on a subset that fits in memory, with its gradient: what `tune` maximises.
+"""Objectives of tuning on a subset that fits in memory, each with its gradient: likelihood and leave-one-out.
 
-With Kbar = K(theta) + s2 I, alpha = Kbar^-1 Y and p target columns that share the hyperparameters,
+Marginal likelihood. With Kbar = K(theta) + s2 I, alpha = Kbar^-1 Y and p target columns that share the hyperparameters,
 
     log p(Y) = -1/2 tr(Y' alpha) - p/2 log det Kbar - n p/2 log(2 pi),
     d log p / d theta = 1/2 sum_ij G_ij dK_ij/dtheta,    G = alpha alpha' - p Kbar^-1
 
-(Rasmussen and Williams 2006, equations 2.30 and 5.9). Of a mean H beta with q coefficients it is that of what no
-coefficients move (restricted likelihood; their equation 2.45),
+(Rasmussen and Williams 2006, equations 2.30 and 5.9). With a mean H beta of q coefficients, the restricted likelihood
+is that of the data which no coefficients move (their equation 2.45),
 
     -1/2 tr(Y' alpha) - p/2 (log det Kbar + log det A) - (n - q) p/2 log(2 pi),    A = H' Kbar^-1 H,
     G = alpha alpha' - p (Kbar^-1 - Kbar^-1 H A^-1 H' Kbar^-1),
 
-with alpha = Kbar^-1 (Y - H beta) at the best beta. The likelihood owns the factorisation and G; what a kernel has to
-supply is its matrix and the contraction of a given G with its derivatives, so further kernels are one class each.
+with alpha = Kbar^-1 (Y - H beta) at the best beta. The objective owns the factorisation and G. A kernel supplies its
+matrix and the contraction of G with its derivatives (`KernelFamily`).
+
+Leave-one-out: the log density of each target given all others. With A = Kbar^-1, alpha = A Y and c_i = A_ii, the target
+y_i given all others is normal with mean y_i - alpha_i / c_i and variance 1 / c_i, so that
+
+    L = sum_i [p/2 log c_i - s_i / (2 c_i)] - n p/2 log(2 pi),    s_i = sum_t alpha_it^2
+
+(their equations 5.10 to 5.12). A change dK of the kernel matrix changes A by -A dK A, so that equation 5.13 for all
+parameters is one weighted sum of the entries of dK:
+
+    dL = sum_ij W_ij dK_ij,    W = 1/2 (beta alpha' + alpha beta') - A diag(q) A,
+    beta = A r,  r_it = alpha_it / c_i,  q_i = p / (2 c_i) + s_i / (2 c_i^2).
+
+It takes twice the arithmetic of the likelihood's gradient. For a fold F of several samples the same holds in blocks:
+the mean is y_F - A_FF^-1 alpha_F, the covariance A_FF^-1.
+
+Noise by a design: with s2_i = s2 exp(design_i' w) the weights w are among the parameters. Both objectives have a
+symmetric matrix W with dL = sum_ij W_ij dKbar_ij. The derivative by log s2 is sum_i W_ii s2_i, that by w_j is
+sum_i W_ii s2_i design_ij.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import scipy.linalg
 
-from dkgp.data.types import FloatArray
-from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models.noise import Noise
-from dkgp.models.tuning.dense_algebra import BLOCK_ROWS, invert, rank_update, symmetric_product
-from dkgp.models.tuning.subsets import SAME_NOISE
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import NumericalError
+from dkgp.models.noise import SAME_NOISE, Noise
+from dkgp.models.tuning.dense_algebra import (
+    BLOCK_ROWS,
+    add_outer_products,
+    factor,
+    fill_upper,
+    invert,
+    invert_factored,
+    rank_update,
+    solve_factored,
+    symmetric_product,
+)
+from dkgp.models.tuning.families import KernelFamily
 
+Objective: TypeAlias = Literal["likelihood", "loo"]
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
-# On standardised inputs a gamma of 1e-8 moves no exponent that matters, and one of 1e4 makes every sample an island.
-GAMMA_BOUNDS = (1e-8, 1e4)
-VARIANCE_BOUNDS = (1e-4, 1e4)
-
-
-class KernelFamily(Protocol):
-    """A kernel with free parameters, all in log space, on fixed inputs of shape (n, d)."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the parameters in messages."""
-
-    @property
-    def bounds(self) -> FloatArray:
-        """Lower and upper bound of each log parameter: (parameters, 2)."""
-
-    def initial(self) -> FloatArray:
-        """The starting point: (parameters,) log values."""
-
-    def kernel(self, parameters: FloatArray) -> Kernel:
-        """The kernel that the log parameters stand for."""
-
-    def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
-        """Write K into `out`, (n, n) in Fortran order, both triangles."""
-
-    def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
-        """sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,).
-
-        `matrix` is what the method `matrix` wrote. Only the lower triangle of the symmetric `weights` means anything,
-        and `weights` may be overwritten.
-        """
-
-
-class ArdSquaredExponential:
-    """k(x, x') = v exp(-sum_l gamma_l (x_l - x'_l)^2); parameters log gamma_1 .. log gamma_d and, by choice, log v.
-
-    Inputs (n, d) are standardised, `feature_names` are for messages. Without `learn_variance` v stays where it starts.
-    Every gamma of the start is positive; by default gamma_l = 1 / (2 d) and v = 1, as in the GBCD paper.
-    """
-
-    def __init__(
-        self,
-        inputs: FloatArray,
-        *,
-        learn_variance: bool,
-        feature_names: tuple[str, ...],
-        start: SquaredExponential | None = None,
-    ) -> None:
-        n_samples, self._n_features = inputs.shape
-        self._inputs = np.ascontiguousarray(inputs)
-        self._squares = inputs * inputs
-        # A column of ones beside the inputs makes the row sums of W part of the one product that the gradient needs.
-        self._inputs_and_one = np.asfortranarray(np.column_stack([inputs, np.ones(n_samples)]))
-        self._learn_variance = learn_variance
-        self._start = start
-        self._held_variance = 1.0 if start is None else start.variance
-        self.names = tuple(f"gamma of '{name}'" for name in feature_names) + ("the amplitude v",) * learn_variance
-
-    @property
-    def bounds(self) -> FloatArray:
-        """Lower and upper bound of each log parameter: (parameters, 2)."""
-        pairs = [GAMMA_BOUNDS] * self._n_features + [VARIANCE_BOUNDS] * self._learn_variance
-        return cast(FloatArray, np.log(np.array(pairs)))
-
-    def initial(self) -> FloatArray:
-        """gamma_l = 1 / (2 d): standardised samples are 2 d apart in mean squared distance, so a mean exponent of 1."""
-        start = np.zeros(len(self.names))
-        default = 1.0 / (2.0 * self._n_features)
-        if self._start is None or self._start.gamma == (default,) * self._n_features:
-            start[: self._n_features] = -math.log(2.0 * self._n_features)
-        else:
-            start[: self._n_features] = np.log(self._start.gamma)
-        if self._learn_variance:
-            start[-1] = math.log(self._held_variance)
-        return start
-
-    def kernel(self, parameters: FloatArray) -> SquaredExponential:
-        """The kernel that the log parameters stand for."""
-        gamma = np.exp(parameters[: self._n_features])
-        return SquaredExponential(gamma=tuple(gamma.tolist()), variance=self._variance(parameters))
-
-    def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
-        """Write K into `out`, (n, n) in Fortran order, both triangles."""
-        scaled = self._inputs * np.exp(0.5 * parameters[: self._n_features])
-        squared_norm = np.einsum("ij,ij->i", scaled, scaled)
-        # NumPy sends a product with its own transpose to a symmetric rank-k update: half the work, exactly symmetric.
-        np.dot(scaled, scaled.T, out=out.T)
-        out *= 2.0
-        out -= squared_norm
-        out -= squared_norm[:, None]
-        np.minimum(out, 0.0, out=out)
-        np.fill_diagonal(out, 0.0)
-        np.exp(out, out=out)
-        if self._learn_variance or self._held_variance != 1.0:
-            out *= self._variance(parameters)
-
-    def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
-        """sum_ij weights_ij dK_ij / dparameter, all d + 1 of them from one symmetric product.
-
-        With W = weights * K elementwise, sum_ij W_ij (x_il - x_jl)^2 = 2 (sum_i x_il^2 (W 1)_i - x_l' W x_l).
-        """
-        weights *= matrix
-        product = symmetric_product(weights, self._inputs_and_one)
-        row_sums = product[:, -1]
-        spread = self._squares.T @ row_sums - np.einsum("ij,ij->j", self._inputs, product[:, :-1])
-        gradient = np.empty(len(self.names))
-        gradient[: self._n_features] = -2.0 * np.exp(parameters[: self._n_features]) * spread
-        if self._learn_variance:
-            gradient[-1] = row_sums.sum()
-        return gradient
-
-    def _variance(self, parameters: FloatArray) -> float:
-        return math.exp(parameters[-1]) if self._learn_variance else self._held_variance
 
 
 class DenseObjective:
@@ -267,6 +183,122 @@ class LogMarginalLikelihood(DenseObjective):
         variances = np.maximum((rest * rest).sum(axis=0) / (n - q), np.finfo(np.float64).tiny)
         determinant = float(np.linalg.slogdet(trend.T @ trend)[1])
         return -0.5 * float(((n - q) * np.log(2.0 * math.pi * math.e * variances) + determinant).sum())
+
+
+class LeaveOneOut(DenseObjective):
+    """The sum of log p(y_i | X, y_-i, theta)."""
+
+    n_matrices = 3
+
+    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+        """As of `DenseObjective`."""
+        n_samples, n_targets = self._targets.shape
+        self._fill(parameters)
+        if not factor(self._work):
+            return None
+        alpha = solve_factored(self._work, self._targets)
+        if not invert_factored(self._work):
+            return None
+        precision = np.diagonal(self._work).copy()
+        squares = np.einsum("ij,ij->i", alpha, alpha)
+        value = 0.5 * float(
+            (n_targets * np.log(precision) - squares / precision).sum()
+            - n_samples * n_targets * math.log(2.0 * math.pi)
+        )
+        if not math.isfinite(value):
+            return None
+        beta = symmetric_product(self._work, np.asfortranarray(alpha / precision[:, None]))
+        share = 0.5 * (n_targets + squares / precision) / precision
+        fill_upper(self._work)
+        self._work *= np.sqrt(share)
+        weights = self._more[0]
+        rank_update(weights, self._work, scale=-1.0, keep=0.0)
+        add_outer_products(weights, alpha, beta, scale=0.5)
+        return value, self._slopes(parameters, weights)
+
+
+def factored(family: KernelFamily, parameters: FloatArray, out: FloatArray, noise: Noise = SAME_NOISE) -> FloatArray:
+    """Put Cholesky's lower factor of Kbar into `out`, and return it; `NumericalError` where there is none."""
+    family.matrix(parameters[:-1], out)
+    np.einsum("ii->i", out)[:] += noise.with_common(math.exp(parameters[-1])).diagonal
+    if not factor(out):
+        raise NumericalError(
+            "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "
+            "it cannot be scored. Raise the lower bound of the noise variance"
+        )
+    return out
+
+
+def fold_predictions(
+    family: KernelFamily,
+    parameters: FloatArray,
+    targets: FloatArray,
+    folds: Sequence[IntArray],
+    matrices: Sequence[FloatArray] | None = None,
+    noise: Noise = SAME_NOISE,
+) -> tuple[FloatArray, FloatArray]:
+    """Predict each fold's targets from all samples outside of it, in closed form.
+
+    `parameters` are logarithms, the noise variance's last; `folds` are indices of samples, together each sample once;
+    `matrices` are one array (n, n) in Fortran order to work in; `noise` is that of samples that differ. Returned are
+    predictive means (n, p), and predictive variances of a new observation (n,), the sample's noise included.
+
+    Raises `NumericalError`: Kbar is not numerically positive definite.
+    """
+    n_samples = targets.shape[0]
+    work = np.empty((n_samples, n_samples), order="F") if matrices is None else matrices[0]
+    ordered = np.asfortranarray(targets)
+    alpha = solve_factored(factored(family, parameters, work, noise), ordered)
+    invert_factored(work)
+    fill_upper(work)
+    mean, variance = np.empty_like(ordered), np.empty(n_samples)
+    for fold in folds:
+        block = np.asfortranarray(work[np.ix_(fold, fold)])
+        if not factor(block):  # a principal part of a positive definite matrix: only rounding brings one here
+            raise NumericalError("the predictive covariance of a fold is not positive definite; take more folds")
+        mean[fold] = ordered[fold] - solve_factored(block, np.asfortranarray(alpha[fold]))
+        invert_factored(block)
+        variance[fold] = np.diagonal(block)
+    return mean, variance
+
+
+OBJECTIVES: dict[Objective, type[DenseObjective]] = {"likelihood": LogMarginalLikelihood, "loo": LeaveOneOut}
+
+
+class ByDesign(DenseObjective):
+    """An objective at theta = (the kernel's log parameters, w, log s2), for a `design` (n, q)."""
+
+    def __init__(self, family: KernelFamily, targets: FloatArray, design: FloatArray) -> None:
+        super().__init__(family, targets)
+        self._design = design
+
+    def _fill(self, parameters: FloatArray) -> None:
+        self._family.matrix(self._of_kernel(parameters), self._kernel_matrix)
+        np.copyto(self._work, self._kernel_matrix)
+        np.einsum("ii->i", self._work)[:] += self._noises(parameters)
+
+    def _slopes(self, parameters: FloatArray, weights: FloatArray) -> FloatArray:
+        each = self._noises(parameters) * np.diagonal(weights)
+        of_kernel = self._family.contract(self._of_kernel(parameters), self._kernel_matrix, weights)
+        return np.concatenate([of_kernel, self._design.T @ each, [each.sum()]])
+
+    def _of_kernel(self, parameters: FloatArray) -> FloatArray:
+        return parameters[: -1 - self._design.shape[1]]
+
+    def _noises(self, parameters: FloatArray) -> FloatArray:
+        with np.errstate(over="ignore"):  # Kbar is then not finite, and has no likelihood
+            return np.asarray(np.exp(parameters[-1] + self._design @ parameters[-1 - self._design.shape[1] : -1]))
+
+
+class LikelihoodByDesign(ByDesign, LogMarginalLikelihood):
+    """log p(Y | X, theta)."""
+
+
+class LeaveOneOutByDesign(ByDesign, LeaveOneOut):
+    """The sum of log p(y_i | X, y_-i, theta)."""
+
+
+BY_DESIGN: dict[Objective, type[ByDesign]] = {"likelihood": LikelihoodByDesign, "loo": LeaveOneOutByDesign}
 
 
 def projected_peak_bytes(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.models.tuned_parameter import Side, TunedParameter
-from dkgp.models.tuning.marginal_likelihood import KernelFamily
+from dkgp.models.tuning.families import KernelFamily
 
 
 @dataclass(frozen=True)
