@@ -167,11 +167,12 @@ class Loop:
         checkpoint = None if self._opened else self.latest()
         if checkpoint is not None:
             iteration.resume(checkpoint)
-        elif self.saved_iteration is None:
+        reported = len(iteration.history)
+        if checkpoint is None and self.saved_iteration is None:
             iteration.start()
         del checkpoint  # its arrays are those of the state now
         self._iteration = iteration
-        reported = len(iteration.history)
+        reported = self._report(iteration, reported)
         while True:
             while (reason := iteration.stop()) is None:
                 self.heed(iteration)
@@ -250,7 +251,8 @@ class Loop:
         """Between two rounds: if the user asks for the end, save the state and raise `InterruptedRunError`."""
         if self._asked():
             self.save(iteration)
-            raise interrupted(f"after {iteration.iteration} {self._unit}s", self._saved_url)
+            done = f"{iteration.iteration} {self._units}"
+            raise interrupted(f"after {done}", self._saved_url, "state" if self._waits else f"{done} are")
 
     def heed_within(self, progress: Progress | None = None) -> None:
         """During a round: raise `InterruptedRunError` if the user asks for the end and no other round is lost by it."""
@@ -258,10 +260,14 @@ class Loop:
             return
         if not self._waits:
             place = self._unit if progress is None else progress.phase
-            raise interrupted(f"in the {place}", self._saved_url, f"{self.saved_iteration} {self._unit}s are")
+            raise interrupted(f"in the {place}", self._saved_url, f"{self.saved_iteration} {self._units} are")
         done = 0 if self._iteration is None else self._iteration.iteration
         if done == (self.saved_iteration or 0) or self.url is None:
             raise interrupted(f"in {self._unit} {done + 1}", self._saved_url)
+
+    @property
+    def _units(self) -> str:
+        return self._unit + ("es" if self._unit.endswith("s") else "s")
 
     def _asked(self) -> bool:
         return self._watch.interrupted is not None and self._watch.interrupted()

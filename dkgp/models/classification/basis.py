@@ -44,7 +44,7 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Checkpoint
 from dkgp.errors import InputError
 from dkgp.models.classification.certificate import FEW, RiskCertificate
-from dkgp.models.classification.labels import LabelledData, Laps, digest, interruption
+from dkgp.models.classification.labels import LabelledData, digest
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes, choose_prototypes
 from dkgp.models.classification.trained import BasisForm, TrainedBasis
@@ -59,15 +59,15 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import MOST_TRAVERSALS, CrossKernel
 from dkgp.operators.cross.tasks import WAITING_SUMS, cross_bytes, piece_rows
 from dkgp.operators.exact_sums import unit_count
+from dkgp.solvers.base import Clock
 from dkgp.solvers.basis_risk.minimise import (
     MOST_BLOCK_ROWS,
     MOST_PAIRS,
     BasisDescent,
     BasisRiskSolution,
-    BasisRiskState,
 )
 from dkgp.solvers.basis_risk.problem import GRAM_BYTES, BasisRisk
-from dkgp.solvers.driver import Loop
+from dkgp.solvers.driver import Iteration, Loop
 from dkgp.solvers.prices import Phase, Work
 from dkgp.solvers.risk import Risk
 
@@ -141,19 +141,20 @@ def train_on_basis(
         raise InputError(f"`form` is 'logistic' or 'gp'; got {form!r}")
     targets = likelihood.targets(data.labels)
     with opened(data, hyperparameters, context, settings, likelihood, form, regularisation, given) as run:
-        operator, checkpoint, laps = run.operator, run.checkpoint, run.laps
-        state = None if checkpoint is None else BasisRiskState.restored(checkpoint.metadata["state"], checkpoint.arrays)
+        operator, clock = run.operator, run.clock
         cross = CrossKernel(operator, run.prototypes)
         risk = BasisRisk(cross, targets, Risk(likelihood.loss, regularisation, data.weights))
-        descent = BasisDescent(risk, settings.tolerance, settings.max_iterations, hessian=form == "gp")
-        solution = descent.run(state, indices=run.indices, watch=run.context, checkpoints=run.checkpoints)
-        laps.end("fit")
+        descent = BasisDescent(
+            risk, settings.tolerance, settings.max_iterations, hessian=form == "gp", indices=run.indices
+        )
+        solution = descent.run(run.resumed(descent))
+        clock.lap("fit")
         proof: CertifiedBasis | None = None
         if settings.certify:
             proof = certify_basis(
                 operator, cross, solution.weights, solution.values, targets, likelihood, regularisation, data.weights
             )
-            laps.end("certificate")
+            clock.lap("certificate")
         kernel_lower = cross.lower if form == "gp" else None
         scale = math.sqrt(float(operator.prior().max())) * (1.0 + 1e-9)
         summary = {**_summary(solution, proof, scale), "method": form, **run.summary(solution.explained)}
@@ -311,25 +312,31 @@ class NewtonMemory(BasisMemory):
 
 @dataclass(frozen=True)
 class Opened:
-    """A run whose basis is there: standardised inputs (m, d), and the samples (m,) that they are, if any."""
+    """A run with its basis: standardised inputs (m, d), and the samples (m,) that they are, if any."""
 
-    context: RunContext
-    checkpoints: Loop
-    checkpoint: Checkpoint | None  # from which it goes on
+    loop: Loop
+    checkpoint: Checkpoint | None  # to resume
     operator: BlockedKernelOperator
     prototypes: FloatArray
     indices: IndexArray | None
-    laps: Laps
-    told: dict[str, Any]  # of data and problem, as summaries tell them
+    clock: Clock
+    about: dict[str, Any]  # data and problem, for summaries
+
+    def resumed(self, steps: Iteration) -> Loop:
+        """Return the loop for Newton's steps, which continue from the checkpoint if there is one."""
+        if self.checkpoint is not None:
+            steps.resume(self.checkpoint)
+        return self.loop
 
     def summary(self, explained: float) -> dict[str, Any]:
-        """Data, problem and effort, and what a basis that explains so much of the samples' k(x, x) leaves of it."""
+        """Return data, problem and effort, and the share of the samples' k(x, x) that the basis does not explain."""
         return {
-            **self.told,
+            **self.about,
             "basis_size": len(self.prototypes),
             "left": 1.0 - explained / float(self.operator.prior().sum()),
             "kernel_evaluations": self.operator.kernel_evaluations,
-            **self.laps.summary(),
+            "seconds": round(self.clock.total, 3),
+            "seconds_by_part": self.clock.rounded(),
         }
 
 
@@ -344,21 +351,20 @@ def opened(
     regularisation: float,
     given: IndexArray | FloatArray | None,
 ) -> Iterator[Opened]:
-    """Open a run, and have its basis: a checkpoint's, the user's, or one that is chosen.
+    """Open a run, and take its basis from the checkpoint, from the user, or choose one.
 
     Raises `InputError` for a basis that is none, `CheckpointError` for a checkpoint of another run, and
-    `InterruptedRunError` where the context asks for the end.
+    `InterruptedRunError` if the user ends the run.
     """
-    laps, context = Laps(), RunContext.of(context)
+    clock, context = Clock(), RunContext.of(context)
     kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
     problem = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
     identity = {**settings.identity(), **problem, "form": form, **data.identity, "given": digest(given, "<f8")}
-    checkpoints = Loop(context, identity)
-    checkpoint = checkpoints.latest()
-    # Least squares that bound the loss from above have this noise: what a greedy choice is judged by.
+    loop = Loop(context, identity, unit="step", waits=False)
+    checkpoint = loop.latest()
+    # Least squares that bound the loss from above have this noise, by which a greedy choice is judged.
     noise = regularisation / likelihood.loss.curvature_bound
-    check = interruption(context, checkpoints, "steps")
-    with context.operator(kernel, noise, data.dataset) as operator, operator.watched(check, context.within):
+    with context.operator(kernel, noise, data.dataset) as operator, operator.watched(loop.heed_within, context.within):
         if checkpoint is not None:
             indices, prototypes = checkpoint.arrays.get("indices"), checkpoint.arrays["prototypes"]
         elif given is not None:
@@ -368,9 +374,9 @@ def opened(
             indices, prototypes = choose_prototypes(
                 settings.basis, operator, settings.size, settings.seed, targets=data.labels.signs()
             )
-        laps.end("choice")
-        told = {**data.summary(), **problem, "basis": settings.basis if given is None else "given"}
-        yield Opened(context, checkpoints, checkpoint, operator, prototypes, indices, laps, told)
+        clock.lap("choice")
+        about = {**data.summary(), **problem, "basis": settings.basis if given is None else "given"}
+        yield Opened(loop, checkpoint, operator, prototypes, indices, clock, about)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ A training set of labels, checked once for all classifiers, and what their train
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal
@@ -20,13 +19,12 @@ from numpy.typing import ArrayLike
 
 from dkgp.data import Dataset
 from dkgp.data.classes import check_classes, class_name, signs_of
-from dkgp.data.types import FloatArray, IntArray, Progress, quoted
+from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, check_positive_definite, has_user_function
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.tuning.subsets import draw_subset
-from dkgp.solvers.driver import Loop, interrupted
 from dkgp.solvers.stopping import ToTolerance
 
 # Distinct whole values up to which a target of numbers is taken as labels.
@@ -369,38 +367,3 @@ def beyond_tolerance(proven: float, tolerance: float, remedy: str) -> dict[str, 
         f"is roundings of float64, which further rounds do not change. Take a tolerance of {1.1 * proven:.2g} or more, "
         f"or {remedy}"
     }
-
-
-class Laps:
-    """Seconds of the parts of a run, one after the other."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._began = time.perf_counter()
-
-    def end(self, part: str) -> None:
-        """The part that ends now."""
-        self.seconds[part] = round(time.perf_counter() - self._began, 3)
-        self._began = time.perf_counter()
-
-    def summary(self) -> dict[str, Any]:
-        """In all, and by part."""
-        return {"seconds": round(sum(self.seconds.values()), 3), "seconds_by_part": self.seconds}
-
-
-def interruption(
-    context: RunContext, checkpoints: Loop, unit: str, phase: str | None = None
-) -> Callable[[Progress | None], None]:
-    """A check for the moments in between: raises `InterruptedRunError`, with what is saved, once an end is asked for.
-
-    `unit` is what checkpoints count, such as "steps"; `phase` is named where the progress does not say it.
-    """
-
-    def check(progress: Progress | None) -> None:
-        if context.interrupted is None or not context.interrupted():
-            return
-        url = None if checkpoints.saved_iteration is None else checkpoints.url
-        place = phase if phase is not None or progress is None else progress.phase
-        raise interrupted(f"in the {place}", url, f"{checkpoints.saved_iteration} {unit} are")
-
-    return check

@@ -71,12 +71,11 @@ Counts of a classifier on a basis with neighbours before it is trained: its choi
 from __future__ import annotations
 
 import math
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +84,7 @@ from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
-from dkgp.models.classification.basis import BasisSettings, NewtonMemory, Opened, choice_phase, opened, train_on_basis
+from dkgp.models.classification.basis import BasisSettings, NewtonMemory, choice_phase, opened, train_on_basis
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.trained import BasisForm, TrainedBasis, TrainedClassifier
@@ -119,7 +118,8 @@ from dkgp.operators.full_products import forget_everywhere
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.keeping import Keeping
 from dkgp.operators.low_rank.pivots import whiten
-from dkgp.solvers.driver import interrupted
+from dkgp.solvers.base import Clock
+from dkgp.solvers.driver import Iteration
 from dkgp.solvers.losses import LabelLoss, Loss
 from dkgp.solvers.prices import Phase
 from dkgp.solvers.stopping import Progress, StopReason
@@ -185,24 +185,20 @@ def train_near(
     signs = likelihood.targets(data.labels)
     columns = [ColumnLabels(np.ascontiguousarray(column), likelihood.loss, data.weights) for column in signs.T]
     with opened(data, hyperparameters, context, settings, likelihood, "near", 1.0, given) as run:
-        operator, checkpoint = run.operator, run.checkpoint
-        if checkpoint is None:
-            state = _State(run.prototypes, run.indices, [ColumnState.start(labels) for labels in columns])
-        else:
-            state = _State.restored(checkpoint.metadata["state"], checkpoint.arrays)
+        operator = run.operator
         lower = CrossKernel(operator, run.prototypes).lower
         held = Neighbourhood(operator, settings.near)
-        run.laps.end("neighbours")
+        run.clock.lap("neighbours")
         with closing(ModeSearch(operator, held, held.described(operator, run.prototypes))) as search:
-            _find_modes(search, run, state, columns, settings)
-        run.laps.end("steps")
+            state = Modes(search, columns, settings, run.prototypes, run.indices)
+            reason = run.resumed(state).run(state)
+        run.clock.lap("steps")
         near = _near(operator, held, state.columns, settings)
         joint = state.columns[0].joint
         assert joint is not None
-        told = run.summary(joint.explained)
-    reason = _reason(state.columns, settings)
+        about = run.summary(joint.explained)
     summary = {
-        **told,
+        **about,
         "method": "gp",
         "neighbours": near.size,
         "neighbours_unproven": held.unproven,
@@ -248,27 +244,6 @@ def train_with_basis(
     )
 
 
-def _find_modes(
-    search: ModeSearch, run: Opened, state: _State, columns: list[ColumnLabels], settings: NearSettings
-) -> None:
-    """Take steps of one latent function after the other, until all have ended."""
-    operator, context, checkpoints = run.operator, run.context, run.checkpoints
-    for column, labels in zip(state.columns, columns, strict=True):
-        while not column.ended:
-            if context.interrupted is not None and context.interrupted():
-                checkpoints.save(state)
-                done = f"{state.iteration} steps"
-                raise interrupted(f"after {done}", checkpoints.url, f"{done} are")
-            began, entries = time.perf_counter(), operator.kernel_evaluations
-            search.step(column, labels, settings.tolerance, settings.max_iterations)
-            state.note(column, time.perf_counter() - began, operator.kernel_evaluations - entries)
-            if context.callback is not None:
-                context.callback(state.history[-1])
-            checkpoints.save_if_due(state)
-    if checkpoints.saved_iteration != state.iteration:
-        checkpoints.save(state)
-
-
 def _near(
     operator: BlockedKernelOperator, held: Neighbourhood, columns: list[ColumnState], settings: NearSettings
 ) -> Near:
@@ -284,97 +259,93 @@ def _near(
     return Near(inputs, targets, noise, size, whitened, normal, held.leaves.embedding, settings.searched)
 
 
-def _reason(columns: list[ColumnState], settings: NearSettings) -> StopReason:
-    worst = max(column.change for column in columns)
-    if all(column.ended == "mode" for column in columns):
-        return StopReason("decision", True, f"decisions changed by {worst:.3g} <= {settings.tolerance:.3g} at last")
-    steps = max(column.steps for column in columns)
-    stalled = any(column.ended == "stalled" for column in columns)
-    came = f"{steps} steps, of which the last came no closer" if stalled else f"{steps} steps"
-    return StopReason(
-        "stalled" if stalled else "iterations",
-        False,
-        f"{came}; decisions still changed by {worst:.3g} > {settings.tolerance:.3g}",
-        "take a larger basis (`basis_size`), more `neighbours`, or a smaller amplitude of the kernel",
-    )
+class Modes(Iteration):
+    """Newton's steps to the modes of all latent functions, one function after the other."""
 
+    saved = ("prototypes", "indices")
+    recorded: ClassVar[Mapping[str, type]] = {"history": Progress}
 
-@dataclass
-class _State:
-    """All latent functions between two steps, and as a checkpoint holds them."""
-
-    prototypes: FloatArray
-    indices: IndexArray | None
-    columns: list[ColumnState]
-    history: list[Progress] = field(default_factory=list)
+    def __init__(
+        self,
+        search: ModeSearch,
+        labels: list[ColumnLabels],
+        settings: NearSettings,
+        prototypes: FloatArray,
+        indices: IndexArray | None,
+    ) -> None:
+        self._search, self._labels, self._settings = search, labels, settings
+        self.prototypes, self.indices = prototypes, indices
+        self.columns = [ColumnState.start(each) for each in labels]
+        self.history: list[Progress] = []
 
     @property
     def iteration(self) -> int:
         """Steps of all latent functions together."""
         return sum(column.steps for column in self.columns)
 
-    def note(self, column: ColumnState, seconds: float, entries: int) -> None:
-        """Add the record of a step."""
-        before = self.history[-1] if self.history else None
-        psi = sum(each.psi for each in self.columns)
+    @iteration.setter
+    def iteration(self, steps: int) -> None:
+        assert steps == self.iteration, "restored by column"
+
+    def advance(self) -> None:
+        """Take a step of the first latent function that is not at its end."""
+        column, labels = next(pair for pair in zip(self.columns, self._labels, strict=True) if not pair[0].ended)
+        clock, before = Clock(), self._search.operator.kernel_evaluations
+        self._search.step(column, labels, self._settings.tolerance, self._settings.max_iterations)
+        seconds, entries = clock.seconds, self._search.operator.kernel_evaluations - before
+        last = self.history[-1] if self.history else None
         self.history.append(
             Progress(
                 iteration=self.iteration,
                 column_passes=0.0,
-                kernel_evaluations=entries + (0 if before is None else before.kernel_evaluations),
-                seconds=seconds + (0.0 if before is None else before.seconds),
+                kernel_evaluations=entries + (0 if last is None else last.kernel_evaluations),
+                seconds=seconds + (0.0 if last is None else last.seconds),
                 gradient_inf_norm=column.change,
                 gradient_norm=column.change,
                 relative_residual=column.change,
-                objective=psi,
+                objective=sum(each.psi for each in self.columns),
                 objective_gap_bound=np.inf,
                 timings={"step": seconds},
             )
         )
 
+    def stop(self) -> StopReason | None:
+        """Return the reason to stop once every latent function is at its end."""
+        columns, tolerance = self.columns, self._settings.tolerance
+        if not all(column.ended for column in columns):
+            return None
+        worst = max(column.change for column in columns)
+        if all(column.ended == "mode" for column in columns):
+            return StopReason("decision", True, f"decisions changed by {worst:.3g} <= {tolerance:.3g} at last")
+        steps = max(column.steps for column in columns)
+        stalled = any(column.ended == "stalled" for column in columns)
+        came = f"{steps} steps, of which the last came no closer" if stalled else f"{steps} steps"
+        return StopReason(
+            "stalled" if stalled else "iterations",
+            False,
+            f"{came}; decisions still changed by {worst:.3g} > {tolerance:.3g}",
+            "take a larger basis (`basis_size`), more `neighbours`, or a smaller amplitude of the kernel",
+        )
+
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
-        arrays = {"prototypes": self.prototypes} | ({} if self.indices is None else {"indices": self.indices})
-        for number, column in enumerate(self.columns):
-            arrays |= {f"values-{number}": column.values, f"weights-{number}": column.weights}
-            if column.joint is not None:
-                assert column.targets is not None
-                assert column.noise is not None
-                arrays |= {f"targets-{number}": column.targets, f"noise-{number}": column.noise}
-                arrays |= {f"normal-{number}": column.joint.normal, f"whitened-{number}": column.joint.whitened}
-        return arrays
+        """Return the arrays of a checkpoint."""
+        columns = [column.arrays() for column in self.columns]
+        numbered = {f"{name}-{number}": array for number, each in enumerate(columns) for name, array in each.items()}
+        return {**super().arrays(), **numbered}
 
     def metadata(self) -> dict[str, Any]:
-        """The rest, in plain JSON types."""
-        names = ("psi", "steps", "idle", "held", "ended")
-        columns = [{name: getattr(column, name) for name in names} for column in self.columns]
-        for column, document in zip(self.columns, columns, strict=True):
-            if column.joint is not None:
-                document |= {"change": column.change, "log_determinant": column.log_determinant}
-                document |= {"value": column.joint.value, "explained": column.joint.explained}
-                least = {"least": column.least, "lowest": column.lowest}
-                document |= {name: value for name, value in least.items() if math.isfinite(value)}
-        return {
-            "iteration": self.iteration,
-            "columns": columns,
-            "history": [progress.to_json() for progress in self.history],
-        }
+        """Return the rest of a checkpoint, in plain JSON types."""
+        return {**super().metadata(), "columns": [column.metadata() for column in self.columns]}
 
-    @classmethod
-    def restored(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> _State:
-        """Rebuild from a checkpoint."""
-        columns = []
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Take over a checkpoint."""
+        self.columns = []
         for number, document in enumerate(metadata["columns"]):
-            more: dict[str, Any] = {}
-            document.pop("length", None)  # of a version that shortened steps
-            if "value" in document:
-                normal = np.asfortranarray(arrays[f"normal-{number}"])
-                joint = Joint(normal, arrays[f"whitened-{number}"], document.pop("value"), document.pop("explained"))
-                named = {name: arrays.get(f"{name}-{number}") for name in ("targets", "noise")}
-                more = {"joint": joint, **named}
-            columns.append(ColumnState(arrays[f"values-{number}"], arrays[f"weights-{number}"], **document, **more))
-        history = [Progress(**record) for record in metadata["history"]]
-        return cls(arrays["prototypes"], arrays.get("indices"), columns, history)
+            names = (name for name in arrays if name.endswith(f"-{number}"))
+            self.columns.append(
+                ColumnState.restored({name.rpartition("-")[0]: arrays[name] for name in names}, document)
+            )
+        super().restore(arrays, metadata)
 
 
 @dataclass(frozen=True)
@@ -525,6 +496,37 @@ class ColumnState:
         zero = np.zeros(len(labels.signs))
         return cls(zero, zero, labels.risk(zero))
 
+    def arrays(self) -> dict[str, FloatArray]:
+        """Return the arrays of a checkpoint."""
+        arrays = {"values": self.values, "weights": self.weights}
+        if self.joint is not None:
+            assert self.targets is not None
+            assert self.noise is not None
+            arrays |= {"targets": self.targets, "noise": self.noise}
+            arrays |= {"normal": self.joint.normal, "whitened": self.joint.whitened}
+        return arrays
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the rest of a checkpoint; numbers without a value yet are left out."""
+        document = {name: getattr(self, name) for name in ("psi", "steps", "idle", "held", "ended")}
+        if self.joint is not None:
+            document |= {"change": self.change, "log_determinant": self.log_determinant}
+            document |= {"value": self.joint.value, "explained": self.joint.explained}
+            least = {"least": self.least, "lowest": self.lowest}
+            document |= {name: value for name, value in least.items() if math.isfinite(value)}
+        return document
+
+    @classmethod
+    def restored(cls, arrays: dict[str, FloatArray], document: dict[str, Any]) -> ColumnState:
+        """Rebuild from a checkpoint; `length` is that of a version that shortened steps."""
+        numbers = {name: value for name, value in document.items() if name != "length"}
+        joint = None
+        if "value" in numbers:
+            normal = np.asfortranarray(arrays["normal"])
+            joint = Joint(normal, arrays["whitened"], numbers.pop("value"), numbers.pop("explained"))
+        targets, noise = arrays.get("targets"), arrays.get("noise")
+        return cls(arrays["values"], arrays["weights"], targets=targets, noise=noise, joint=joint, **numbers)
+
     def next_curvature(self, labels: ColumnLabels) -> FloatArray:
         """W of the next step: at f; where noise is held the last step's, or that at f where it is far above it."""
         curvature = labels.curvature(self.values)
@@ -543,23 +545,23 @@ class ModeSearch:
 
     def __init__(self, operator: BlockedKernelOperator, held: Neighbourhood, model: Described) -> None:
         self.model = model  # with terms on which workers keep of its leaves what the steps have a use for again
-        self._operator, self._held = operator, held
+        self.operator, self._held = operator, held
         self._label, self._turns = f"mode-{uuid.uuid4().hex[:12]}", 0
 
     def close(self) -> None:
         """Have workers forget what they keep of leaves."""
         if self._turns:
-            forget_everywhere(self._operator.executor, self._label)
+            forget_everywhere(self.operator.executor, self._label)
             self._turns = 0
 
     def _keep(self) -> None:
         """Set the terms of the next step."""
-        executor = self._operator.executor
+        executor = self.operator.executor
         if executor.tiles.bytes > 0:
             self._turns += 1
             # Reading always pays: entries, and what becomes of them, are float64.
             keeping = Keeping(TileBudget(executor.tiles.bytes), self._turns)
-            rows = rows_bytes(self._operator.n, self.model.leaves) // max(1, len(executor.workers))
+            rows = rows_bytes(self.operator.n, self.model.leaves) // max(1, len(executor.workers))
             self.model = replace(self.model, kept=KeptTerms(self._label, keeping, rows))
 
     def step(self, state: ColumnState, labels: ColumnLabels, tolerance: float, most_steps: int) -> None:
@@ -570,7 +572,7 @@ class ModeSearch:
         f, a = state.values, state.weights
         noise = 1.0 / state.next_curvature(labels)
         targets = f + noise * labels.force(f)
-        noisy = self._operator.with_noise(noise)
+        noisy = self.operator.with_noise(noise)
         self._keep()
         joint = self._held.joint(noisy, self.model, targets[:, None])
         towards = self._held.weights(noisy, self.model, joint, targets[:, None])[:, 0]

@@ -12,17 +12,15 @@ is followed by the least risk along it, found from values at the samples without
 risk is lambda-strongly convex, so that
 
     |f - f_S| <= |g| / lambda    and    R - R(f_S) <= |g|^2 / (2 lambda),    f_S the basis' best function, |.| H's norm.
-
-A minimisation on a basis between two steps, and as a checkpoint holds it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +30,7 @@ from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.problem import BasisRisk, Curvatures, Evaluated, Factor, Mask
-from dkgp.solvers.driver import NOBODY, Loop, Watch, interrupted
+from dkgp.solvers.driver import NOBODY, Iteration, Loop
 from dkgp.solvers.losses import Loss
 from dkgp.solvers.risk.problem import Risk
 from dkgp.solvers.stopping import Progress, StopReason
@@ -41,12 +39,16 @@ from dkgp.solvers.stopping import Progress, StopReason
 MOST_BLOCK_ROWS = 6000
 # Of Wolfe's conditions, the least share of a decrease, and of a slope the share that may be left; of a risk, roundings.
 DECREASE, SLOPE, ROUNDING = 1e-4, 0.9, 1e-12
+# Steps and changes of the gradient that are remembered.
+MOST_PAIRS = 12
 # A bound that falls to this share is a gain, and so many steps without any are enough.
 GAINED, MOST_IDLE = 0.9, 8
 # Steps by one factor before it is judged, and passes that a new one is expected to need besides its own.
 LEAST_STEPS, AFTER = 2, 3
 # Multiply-adds that an entry's evaluation is worth, a feature of it, and a column's part in a pass of slopes.
 ENTRY, FEATURE, COLUMN = 24.0, 1.0, 3.0
+
+_MASKS, _EVALUATED = ("fresh", "stuck", "ended"), ("values", "risk", "gradient")
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,21 @@ def minimise_on_basis(
         Whitened coefficients to start from; zero by default.
     """
     problem = BasisRisk(cross, targets, Risk(loss, regularisation, weights), intercept)
-    return BasisDescent(problem, tolerance).run(initial)
+    return BasisDescent(problem, tolerance, initial=initial).run()
 
 
-class BasisDescent:
-    """Newton's method on a basis, for one risk.
+class BasisDescent(Iteration):
+    """Newton's method on a basis, for one risk: resumed to the same bits with the same settings.
+
+    - `theta` (q, t): coefficients.
+    - `factor`: of a Hessian.
+    - `prototypes` (m, d): the basis, and which samples it is of: `indices` (m,) or None.
+    - `fresh`, `stuck`, `ended` (p,): problems whose factor is of this very point; whose last step was of no use; and
+      that are done with.
+    - `idle` (p,): steps in a row that have gained nothing.
+    - `least` (p,): the least bound on the distance so far.
+    - `pairs`: steps since the factor, and their changes of the gradient.
+    - `before`: bounds on the distance before each of these steps.
 
     Parameters
     ----------
@@ -137,6 +149,10 @@ class BasisDescent:
         See `minimise_on_basis`.
     hessian : bool
         Also factor the Hessian where it ends; of a coupled loss the whole one.
+    initial : (q, t) float64, optional
+        Coefficients to start from; zero by default.
+    indices : (m,) int, optional
+        Samples that the basis is of, for checkpoints.
 
     Raises
     ------
@@ -144,8 +160,25 @@ class BasisDescent:
         Arguments that do not fit; a whole Hessian of more than `MOST_BLOCK_ROWS` coefficients.
     """
 
+    saved = ("theta", "prototypes", "idle", "least", "indices")
+    counted = ("iteration", "passes", "gram_passes", "entries", "seconds")
+    recorded: ClassVar[Mapping[str, type]] = {"history": Progress}
+
+    theta: FloatArray
+    evaluated: Evaluated
+    factor: Factor
+    pairs: list[tuple[FloatArray, FloatArray]]
+    before: list[FloatArray]
+
     def __init__(
-        self, problem: BasisRisk, tolerance: float = 1e-4, max_iterations: int = 200, hessian: bool = False
+        self,
+        problem: BasisRisk,
+        tolerance: float = 1e-4,
+        max_iterations: int = 200,
+        hessian: bool = False,
+        *,
+        initial: FloatArray | None = None,
+        indices: IndexArray | None = None,
     ) -> None:
         rows = math.prod(problem.shape)
         if not (math.isfinite(tolerance) and tolerance > 0.0) or max_iterations < 0:
@@ -160,63 +193,90 @@ class BasisDescent:
                 "(`ovr`)"
             )
         self._problem, self._tolerance, self._most, self._hessian = problem, tolerance, max_iterations, hessian
-        self._callback: Callable[[Progress], None] | None = None
-        prior = problem.cross.operator.prior()
-        self._scale = math.sqrt(float(prior.max()))
+        self._initial = initial
+        self._scale = math.sqrt(float(problem.cross.operator.prior().max()))
         self._began = time.perf_counter()
         self._entries = problem.cross.operator.kernel_evaluations
         self._fine: Curvatures = "blocks" if problem.loss.coupled else "columns"
+        p = problem.problems
+        self.prototypes, self.indices = problem.cross.prototypes, indices
+        self.fresh, self.stuck, self.ended = (np.zeros(p, dtype=bool) for _ in range(3))
+        self.idle, self.least = np.zeros(p, dtype=np.int64), np.full(p, np.inf)
+        self.pairs, self.before = [], []
+        self.passes, self.gram_passes, self.entries, self.seconds = 0, 0, 0, 0.0
+        self.history: list[Progress] = []
 
-    def run(
-        self,
-        start: BasisRiskState | FloatArray | None = None,
-        *,
-        indices: IndexArray | None = None,
-        watch: Watch = NOBODY,
-        checkpoints: Loop | None = None,
-    ) -> BasisRiskSolution:
-        """Go on from a checkpoint's state, or begin at coefficients (q, t); zero by default.
-
-        `indices` (m,) of the basis are kept in checkpoints, which the caller opens: settings in `watch` play no part.
+    def run(self, loop: Loop | None = None) -> BasisRiskSolution:
+        """Minimise in a loop; by default in one without checkpoints.
 
         Raises
         ------
         NumericalError
             A Hessian that is not positive definite in float64, or a risk that overflows.
         InterruptedRunError
-            `watch.interrupted` answered true.
+            The user ended the run.
         """
-        self._callback = watch.callback
-        checkpoints = Loop(NOBODY, {}) if checkpoints is None else checkpoints
         with single_threaded_blas():
-            state = start if isinstance(start, BasisRiskState) else self._start(start, indices)
-            return self._descend(state, watch.interrupted, checkpoints)
-
-    def _descend(
-        self, state: BasisRiskState, interruption: Callable[[], bool] | None, checkpoints: Loop
-    ) -> BasisRiskSolution:
+            reason = (Loop(NOBODY, {}, unit="step", waits=False) if loop is None else loop).run(self)
+            if self._hessian and not (self.fresh.all() and self.factor.kind == self._fine):
+                self.evaluated, self.factor = self._problem.factored(self.theta, self._fine)
         problem = self._problem
-        self._entries = problem.cross.operator.kernel_evaluations
-        self._began = time.perf_counter()
-        while (reason := self._reason(state)) is None:
-            if interruption is not None and interruption():
-                checkpoints.save(state)
-                done = f"{state.iteration} steps"
-                raise interrupted(f"after {done}", checkpoints.url, f"{done} are")
-            began = time.perf_counter()
-            if self._pays(state):
-                self._refresh(state)
-            self._step(state)
-            self._note(state, time.perf_counter() - began)
-            checkpoints.save_if_due(state)
-        if checkpoints.saved_iteration != state.iteration:
-            checkpoints.save(state)
-        if self._hessian and not (state.fresh.all() and state.factor.kind == self._fine):
-            state.evaluated, state.factor = problem.factored(state.theta, self._fine)
-        return self._solution(state, reason)
+        weights, intercept = problem.coefficients(self.theta)
+        return BasisRiskSolution(
+            weights,
+            self.theta[: problem.cross.m],
+            intercept,
+            self.evaluated.values,
+            self.evaluated.gradient,
+            self.evaluated.risk,
+            self._bounds(),
+            self.factor if self._hessian else None,
+            self.evaluated.explained or 0.0,
+            reason,
+            self.history,
+            self.passes + problem.passes,
+            self.gram_passes + problem.gram_passes,
+            self.factor.kind,
+        )
 
-    def _start(self, initial: FloatArray | None, indices: IndexArray | None) -> BasisRiskState:
-        problem = self._problem
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a checkpoint."""
+        arrays = {
+            **super().arrays(),
+            **{name: getattr(self.evaluated, name) for name in _EVALUATED},
+            **{name: getattr(self, name).astype(np.int64) for name in _MASKS},
+            "lowers": self.factor.stacked(),
+        }
+        if self.pairs:
+            arrays |= {"steps": np.array([step for step, _ in self.pairs]), "before": np.array(self.before)}
+            arrays["changes"] = np.array([change for _, change in self.pairs])
+        return arrays
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the rest of a checkpoint, in plain JSON types."""
+        factor = self.factor
+        return {
+            **super().metadata(),
+            "explained": self.evaluated.explained,
+            "factor": [factor.kind, factor.coupled, factor.regularisation],
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Take over a checkpoint."""
+        super().restore(arrays, metadata)
+        explained = float(metadata["explained"] or 0.0)
+        self.evaluated = Evaluated(arrays["values"], arrays["risk"], arrays["gradient"], explained)
+        for name in _MASKS:
+            setattr(self, name, arrays[name].astype(bool))
+        kind, coupled, regularisation = metadata["factor"]
+        self.factor = Factor.restored(kind, arrays["lowers"], bool(coupled), float(regularisation))
+        self.pairs = list(zip(arrays.get("steps", ()), arrays.get("changes", ()), strict=True))
+        self.before = list(arrays.get("before", ()))
+        self._entries, self._began = self._problem.cross.operator.kernel_evaluations, time.perf_counter()
+
+    def start(self) -> None:
+        """Evaluate the risk and a Hessian at the initial coefficients."""
+        problem, initial = self._problem, self._initial
         theta = np.zeros(problem.shape) if initial is None else np.array(initial, dtype=np.float64)
         if theta.shape != problem.shape or not np.isfinite(theta).all():
             raise InputError(f"expected finite coefficients of shape {problem.shape} to start from; got {theta.shape}")
@@ -224,22 +284,18 @@ class BasisDescent:
         kind: Curvatures = "shared"
         if not alike:
             kind = "columns" if not problem.loss.coupled else "blocks" if self._affordable else "shared"
-        evaluated, factor = problem.factored(theta, kind)
-        exact = alike or kind != "shared"
-        state = BasisRiskState(
-            theta,
-            evaluated,
-            factor,
-            problem.cross.prototypes,
-            indices,
-            fresh=np.full(problem.problems, exact),
-            stuck=np.zeros(problem.problems, dtype=bool),
-            ended=np.zeros(problem.problems, dtype=bool),
-            idle=np.zeros(problem.problems, dtype=np.int64),
-            least=np.full(problem.problems, np.inf),
-        )
-        self._note(state, time.perf_counter() - self._began)
-        return state
+        self.theta = theta
+        self.evaluated, self.factor = problem.factored(theta, kind)
+        self.fresh[:] = alike or kind != "shared"
+        self._note(time.perf_counter() - self._began)
+
+    def advance(self) -> None:
+        """Take a step; before it a Hessian, where that pays."""
+        began = time.perf_counter()
+        if self._pays():
+            self._refresh()
+        self._step()
+        self._note(time.perf_counter() - began)
 
     def _alike(self, theta: FloatArray) -> bool:
         """True at zero where all columns are curved alike there: what one factor serves."""
@@ -256,49 +312,50 @@ class BasisDescent:
         """True unless a coupled loss's whole Hessian is too large."""
         return not self._problem.loss.coupled or math.prod(self._problem.shape) <= MOST_BLOCK_ROWS
 
-    def _bounds(self, state: BasisRiskState) -> FloatArray:
+    def _bounds(self) -> FloatArray:
         """Bounds on the distance from the basis' best function, in H's norm: (p,)."""
-        problem, g = self._problem, state.evaluated.gradient
+        problem, g = self._problem, self.evaluated.gradient
         if problem.intercept:
             with np.errstate(invalid="ignore"):
-                return np.sqrt(np.maximum(problem.dots(g, state.factor.solve(g)), 0.0) / problem.regularisation)
+                return np.sqrt(np.maximum(problem.dots(g, self.factor.solve(g)), 0.0) / problem.regularisation)
         return np.asarray(np.sqrt(problem.dots(g, g)) / problem.regularisation)
 
-    def _reason(self, state: BasisRiskState) -> StopReason | None:
-        distance = self._bounds(state) * self._scale
+    def stop(self) -> StopReason | None:
+        """Return the reason to stop: decisions are near enough, roundings leave no better, or the steps are over."""
+        distance = self._bounds() * self._scale
         open_ = distance > self._tolerance
         if not open_.any():
             return StopReason(
                 "decision", True, f"decisions within {distance.max():.3g} of the basis' best <= {self._tolerance:.3g}"
             )
-        state.ended |= ~open_
-        if state.ended.all():
+        self.ended |= ~open_
+        if self.ended.all():
             return StopReason(
                 "rounding",
                 False,
                 f"roundings leave decisions within {distance.max():.3g} of the basis' best > {self._tolerance:.3g}",
                 "raise the `regularisation`, take fewer basis samples, or a larger `tolerance`",
             )
-        if state.iteration >= self._most:
+        if self.iteration >= self._most:
             return StopReason(
                 "iterations",
                 False,
-                f"{state.iteration} steps; decisions within {distance.max():.3g} of the basis' best > "
+                f"{self.iteration} steps; decisions within {distance.max():.3g} of the basis' best > "
                 f"{self._tolerance:.3g}",
                 "raise `max_iterations`, or the `regularisation`",
             )
         return None
 
-    def _pays(self, state: BasisRiskState) -> bool:
+    def _pays(self) -> bool:
         """True if a Hessian costs less than the passes that are to come without it."""
-        if not self._affordable or state.fresh[~state.ended].all():
+        if not self._affordable or self.fresh[~self.ended].all():
             return False
-        if (state.stuck & ~state.ended).any():
+        if (self.stuck & ~self.ended).any():
             return True
-        if len(state.pairs) < LEAST_STEPS:
+        if len(self.pairs) < LEAST_STEPS:
             return False
-        now, before = self._bounds(state), state.before[-LEAST_STEPS]
-        open_ = ~state.ended
+        now, before = self._bounds(), self.before[-LEAST_STEPS]
+        open_ = ~self.ended
         rate = (np.log(before[open_]) - np.log(now[open_])) / LEAST_STEPS
         remaining = np.log(now[open_] * self._scale / self._tolerance)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -313,88 +370,86 @@ class BasisDescent:
         dense = (q * t) ** 3 / 6.0 if self._problem.loss.coupled else columns * q**3 / 6.0
         return 1.0 + 0.5 * (1.0 + grams) * q / entry + dense / (cross.n * cross.m * entry)
 
-    def _refresh(self, state: BasisRiskState) -> None:
+    def _refresh(self) -> None:
         """Take the Hessian where the open problems are."""
-        open_ = ~state.ended
-        state.evaluated, state.factor = self._problem.factored(
-            state.theta, self._fine, open_, state.evaluated, state.factor
-        )
-        state.pairs, state.before = [], []
-        state.fresh, state.stuck = state.fresh | open_, np.zeros_like(state.stuck)
+        open_ = ~self.ended
+        self.evaluated, self.factor = self._problem.factored(self.theta, self._fine, open_, self.evaluated, self.factor)
+        self.pairs, self.before = [], []
+        self.fresh, self.stuck = self.fresh | open_, np.zeros_like(self.stuck)
 
-    def _step(self, state: BasisRiskState) -> None:
+    def _step(self) -> None:
         """A quasi-Newton step in the factor's metric, in place."""
-        problem, old, open_ = self._problem, state.evaluated, ~state.ended
-        direction = self._direction(state) * open_
+        problem, old, open_ = self._problem, self.evaluated, ~self.ended
+        direction = self._direction() * open_
         slope = problem.dots(old.gradient, direction)
         # Roundings have spoilt the pairs.
         if (uphill := open_ & ~(slope < 0.0)).any():
-            direction = np.where(uphill, -state.factor.solve(old.gradient), direction)
+            direction = np.where(uphill, -self.factor.solve(old.gradient), direction)
             slope = problem.dots(old.gradient, direction)
-        trial = problem.evaluate(state.theta + direction, open_, old)
+        trial = problem.evaluate(self.theta + direction, open_, old)
         then, noise = problem.dots(trial.gradient, direction), ROUNDING * np.abs(old.risk)
         enough = ~open_ | ((trial.risk <= old.risk + DECREASE * slope) & (then >= SLOPE * slope))
         enough |= (trial.risk <= old.risk + noise) & (np.abs(then) <= SLOPE * np.abs(slope))
         steps = open_.astype(np.float64)
         for place in np.flatnonzero(~enough):
-            steps[place] = problem.line_minimum(state.theta, direction, old, trial, int(place))
+            steps[place] = problem.line_minimum(self.theta, direction, old, trial, int(place))
         if not enough.all():
-            trial = problem.evaluate(state.theta + steps * direction, ~enough, trial)
+            trial = problem.evaluate(self.theta + steps * direction, ~enough, trial)
         better = open_ & (trial.risk <= old.risk + noise) & (steps > 0.0)
-        self._take(state, steps * better * direction, trial.where(better, old), better)
+        self._take(steps * better * direction, trial.where(better, old), better)
 
-    def _take(self, state: BasisRiskState, step: FloatArray, new: Evaluated, better: Mask) -> None:
+    def _take(self, step: FloatArray, new: Evaluated, better: Mask) -> None:
         """Take the steps that lower the risk; note those that did not, or by no more than roundings."""
-        old, lengths = state.evaluated, self._bounds(state)
-        state.before.append(lengths)
-        state.pairs = [*state.pairs, (step, new.gradient - old.gradient)][-MOST_PAIRS:]
-        state.theta, state.evaluated = state.theta + step, new
-        state.iteration += 1
-        after = self._bounds(state)
-        lowered = (old.risk - new.risk > ROUNDING * np.abs(old.risk)) | (after <= GAINED * state.least)
-        state.least = np.minimum(state.least, after)
-        state.idle = np.where(lowered & better, 0, state.idle + 1)
-        failed = ~state.ended & (state.idle > 0)
+        old, lengths = self.evaluated, self._bounds()
+        self.before.append(lengths)
+        self.pairs = [*self.pairs, (step, new.gradient - old.gradient)][-MOST_PAIRS:]
+        self.theta, self.evaluated = self.theta + step, new
+        self.iteration += 1
+        after = self._bounds()
+        lowered = (old.risk - new.risk > ROUNDING * np.abs(old.risk)) | (after <= GAINED * self.least)
+        self.least = np.minimum(self.least, after)
+        self.idle = np.where(lowered & better, 0, self.idle + 1)
+        failed = ~self.ended & (self.idle > 0)
         if not self._affordable and (failed & ~better).any():
-            state.pairs, state.before = [], []
+            self.pairs, self.before = [], []
         # With the Hessian of this very point there is no better step; where that is not to be had, several may be idle.
-        hopeless = failed & (state.fresh if self._affordable else state.idle >= MOST_IDLE)
-        state.stuck, state.ended = failed & ~hopeless, state.ended | hopeless
-        state.fresh = state.fresh & ~better
+        hopeless = failed & (self.fresh if self._affordable else self.idle >= MOST_IDLE)
+        self.stuck, self.ended = failed & ~hopeless, self.ended | hopeless
+        self.fresh = self.fresh & ~better
 
-    def _direction(self, state: BasisRiskState) -> FloatArray:
+    def _direction(self) -> FloatArray:
         """-H^-1 g by the pairs since the factor, in its metric."""
-        problem, q = self._problem, state.evaluated.gradient.copy()
+        problem, q = self._problem, self.evaluated.gradient.copy()
         shares = []
-        for step, change in reversed(state.pairs):
+        for step, change in reversed(self.pairs):
             curved = problem.dots(step, change)
             share = _quotient(problem.dots(step, q), curved)
             q -= share * change
             shares.append(share)
-        direction = state.factor.solve(q)
-        for (step, change), share in zip(state.pairs, reversed(shares), strict=True):
+        direction = self.factor.solve(q)
+        for (step, change), share in zip(self.pairs, reversed(shares), strict=True):
             curved = problem.dots(step, change)
             direction = direction + (share - _quotient(problem.dots(change, direction), curved)) * step
         return -direction
 
-    def _note(self, state: BasisRiskState, seconds: float) -> None:
-        problem, distance = self._problem, self._bounds(state)
-        state.seconds += time.perf_counter() - self._began
+    def _note(self, seconds: float) -> None:
+        problem, distance = self._problem, self._bounds()
+        self.seconds += time.perf_counter() - self._began
         self._began = time.perf_counter()
         operator = problem.cross.operator
-        state.entries += operator.kernel_evaluations - self._entries
+        self.entries += operator.kernel_evaluations - self._entries
         self._entries = operator.kernel_evaluations
-        state.passes, problem.passes = state.passes + problem.passes, 0
-        state.gram_passes, problem.gram_passes = state.gram_passes + problem.gram_passes, 0
+        self.passes, problem.passes = self.passes + problem.passes, 0
+        self.gram_passes, problem.gram_passes = self.gram_passes + problem.gram_passes, 0
         gap = 0.5 * problem.regularisation * distance**2
-        risk = float(state.evaluated.risk.sum())
-        norms = np.sqrt(problem.dots(state.evaluated.gradient, state.evaluated.gradient))
+        risk = float(self.evaluated.risk.sum())
+        norms = np.sqrt(problem.dots(self.evaluated.gradient, self.evaluated.gradient))
         progress = Progress(
-            iteration=state.iteration,
-            column_passes=state.passes * problem.cross.m / problem.cross.n,
-            kernel_evaluations=state.entries,
-            seconds=state.seconds,
-            gradient_inf_norm=float(np.abs(state.evaluated.gradient).max()),
+            iteration=self.iteration,
+            column_passes=self.passes * problem.cross.m / problem.cross.n,
+            kernel_evaluations=self.entries,
+            seconds=self.seconds,
+            gradient_inf_norm=float(np.abs(self.evaluated.gradient).max()),
             gradient_norm=float(norms.max()),
             relative_residual=float(distance.max() * self._scale),
             objective=risk,
@@ -402,125 +457,9 @@ class BasisDescent:
             timings={"step": seconds},
             duality_gap=float(gap.sum()) / abs(risk) if risk else 0.0,
         )
-        state.history.append(progress)
-        if self._callback is not None:
-            self._callback(progress)
-
-    def _solution(self, state: BasisRiskState, reason: StopReason) -> BasisRiskSolution:
-        problem = self._problem
-        weights, intercept = problem.coefficients(state.theta)
-        return BasisRiskSolution(
-            weights,
-            state.theta[: problem.cross.m],
-            intercept,
-            state.evaluated.values,
-            state.evaluated.gradient,
-            state.evaluated.risk,
-            self._bounds(state),
-            state.factor if self._hessian else None,
-            state.evaluated.explained or 0.0,
-            reason,
-            state.history,
-            state.passes + problem.passes,
-            state.gram_passes + problem.gram_passes,
-            state.factor.kind,
-        )
+        self.history.append(progress)
 
 
 def _quotient(left: FloatArray, right: FloatArray) -> FloatArray:
     """left / right, and zero where a column has not moved."""
     return np.divide(left, right, out=np.zeros_like(left), where=right > 0.0)
-
-
-# Steps and changes of the gradient that are remembered.
-MOST_PAIRS = 12
-
-
-@dataclass
-class BasisRiskState:
-    """Everything that determines how a minimisation goes on.
-
-    - `theta` (q, t): coefficients.
-    - `factor`: of a Hessian.
-    - `prototypes` (m, d): the basis, and which samples it is of: `indices` (m,) or None.
-    - `fresh`, `stuck`, `ended` (p,): problems whose factor is of this very point; whose last step was of no use; and
-      that are done with.
-    - `idle` (p,): steps in a row that have gained nothing.
-    - `least` (p,): the least bound on the distance so far.
-    - `pairs`: steps since the factor, and what they changed of the gradient.
-    - `before`: bounds on the distance before each of these steps.
-    """
-
-    theta: FloatArray
-    evaluated: Evaluated
-    factor: Factor
-    prototypes: FloatArray
-    indices: IndexArray | None
-    fresh: NDArray[np.bool_]
-    stuck: NDArray[np.bool_]
-    ended: NDArray[np.bool_]
-    idle: NDArray[np.int64]
-    least: FloatArray
-    pairs: list[tuple[FloatArray, FloatArray]] = field(default_factory=list)
-    before: list[FloatArray] = field(default_factory=list)
-    iteration: int = 0
-    passes: int = 0
-    gram_passes: int = 0
-    entries: int = 0
-    seconds: float = 0.0
-    history: list[Progress] = field(default_factory=list)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
-        q, t = self.theta.shape
-        arrays = {
-            "theta": self.theta,
-            **{name: getattr(self.evaluated, name) for name in ("values", "risk", "gradient")},
-            **self.factor.arrays(),
-            "prototypes": self.prototypes,
-            **{name: getattr(self, name).astype(np.int64) for name in (*_MASKS, "idle")},
-            "least": self.least,
-        }
-        if self.indices is not None:
-            arrays["indices"] = self.indices
-        if self.pairs:
-            arrays["steps"] = np.array([step for step, _ in self.pairs]).reshape(-1, q, t)
-            arrays["changes"] = np.array([change for _, change in self.pairs]).reshape(-1, q, t)
-            arrays["before"] = np.array(self.before)
-        return arrays
-
-    def metadata(self) -> dict[str, Any]:
-        """The rest, in plain JSON types."""
-        return {
-            **{name: getattr(self, name) for name in _NUMBERS},
-            "explained": self.evaluated.explained,
-            "factor": [self.factor.kind, self.factor.coupled, self.factor.regularisation],
-            "history": [progress.to_json() for progress in self.history],
-        }
-
-    @classmethod
-    def restored(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> BasisRiskState:
-        """Rebuild from a checkpoint."""
-        kind, coupled, regularisation = metadata["factor"]
-        steps, changes = arrays.get("steps", ()), arrays.get("changes", ())
-        masks: dict[str, Any] = {name: arrays[name].astype(bool) for name in _MASKS}
-        return cls(
-            theta=arrays["theta"],
-            evaluated=Evaluated(
-                arrays["values"], arrays["risk"], arrays["gradient"], float(metadata["explained"] or 0.0)
-            ),
-            factor=Factor.restored(kind, arrays["lowers"], bool(coupled), float(regularisation)),
-            prototypes=arrays["prototypes"],
-            indices=arrays.get("indices"),
-            **masks,
-            idle=arrays["idle"],
-            least=arrays["least"],
-            pairs=list(zip(steps, changes, strict=True)),
-            before=list(arrays.get("before", ())),
-            **{name: metadata[name] for name in _NUMBERS},
-            history=[Progress(**record) for record in metadata["history"]],
-        )
-
-
-_MASKS = ("fresh", "stuck", "ended")
-_NUMBERS = ("iteration", "passes", "gram_passes", "entries", "seconds")

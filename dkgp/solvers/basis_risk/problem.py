@@ -103,13 +103,13 @@ class Factor:
         mean = right.mean(axis=1, keepdims=True)
         return np.asarray(_solved(self.lowers[0], right - mean) + mean / self.regularisation)
 
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint."""
-        return {"lowers": np.stack([lower.T for lower in self.lowers])}
+    def stacked(self) -> FloatArray:
+        """Return the factors as a checkpoint holds them: (k, q, q), transposed."""
+        return np.stack([lower.T for lower in self.lowers])
 
     @classmethod
     def restored(cls, kind: Curvatures, lowers: FloatArray, coupled: bool, regularisation: float) -> Factor:
-        """Rebuild from a checkpoint's arrays."""
+        """Rebuild from `stacked` factors."""
         return cls(kind, tuple(np.ascontiguousarray(lower).T for lower in lowers), coupled, regularisation)
 
 

@@ -36,9 +36,9 @@ from dkgp.models.classification.near import (
     MOST_IDLE,
     ColumnLabels,
     ColumnState,
+    Modes,
     NearSettings,
     TrainedNear,
-    _State,
     evidence,
     train_near,
 )
@@ -252,7 +252,9 @@ def test_an_interruption_is_heeded_within_a_step_and_between_two(
         column["length"] = 0.5
         del column["held"]
         column.pop("lowest", None)
-    restored = _State.restored(before.metadata["state"], before.arrays)
+    signs = labels.signs()[:, 0]
+    restored = Modes(None, [column_labels("logit", signs)], NearSettings(), before.arrays["prototypes"], None)  # type: ignore[arg-type]
+    restored.resume(before)
     assert restored.iteration == whole.summary["iterations"]
     assert (restored.columns[0].held, restored.columns[0].lowest) == (False, np.inf)
     # The end is saved too, and gives the same model once more.

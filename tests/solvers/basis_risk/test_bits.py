@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InterruptedRunError
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.basis_risk import problem
-from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution, BasisRiskState
+from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution
 from dkgp.solvers.basis_risk.problem import BasisRisk
-from dkgp.solvers.driver import Loop, Watch
+from dkgp.solvers.driver import NOBODY, Loop, Watch
 from dkgp.solvers.losses import LogisticLoss, SoftmaxLoss
 from dkgp.solvers.risk import Risk
 from tests.solvers.basis_risk.test_minimise import cross_of, inputs, targets_of
@@ -40,13 +39,11 @@ def solved(
     Y: np.ndarray,
     loss: Any,
     executor: Any,
-    state: BasisRiskState | None = None,
-    interrupted: Callable[[], bool] | None = None,
-    checkpoints: Loop | None = None,
+    watch: Watch = NOBODY,
 ) -> BasisRiskSolution:
     cross = cross_of(X, X[:30], executor)
     descent = BasisDescent(BasisRisk(cross, Y, Risk(loss, 0.01)), 1e-6, hessian=True)
-    found = descent.run(state, watch=Watch(interrupted=interrupted), checkpoints=checkpoints)
+    found = descent.run(Loop(watch, {}, unit="step", waits=False))
     assert found.reason.converged
     return found
 
@@ -94,12 +91,8 @@ def test_interrupted_after_any_step(
 
         settings = Checkpointing(CheckpointStore(str(tmp_path / f"{stop}")), 1e9)
         with pytest.raises(InterruptedRunError, match=f"interrupted after {stop - 1} steps; {stop - 1} steps are sav"):
-            solved(X, Y, loss, executor, checkpoints=Loop(Watch(checkpointing=settings), {}), interrupted=enough)
+            solved(X, Y, loss, executor, Watch(checkpointing=settings, interrupted=enough))
         settings = Checkpointing(settings.store, 1e9, resume=True)
-        checkpoints = Loop(Watch(checkpointing=settings), {})
-        found = checkpoints.latest()
-        assert found is not None
-        state = BasisRiskState.restored(found.metadata["state"], found.arrays)
-        again = solved(X, Y, loss, executor, state=state, checkpoints=checkpoints)
+        again = solved(X, Y, loss, executor, Watch(checkpointing=settings))
         same(whole, again)
         assert [step.objective for step in again.history] == [step.objective for step in whole.history]

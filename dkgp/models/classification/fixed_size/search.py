@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.types import Progress
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models.classification.fixed_size.paths import Draws, Path, PathModel, candidate_draws
@@ -52,7 +51,8 @@ from dkgp.models.classification.labels import Labels
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.folds import fold_errors_task
-from dkgp.solvers.driver import Loop
+from dkgp.solvers.driver import Iteration
+from dkgp.solvers.stopping import StopReason
 
 # log10 of s2 over k(x, x): of every width, and about the best of these for the whole pool.
 DECADES, FINER = (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0), (0.5,)
@@ -99,7 +99,7 @@ class Chosen:
         return {f"{name} {part}": getattr(model, part) for name, model in models.items() for part in _PARTS}
 
     @classmethod
-    def restored(cls, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]], folds: int) -> Chosen:
+    def restored(cls, metadata: dict[str, Any], arrays: Mapping[str, NDArray[Any]], folds: int) -> Chosen:
         """Rebuild from a checkpoint."""
         model, *others = (
             PathModel(*(arrays[f"{name} {part}"] for part in _PARTS)) for name in ("model", *map(str, range(folds)))
@@ -140,104 +140,99 @@ def choose_whole(system: FoldSystem, pool: PoolValidation) -> Chosen:
     )
 
 
-@dataclass
-class SearchState:
-    """A search between two passes, as its checkpoints hold it."""
+@dataclass(eq=False, kw_only=True)
+class KernelSearch(Iteration, ABC):
+    """Passes over the data that score the kernels of a plan; without a plan, the kernel as it starts.
 
-    start: Kernel
+    Parameters
+    ----------
+    start, started_by : Kernel, str
+        The kernel whose length scales are multiplied, and its origin.
+    prototypes, indices : (M, d) float64, (M,) int or None
+        The pool.
+    plan : RecordedSearch or None
+    noise_variance : float or None
+        The only one that is looked at.
+    together : int
+        Kernels of a pass at most.
+    callback : callable or None
+        Takes each record of the history.
+    heed : callable
+        Raises `InterruptedRunError` where the run is to end.
+    """
+
+    saved = ("prototypes", "indices")
+    counted = ("iteration", "labels_digest", "started_by", "weighted", "history")
+    save_now = True
+
+    operator: BlockedKernelOperator
+    targets: Targets
+    labels: Labels
+    labels_digest: str
+    settings: FixedSizeSettings
+    noise_variance: float | None
+    start_kernel: Kernel
     started_by: str
     prototypes: FloatArray
     indices: IndexArray | None
-    search: RecordedSearch | None
-    folds: int
-    labels: str  # their digest
-    passes: int = 0
+    plan: RecordedSearch | None
+    together: int
+    callback: Callable[[Any], None] | None
+    heed: Callable[[], None]
     best: Chosen | None = None
     weighted: bool = False  # by the weights that were considered
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def iteration(self) -> int:
-        """Passes done."""
-        return self.passes
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
-        arrays: dict[str, NDArray[Any]] = {"prototypes": self.prototypes}
-        if self.indices is not None:
-            arrays["indices"] = self.indices
-        return arrays if self.best is None else arrays | self.best.arrays()
-
     def metadata(self) -> dict[str, Any]:
-        """Return the rest, in plain JSON types."""
+        """Return the JSON of a checkpoint; `iteration` counts passes."""
+        document = super().metadata()
         return {
-            "iteration": self.passes,
-            "labels": self.labels,
-            "start": self.start.to_json(),
-            "started_by": self.started_by,
-            "search": None if self.search is None else self.search.state(),
+            **document,
+            "labels": document.pop("labels_digest"),
+            "start": self.start_kernel.to_json(),
+            "search": None if self.plan is None else self.plan.state(),
             "best": None if self.best is None else self.best.metadata(),
-            "weighted": self.weighted,
-            "history": self.history,
         }
 
-    def restore(self, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-        """Take over a checkpoint, but for the start and the prototypes."""
-        self.passes, self.history = int(metadata["iteration"]), list(metadata["history"])
-        self.weighted = bool(metadata.get("weighted", False))
-        if self.search is not None:
-            self.search.restore(metadata["search"])
-        self.best = None if metadata["best"] is None else Chosen.restored(metadata["best"], arrays, self.folds)
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a checkpoint."""
+        return super().arrays() | ({} if self.best is None else self.best.arrays())
 
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Take over a checkpoint; the first versions had neither labels nor weights to consider."""
+        super().restore(arrays, {"labels_digest": self.labels_digest, "weighted": False, **metadata})
+        if self.plan is not None:
+            self.plan.restore(metadata["search"])
+        if metadata["best"] is not None:
+            self.best = Chosen.restored(metadata["best"], arrays, self.settings.folds)
 
-@dataclass
-class KernelSearch(ABC):
-    """Passes over the data that score the kernels of the state's plan; without one, the kernel as it starts.
+    def stop(self) -> StopReason | None:
+        """Return the end, once the best model is known and the plan asks for no more points."""
+        ended = self.best is not None and not self._points()
+        return StopReason("search", True, f"{self.iteration} passes") if ended else None
 
-    Parameters
-    ----------
-    noise_variance : float or None
-        The only one that is looked at.
-    callback : callable or None
-        Takes each record of the history.
-    check : callable
-        Raises `InterruptedRunError` where the run is to end.
-    """
-
-    state: SearchState
-    targets: Targets
-    labels: Labels
-    settings: FixedSizeSettings
-    noise_variance: float | None
-    checkpoints: Loop
-    callback: Callable[[Any], None] | None
-    check: Callable[[Progress | None], None]
-
-    def run(self, operator: BlockedKernelOperator, together: int) -> None:
-        """Go on to the search's end, `together` kernels a pass at most."""
-        state = self.state
-        while points := self._points():
-            scores: list[float] = []
-            for batch in split_evenly(points, -(-len(points) // max(1, together))):
-                scores += self._scores(operator, batch, [scaled(state.start, math.exp(point[0])) for point in batch])
-            if state.search is not None:
-                state.search.tell(scores)
-            self._save()
+    def advance(self) -> None:
+        """Score the points that the plan asks for, `together` kernels a pass; after the last of them, conclude."""
+        points, scores = self._points(), list[float]()
+        if not points:
+            self._conclude()
+            return
+        for batch in split_evenly(points, -(-len(points) // max(1, self.together))):
+            scores += self._scores(batch, [scaled(self.start_kernel, math.exp(point[0])) for point in batch])
+        if self.plan is not None:
+            self.plan.tell(scores)
 
     @abstractmethod
     def _points(self) -> list[Point]:
         """Return the points to score next; none at the end."""
 
     @abstractmethod
-    def _scores(self, operator: BlockedKernelOperator, points: list[Point], kernels: list[Kernel]) -> list[float]:
+    def _scores(self, points: list[Point], kernels: list[Kernel]) -> list[float]:
         """Score kernels in one pass, and record them."""
 
-    def _save(self) -> None:
-        self.checkpoints.save(self.state)
-        self.check(None)
-
-    def _heed(self) -> None:
-        self.check(None)
+    def _conclude(self) -> None:
+        """Find the best model after the last point."""
+        raise AssertionError("every pass finds one")
 
     def _noise_variances(self, point: Point = ()) -> tuple[float, ...] | None:
         """Return the noise variances to choose among: the known one, the point's, or the settings', or None."""
@@ -250,7 +245,7 @@ class KernelSearch(ABC):
 
     def _record(self, record: dict[str, Any], **shown: Any) -> None:
         """Add to the history; `shown` is for the callback alone."""
-        self.state.history.append(record)
+        self.history.append(record)
         if self.callback is not None:
             self.callback({**record, **shown} if shown else record)
 
@@ -259,31 +254,31 @@ class PathSearch(KernelSearch):
     """The paper's search: paths of every kernel, all cardinalities and noise variances from one pass."""
 
     def _points(self) -> list[Point]:
-        if self.state.search is not None:
-            return self.state.search.ask()
-        return [(0.0,)] if self.state.best is None else []
+        if self.plan is not None:
+            return self.plan.ask()
+        return [(0.0,)] if self.best is None else []
 
-    def _scores(self, operator: BlockedKernelOperator, points: list[Point], kernels: list[Kernel]) -> list[float]:
-        systems = fold_systems(operator, self.state.prototypes, kernels, self.targets, self.settings.intercept)
-        self.state.passes += 1
+    def _scores(self, points: list[Point], kernels: list[Kernel]) -> list[float]:
+        systems = fold_systems(self.operator, self.prototypes, kernels, self.targets, self.settings.intercept)
+        self.iteration += 1
         # A system is let go of before the next one is gone through.
         return [self._score(systems.pop(0), point) for point in points]
 
     def _score(self, system: FoldSystem, point: Point) -> float:
         """Return the score of a kernel's best noise variance; the best of all is kept."""
-        state, settings = self.state, self.settings
+        settings = self.settings
         most = min(settings.max_basis or system.size, system.size)
         draws = self._draws(system, most)
         with single_threaded_blas():
             validations = validate_noise(
-                system, self._noise_variances(point), stop=settings.rule(), max_basis=most, draws=draws, heed=self._heed
+                system, self._noise_variances(point), stop=settings.rule(), max_basis=most, draws=draws, heed=self.heed
             )
             best, score = chosen_noise(validations), min(validation.score for validation in validations)
-            if state.best is None or score < min(record["score"] for record in state.history):
-                state.best = choose(system, best, settings.cardinality, draws)
+            if self.best is None or score < min(record["score"] for record in self.history):
+                self.best = choose(system, best, settings.cardinality, draws)
         self._record(
             {
-                "pass": state.passes,
+                "pass": self.iteration,
                 "scale": math.exp(point[0]),
                 "noise_variance": best.noise_variance,
                 "cardinality": best.best,
@@ -296,7 +291,7 @@ class PathSearch(KernelSearch):
         return score
 
 
-@dataclass
+@dataclass(eq=False, kw_only=True)
 class PoolSearch(KernelSearch):
     """Passes over the data that find width, penalty and prototypes, each width judged by a whole pool.
 
@@ -310,34 +305,28 @@ class PoolSearch(KernelSearch):
     _done: float = 0.0
     _before: float = 0.0  # of an earlier process, in seconds that were foreseen
 
-    def __post_init__(self) -> None:
-        self._before = len(self.state.history) * self.foreseen.width_seconds
-
-    def run(self, operator: BlockedKernelOperator, together: int) -> None:
-        """Find the best width, and then the model."""
-        super().run(operator, together)
-        if self.state.best is None:
-            self._conclude(operator)
-            self._save()
+    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+        """Take over a checkpoint, whose widths took time too."""
+        super().restore(arrays, metadata)
+        self._before = len(self.history) * self.foreseen.width_seconds
 
     def _points(self) -> list[Point]:
-        search = self.state.search
-        assert search is not None
-        return search.ask() if search.passes < len(WIDTHS[self.settings.search]) else []
+        assert self.plan is not None
+        return self.plan.ask() if self.plan.passes < len(WIDTHS[self.settings.search]) else []
 
-    def _scores(self, operator: BlockedKernelOperator, points: list[Point], kernels: list[Kernel]) -> list[float]:
+    def _scores(self, points: list[Point], kernels: list[Kernel]) -> list[float]:
         """Score a few widths by the pool's beginning."""
-        prototypes = self.state.prototypes[: self.foreseen.judging]
-        systems = self._systems(operator, prototypes, kernels, self.targets, "search")
+        prototypes = self.prototypes[: self.foreseen.judging]
+        systems = self._systems(prototypes, kernels, self.targets, "search")
         tried: list[list[PoolValidation]] = []
         while systems:
             tried.append(self._penalties(systems.pop(0)))
         best = [chosen_noise(validations) for validations in tried]
-        wrong = self._wrong(operator, kernels, [_prepared(prototypes, validation.folds) for validation in best])
+        wrong = self._wrong(kernels, [_prepared(prototypes, validation.folds) for validation in best])
         self._done += len(points) * self.foreseen.width_seconds
         for point, validations, kept, missed in zip(points, tried, best, wrong, strict=True):
             self._tell(math.exp(point[0]), kept.noise_variance, len(prototypes), validations, missed, weighted=False)
-        return [self._value(record) for record in self.state.history[-len(points) :]]
+        return [self._value(record) for record in self.history[-len(points) :]]
 
     def _value(self, record: dict[str, Any]) -> float:
         """Return the value that the plan goes by: the error, and a quarter of the squared error, which is smooth.
@@ -349,7 +338,7 @@ class PoolSearch(KernelSearch):
 
     def _chosen_width(self) -> dict[str, Any]:
         """Return the record of least squared error whose error is within one standard error of the least."""
-        usable = [record for record in self.state.history if record["score"] < WORST]
+        usable = [record for record in self.history if record["score"] < WORST]
         if not usable:
             raise NumericalError(
                 "no width and penalty could be fitted: the prototypes depend on each other as far as float64 tells. "
@@ -364,44 +353,42 @@ class PoolSearch(KernelSearch):
         given = self._noise_variances()
         with single_threaded_blas():
             if given is not None:
-                return validate_pool(system, sorted(given), self._heed)
+                return validate_pool(system, sorted(given), self.heed)
             scale = mean_diagonal(system) if about is None else about
             places = ABOUT if about is not None else GRID if self.settings.search == "grid" else DECADES
 
             def at(places: Sequence[float]) -> list[PoolValidation]:
-                return validate_pool(system, [scale * 10.0**place for place in places], self._heed)
+                return validate_pool(system, [scale * 10.0**place for place in places], self.heed)
 
             known = dict(zip(places, at(places), strict=True))
             if places is GRID:
                 return list(known.values())
             return spread_noise(lambda place: known.get(place) or at([place])[0], places, FINER, chosen_noise)
 
-    def _conclude(self, operator: BlockedKernelOperator) -> None:
+    def _conclude(self) -> None:
         """Fit all prototypes at the best width, with the samples' weights and with those that are considered."""
-        state, width = self.state, self._chosen_width()
+        width = self._chosen_width()
         scale, noise_variance = width["scale"], width["noise_variance"]
         # A search that ended early leaves nothing but passes of all prototypes.
         weighings = 1 if self.considered is None else 2
         self._before = self.foreseen.seconds - self._done - weighings * self.foreseen.pool_seconds
-        variants = [self._variant(operator, scale, noise_variance, self.targets)]
+        variants = [self._variant(scale, noise_variance, self.targets)]
         if self.considered is not None:
             weighted = replace(self.targets, weights=self.considered)
-            variants.append(self._variant(operator, scale, noise_variance, weighted))
+            variants.append(self._variant(scale, noise_variance, weighted))
         errors = [balanced for _, balanced in variants]
-        state.weighted = len(errors) > 1 and errors[1] < errors[0]
-        state.best = variants[state.weighted][0]
+        self.weighted = len(errors) > 1 and errors[1] < errors[0]
+        self.best = variants[self.weighted][0]
 
-    def _variant(
-        self, operator: BlockedKernelOperator, scale: float, noise_variance: float, targets: Targets
-    ) -> tuple[Chosen, float]:
+    def _variant(self, scale: float, noise_variance: float, targets: Targets) -> tuple[Chosen, float]:
         """Return the model of the best width for these weights, and its balanced error at left-out samples."""
-        state, kernel = self.state, scaled(self.state.start, scale)
-        system = self._systems(operator, state.prototypes, [kernel], targets, "all prototypes")[0]
+        kernel = scaled(self.start_kernel, scale)
+        system = self._systems(self.prototypes, [kernel], targets, "all prototypes")[0]
         validations = self._penalties(system, noise_variance)
         pool = chosen_noise(validations)
         few, paths = self._few(system, pool)
         best = few or choose_whole(system, pool)
-        wrong = self._wrong(operator, [kernel], [_prepared(state.prototypes, best.folds)])[0]
+        wrong = self._wrong([kernel], [_prepared(self.prototypes, best.folds)])[0]
         self._done += self.foreseen.pool_seconds
         weighted = targets.weights is not self.targets.weights
         self._tell(
@@ -415,7 +402,7 @@ class PoolSearch(KernelSearch):
         most = min(settings.max_basis or system.size, system.size)
         most = min(most, MOST_STEPS) if competes else most
         draws = self._draws(system, most)
-        options: dict[str, Any] = {"stop": settings.rule(), "draws": draws, "heed": self._heed}
+        options: dict[str, Any] = {"stop": settings.rule(), "draws": draws, "heed": self.heed}
         with single_threaded_blas():
             if competes:
                 tried = validate(system, pool.noise_variance, max_basis=min(most, FIRST_STEPS), **options)
@@ -427,24 +414,15 @@ class PoolSearch(KernelSearch):
                 return None, []
             return choose(system, best, settings.cardinality, draws), paths
 
-    def _systems(
-        self,
-        operator: BlockedKernelOperator,
-        prototypes: FloatArray,
-        kernels: list[Kernel],
-        targets: Targets,
-        phase: str,
-    ) -> list[FoldSystem]:
+    def _systems(self, prototypes: FloatArray, kernels: list[Kernel], targets: Targets, phase: str) -> list[FoldSystem]:
         """Sum up the systems of a few kernels in the next pass."""
-        self.state.passes += 1
-        phase = f"{phase}, pass {self.state.passes} of {self.foreseen.passes} at most"
-        return fold_systems(operator, prototypes, kernels, targets, self.settings.intercept, phase)
+        self.iteration += 1
+        phase = f"{phase}, pass {self.iteration} of {self.foreseen.passes} at most"
+        return fold_systems(self.operator, prototypes, kernels, targets, self.settings.intercept, phase)
 
-    def _wrong(
-        self, operator: BlockedKernelOperator, kernels: list[Kernel], models: list[tuple[Any, ...]]
-    ) -> IndexArray:
+    def _wrong(self, kernels: list[Kernel], models: list[tuple[Any, ...]]) -> IndexArray:
         """Count the samples of each class that the models of the other folds err on, by kernel: (q, C)."""
-        context, codes = operator.context, self.labels.codes.astype(np.intp)
+        operator, context, codes = self.operator, self.operator.context, self.labels.codes.astype(np.intp)
         arguments = (context, tuple(kernels), tuple(models), self.targets.folds, codes, self.labels.n_classes)
         groups = split_evenly(range(context.n_blocks), operator.executor.parallelism)
         parts = operator.submit("kfolderrors", fold_errors_task, arguments, groups).result()
@@ -469,7 +447,7 @@ class PoolSearch(KernelSearch):
         remaining = max(0.0, self.foreseen.seconds - self._before - self._done)
         self._record(
             {
-                "pass": self.state.passes,
+                "pass": self.iteration,
                 "scale": scale,
                 "width": scale**-0.5,
                 "noise_variance": noise_variance,

@@ -18,7 +18,7 @@ Class weights that a search considers by itself where a class is rare: which, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,12 +29,11 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ClassifierRecord, Dataset
-from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
 from dkgp.models.classification.fixed_size.plans import AnnealingSearch, GridSearch, ProfileSearch, RecordedSearch
-from dkgp.models.classification.fixed_size.search import Chosen, KernelSearch, PathSearch, PoolSearch, SearchState
+from dkgp.models.classification.fixed_size.search import Chosen, KernelSearch, PathSearch, PoolSearch
 from dkgp.models.classification.fixed_size.settings import (
     DEFAULT_SEARCH,
     FEWEST_RUNS,
@@ -49,10 +48,8 @@ from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import (
     LabelledData,
     Labels,
-    Laps,
     decided,
     digest,
-    interruption,
     label_weights,
     rare_class,
     stratified_folds,
@@ -66,6 +63,7 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.folds import fold_columns_task, merge_triangles, triangle_task
 from dkgp.operators.cross.tasks import runs_of
 from dkgp.operators.inputs import centre_of
+from dkgp.solvers.base import Clock
 from dkgp.solvers.driver import Loop
 
 # Kernels whose Grams are summed in one pass.
@@ -178,16 +176,16 @@ class _Training:
     together: int
 
     def run(self) -> TrainedFixedSize:
-        data, settings, context, laps = self.data, self.settings, self.context, Laps()
+        data, settings, context, clock = self.data, self.settings, self.context, Clock()
         dataset, labels = data.dataset, data.labels
         folds = stratified_folds(labels, settings.folds, settings.seed)
         targets = Targets(labels.signs(), folds.astype(np.intp), settings.folds, data.weights)
-        checkpoints = Loop(context, self._identity())
-        checkpoint = checkpoints.latest()
+        # The search shows its records with the passes and the time to come, which no history has.
+        loop = Loop(replace(context, callback=None), self._identity(), unit="pass", waits=False)
+        checkpoint = loop.latest()
         start, started_by = self._start(None if checkpoint is None else checkpoint.metadata["state"])
-        laps.end("start")
-        check = interruption(context, checkpoints, "passes", "search")
-        with context.operator(start, 1.0, dataset) as operator, operator.watched(check, context.within):
+        clock.lap("start")
+        with context.operator(start, 1.0, dataset) as operator, operator.watched(loop.heed_within, context.within):
             if checkpoint is not None:
                 prototypes, indices = checkpoint.arrays["prototypes"], checkpoint.arrays.get("indices")
             else:
@@ -195,33 +193,36 @@ class _Training:
                 indices, prototypes = choose_prototypes(
                     settings.prototypes, operator, size, settings.seed, targets=targets.signs
                 )
-            laps.end("prototypes")
-            plan, labels_digest = _plan(settings, self.noise_variance), str(data.identity["labels"])
-            state = SearchState(start, started_by, prototypes, indices, plan, settings.folds, labels_digest)
+            clock.lap("prototypes")
+            search = self._search(
+                operator=operator, targets=targets, start_kernel=start, started_by=started_by,
+                prototypes=prototypes, indices=indices, heed=loop.heed_within,
+            )  # fmt: skip
             if checkpoint is not None:
-                state.restore(checkpoint.metadata["state"], checkpoint.arrays)
-            self._search(state, targets, checkpoints, check).run(operator, self.together)
+                search.resume(checkpoint)
+            loop.run(search)
             entries = operator.kernel_evaluations
-            laps.end("search")
-        best = state.best
+            clock.lap("search")
+        best = search.best
         assert best is not None
-        weights = self.considered if state.weighted else data.weights
+        weights = self.considered if search.weighted else data.weights
         with context.operator(best.kernel, best.noise_variance, dataset) as operator:
-            with operator.watched(check, context.within):
-                order, fitted, level = self._fitted(operator, state, targets, weights)
-                laps.end("fit")
+            with operator.watched(loop.heed_within, context.within):
+                order, fitted, level = self._fitted(operator, prototypes, best, targets, weights)
+                clock.lap("fit")
                 decisions = _held_out_decisions(operator, best, prototypes, targets.folds)
             entries += operator.kernel_evaluations
-        laps.end("decisions")
+        clock.lap("decisions")
         calibration = fit_calibration(decisions, labels.codes, weights) if settings.probability else None
-        told = {"pool": len(prototypes), "cardinality": len(order), "kernel_evaluations": entries, **laps.summary()}
+        wrong, seconds = decided(decisions) != labels.codes, round(clock.total, 3)
+        effort = {"kernel_evaluations": entries, "seconds": seconds, "seconds_by_part": clock.rounded()}
         return TrainedFixedSize(
             kernel=best.kernel,
             noise_variance=best.noise_variance,
             classes=labels.classes,
             calibration=calibration,
-            history=state.history,
-            summary=self._summary(state, best, decided(decisions) != labels.codes, weights, told),
+            history=search.history,
+            summary=self._summary(search, best, wrong, weights, effort),
             model=FixedSizeModel(
                 best.kernel, best.noise_variance, prototypes[order], fitted, level, centre_of(dataset)
             ),
@@ -259,31 +260,37 @@ class _Training:
             return self.kernel, "given"
         return start_kernel(self.data, isotropic=self.settings.isotropic, seed=self.settings.seed)
 
-    def _search(
-        self,
-        state: SearchState,
-        targets: Targets,
-        checkpoints: Loop,
-        check: Callable[[Progress | None], None],
-    ) -> KernelSearch:
-        data, settings, context = self.data, self.settings, self.context
-        common = state, targets, data.labels, settings, self.noise_variance, checkpoints, context.callback, check
+    def _search(self, **more: Any) -> KernelSearch:
+        data, settings, context, pool = self.data, self.settings, self.context, len(more["prototypes"])
+        common = {
+            "labels": data.labels,
+            "labels_digest": str(data.identity["labels"]),
+            "settings": settings,
+            "noise_variance": self.noise_variance,
+            "plan": _plan(settings, self.noise_variance),
+            "together": self.together,
+            "callback": context.callback,
+            **more,
+        }
         if not settings.judges_by_pools:
-            return PathSearch(*common)
+            return PathSearch(**common)
         foreseen = foresee_search(
-            (data.n, data.dataset.n_features, targets.outputs), len(state.prototypes), folds=settings.folds,
+            (data.n, data.dataset.n_features, data.labels.n_outputs), pool, folds=settings.folds,
             threads=context.executor.parallelism, together=self.together, search=settings.search,
             weighings=1 if self.considered is None else 2,
         )  # fmt: skip
-        return PoolSearch(*common, foreseen, self.considered)
+        return PoolSearch(**common, foreseen=foreseen, considered=self.considered)
 
     def _fitted(
-        self, operator: BlockedKernelOperator, state: SearchState, targets: Targets, weights: FloatArray | None
+        self,
+        operator: BlockedKernelOperator,
+        prototypes: FloatArray,
+        best: Chosen,
+        targets: Targets,
+        weights: FloatArray | None,
     ) -> tuple[IndexArray, FloatArray, FloatArray]:
         """Fit the chosen prototypes to all samples: their places in the pool, weights and intercept."""
-        best, intercept = state.best, self.settings.intercept
-        assert best is not None
-        model = best.model
+        model, intercept = best.model, self.settings.intercept
         if best.whole:
             # Thousands of columns: what triangles would cost is out of proportion to a ridge that mends them.
             return model.order, model.weights, model.intercept
@@ -293,20 +300,20 @@ class _Training:
         # An intercept that competes with the prototypes takes one of their places where it was taken.
         competed = intercept == "selected" and len(model.order) < best.cardinality
         fitted, level = fit_fixed_size(
-            operator, state.prototypes[model.order], targets.signs, best.noise_variance,
+            operator, prototypes[model.order], targets.signs, best.noise_variance,
             intercept=intercept == "first" or competed, weights=weights,
         )  # fmt: skip
         return model.order, fitted, level
 
     def _summary(
         self,
-        state: SearchState,
+        search: KernelSearch,
         best: Chosen,
         wrong: NDArray[np.bool_],
         weights: FloatArray | None,
-        told: dict[str, Any],
+        effort: dict[str, Any],
     ) -> dict[str, Any]:
-        data, counts, history = self.data, self.data.labels.counts(), state.history
+        data, counts, history = self.data, self.data.labels.counts(), search.history
         # A search by whole pools records its choice last.
         chosen = history[-1] if self.settings.judges_by_pools else min(history, key=lambda record: record["score"])
         weighings = None
@@ -318,20 +325,20 @@ class _Training:
             "classes": list(data.labels.classes),
             "method": "fixed-size",
             "prototypes": self.settings.prototypes,
-            "pool": told.pop("pool"),
-            "cardinality": told.pop("cardinality"),
+            "pool": len(search.prototypes),
+            "cardinality": max(1, len(best.model.order)),
             "best_cardinality": best.best,
             "stopped": best.stopped,
             "score": best.score,
             "misclassification": float(np.average(wrong, weights=weights)),
             "balanced_error": float(np.mean(np.bincount(data.labels.codes, wrong)[counts > 0] / counts[counts > 0])),
-            "weighted": state.weighted,
+            "weighted": search.weighted,
             "weighings": weighings,
             "noise_variance": best.noise_variance,
-            "started_by": state.started_by,
+            "started_by": search.started_by,
             "scale": float(chosen["scale"]),
-            "passes": state.passes,
-            **told,
+            "passes": search.iteration,
+            **effort,
             "counts": counts.tolist(),
             "converged": True,
         }
