@@ -3,8 +3,8 @@
 `to_json` writes a value and `from_json` reads it by its type. `identity` keeps the part that two runs must share, and
 `difference` says where two identities differ. A dataclass needs nothing of its own: its fields are the document, in
 their order, and msgspec checks them against the annotations. `rule` marks the fields that are written otherwise. The
-class attribute `derived` names properties that the document shows to readers too. A type that is no dataclass registers
-one pair of functions:
+class attribute `derived` names properties that the document shows to readers too; with `omits_none = True` fields that
+are None are left out. A type that is no dataclass registers one pair of functions:
 
     register(Kernel, Kernel.to_json, kernel_from_json)
 """
@@ -12,6 +12,7 @@ one pair of functions:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache, partial
@@ -137,7 +138,7 @@ def _document(value: Any, *, identity: bool) -> dict[str, Json]:
         if not how.stored or (identity and not how.decides):
             continue
         held = getattr(value, field.name)
-        if how.omit_default and _is_default(field, held):
+        if (how.omit_default and _is_default(field, held)) or (held is None and getattr(value, "omits_none", False)):
             continue
         document[field.name] = to_json(held if how.write is None else how.write(held))
     if not identity:
@@ -183,14 +184,16 @@ def from_json(
     """
     called = called or f"a {_in_words(kind)}"
     try:
-        form = _form(kind)
+        form = _form(kind) if isinstance(kind, type) else None
         if form is not None:
             return cast(T, form[1](document))
-        return cast(T, _converted(kind, document if older is None else older(document)))
+        prepared = _prepared(kind, document if older is None else older(document))
+        _require_fields(kind, prepared)
+        return cast(T, _converted(kind, prepared))
     except DkgpError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{called} cannot be read from this JSON: {_fault(error)}") from error
+        raise InputError(f"{called}: {_fault(error, document)}") from error
 
 
 def fields_from_json(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,15 +203,31 @@ def fields_from_json(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
     """
     hints, values = _hints(kind), {}
     for field, how in _fields(kind):
-        if how.stored and (field.name in document or (field.default is field.default_factory is MISSING)):
+        if how.stored and (field.name in document or _is_required(field)):
             value = document[field.name] if how.read is None else how.read(document[field.name])
-            values[field.name] = _converted(hints[field.name], value)
+            values[field.name] = _converted(hints[field.name], _prepared(hints[field.name], value))
     return values
+
+
+def _require_fields(kind: Any, document: Any) -> None:
+    """Raise `ValueError` with all missing names at once, where msgspec would tell the first."""
+    if not (is_dataclass(kind) and isinstance(document, Mapping)):
+        return
+    needed = [field.name for field, how in _fields(kind) if how.stored and _is_required(field)]
+    missing = [name for name in needed if name not in document]
+    if missing:
+        present = ", ".join(f"`{name}`" for name in document) or "nothing"
+        words = ", ".join(f"`{name}`" for name in missing)
+        raise ValueError(f"{words} {'is' if len(missing) == 1 else 'are'} missing; got {present}")
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
 def _converted(kind: Any, document: Any) -> Any:
     try:
-        return msgspec.convert(_prepared(kind, document), kind, dec_hook=_read)
+        return msgspec.convert(document, kind, dec_hook=_read)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DkgpError):  # raised by a class's own checks
             raise error.__cause__ from None
@@ -219,6 +238,8 @@ def _prepared(kind: Any, document: Any) -> Any:
     """Apply the rules of all fields: drop names that are not stored, call the `read` of single fields."""
     if is_dataclass(kind) and isinstance(document, Mapping):
         hints, document = _hints(kind), dict(document)
+        if getattr(kind, "omits_none", False):
+            document = {name: value for name, value in document.items() if value is not None}
         for field, how in _fields(kind):
             if not how.stored:
                 document.pop(field.name, None)
@@ -248,12 +269,41 @@ def _read(kind: Any, document: Any) -> Any:
     return document if isinstance(document, known) else form[1](document)
 
 
-def _fault(error: Exception) -> str:
-    """Return msgspec's message with the place in front: "`basis[2]` must be `float`, got `str`"."""
-    text, _, place = str(error).partition(" - at `$")
-    place = place.rstrip("`").lstrip(".")
-    text = text.replace("Object missing required field", "it lacks")
-    return f"`{place}`: {text[0].lower()}{text[1:]}" if place else f"{text[0].lower()}{text[1:]}"
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a JSON object",
+}
+
+
+def _fault(error: Exception, document: Any) -> str:
+    """Return a fault in words, such as "`basis[2]` must be a number; got 'x'"."""
+    if not isinstance(error, msgspec.ValidationError):
+        return f"it lacks `{error.args[0]}`" if isinstance(error, KeyError) else str(error)
+    text, _, path = str(error).partition(" - at `$")
+    place = path.rstrip("`").lstrip(".")
+    where = f"`{place}`" if place else "it"
+    if text.startswith("Object missing required field "):
+        return f"{where} lacks {text.removeprefix('Object missing required field ')}"
+    wrong = repr(_at(document, place))[:80]
+    if text.startswith("Expected "):
+        kinds, _, bound = text.removeprefix("Expected ").partition(", got ")[0].partition("` ")
+        words = [_WORDS.get(kind, kind) for kind in kinds.strip("`").split(" | ") if kind != "null"]
+        return f"{where} must be {' or '.join(words)}{f' {bound}' if bound else ''}; got {wrong}"
+    return f"{where} is {wrong}: {text[0].lower()}{text[1:]}"
+
+
+def _at(document: Any, place: str) -> Any:
+    """Return the part of a document at a place such as `parts[2].name`."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+        try:
+            document = document[name or int(index)]
+        except (KeyError, IndexError, TypeError):
+            break
+    return document
 
 
 def _in_words(kind: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dkgp.codec import from_json
 from dkgp.commands.evaluate import read_coverage, read_pairs
 from dkgp.commands.reporting.class_plots import plot_classes
 from dkgp.commands.reporting.documents import Document
@@ -26,7 +27,7 @@ from dkgp.fit.choice import spoken
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob
 from dkgp.kernels import kernel_text
 from dkgp.models.classification.metrics import evaluate_classes
-from dkgp.models.tuned_parameter import TunedParameter, stopped
+from dkgp.models.hyperparameters import TunedParameter, stopped
 from dkgp.models.verdict import read_residuals
 
 MOST_FEATURES, MOST_CLASSES = 60, 20
@@ -246,7 +247,7 @@ def _compared(comparison: Document) -> str:
 
 
 def _tuned(document: Document) -> list[TunedParameter]:
-    return [TunedParameter.from_json(item) for item in (document["tune"] or {}).get("parameters") or []]
+    return from_json(list[TunedParameter], (document["tune"] or {}).get("parameters") or [])
 
 
 def _scales(document: Document) -> str:

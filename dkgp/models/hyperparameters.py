@@ -10,31 +10,122 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.codec import from_json, rule, to_json
 from dkgp.data.remote.storage import exists, read_object, write_object
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import MOST_DESCRIPTION_BYTES
 from dkgp.data.types import Location
 from dkgp.errors import InputError, OutputExistsError, StorageError
-from dkgp.kernels import Kernel, SquaredExponential, fold_white, kernel_from_json
+from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models.noise import Noise, NoiseModel, StudentT
-from dkgp.models.tuned_parameter import TunedParameter
 
-_REQUIRED = ("kernel", "noise_variance")
-_FIGURES = ("log_marginal_likelihood", "seconds", "leave_one_out_log_likelihood", "log_prior", "projected_gradient")
-_OPTIONAL: dict[str, type] = {
-    **dict.fromkeys(_FIGURES, float),
-    **dict.fromkeys(("evaluations", "subset_size", "n_samples", "subsets", "seed"), int),
-    **dict.fromkeys(("refinement", "run", "sparse", "comparison", "noise_comparison"), dict),
-    "converged": bool,
-    **dict.fromkeys(("objective", "likelihood"), str),
-}
+Side: TypeAlias = Literal["lower", "upper"]
+# What stands for nothing at its least: a feature that does not matter, a part of a sum that is not needed.
+_SWITCHED_OFF = ("gamma", "weight", "variance", "scale", "offset")
+_NOTHING = 1e-4
+# A gamma whose length scale is 300 deviations: it moves a kernel by 1e-4 between samples four deviations apart.
+_FLAT = 1.0 / (2.0 * 300.0**2)
+
+
+@dataclass(frozen=True)
+class TunedParameter:
+    """A hyperparameter, where its search started and how far it could go; on the standardised scale.
+
+    Attributes
+    ----------
+    name : str
+        What `bounds`, `fixed` and `priors` address it by, such as `gamma.lat` or `noise_variance`.
+    value, start, lower, upper : float
+        A value of zero is a gamma's that was switched off.
+    feature : str or None
+        Name of the feature that it belongs to, where it belongs to one.
+    fixed : bool
+        Whether it was held at its value.
+    bound : {"lower", "upper"} or None
+        On which of its bounds the value lies, if on one.
+    pressed : bool
+        Whether the objective is larger beyond that bound, so that the search was stopped there.
+    """
+
+    omits_none: ClassVar = True
+
+    name: str
+    value: float
+    start: float
+    lower: float
+    upper: float
+    feature: str | None = None
+    fixed: bool = field(default=False, metadata=rule(omit_default=True))
+    bound: Side | None = None
+    pressed: bool = field(default=False, metadata=rule(omit_default=True))
+
+    def __post_init__(self) -> None:
+        for name in ("value", "start", "lower", "upper"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"a tuned parameter needs a finite number `{name}`; got {getattr(self, name)!r}")
+
+    @property
+    def idle(self) -> bool:
+        """True if the parameter changes next to nothing: on a bound that is as good as none, or on the plain before it.
+
+        The likelihood is flat in a length scale of hundreds of deviations, so whether a search comes to rest there or
+        walks on to the bound is for rounding to say.
+        """
+        if self.fixed or self._kind not in _SWITCHED_OFF:
+            return False
+        return (self.bound == "lower" and self.value <= 1.001 * _NOTHING) or (self.is_gamma and self.value <= _FLAT)
+
+    @property
+    def length_scale(self) -> float | None:
+        """1 / sqrt(2 gamma) where the parameter is a gamma, in standard deviations of the feature."""
+        return length_scale(self.value) if self.is_gamma else None
+
+    @property
+    def words(self) -> str:
+        """A word on where it ended; none in the middle of its range."""
+        if self.fixed:
+            return "fixed"
+        if self.idle:
+            return "irrelevant" if self.feature is not None else "not needed"
+        return "" if self.bound is None else f"{self.bound} bound"
+
+    @property
+    def is_gamma(self) -> bool:
+        """True if the parameter is an inverse squared length scale."""
+        return self._kind == "gamma"
+
+    @property
+    def _kind(self) -> str:
+        name = self.name if self.feature is None else self.name.removesuffix(f".{self.feature}")
+        return name.rpartition(".")[2]
+
+
+def stopped(parameters: Iterable[TunedParameter]) -> str:
+    """Name in a few words the parameters that bounds kept from an optimum; nothing where there are none."""
+    held = [f"{item.name} stopped at its {item.bound} bound, {item.value:.3g}" for item in parameters if item.pressed]
+    return ", ".join(held[:2]) + (f", and {len(held) - 2} more" if len(held) > 2 else "")
+
+
+def with_switched_off(
+    parameters: Iterable[TunedParameter], before: Iterable[TunedParameter]
+) -> tuple[TunedParameter, ...]:
+    """Add the gammas that the search `before`, which this one started from, switched off: they are zero still."""
+    tuned, before = list(parameters), list(before)
+    moved, places = {item.name for item in tuned}, {item.name: place for place, item in enumerate(before)}
+    off = [item for item in before if item.is_gamma and item.value == 0.0 and item.name not in moved]
+    return tuple(sorted((*tuned, *off), key=lambda item: places.get(item.name, len(places))))
+
+
+def length_scale(gamma: float) -> float:
+    """1 / sqrt(2 gamma); infinite for a gamma that is switched off."""
+    return math.inf if gamma == 0.0 else 1.0 / math.sqrt(2.0 * gamma)
 
 
 @dataclass(frozen=True)
@@ -110,6 +201,8 @@ class Hyperparameters:
         that cannot be told from the rest of the kernel, or as many names as the kernel does not have features.
     """
 
+    omits_none: ClassVar = True
+
     kernel: Kernel
     noise_variance: float
     log_marginal_likelihood: float | None = None
@@ -125,7 +218,7 @@ class Hyperparameters:
     leave_one_out_log_likelihood: float | None = None
     log_prior: float | None = None
     parameters: tuple[TunedParameter, ...] | None = None
-    scores: dict[str, dict[str, float | int]] | None = field(default=None, hash=False)
+    scores: dict[str, dict[str, Any]] | None = field(default=None, hash=False)
     refinement: dict[str, Any] | None = field(default=None, hash=False)
     sparse: dict[str, Any] | None = field(default=None, hash=False)
     comparison: dict[str, Any] | None = field(default=None, hash=False)
@@ -203,49 +296,22 @@ class Hyperparameters:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; `from_json` is the inverse. Fields that are not known are left out."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        values["kernel"] = self.kernel.to_json()
-        if self.noise_model is not None:
-            values["noise_model"] = self.noise_model.to_json()
-        if self.student_t is not None:
-            values["student_t"] = self.student_t.to_json()
-        if self.parameters is not None:
-            values["parameters"] = [parameter.to_json() for parameter in self.parameters]
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        return {name: value for name, value in plain.items() if value is not None}
+        """Plain JSON types; `from_json` is the inverse. Fields that are None are left out."""
+        document: dict[str, Any] = to_json(self)
+        return document
 
     @classmethod
     def from_json(cls, document: object) -> Hyperparameters:
-        """Rebuild from `to_json`'s form; names that are not known are ignored.
+        """Return the hyperparameters that `to_json` wrote, or a user; unknown names are ignored.
 
         Raises
         ------
         InputError
             A required name is missing, the kernel's type is unknown, or a value is not admissible.
         """
-        if not isinstance(document, Mapping):
-            raise InputError(f"hyperparameters must be a JSON object; got {type(document).__name__}")
-        missing = [name for name in _REQUIRED if name not in document]
-        if missing:
-            raise InputError(
-                f"hyperparameters need {_quoted(_REQUIRED)}; got {_quoted(sorted(document)) or 'nothing'}, "
-                f"so {_quoted(missing)} must be added"
-            )
-        kernel = document["kernel"]
-        if isinstance(kernel, Mapping):
-            _require_positive(kernel)
-        return cls(
-            kernel=kernel_from_json(kernel),
-            noise_variance=document["noise_variance"],
-            parameters=_parameters(document),
-            noise_model=NoiseModel.held(document.get("noise_model")),
-            student_t=StudentT.held(document.get("student_t")),
-            scores=_checked(document, "scores", _is_table, "an object of objects"),
-            feature_names=_names(document, "feature_names"),
-            warnings=_names(document, "warnings") or (),
-            **{name: _optional(document, name, kind) for name, kind in _OPTIONAL.items()},
-        )
+        if isinstance(document, Mapping) and isinstance(document.get("kernel"), Mapping):
+            _require_positive(document["kernel"])
+        return from_json(cls, document, called="hyperparameters")
 
 
 def read_hyperparameters(
@@ -364,47 +430,6 @@ def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, ob
         if isinstance(part, Mapping):
             numbers += _numbers_of(part, place)
     return numbers
-
-
-def _checked(document: Mapping[str, Any], name: str, fits: Callable[[Any], bool], expected: str) -> Any:
-    value = document.get(name)
-    if value is not None and not fits(value):
-        raise InputError(f'"{name}" must be {expected}; got {value!r}')
-    return value
-
-
-def _optional(document: Mapping[str, Any], name: str, kind: type) -> Any:
-    accepted = (int, float) if kind is float else (kind,)
-    value = _checked(
-        document,
-        name,
-        lambda candidate: isinstance(candidate, accepted) and (kind is bool or not isinstance(candidate, bool)),
-        f"of type {kind.__name__}",
-    )
-    return None if value is None else kind(value)
-
-
-def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    value = _checked(
-        document,
-        name,
-        lambda candidate: isinstance(candidate, list) and all(isinstance(item, str) for item in candidate),
-        "a list of strings",
-    )
-    return None if value is None else tuple(value)
-
-
-def _parameters(document: Mapping[str, Any]) -> tuple[TunedParameter, ...] | None:
-    value = _checked(document, "parameters", lambda candidate: isinstance(candidate, list), "a list")
-    return None if value is None else tuple(TunedParameter.from_json(item) for item in value)
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, dict) for item in value.values())
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def _listed(names: Sequence[str] | None, limit: int = 12) -> str:

@@ -16,19 +16,22 @@ variance v_i beside it (0 by default). A law says more:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.special
 
+from dkgp.codec import from_json, register, to_json
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json
 from dkgp.models.rounding import outward
 from dkgp.operators.base import Variances
+
+register(Kernel, lambda kernel: kernel.to_json(), kernel_from_json)
 
 # Kinds of noise models that a search fits; "student-t" is the law of new observations under Student's t.
 KINDS = ("linear", "gp")
@@ -64,6 +67,8 @@ class NoiseModel:
     InputError
         An unknown kind, numbers that are not finite, or shapes that do not match.
     """
+
+    omits_none: ClassVar = True
 
     kind: str
     offset: float
@@ -135,33 +140,13 @@ class NoiseModel:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` is the inverse."""
-        document: dict[str, Any] = {
-            "kind": self.kind,
-            "offset": self.offset,
-            "weights": list(self.weights),
-            "lowest": self.lowest,
-            "highest": self.highest,
-        }
-        if self.kernel is not None and self.basis is not None:
-            document |= {"kernel": self.kernel.to_json(), "basis": [list(row) for row in self.basis]}
+        document: dict[str, Any] = to_json(self)
         return document
 
     @classmethod
     def from_json(cls, document: object) -> NoiseModel:
-        """Rebuild from `to_json`'s form; `InputError` for another."""
-        if not isinstance(document, Mapping):
-            raise InputError(f"a noise model must be a JSON object; got {type(document).__name__}")
-        missing = [name for name in ("kind", "offset", "weights", "lowest", "highest") if name not in document]
-        if missing:
-            raise InputError(f"a noise model needs {', '.join(missing)}, too; got {', '.join(sorted(document))}")
-        try:
-            numbers = {name: float(document[name]) for name in ("offset", "lowest", "highest")}
-            weights, basis = _row(document["weights"]), document.get("basis")
-            points = None if basis is None else tuple(_row(row) for row in basis)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"a noise model's offset, weights, bounds and basis must be numbers: {error}") from None
-        kernel = None if document.get("kernel") is None else kernel_from_json(document["kernel"])
-        return cls(str(document["kind"]), weights=weights, kernel=kernel, basis=points, **numbers)
+        """Return the noise model that `to_json` wrote; `InputError` for another document."""
+        return from_json(cls, document)
 
     @classmethod
     def held(cls, document: object) -> NoiseModel | None:
@@ -264,20 +249,13 @@ class StudentT:
 
     def to_json(self) -> dict[str, float]:
         """Plain JSON types."""
-        return {"degrees": self.degrees, "scale": self.scale}
+        document: dict[str, float] = to_json(self)
+        return document
 
     @classmethod
     def held(cls, document: object) -> StudentT | None:
-        """Rebuild from `to_json`'s form, None from None; `InputError` for another."""
-        if document is None:
-            return None
-        if not isinstance(document, Mapping) or not {"degrees", "scale"} <= set(document):
-            raise InputError(f"a t distribution needs degrees and scale; got {document!r}")
-        try:
-            values: dict[str, Any] = {name: float(document[name]) for name in ("degrees", "scale")}
-        except (TypeError, ValueError) as error:
-            raise InputError(f"degrees and scale of a t distribution must be numbers: {error}") from None
-        return cls(**values)
+        """Return the distribution that `to_json` wrote, None for None; `InputError` for another document."""
+        return None if document is None else from_json(cls, document, called="a t distribution")
 
 
 NoiseLaw: TypeAlias = NoiseModel | StudentT
@@ -414,7 +392,3 @@ def check_relative(relative: FloatArray, n: int) -> None:
     if not usable.all():
         row = int(np.argmin(usable))
         raise InputError(f"`relative_noise` must be positive and finite; got {relative[row]} for sample {row}")
-
-
-def _row(values: Iterable[Any]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.codec import from_json
 from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_dataset, open_prediction
@@ -19,7 +20,7 @@ from dkgp.fit.choice import Forecasts, Way
 from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit
 from dkgp.models import read_hyperparameters
-from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.hyperparameters import TunedParameter
 from tests.cli.invoke import files_below, refused, run, run_json
 from tests.fit.conftest import PRICE
 from tests.fit.html import check_page
@@ -328,7 +329,8 @@ def test_a_good_table_has_no_verdict(tmp_path: Path, name: str) -> None:
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
     assert "<p>No sign of anything wrong in these " in page
-    assert ("irrelevant" in page) == any(TunedParameter.from_json(item).idle for item in document["tune"]["parameters"])
+    found = from_json(list[TunedParameter], document["tune"]["parameters"])
+    assert ("irrelevant" in page) == any(parameter.idle for parameter in found)
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ import pytest
 
 from dkgp.errors import ExitCode, InputError, OutputExistsError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.hyperparameters import Hyperparameters, read_hyperparameters, write_hyperparameters
-from dkgp.models.tuned_parameter import TunedParameter
+from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, read_hyperparameters, write_hyperparameters
 
 
 def by_hand(**changes: Any) -> dict[str, Any]:
@@ -87,14 +86,14 @@ def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "must be a JSON object; got list"),
-        ({"kernel": by_hand()["kernel"]}, 'got "kernel", so "noise_variance" must be added'),
-        ({}, 'got nothing, so "kernel", "noise_variance" must be added'),
+        ([], r"must be a JSON object; got \[\]"),
+        ({"kernel": by_hand()["kernel"]}, "`noise_variance` is missing; got `kernel`"),
+        ({}, "`kernel`, `noise_variance` are missing; got nothing"),
         (by_hand(noise_variance=0.0), r"noise_variance must be positive and finite; got 0\.0"),
         (by_hand(noise_variance=-0.1), r"noise_variance must be positive and finite; got -0\.1"),
         (by_hand(noise_variance=float("nan")), "noise_variance must be positive and finite; got nan"),
-        (by_hand(noise_variance="0.1"), "noise_variance must be a number; got '0.1'"),
-        (by_hand(noise_variance=True), "noise_variance must be a number; got True"),
+        (by_hand(noise_variance="0.1"), "`noise_variance` must be a number; got '0.1'"),
+        (by_hand(noise_variance=True), "`noise_variance` must be a number; got True"),
         (with_kernel(gamma=[0.5, -2.0, 0.25]), r"gamma\[1\] must be positive and finite; got -2\.0"),
         (with_kernel(gamma=[0, 0.0, 0]), r"gamma\[0\] must be positive and finite; got 0\.0"),
         (with_kernel(gamma=[float("nan"), 2.0]), r"gamma\[0\] must be positive and finite; got nan"),
@@ -107,19 +106,19 @@ def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
         (by_hand(kernel={"gamma": [1.0]}), 'needs a "type"'),
         (by_hand(kernel={"type": "rbf"}), 'needs "gamma"'),
         (by_hand(kernel="rbf"), 'needs a "type"'),
-        (by_hand(evaluations="many"), '"evaluations" must be of type int'),
+        (by_hand(evaluations="many"), "`evaluations` must be a whole number; got 'many'"),
         (by_hand(feature_names=["only one"]), "has 3 features, but 1 feature names"),
-        (by_hand(feature_names="abc"), '"feature_names" must be a list of strings'),
-        (by_hand(objective=3), '"objective" must be of type str'),
-        (by_hand(parameters={"gamma": 1.0}), '"parameters" must be a list'),
-        (by_hand(parameters=["gamma"]), "a tuned parameter must be a JSON object"),
-        (by_hand(parameters=[{"name": "gamma"}]), 'needs a finite number "value"; got None'),
+        (by_hand(feature_names="abc"), "`feature_names` must be a list; got 'abc'"),
+        (by_hand(objective=3), "`objective` must be text; got 3"),
+        (by_hand(parameters={"gamma": 1.0}), "`parameters` must be a list; got "),
+        (by_hand(parameters=["gamma"]), r"`parameters\[0\]` must be a JSON object; got 'gamma'"),
+        (by_hand(parameters=[{"name": "gamma"}]), r"`parameters\[0\]` lacks `value`"),
         (
             by_hand(parameters=[{"name": 1, "value": 1, "start": 1, "lower": 1, "upper": 1}]),
-            'needs text in "name" and "feature"; got 1',
+            r"`parameters\[0\].name` must be text; got 1",
         ),
-        (by_hand(scores=[1]), '"scores" must be an object of objects'),
-        (by_hand(scores={"folds": 1}), '"scores" must be an object of objects'),
+        (by_hand(scores=[1]), r"`scores` must be a JSON object; got \[1\]"),
+        (by_hand(scores={"folds": 1}), r"`scores\[...\]` must be a JSON object"),
     ],
 )
 def test_inadmissible_documents_are_refused(document: Any, message: str, tmp_path: Path) -> None:

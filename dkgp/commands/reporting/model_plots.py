@@ -12,7 +12,7 @@ import numpy as np
 from dkgp.commands.reporting.plots import FloatArray, History, column, drawn, finish
 from dkgp.data import Dataset
 from dkgp.models import Hyperparameters, TunedParameter
-from dkgp.models.tuned_parameter import length_scale
+from dkgp.models.hyperparameters import length_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
+from dkgp.models.hyperparameters import TunedParameter, with_switched_off
 from dkgp.models.tuning.families import family_of
 from dkgp.models.tuning.space import LogNormal, SearchSpace, search_space
 from dkgp.operators.base import FloatArray

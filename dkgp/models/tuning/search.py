@@ -33,7 +33,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.trend import CENTRED, MeanKind, checked_mean
-from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
+from dkgp.models.hyperparameters import TunedParameter, with_switched_off
 from dkgp.models.tuning.families import KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
 from dkgp.models.tuning.objectives import OBJECTIVES, Objective

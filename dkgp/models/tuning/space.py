@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
-from dkgp.models.tuned_parameter import Side, TunedParameter
+from dkgp.models.hyperparameters import Side, TunedParameter
 from dkgp.models.tuning.families import KernelFamily
 
 

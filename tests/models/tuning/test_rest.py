@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dkgp.codec import from_json
 from dkgp.data import memory_dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, tune, tune_dataset
-from dkgp.models.tuned_parameter import TunedParameter, stopped
+from dkgp.models.hyperparameters import TunedParameter, stopped
 from dkgp.models.tuning.search import LikelihoodSearch, Rest, SearchSettings
 from dkgp.models.tuning.space import SearchSpace
 
@@ -221,6 +222,6 @@ def test_an_end_by_the_limit_is_said_as_such(samples: tuple[FloatArray, FloatArr
 
 def test_a_bound_that_a_file_names_is_one() -> None:
     document = {"name": "noise_variance", "value": 1.0, "start": 1.0, "lower": 1.0, "upper": 2.0, "bound": "lower"}
-    assert TunedParameter.from_json(document).bound == "lower"
-    with pytest.raises(InputError, match="\"bound\" of a tuned parameter is lower or upper; got 'left'"):
-        TunedParameter.from_json({**document, "bound": "left"})
+    assert from_json(TunedParameter, document).bound == "lower"
+    with pytest.raises(InputError, match="a tuned parameter: `bound` is 'left'"):
+        from_json(TunedParameter, {**document, "bound": "left"})

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dkgp.codec import from_json
 from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.tables.layout import (
     Detail,
@@ -24,9 +25,9 @@ from dkgp.commands.reporting.tables.layout import (
 )
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
+from dkgp.models.hyperparameters import stopped
 from dkgp.models.sparse.bound.search import EVIDENCES
 from dkgp.models.sparse.methods import method_named
-from dkgp.models.tuned_parameter import stopped
 
 # Targets with rows or tables of their own; rows of a path, and weights that are named in one.
 MOST_TARGETS, MOST_ROWS, MOST_WEIGHTS = 8, 16, 5
@@ -226,7 +227,7 @@ def tune_tables(document: Document) -> list[RenderableType]:
         of_labels = "log evidence (Laplace)"
         title = EVIDENCES.get(document["objective"], "evidence") if likelihood is None else of_labels
         rows += [(title, f"{sparse['value']:.2f}"), ("basis samples", f"{sparse['basis_size']:,}")]
-    parameters = [TunedParameter.from_json(item) for item in document.get("parameters") or []]
+    parameters = from_json(list[TunedParameter], document.get("parameters") or [])
     if "converged" in document:  # values to refine may have been given by hand
         ended = stopped(parameters)
         verdict = "yes" if document["converged"] else f"no: {ended}" if ended else "no"
