@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dkgp.kernels import Kernel
-from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.hyperparameters import TunedParameter, with_switched_off
+from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_switched_off
 from dkgp.models.tuning.families import family_of
 from dkgp.models.tuning.space import LogNormal, SearchSpace, search_space
 from dkgp.operators.base import FloatArray

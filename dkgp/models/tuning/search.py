@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
-from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_switched_off
 from dkgp.models.trend import CENTRED, MeanKind, checked_mean
-from dkgp.models.hyperparameters import TunedParameter, with_switched_off
 from dkgp.models.tuning.families import KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
 from dkgp.models.tuning.objectives import OBJECTIVES, Objective
