@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 
+from dkgp.codec import from_json
 from dkgp.errors import InputError
 from dkgp.estimators.classifiers import CertifiedClassifier, KernelClassifier, LabelledSet
 from dkgp.estimators.inputs import numbers_of
@@ -56,7 +57,7 @@ class CalibratedClassifier(KernelClassifier):
         super()._take(fitted)
         record = self._fitted.record
         self.intercept_ = record.intercept
-        self.calibration_ = None if record.calibration is None else Calibration.from_json(record.calibration)
+        self.calibration_ = None if record.calibration is None else from_json(Calibration, record.calibration)
 
     @classmethod
     def _settings_from(cls, fitted: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from dkgp.codec import from_json
 from dkgp.errors import InputError
 from dkgp.estimators.classifiers import CertifiedClassifier, LabelledSet
 from dkgp.estimators.parameters import CountOrNone, Positive
@@ -96,7 +97,7 @@ class LikelihoodClassifier(CertifiedClassifier):
         del self.noise_variance_  # a likelihood's classifier has none
         self.regularisation_ = record.regularisation
         assert record.likelihood is not None
-        self.likelihood_ = Likelihood.from_json(record.likelihood)
+        self.likelihood_ = from_json(Likelihood, record.likelihood)
         self.n_basis_ = record.n_support if record.is_sparse else None
 
     @classmethod

@@ -228,7 +228,7 @@ def test_a_classifiers_store_holds_what_was_trained(
     assert stored.form == record.form
     assert bits_of(stored) == bits_of(record)
     trained = vars(model) | vars(getattr(model, "model", model))
-    arrays = [array for array in model.stored() if isinstance(trained.get(array), np.ndarray)]
+    arrays = [array for array in model.fields() if isinstance(trained.get(array), np.ndarray)]
     assert {"weights", "alpha"} & set(arrays)
     for array in arrays:
         np.testing.assert_array_equal(getattr(stored, array), trained[array])
@@ -240,6 +240,6 @@ def test_classes_that_change_places_turn_the_decisions_round(
     name: str, data: LabelledData, executor: BlockExecutor, whole: Whole
 ) -> None:
     turned = LabelledData(data.dataset, Labels(data.labels.classes[::-1], 1 - data.labels.codes))
-    one, other = whole(name).stored(), CLASSIFIERS[name](turned, RunContext(executor)).stored()
+    one, other = whole(name).fields(), CLASSIFIERS[name](turned, RunContext(executor)).fields()
     weights = next(array for array in ("weights", "alpha") if array in one)
     np.testing.assert_allclose(one[weights], -other[weights], rtol=1e-5, atol=1e-6)

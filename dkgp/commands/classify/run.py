@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dkgp.cluster import BlockExecutor
-from dkgp.codec import difference
+from dkgp.codec import difference, to_json
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.resuming import checkpointing_of
@@ -229,5 +229,5 @@ class LikelihoodRun(ClassifyRun):
 
     def identity(self) -> dict[str, Any]:
         """Return the options of the method, and the likelihood."""
-        risk = {"likelihood": self.likelihood.to_json(), "regularisation": self.job.regularisation}
+        risk = {"likelihood": to_json(self.likelihood), "regularisation": self.job.regularisation}
         return {**super().identity(), **risk}

@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.codec import to_json
 from dkgp.data import Checkpoint
 from dkgp.errors import InputError
 from dkgp.models.classification.certificate import FEW, RiskCertificate
@@ -89,9 +90,7 @@ class TrainedOnBasis(TrainedBasis):
     certificate: RiskCertificate | None
     solution: BasisRiskSolution
 
-    def stored(self) -> dict[str, Any]:
-        """With a Gaussian process' factors."""
-        return {**super().stored(), "posterior_lower": self.posterior_lower}
+    stored = (*TrainedBasis.stored, "posterior_lower")
 
 
 def train_on_basis(
@@ -358,7 +357,7 @@ def opened(
     """
     clock, context = Clock(), RunContext.of(context)
     kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
-    problem = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
+    problem = {"likelihood": to_json(likelihood), "regularisation": regularisation}
     identity = {**settings.identity(), **problem, "form": form, **data.identity, "given": digest(given, "<f8")}
     loop = Loop(context, identity, unit="step", waits=False)
     checkpoint = loop.latest()

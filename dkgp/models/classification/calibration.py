@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,15 +90,6 @@ class Calibration:
         logs = -np.logaddexp(0.0, -z)
         likelihoods = np.exp(logs - logs.max(axis=1, keepdims=True))
         return np.asarray(likelihoods / likelihoods.sum(axis=1, keepdims=True))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it in JSON; floats survive to the last bit."""
-        return {"slope": self.slope.tolist(), "offset": self.offset.tolist()}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Self:
-        """Return what `to_json` was made of."""
-        return cls(np.asarray(document["slope"], dtype=np.float64), np.asarray(document["offset"], dtype=np.float64))
 
 
 def fit_calibration(decisions: FloatArray, codes: IntArray, weights: FloatArray | None = None) -> Calibration:

@@ -21,6 +21,7 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel
 from dkgp.models.classification.calibration import calibrated
@@ -107,15 +108,14 @@ class TrainedExact(TrainedClassifier):
     t + 1 columns (t without an intercept), with the gradient evaluated anew in float64.
     """
 
+    form: ClassifierForm = "exact"
     alpha: FloatArray
     ones: FloatArray
     intercept: FloatArray
     certificate: DecisionCertificate
     solution: Solution
 
-    def stored(self) -> dict[str, Any]:
-        """Coefficients, and E_2 for bounds."""
-        return {"form": "exact", "alpha": self.alpha, "ones": self.ones, "intercept": self.intercept}
+    stored = ("alpha", "ones", "intercept")
 
 
 def train_exact(

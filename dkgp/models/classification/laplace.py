@@ -32,8 +32,8 @@ from dkgp.operators.low_rank.pivots import whiten
 
 __all__ = ["averaged", "averaged_intervals", "averaged_softmax", "settled"]
 
-# A sample with less curvature is left out of `TrainedGP.curvature_factor`, and its part of a variance is counted by
-# itself: each takes off less than this times k(x, x) k(x_i, x_i).
+# A sample with less curvature is left out of `TrainedLogistic.curvature_factor`, and its part of a variance is counted
+# by itself: each takes off less than this times k(x, x) k(x_i, x_i).
 LEAST_CURVATURE = 1e-30
 # SciPy's ndtr is within 2.3 eps (1 + z^2) of itself (`dkgp.models.classification.likelihoods`); its argument m / sqrt(1
 # + v) is off by three roundings, to which ndtr answers with z^2 + 1 times as much at most. Beyond -38.6 it is zero.
@@ -139,7 +139,7 @@ def settled(
     lower, upper : (r,) float64
         Between which the variance lies that the trained curvature gives.
     factor : float
-        See `TrainedGP.curvature_factor`; perhaps infinite, and then there is no use for any variance.
+        See `TrainedLogistic.curvature_factor`; perhaps infinite, and then there is no use for any variance.
     """
     if not np.isfinite(factor):
         return np.ones(len(mean), dtype=bool)

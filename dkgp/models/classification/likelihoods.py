@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import scipy.special
@@ -181,15 +181,6 @@ class Likelihood:
         least = np.maximum(least * (1.0 - self._off(high)) - TINY, 0.0)
         most = most * (1.0 + self._off(low)) + TINY
         return np.where(targets > 0.0, -most, least), np.where(targets > 0.0, -least, most)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"name": self.name, "n_classes": self.n_classes}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Self:
-        """Rebuild from `to_json`."""
-        return cls(document["name"], int(document["n_classes"]))
 
     def _columns(self, values: FloatArray) -> FloatArray:
         columns = np.asarray(values, dtype=np.float64)

@@ -19,7 +19,6 @@ is a concave function of it, so that noise between 1 / c and c times ours gives 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,7 +28,9 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.codec import finite, to_json
 from dkgp.data import Dataset
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import InputError
 from dkgp.kernels import (
     ActiveDimensions,
@@ -95,8 +96,12 @@ class TrainedLogistic(TrainedClassifier):
         half a step along the gradient, at the centre of the ball in which the exact minimiser lies.
     product_error : float
         Bound on the errors of products beside rounding, where products are approximate.
+    curvature_factor : tuple of t floats
+        Of a Gaussian process: c, by which W at the exact mode may differ at most, either way, of samples whose W is not
+        below `LEAST_CURVATURE`; infinite where nothing is proven.
     """
 
+    form: ClassifierForm = "logistic"
     regularisation: float
     likelihood: Likelihood
     alpha: FloatArray
@@ -105,16 +110,18 @@ class TrainedLogistic(TrainedClassifier):
     certificate: RiskCertificate
     solution: Solution
     product_error: float = 0.0
+    curvature_factor: tuple[float, ...] = ()
 
-    def stored(self) -> dict[str, Any]:
-        """Coefficients, and the risk that they minimise."""
-        return {
-            "form": "logistic",
-            "alpha": self.alpha,
-            "intercept": np.zeros(self.likelihood.n_outputs),
-            "likelihood": self.likelihood.to_json(),
-            "regularisation": self.regularisation,
-        }
+    stored = ("alpha", "likelihood", "regularisation")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the coefficients, and the curvature of a Gaussian process."""
+        return {**super().fields(), **({"curvature": self.curvature} if self.form == "gp" else {})}
+
+    def proofs(self) -> dict[str, Any]:
+        """Return the certificate, with the factors of a Gaussian process."""
+        document = self.certificate.to_json()
+        return {**document, "curvature_factor": finite(self.curvature_factor)} if self.form == "gp" else document
 
 
 def train_logistic(
@@ -158,7 +165,7 @@ def train_logistic(
     if (conflict := context.product_error.decision_conflict(limit, settings.tolerance)) is not None:
         raise InputError(conflict)
     tiles = context.executor.tiles
-    identity: dict[str, Any] = {"likelihood": likelihood.to_json(), "regularisation": regularisation}
+    identity: dict[str, Any] = {"likelihood": to_json(likelihood), "regularisation": regularisation}
     evaluated = not context.product_error.bounds(kernel, data.n) and settings.precision == "mixed"
     if evaluated and data.n >= FORESEEN_FROM and tiles.measured:
         foreseen = foreseen_products(data, kernel, settings)
@@ -465,34 +472,12 @@ def foreseen_products(data: LabelledData, kernel: Kernel, settings: RiskSettings
 LIBRARY = {"logit": 1e-12, "probit": 1e-9}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class TrainedGP(TrainedLogistic):
-    """A Gaussian process of labels in Laplace's approximation: the mode, and the curvature there.
-
-    Attributes
-    ----------
-    curvature_factor : tuple of t floats
-        c, by which W at the exact mode may differ at most, either way, of samples whose W is not below
-        `LEAST_CURVATURE`; infinite where nothing is proven.
-    """
-
-    curvature_factor: tuple[float, ...] = ()
-
-    def stored(self) -> dict[str, Any]:
-        """As of the mode, and the curvature."""
-        return {**super().stored(), "form": "gp", "curvature": self.curvature}
-
-    def proofs(self) -> dict[str, Any]:
-        """The mode's certificate, and the factors."""
-        return {**self.certificate.to_json(), "curvature_factor": _finite(self.curvature_factor)}
-
-
 def train_gp(
     data: LabelledData,
     hyperparameters: Hyperparameters,
     context: RunContext | BlockExecutor,
     settings: RiskSettings,
-) -> TrainedGP:
+) -> TrainedLogistic:
     """Find the mode of labels on all samples, and prove how near it is; arguments and errors as of `train_logistic`.
 
     The kernel's amplitude says how steep probabilities may be: tune it by the labels' evidence. The likelihood is logit
@@ -507,14 +492,8 @@ def train_gp(
         )
     mode = train_logistic(data, hyperparameters, context, settings)
     factors = curvature_factors(mode, data.dataset, likelihood.targets(data.labels))
-    fields = {field.name: getattr(mode, field.name) for field in dataclasses.fields(TrainedLogistic)}
-    fields["summary"] = {**mode.summary, "method": "gp", "curvature_factor": _finite(factors)}
-    return TrainedGP(**fields, curvature_factor=factors)
-
-
-def _finite(factors: tuple[float, ...]) -> list[float | None]:
-    """Factors as JSON has them: None where nothing is proven."""
-    return [factor if math.isfinite(factor) else None for factor in factors]
+    summary = {**mode.summary, "method": "gp", "curvature_factor": finite(factors)}
+    return replace(mode, form="gp", summary=summary, curvature_factor=factors)
 
 
 def require_separate(likelihood: Likelihood, n_samples: int) -> None:

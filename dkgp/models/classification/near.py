@@ -83,6 +83,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.classification.basis import BasisSettings, NewtonMemory, choice_phase, opened, train_on_basis
 from dkgp.models.classification.labels import LabelledData
@@ -141,9 +142,11 @@ class TrainedNear(TrainedBasis):
     near: Near
     values: FloatArray
 
-    def stored(self) -> dict[str, Any]:
-        """With the samples."""
-        return {**super().stored(), **near_fields(self.near)}
+    form: ClassifierForm = "gp"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the basis, and the samples."""
+        return {**super().fields(), **near_fields(self.near)}
 
 
 def train_near(

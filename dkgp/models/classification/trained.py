@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from dkgp.codec import to_json
 from dkgp.data import ClassifierRecord
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.data.stores.models.model import about_model
 from dkgp.kernels import Kernel
 from dkgp.models.certificate import Proof
@@ -21,11 +22,12 @@ BasisForm = Literal["logistic", "gp"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrainedClassifier(ABC):
+class TrainedClassifier:
     """The result of training by any method.
 
     Attributes
     ----------
+    form : {"fixed-size", "exact", "logistic", "gp"}
     kernel : Kernel
         Of the standardised inputs, without white noise.
     noise_variance : float
@@ -41,6 +43,7 @@ class TrainedClassifier(ABC):
         n, d, classes, method, converged, seconds and so on: see each method.
     """
 
+    form: ClassifierForm
     kernel: Kernel
     noise_variance: float = 1.0
     classes: tuple[str, ...]
@@ -49,16 +52,21 @@ class TrainedClassifier(ABC):
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
 
-    @abstractmethod
-    def stored(self) -> dict[str, Any]:
-        """The fields of a `ClassifierRecord` that are the method's own, its form among them."""
+    # Fields of a `ClassifierRecord` that the kind has, beside those of every classifier.
+    stored: ClassVar[tuple[str, ...]] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Return the kind's own fields of a `ClassifierRecord`."""
+        values = {name: getattr(self, name) for name in self.stored}
+        plain = {name: to_json(value) for name, value in values.items() if isinstance(value, Likelihood)}
+        return {"intercept": np.zeros(1 if len(self.classes) == 2 else len(self.classes)), **values, **plain}
 
     def proofs(self) -> dict[str, Any] | None:
-        """The certificate as a store has it."""
+        """Return the certificate as a store has it."""
         return None if self.certificate is None else self.certificate.to_json()
 
     def record(self, data: LabelledData, summary: dict[str, Any] | None = None) -> ClassifierRecord:
-        """The model as it is stored, of the data that it was trained on; `summary` is stored instead of its own."""
+        """Return the model of the data that it was trained on; `summary` takes the place of its own."""
         about = about_model(
             data.dataset,
             kernel=self.kernel.to_json(),
@@ -69,10 +77,11 @@ class TrainedClassifier(ABC):
         )
         return ClassifierRecord(
             **about,
+            form=self.form,
             classes=self.classes,
             class_weights=data.class_weights(),
-            calibration=None if self.calibration is None else self.calibration.to_json(),
-            **self.stored(),
+            calibration=None if self.calibration is None else to_json(self.calibration),
+            **self.fields(),
         )
 
 
@@ -82,7 +91,6 @@ class TrainedBasis(TrainedClassifier):
 
     Attributes
     ----------
-    form : {"logistic", "gp"}
     regularisation : float
         lambda.
     likelihood : Likelihood
@@ -96,7 +104,6 @@ class TrainedBasis(TrainedClassifier):
         L, of a Gaussian process.
     """
 
-    form: BasisForm = "gp"
     regularisation: float = 1.0
     likelihood: Likelihood
     prototypes: FloatArray
@@ -104,15 +111,6 @@ class TrainedBasis(TrainedClassifier):
     weights: FloatArray
     kernel_lower: FloatArray | None
 
-    def stored(self) -> dict[str, Any]:
-        """The basis, its coefficients, and the risk that they minimise."""
-        return {
-            "form": self.form,
-            "intercept": np.zeros(self.weights.shape[1]),
-            "prototypes": self.prototypes,
-            "weights": self.weights,
-            "indices": self.indices,
-            "likelihood": self.likelihood.to_json(),
-            "regularisation": self.regularisation,
-            "kernel_lower": self.kernel_lower,
-        }
+    stored: ClassVar[tuple[str, ...]] = (
+        "prototypes", "weights", "indices", "likelihood", "regularisation", "kernel_lower"
+    )  # fmt: skip

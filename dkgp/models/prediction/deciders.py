@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
+from dkgp.codec import from_json
 from dkgp.data import ClassifierRecord, find_classifier
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.prediction_store import LATENT_VARIABLES
@@ -310,7 +311,7 @@ def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
 
 def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
     if model.likelihood is None:
-        probabilities = None if model.calibration is None else Calibration.from_json(model.calibration)
+        probabilities = None if model.calibration is None else from_json(Calibration, model.calibration)
         if model.form != "exact":
             return Decider(probabilities)
         return Decider(probabilities, DecisionCertificate.from_json(dict(model.certificate)), _assumes(model))
@@ -323,7 +324,7 @@ def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
     elif model.form == "gp" and not plug_in:
         kind = BasisProcessDecider if model.is_sparse else GaussianDecider
     assumes = None if certificate is None else _assumes(model)
-    return kind(Likelihood.from_json(model.likelihood), certificate, assumes)
+    return kind(from_json(Likelihood, model.likelihood), certificate, assumes)
 
 
 def _assumes(model: ClassifierRecord) -> str | None:

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from sklearn.calibration import _sigmoid_calibration
 
+from dkgp.codec import from_json, to_json
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
@@ -124,7 +125,7 @@ def test_far_decisions_keep_a_sum_of_one_and_an_order() -> None:
 
 def test_json_keeps_every_bit(rng: np.random.Generator) -> None:
     found = Calibration(rng.normal(size=3), rng.normal(size=3))
-    again = Calibration.from_json(json.loads(json.dumps(found.to_json())))
+    again = from_json(Calibration, json.loads(json.dumps(to_json(found))))
     np.testing.assert_array_equal(again.slope, found.slope)
     np.testing.assert_array_equal(again.offset, found.offset)
 

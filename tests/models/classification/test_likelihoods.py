@@ -18,6 +18,7 @@ import scipy.stats
 from mpmath import mpf
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkgp.codec import from_json, to_json
 from dkgp.errors import InputError
 from dkgp.models.classification import laplace as averages
 from dkgp.models.classification.labels import Labels, decided
@@ -153,7 +154,7 @@ def test_what_links_and_ways_with_several_classes_make() -> None:
     made = [Likelihood("logit", 2), Likelihood("logit", 3), Likelihood("softmax", 3)]
     assert [(each.n_outputs, each.coupled) for each in made] == [(1, False), (3, False), (3, True)]
     for each in made:
-        assert Likelihood.from_json(json.loads(json.dumps(each.to_json()))) == each
+        assert from_json(Likelihood, json.loads(json.dumps(to_json(each)))) == each
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
 from dkgp.models.classification.logistic import (
     RiskError,
     RiskSettings,
-    TrainedGP,
     TrainedLogistic,
     product_limit,
     train_gp,
@@ -453,7 +452,9 @@ def exact(
     return means, variances
 
 
-def trained_gp(data: Dataset, labels: Labels, name: str, kernel: Kernel = GP_KERNEL, **settings: Any) -> TrainedGP:
+def trained_gp(
+    data: Dataset, labels: Labels, name: str, kernel: Kernel = GP_KERNEL, **settings: Any
+) -> TrainedLogistic:
     executor = LocalExecutor(2)
     try:
         likelihood = Likelihood.of(name, "ovr", labels.n_classes)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dkgp.codec import from_json, to_json
 from dkgp.data import ClassifierRecord, memory_classifier, memory_dataset
 from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError
@@ -27,7 +28,7 @@ def fixed_size(rng: np.random.Generator, names: tuple[str, ...], calibrated: boo
             intercept=rng.normal(size=t),
             prototypes=rng.normal(size=(7, 2)),
             weights=rng.normal(size=(7, t)),
-            calibration=calibration.to_json() if calibrated else None,
+            calibration=to_json(calibration) if calibrated else None,
         )
     )
 
@@ -45,7 +46,7 @@ def test_decisions_are_sums_over_prototypes(rng: np.random.Generator, names: tup
     codes = (known[:, 0] >= 0.0).astype(int) if len(names) == 2 else known.argmax(axis=1)
     np.testing.assert_array_equal(found.code, codes)
     assert record.calibration is not None
-    np.testing.assert_allclose(found.probability, Calibration.from_json(record.calibration).probabilities(known))
+    np.testing.assert_allclose(found.probability, from_json(Calibration, record.calibration).probabilities(known))
     # The same bits by one thread, by a source, and a row at a time.
     for predictor in (
         ClassPredictor(record, f"test-one-{len(names)}", threads=1),

@@ -149,22 +149,18 @@ class ClassifierRecord(NearArrays, SupportedModel):
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
             raise InputError(f"A classifier needs two classes of different names at least; got {list(self.classes)}.")
         if self.form in ("logistic", "gp"):
-            self._check_likelihood()
-        if self.form == "fixed-size" or (self.form != "exact" and self.is_sparse):
-            self._check_basis()
-        else:
-            which = "An exact classifier" if self.form == "exact" else f"A {self.form} classifier of all samples"
-            more = {"exact": ("ones",), "gp": ("curvature",)}.get(self.form, ())
-            self._require(which, "alpha", *more, training_set=True)
-        super()._check(by_reference)
-
-    def _check_basis(self) -> None:
-        lower = ("kernel_lower", "posterior_lower") if self.form == "gp" and self.neighbours is None else ()
-        self._require(f"A {self.form} classifier", "prototypes", "weights", *lower)
-        if self.neighbours is not None:
-            near = ("near_inputs", "near_targets", "near_noise", "near_weights", "near_normal")
-            self._require("A classifier with neighbours", "kernel_lower", *near)
-        if lower and self.posterior_lower is not None:
+            if self.likelihood is None or self.regularisation is None:
+                raise InputError(f"A {self.form} classifier needs 'likelihood' and 'regularisation'; got none.")
+            if not (np.isfinite(self.regularisation) and self.regularisation > 0.0):
+                raise InputError(f"The regularisation must be finite and positive; got {self.regularisation}.")
+        on_basis = self.form == "fixed-size" or (self.form != "exact" and self.is_sparse)
+        for which, names in _needs(self.form, on_basis, self.neighbours is not None):
+            if any(getattr(self, name) is None for name in names) or not (on_basis or self._support is not None):
+                needed = [f"'{name}'" for name in names] + ([] if on_basis else ["its training set"])
+                raise InputError(f"{which} needs {', '.join(needed[:-1])} and {needed[-1]}; got none.")
+        if self.curvature is not None and (np.asarray(self.curvature) < 0.0).any():
+            raise NumericalError("'curvature' of the classifier is below zero; the model is not saved.")
+        if self.posterior_lower is not None:
             m, t = self.n_support, self.n_outputs
             joint = self.likelihood is not None and self.likelihood["name"] == "softmax"
             expected = (1, t * m, t * m) if joint else (t, m, m)
@@ -172,19 +168,20 @@ class ClassifierRecord(NearArrays, SupportedModel):
                 raise InputError(
                     f"'posterior_lower' of the classifier has shape {self.posterior_lower.shape}; expected {expected}."
                 )
+        super()._check(by_reference)
 
-    def _require(self, which: str, *names: str, training_set: bool = False) -> None:
-        if any(getattr(self, name) is None for name in names) or (training_set and self._support is None):
-            needed = [f"'{name}'" for name in names] + (["its training set"] if training_set else [])
-            raise InputError(f"{which} needs {', '.join(needed[:-1])} and {needed[-1]}; got none.")
 
-    def _check_likelihood(self) -> None:
-        if self.likelihood is None or self.regularisation is None:
-            raise InputError(f"A {self.form} classifier needs 'likelihood' and 'regularisation'; got none.")
-        if not (np.isfinite(self.regularisation) and self.regularisation > 0.0):
-            raise InputError(f"The regularisation must be finite and positive; got {self.regularisation}.")
-        if self.curvature is not None and (np.asarray(self.curvature) < 0.0).any():
-            raise NumericalError("'curvature' of the classifier is below zero; the model is not saved.")
+def _needs(form: str, on_basis: bool, near: bool) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the name of a form in messages, with the arrays that it needs; with neighbours, two such pairs."""
+    if not on_basis:
+        more = {"exact": ("ones",), "gp": ("curvature",)}.get(form, ())
+        return [("An exact classifier" if form == "exact" else f"A {form} classifier of all samples", ("alpha", *more))]
+    lower = ("kernel_lower", "posterior_lower") if form == "gp" and not near else ()
+    needs = [(f"A {form} classifier", ("prototypes", "weights", *lower))]
+    return [*needs, ("A classifier with neighbours", ("kernel_lower", *_NEAR))] if near else needs
+
+
+_NEAR = ("near_inputs", "near_targets", "near_noise", "near_weights", "near_normal")
 
 
 def save_classifier(

@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
@@ -91,6 +92,7 @@ class TrainedFixedSize(TrainedClassifier):
         Every kernel that the search looked at: pass, scale, noise_variance, cardinality, score.
     """
 
+    form: ClassifierForm = "fixed-size"
     model: FixedSizeModel
     path: list[dict[str, float]]
     indices: IndexArray | None
@@ -100,10 +102,9 @@ class TrainedFixedSize(TrainedClassifier):
         """The model as it is stored, its samples weighted as they were in the end."""
         return super().record(replace(data, weights=self.weights), summary)
 
-    def stored(self) -> dict[str, Any]:
-        """Prototypes, their weights, and the path that led to so many of them."""
+    def fields(self) -> dict[str, Any]:
+        """Return the prototypes, their weights, and the path to their number."""
         return {
-            "form": "fixed-size",
             "intercept": self.model.intercept,
             "prototypes": self.model.prototypes,
             "weights": self.model.weights,
