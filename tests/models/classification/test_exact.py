@@ -119,7 +119,7 @@ def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:
     found = trained(problem(rng), calibrate=True)
     chances = found.calibration.probabilities(np.array([[-1.0], [0.0], [1.0]]))[:, 1]
     assert chances[0] < 0.2 < chances[1] < 0.8 < chances[2]
-    assert set(found.stored()) == {"form", "alpha", "ones", "intercept"}
+    assert (found.form, set(found.fields())) == ("exact", {"alpha", "ones", "intercept"})
 
 
 @pytest.mark.parametrize(
