@@ -53,7 +53,7 @@ def take_turns(
 ) -> Runs:
     """Run every contender once in every repeat, as `describe(contender, repeat)` says; return the figures of all.
 
-    Those that are `copied`, baselines of which the noise is wanted, run once more at the end of each repeat.
+    Those that are `copied`, baselines for the noise of the ratios, run once more at the end of each repeat.
     """
     turns = [(name, name) for name in contenders] + [(copy_of(name), name) for name in copied]
     runs: Runs = {turn: [] for turn, _ in turns}
@@ -121,7 +121,7 @@ def solve(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters)
             kernel, noise_variance = hyper.kernel, hyper.noise_variance
             return train(data, kernel, noise_variance, executor, solver=solver, stopping=options.stopping())
 
-        # Compiled code is loaded here and in the workers before the clock starts: that of what is chosen, too.
+        # Compiled code is loaded here and in the workers before the clock starts, that of the chosen method too.
         warm, (decided, _) = open_dataset(description["warm"]), options.decided(dataset, hyper)
         run(warm, decided)
         began = time.perf_counter()
@@ -242,7 +242,7 @@ def factor_in_place(matrix: FloatArray) -> None:
 
 def factored_solve(matrix: FloatArray, right: FloatArray) -> FloatArray:
     """Return (L L')^-1 B, for L in the lower triangle of a row-major matrix: (n, t)."""
-    # The transposed view is column-major, which is what LAPACK solves with without a copy: L = U', U the view.
+    # The transposed view is column-major, so that LAPACK solves with it without a copy: L = U', U the view.
     half = scipy.linalg.solve_triangular(matrix.T, right, trans="T", check_finite=False)
     return np.asarray(scipy.linalg.solve_triangular(matrix.T, half, check_finite=False))
 

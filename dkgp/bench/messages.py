@@ -79,7 +79,7 @@ class BenchMessagesJob:
         Workers that share a process, as its threads: 64 processes would take two cores a minute to start. They share
         their vectors too, and the forecast counts that. By default one up to 16 workers, 16 beyond.
     entry_ns
-        What an entry of half the matrix takes, in nanoseconds, asleep.
+        Nanoseconds that a task sleeps for an entry of half the matrix.
     seconds
         Computing of a product is shortened to so many where it would take longer: its messages stay the same.
     latency_seconds, bytes_per_second
@@ -152,7 +152,7 @@ def sleeping_task(
 
 
 def run_bench_messages(job: BenchMessagesJob, reporter: Reporter) -> Document:
-    """Measure; return seconds and what the plan says of them, for each number of workers and samples."""
+    """Measure; return seconds and the plan's forecast, for each number of workers and samples."""
     check_record_file(job.out)
     rows: list[dict[str, Any]] = []
     networks: dict[str, Any] = {}
@@ -256,10 +256,9 @@ Address: TypeAlias = tuple[str, int]
 
 
 class SlowLink(ExitStack):
-    """Passes on what comes to `port` of this machine, to `target` and back; a context manager.
+    """Passes bytes between `port` of this machine and `target`; a context manager.
 
-    `latency_seconds` is what a byte takes one way, `bytes_per_second` what all connections together pass in each
-    direction.
+    `latency_seconds` is the delay one way, `bytes_per_second` the rate of all connections together in each direction.
     """
 
     def __init__(self, target: Address, latency_seconds: float, bytes_per_second: float) -> None:

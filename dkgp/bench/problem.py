@@ -86,11 +86,11 @@ class ProblemJob:
             yield prepare_problem(self.problem, Path(name), reporter, untuned), Path(name)
 
     def title(self, subject: str, prepared: PreparedProblem, more: str) -> str:
-        """Name what was measured, and on what."""
+        """Return the title of a record: the subject and its problem."""
         return f"{subject}: {self.problem.data}, n = {prepared.n:,}, d = {prepared.d}, {more}"
 
     def settings(self, prepared: PreparedProblem) -> dict[str, Any]:
-        """Those of the record that all benchmarks on a problem have."""
+        """Return the settings that the records of all benchmarks on a problem have."""
         solver = self.solver.to_json()
         return {"n": prepared.n, "d": prepared.d, "problem": asdict(self.problem), "solver": solver}
 
@@ -98,7 +98,7 @@ class ProblemJob:
 def prepare_problem(
     problem: BenchProblem, folder: Path, reporter: Reporter, untuned: Untuned | None = None
 ) -> PreparedProblem:
-    """Write the stores and the hyperparameter file into `folder`; `untuned` says what stands in for a search."""
+    """Write the stores and the hyperparameter file into `folder`; `untuned` replaces a search."""
     train_url, warm_url, hyper_file = (str(folder / name) for name in ("train.zarr", "warm.zarr", "hyper.json"))
     if problem.data == FRIEDMAN1:
         with reporter.work("prepare") as show:

@@ -230,7 +230,7 @@ def _measure(
 
 
 def _nothing_of(run: Callable[[], int], V: FloatArray) -> FloatArray:
-    """A turn of bare processes, which have the vectors and keep what they come to."""
+    """Run a turn of bare processes, which have the vectors and return nothing."""
     run()
     return V
 

@@ -1,8 +1,8 @@
-"""The sections of `dkgp bench`: which there are, and the options that several of them have.
+"""The sections of `dkgp bench`, and the options that several of them share.
 
 A section is declared in one file: `SECTIONS.add(Section(...))` in a module of `dkgp.bench.sections`, or of one that an
-installed package names in the entry point group `dkgp.benches`. Such a module imports what it measures with when it
-runs, not before: `dkgp bench --help` imports them all.
+installed package names in the entry point group `dkgp.benches`. Such a module imports its tools when it runs, not
+before: `dkgp bench --help` imports all sections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Section:
     Attributes
     ----------
     name, help, examples
-        The command, what it says of itself (one line, then what else there is to know), and calls of it.
+        The command, its help (one line, then the details), and example calls.
     run
         Called with the options' values by name and a `Reporter`; returns the document, as
         `dkgp.commands.reporting.measurements.report` makes it.
@@ -36,7 +36,7 @@ class Section:
     without_null
         Why `NULL` is none of its options; it is then refused with these words.
     exit_code
-        What the command ends with, of a document; 0 by default.
+        The command's exit code for a document; 0 by default.
     """
 
     name: str

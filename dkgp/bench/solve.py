@@ -33,7 +33,7 @@ from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
 from dkgp.solvers.registry import AUTO, check_options, declaration_of
 
 REFERENCES = ("cholesky", "plain_pass")
-# Of a solver's settings, what its record's note shows.
+# Settings of a solver that its record's note shows.
 SIZES = ("halo", "leaf", "rank", "block_size", "largest_block_size", "tile_rows")
 
 SOLVE_COLUMNS = (
@@ -153,14 +153,14 @@ def _note_of(runs: list[dict[str, Any]], n: int) -> str:
     solver = f"{last['solver']['solver']}{f' ({sizes})' if sizes else ''}: {spent} s"
     share, products = last["kept_share"], last["iterations"] - 1
     if share and parts.get("product"):
-        # Of the lower half in float32, by every product but the first, which fills it: what it took is in the time.
+        # Of the lower half in float32, by every product but the first, which fills it; the time includes the first.
         speed = 1e-9 * share * 2.0 * n * n * products / parts["product"]
         solver += f"; {share:.0%} of K kept, read at {speed:.1f} GB/s or more"
     return solver if last["converged"] else f"cut off: {last['reason']}; {solver}"
 
 
 def _sizes(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The sizes among a solver's settings, those of what it is made of included."""
+    """Yield the sizes among a solver's settings, those of its parts included."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _sizes(value)
@@ -273,7 +273,7 @@ class BenchScalingJob(ProblemJob):
     Attributes
     ----------
     workers
-        Numbers of worker processes; the first is what speed-ups refer to.
+        Numbers of worker processes; speed-ups refer to the first.
     repeats
         Turns that every number takes; medians are reported.
     null

@@ -53,11 +53,11 @@ class Arithmetic:
         return {"blas": _shown(self.blas), "vectors": _shown(self.vectors), "library": self.library}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types: what a checkpoint records."""
+        """Plain JSON types, for checkpoints."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def differences(self, recorded: object) -> str | None:
-        """Differences from what a checkpoint recorded, in words; None where nothing differs or nothing is known."""
+        """Differences from the arithmetic that a checkpoint records, in words; None if it is equal or unknown."""
         if not isinstance(recorded, Mapping):
             return None  # written before dkgp recorded it
         current = self.to_json()
@@ -110,7 +110,7 @@ def fetch_arithmetic(client: Client) -> dict[str, Arithmetic]:
 def ask_workers(client: Client, question: Callable[[], Answer], what: str) -> dict[str, Answer]:
     """Have a function called by all workers, by address. One that leaves at this moment, or has no dkgp, is left out.
 
-    `ClusterError` where somebody does not answer; `what` says in words what they were to say.
+    `ClusterError` where a worker does not answer; `what` names the answer in messages.
     """
     try:
         workers: dict[str, Answer] = client.sync(
@@ -133,7 +133,7 @@ def require_fused_workers(workers: Mapping[str, Arithmetic]) -> None:
 
 
 def require_one_arithmetic(workers: Mapping[str, Arithmetic]) -> Arithmetic | None:
-    """The arithmetic of all workers, None where there are none; `ClusterError` says which hosts have what."""
+    """The arithmetic of all workers, None without workers; `ClusterError` lists the differences by host."""
     groups: dict[tuple[str, ...], dict[str, Arithmetic]] = {}
     for address, arithmetic in sorted(workers.items()):
         groups.setdefault(tuple(arithmetic.parts.values()), {})[address] = arithmetic

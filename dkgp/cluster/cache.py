@@ -124,7 +124,7 @@ class FeatureCache:
             self._drop(prefix, but)
 
     def abandon(self, *prefix: Hashable) -> None:
-        """Forget what `discard` would, now or at the next use; what finalizers call.
+        """Forget the values of `discard`, now or at the next use; for finalizers.
 
         The garbage collector runs finalizers on any thread at any moment, even while that thread holds this cache's
         lock: to wait for the lock there would be to wait for ever.
@@ -180,17 +180,17 @@ _scratch: str | None = None
 
 
 def worker_scratch() -> str | None:
-    """The folder for what this process's cache has no room for; None for the system's place for temporary files."""
+    """The folder to which this process's cache spills; None for the system's place for temporary files."""
     return _scratch
 
 
 def set_worker_scratch(folder: str) -> None:
-    """Set what `worker_scratch` returns; called in worker processes."""
+    """Set the folder of `worker_scratch`; called in worker processes."""
     global _scratch
     _scratch = folder
 
 
-# By default a third of a worker's memory, or of what is available where workers have no limit.
+# By default a third of a worker's memory, or of the available memory where workers have no limit.
 SHARE = 3
 # The most that a budget of dkgp's choice takes where tiles pay, but not enough for the whole share.
 MODEST_BYTES = 1024**3

@@ -166,7 +166,7 @@ async def _reaches_workers(client: Client) -> bool:
         scheduler: Any = client.scheduler
         addresses = list(await scheduler.ncores())[:_MOST_PROBES]
         await asyncio.wait_for(asyncio.gather(*map(reach, addresses)), 2.0 * REACH_SECONDS)
-    except Exception:  # by whatever way it cannot be reached, the scheduler hands the results on
+    except Exception:  # however it fails, the scheduler then passes the results on
         return False
     return bool(addresses)
 
@@ -192,7 +192,7 @@ def executor_on(
     tiles: TileBudget | None = None,
     interrupted: Callable[[], bool] | None = None,
 ) -> DaskExecutor:
-    """Return the executor of a client; by default the budget of tiles follows from what the workers say they have."""
+    """Return the executor of a client; by default the budget of tiles follows from the workers' memory limits."""
     from dkgp.cluster.executors.dask import DaskExecutor
 
     if not in_process:
@@ -237,7 +237,7 @@ class Software:
 
 
 def fetch_versions(client: Client) -> Software:
-    """Ask scheduler and workers at the same time. They answer from what is installed; nothing is imported there.
+    """Ask scheduler and workers at the same time. They look at installed packages; nothing is imported there.
 
     `ClusterError` where somebody does not answer.
     """
@@ -270,7 +270,7 @@ def fetch_versions(client: Client) -> Software:
 
 def _plain(installed: Mapping[str, Any]) -> dict[str, str | None]:
     packages = dict(installed["packages"])
-    # From "3.11.7.final.0" what decides whether code can travel: the minor version.
+    # Of "3.11.7.final.0" the minor version, which decides whether code can travel.
     packages["python"] = ".".join(str(packages["python"]).split(".")[:2])
     return packages
 
@@ -278,7 +278,7 @@ def _plain(installed: Mapping[str, Any]) -> dict[str, str | None]:
 def compare_versions(software: Software) -> list[str]:
     """Warnings where packages differ; `ClusterError` where dkgp, Python, dask or distributed do.
 
-    Both have a table of who has what.
+    Both have a table of the versions.
     """
     wrong = [name for name in _DECISIVE if _differs(software, name)]
     if wrong:

@@ -215,7 +215,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def set_config_file(path: str) -> dask.config.set:
-    """Return a context in which the file's keys hold in dask's configuration, beside what it says already."""
+    """Return a context in which the file's keys are added to dask's configuration."""
     return dask.config.set(dict(_leaves(read_config_file(path))))
 
 

@@ -184,13 +184,13 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
         raise UsageError(
             f"`cluster` {kind.name} could not be started as asked for{settings}: {options.redacted(str(error))}"
         ) from error
-    except Exception as error:  # each of these packages raises what it likes
+    except Exception as error:  # each of these packages has errors of its own
         reason = " ".join(options.redacted(str(error)).split()).rstrip(".") or type(error).__name__
         raise ClusterError(f"the {kind.name} cluster could not be started: {reason}{kind.failure_hint}") from error
 
 
 def _leave_folders_out(stack: ExitStack) -> None:
-    """Keep processes that are started here from importing what lies in the folder that they are started in.
+    """Keep processes that are started here from importing modules of the folder that they are started in.
 
     That may be a folder of data, with somebody else's `struct.py` in it. A folder that this process's own path names
     stays importable for its workers.

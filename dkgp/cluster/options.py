@@ -27,7 +27,7 @@ import dask.config
 from dkgp.errors import InputError, UsageError
 from dkgp.registry import Extra, Group, Option, Registry, byte_budget, byte_count
 
-# What names a file or folder of this machine, among the fields and among the classes' own settings.
+# Names of files or folders of this machine, among the fields and among the classes' own settings.
 _FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file", "performance_report")
 _PATH_SETTINGS = ("custom_cluster_spec", "local_directory", "log_directory", "shared_temp_directory")
 
@@ -190,8 +190,8 @@ class ClusterOptions:
         Feature cache of each worker process; at most half of `worker_memory_bytes`.
     cache_tiles : int or "auto"
         Bytes of the kernel matrix that each worker process may keep between products; "auto": as far as it pays, 1 GiB
-        at most, or, where it saves a quarter of the run, a third of the process's memory, or of what is available on
-        this machine; 0: nothing.
+        at most, or, where it saves a quarter of the run, a third of the process's memory, or of the available memory
+        of this machine; 0: nothing.
     """
 
     scheduler: Annotated[str | None, SCHEDULER] = None
@@ -208,7 +208,7 @@ class ClusterOptions:
     tls_cert: Annotated[str | None, CERTIFICATE] = None
     tls_key: Annotated[str | None, KEY] = None
     plain_text: Annotated[bool, PLAIN_TEXT] = False
-    # What goes to a cluster's class may hold a password.
+    # Arguments of a cluster's class, which may hold a password.
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict, repr=False)
     resources: Annotated[dict[str, float], RESOURCES] = field(default_factory=dict)
     config_file: Annotated[str | None, CONFIG_FILE] = None
@@ -396,7 +396,7 @@ class ClusterKind:
     # Key in dask's configuration of the folder for its workers' output; the setting "log_directory" overrides it, and
     # the current folder is the default.
     log_setting: str | None = None
-    # Advice where workers do not come, and what to add to an error of starting it.
+    # Advice where workers do not come, and a hint that is added to an error of starting it.
     no_workers: str = "see the messages above"
     failure_hint: str = ""
 
@@ -429,7 +429,7 @@ class SecretText(str):
 
 
 def read_secret(text: str) -> SecretText | None:
-    """Return what `@FILE` or `@env:NAME` stands for, without the line's end; None for any other text.
+    """Return the value that `@FILE` or `@env:NAME` stands for, without the line's end; None for any other text.
 
     `ValueError`: there is none, or others on this machine can read the file.
     """

@@ -45,7 +45,7 @@ def process_threads() -> int:
 
 
 def set_process_threads(threads: int) -> None:
-    """Set what `process_threads` returns; called in worker processes."""
+    """Set the number that `process_threads` returns; called in worker processes."""
     global _process_threads
     _process_threads = threads
 
@@ -127,7 +127,7 @@ def _set_blas_threads(library: LibController, threads: int) -> None:
 
 
 def limit_blas_threads(threads: int = 1) -> None:
-    """Set this process's BLAS thread count for good; what a worker does when it starts."""
+    """Set this process's BLAS thread count for good; called when a worker starts."""
     for library in blas_libraries():
         _set_blas_threads(library, threads)
 

@@ -1,4 +1,4 @@
-"""Names of classes: what a label is called, which names may be, and labels of one naming in another's codes.
+"""Names of classes: the name of each label, valid names, and codes of one naming in another.
 
 A class is known by its name wherever data sets meet: the codes 0, 1, ..., C - 1 that stand for the labels in a store
 follow the order of that store's names alone.
@@ -28,8 +28,8 @@ def class_name(label: object) -> str:
     """The name of a label's class.
 
     Text without blanks around it, in Unicode's composed form (NFC); "False" and "True"; a whole number without ".0";
-    any other number by the shortest digits that give it back. `InputError` for nothing, NaN, infinity, or what is
-    neither text nor a number.
+    any other number by the shortest digits that give it back. `InputError` for an empty value,
+    NaN, infinity, or a value that is neither text nor a number.
     """
     if isinstance(label, bytes):
         try:
@@ -100,7 +100,7 @@ def codes_of_numbers(values: FloatArray, classes: Sequence[str], where: str) -> 
 
 
 def codes_of_targets(targets: FloatArray, n_classes: int, where: str) -> IntArray:
-    """Codes as integers of codes as a store's targets, (n,); `InputError` for what is no code of these classes."""
+    """Integer codes (n,) of a store's targets; `InputError` for a value that is no code of these classes."""
     codes = np.rint(targets)
     odd = (codes != targets) | (codes < 0) | (codes >= n_classes)
     if odd.any():
@@ -135,7 +135,7 @@ def code_map(stored: Sequence[str], classes: Sequence[str], counts: Sequence[int
 
 
 def unseen_error(unseen: Sequence[str], classes: Sequence[str], where: str) -> InputError:
-    """The error for classes that a model was never shown."""
+    """Return the error for classes that are not in the training set."""
     plural = "es" if len(unseen) > 1 else ""
     return InputError(
         f"{where} holds the class{plural} {quoted(unseen)}, which the training set has not; its classes are "

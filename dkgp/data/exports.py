@@ -1,6 +1,6 @@
 """Tables written for other programs: CSV, Parquet, NetCDF. The suffix of the name decides.
 
-A table is written beside its place and moved there when it is whole, so that a crash leaves what was there before.
+A table is written beside its place and moved there when it is whole, so that a crash leaves the earlier file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TableBlock: TypeAlias = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class TableFormat:
-    """A form of tables, and what its files' names end in; `write` puts blocks into a new file."""
+    """A file format of tables, and its suffix; `write` puts blocks into a new file."""
 
     suffix: str
     write: Callable[[Path, Iterable[TableBlock]], None]
@@ -78,8 +78,8 @@ def write_table(location: Location, blocks: Iterable[TableBlock]) -> None:
 
     CSV and Parquet take the memory of a block, NetCDF that of the table. All bits depend on the values alone.
 
-    Raises `InputError`, `MissingExtraError`: as of `require_table_format`; `StorageError`: the storage refused; what
-    was there is as it was.
+    Raises `InputError`, `MissingExtraError`: as `require_table_format`; `StorageError`: the storage refused, and an
+    earlier file is unchanged.
     """
     form = require_table_format(location)
     with (

@@ -26,14 +26,14 @@ _ENCODE = (
     ". Encode such columns first, as with scikit-learn's OneHotEncoder in a pipeline, or leave them out; `dkgp ingest` "
     "encodes them for the commands"
 )
-# Types by the kind of NumPy's dtypes, with what is said of them.
+# Messages by the kind of NumPy's dtypes.
 _REFUSED = {"M": _INSTANTS, "m": _DURATIONS, "c": _COMPLEX, "V": _RECORDS}
 
 
 def real_numbers(values: Any, place: str) -> NDArray[Any]:
     """Return values as an array of numbers; masked and missing entries (None, NaN, pandas' NA) are NaN.
 
-    Arrays of numbers are returned as they are, whatever their precision. Text that spells a number is read.
+    Arrays of numbers of any precision are returned unchanged. Text that spells a number is read.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ VECTOR_ROWS = 16
 class Progress:
     """Progress of a long piece of work; handed to a progress callback.
 
-    `total` is None while it is not known. `unit` says what `done` and `total` count ("rows", "bytes").
+    `total` is None while it is not known. `unit` is the unit of `done` and `total` ("rows", "bytes").
     """
 
     phase: str

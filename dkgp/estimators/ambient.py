@@ -11,7 +11,6 @@ from dkgp.cluster.client_executor import client_around, compare_versions, fetch_
 from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES
 from dkgp.data import Dataset
 from dkgp.data.remote.addresses import is_local
-from dkgp.data.stores.memory_dataset import AssembledDataset
 from dkgp.errors import ClusterError
 
 logger = logging.getLogger("dkgp.estimators")
@@ -45,7 +44,7 @@ def ambient_client_for(dataset: Any) -> Any:
     if client is None or is_in_process(client):
         return client
     stored = getattr(dataset, "dataset", dataset)
-    if not isinstance(stored, Dataset) or isinstance(stored, AssembledDataset):
+    if not (isinstance(stored, Dataset) and stored.is_stored):
         return None
     url = stored.url
     if not is_local(url):

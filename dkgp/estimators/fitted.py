@@ -25,7 +25,7 @@ from dkgp.data import (
     SparseRecord,
     is_resident,
 )
-from dkgp.data.stores.memory_dataset import AssembledDataset, assembled_dataset
+from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import StoreError
 from dkgp.forks import fork_safe, remove_with
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
@@ -128,7 +128,7 @@ class Fitted(ABC):
         with self._lock:
             if self._url is None:
                 url, inputs = self.workspace.url("model"), self._training_inputs()
-                self.save(url, by_reference=inputs is not None and not isinstance(inputs, AssembledDataset))
+                self.save(url, by_reference=inputs is not None and inputs.is_stored)
                 self._url = url
             return self._url
 

@@ -58,12 +58,12 @@ class KernelOperator(ABC):
     n : int
         Number of samples.
     centre : (d,) float64, optional
-        Taken off inputs of which only differences matter; see `TileEvaluator`.
+        Subtracted from inputs where only differences matter; see `TileEvaluator`.
 
     Attributes
     ----------
     noise : float or (n,) float64
-        What lies on the diagonal beside K, as it was given; read-only.
+        The noise variances on the diagonal beside K; read-only.
     noise_variance : float
         The least of it: no eigenvalue of Kbar is below, so bounds divide by it.
     single, double : TileEvaluator
@@ -117,7 +117,7 @@ class KernelOperator(ABC):
 
     @property
     def kernel_evaluations(self) -> int:
-        """Kernel entries evaluated so far: all of them, what selection and dense subproblems take included.
+        """Kernel entries evaluated so far, those of selection and dense subproblems included.
 
         A product with a symmetric matrix evaluates about half of its entries.
         """

@@ -25,8 +25,8 @@ _SCALARS: dict[np.dtype[Any], tuple[str, Any]] = {
 def blas(routine: str, *arguments: Argument) -> None:
     """Call a routine of BLAS, such as "gemm" (without the letter of its type), in the type of its arrays.
 
-    Arguments are those of its Fortran interface: flags, counts, numbers, and arrays, of which only the address is
-    taken. The caller sees to it that arrays are of one type and lie as the counts say.
+    Arguments are those of its Fortran interface: flags, counts, numbers, and arrays, by their address
+    alone. The caller sees to it that arrays are of one type and lie as the counts say.
     """
     _call("scipy.linalg.cython_blas", routine, arguments)
 

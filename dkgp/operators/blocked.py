@@ -120,7 +120,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
     Attributes
     ----------
     context : BlockContext
-        What block tasks of this run share.
+        The data that block tasks of this run share.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         return CountedRound(pending, self.entries)
 
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
-        """Start a total of what tasks return, and count the entries that they evaluate."""
+        """Start a total of the tasks' results, and count the entries that they evaluate."""
         counted = replace(tasks, task=counted_totals_task, arguments=(tasks.task, *tasks.arguments))
         return CountedTotal(self.executor.start_total(counted), self.entries)
 
@@ -242,7 +242,7 @@ class BlockedKernelOperator(KernelOperator, Rounds):
         return _PendingColumns(self, pending, indices, delta, announced)
 
     def matmat(self, V: FloatArray, precision: Precision = "double") -> FloatArray:
-        """Kbar @ V, each pair of samples evaluated once, or read from what workers keep (see `full_products`)."""
+        """Kbar @ V, each pair of samples evaluated once, or read from kept tiles (see `full_products`)."""
         check_vectors(self.n, V)
         result = self.noise_times(V)
         kept = f" ({self.kept_share:.0%} of K kept)" if self.kept_share else ""

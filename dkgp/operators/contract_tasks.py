@@ -48,7 +48,7 @@ class Mixing:
 
     @classmethod
     def of(cls, matrix: FloatArray) -> Mixing:
-        """Of a whole C; `InputError` where it is not symmetric."""
+        """Return the non-zero part of a whole C; `InputError` where it is not symmetric."""
         if matrix.ndim != 2 or not np.array_equal(matrix, matrix.T):
             raise InputError(f"weights N C N' need a symmetric matrix C; got one of shape {matrix.shape}")
         columns = np.flatnonzero(np.any(matrix != 0.0, axis=1))

@@ -34,7 +34,7 @@ class DenseKernelOperator(KernelOperator):
     X : (n, d) array_like
         Standardised inputs.
     budget_bytes : int, default 4 GiB
-        What the matrix may take.
+        Most bytes of the matrix.
     compiled : bool, default False
         Evaluate it by compiled float64 tiles instead: as exact, and quicker by far where there are many features.
 
@@ -99,7 +99,7 @@ class DenseKernelOperator(KernelOperator):
         return self.evaluator(precision).prepare(self._inputs[indices])
 
     def submit_columns(self, indices: IndexArray, delta: FloatArray, precision: Precision = "single") -> PendingColumns:
-        """Kbar[:, B] @ delta from the stored matrix, float64 whatever the precision asked for."""
+        """Kbar[:, B] @ delta from the stored matrix, always in float64."""
         check_columns(self.n, indices, delta)
         return ReadyColumns(self.matrix[:, indices] @ delta)
 

@@ -293,7 +293,7 @@ class FullProducts:
     ) -> None:
         """Add K @ V to `result`; `progress` is called with the tasks that are done, and all.
 
-        Either may be float32, whatever the precision of the products. Columns are NaN where a number is NaN or
+        Either may be float32, independently of the precision of the products. Columns are NaN where a number is NaN or
         infinite, in V or on the way.
         """
         keeping, began = self._keeping(precision), time.perf_counter()

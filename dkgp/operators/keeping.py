@@ -76,7 +76,7 @@ def bytes_that_pay(budget: TileBudget, wanted_bytes: int, saved: float, run_shar
 def most_bytes(budget: TileBudget, wanted_bytes: int, products: float | None) -> int:
     """Most bytes that a worker may come to keep, as if a run were evaluation alone: memory is planned with them.
 
-    `products` are those foreseen, of which the first is evaluated; None where nothing is foreseen.
+    `products` is the number foreseen; the first one is evaluated. None means no forecast.
     """
     if not budget.measured or products is None:
         return budget.bytes
@@ -119,7 +119,7 @@ class _Rate:
 
 
 class Watch:
-    """Prices of one run's tiles, as a worker has seen them, and what keeping them has lost."""
+    """Prices of one run's tiles, as a worker has measured them, and the time that keeping them has lost."""
 
     def __init__(self) -> None:
         self.evaluating, self.keeping, self.reading = _Rate(), _Rate(), _Rate()
@@ -206,7 +206,7 @@ class Watch:
         return self._doubts or self._turn >= self._look_at
 
     def reconsider(self, seconds: float, count: int) -> None:
-        """Record what evaluating takes now, and give up where reading saves too little."""
+        """Record the present price of evaluating, and give up where reading saves too little."""
         with self._lock:
             self.evaluating = _Rate()
             self.evaluating.add(seconds, count)
@@ -285,7 +285,7 @@ KeptT = TypeVar("KeptT", bound=Kept)
 
 # Tiles of another run count as abandoned after so many seconds; a coordinator that was killed frees nothing.
 FORGOTTEN_SECONDS = 300.0
-# Memory of the machine that stays free whatever the budget says.
+# Share of the machine's memory that stays free with any budget.
 SPARED_SHARE = 0.08
 
 

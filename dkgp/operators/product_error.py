@@ -71,7 +71,7 @@ class ProductError:
     K V. Or "none": every kernel entry is evaluated. Or "auto": a forecast decides, and the bound is below a tenth of
     the tolerance that the operator is made for; see `operator`.
 
-    `began` is true for "auto" in a run that goes on with products within a bound, whatever a forecast says now.
+    `began` is true for "auto" in a run that goes on with products within a bound, without a new forecast.
     """
 
     value: Value = "auto"

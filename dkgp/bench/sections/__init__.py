@@ -1,3 +1,3 @@
-"""The sections of `dkgp bench`, one in each module: options, and what is run with them."""
+"""The sections of `dkgp bench`: their options, and the function that runs with them."""
 
 # Hangs on dkgp/solvers/driver.py.

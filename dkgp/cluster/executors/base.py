@@ -1,7 +1,7 @@
 """Running one round of block tasks: the interface, and those that need nothing but threads.
 
 A round is a list of groups of blocks; each group is one stateless call `task(*arguments, group)` that returns one
-result for each of its blocks. Results come back in block order, whoever computed them and whenever.
+result for each of its blocks. Results come back in block order, independently of workers and times.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PendingRound(Protocol):
 
 
 class Rounds(Protocol):
-    """Runs rounds of tasks, and totals: an executor, or an operator that counts what its tasks evaluate."""
+    """Runs rounds of tasks, and totals: an executor, or an operator that counts its tasks' evaluations."""
 
     def start(self, tasks: RoundTasks) -> PendingRound:
         """Start one round."""
@@ -86,7 +86,7 @@ class Rounds(Protocol):
 
 
 class BlockExecutor(Rounds, Protocol):
-    """Runs rounds on threads or workers; `tiles` is what workers may keep of a kernel matrix, and may be set."""
+    """Runs rounds on threads or workers; `tiles` is the workers' budget of kernel matrix tiles, and may be set."""
 
     tiles: TileBudget
 
@@ -130,11 +130,11 @@ class BlockExecutor(Rounds, Protocol):
         """Refuse workers whose BLAS and vector code differ, before work starts whose bits depend on them."""
 
     def sees_folder(self, folder: str) -> bool:
-        """True if tasks see what this process writes into a folder of this machine."""
+        """True if tasks see files that this process writes into a folder of this machine."""
         return True
 
     def close(self) -> None:
-        """Release what the executor started; never what it was handed."""
+        """Release everything that the executor started itself."""
 
 
 def split_evenly(items: Sequence[Any], parts: int) -> list[list[Any]]:

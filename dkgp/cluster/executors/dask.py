@@ -1,6 +1,6 @@
 """Rounds of block tasks and totals on a Dask cluster, of worker processes or in this process.
 
-A round is one graph of tasks, of which only the roots are fetched; in one process results come back through memory. No
+A round is one graph of tasks, whose roots alone are fetched; in one process results come back through memory. No
 worker holds anything that cannot be computed again. Values go to the cluster as results of tasks, so that the scheduler
 recomputes them after a worker is lost. A node that the scheduler gives up, because too many workers died with it, is
 submitted again under a new key, with the nodes that need it, while the round goes on.
@@ -180,7 +180,7 @@ class DaskExecutor(BlockExecutor):
         """Refuse workers that compute with different libraries or vector code, now and for as long as this is open.
 
         Called before work starts; a task that is marked (`needs_one_arithmetic`) sees to it in any case. `ClusterError`
-        says which hosts have what.
+        lists the differences by host.
         """
         if self._one_arithmetic:
             return
@@ -208,7 +208,7 @@ class DaskExecutor(BlockExecutor):
         return DaskGraph(self._client, label, Graph.build_round(tasks), self._terms)
 
     def start_total(self, tasks: RoundTasks) -> PendingTotal:
-        """Start a total: one task for each group, and tasks that add what is on the workers."""
+        """Start a total: one task for each group, and tasks that add the parts on the workers."""
         if self.shares_memory:
             return TotalHere(self.submit, tasks.name, tasks.run, len(tasks.groups), InProcessRound.look)
         return DaskGraph(self._client, self._label(tasks), Graph.build_total(tasks), self._terms)
@@ -787,7 +787,7 @@ class Calls:
 
 # Of one task, in a row, with no other task of the round finished in between.
 KILLS_IN_VAIN = 2
-# Of one task, whatever else the round does: four workers each, where `allowed-failures` is three, as by default.
+# Of one task, however the round goes on: four workers each, where `allowed-failures` is three, as by default.
 MOST_KILLS = 8
 RESUMABLE = "the last checkpoint can be resumed"
 
@@ -796,7 +796,7 @@ TaskKey = tuple[str, str, int, int, int, int]
 
 
 class Kills:
-    """Counts how often the scheduler gave each task of a round up, and what finished in between."""
+    """Counts how often the scheduler gave up each task of a round, and the tasks that finished in between."""
 
     def __init__(self) -> None:
         self._seen: set[TaskKey] = set()
@@ -810,7 +810,7 @@ class Kills:
         Parameters
         ----------
         killed : mapping
-            What the scheduler says of each task of the round that it has given up; those of former calls are passed by.
+            The scheduler's error for each task of the round that it has given up; those of former calls are ignored.
         done : int
             Tasks of the round that have finished at one time or another.
         """

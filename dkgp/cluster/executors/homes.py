@@ -1,4 +1,4 @@
-"""Homes of repeated work: a piece of which a worker keeps something goes to that worker again.
+"""Homes of repeated work: a piece goes again to the worker that keeps values for it.
 
 Only time depends on it. A worker that has nothing of a piece computes it anew, as another one does while the piece's
 home is busy or gone.

@@ -55,7 +55,7 @@ class Mailbox:
             self.put(index, result, None)
 
     def put(self, index: int, result: Any, error: BaseException | None) -> None:
-        """Take a task's result, or what it raised."""
+        """Take a task's result, or its exception."""
         with self._lock:
             self._missing.discard(index)
             self._results[index] = result

@@ -25,8 +25,8 @@ class WorkerSetup(WorkerPlugin):
     """Prepares a worker for block tasks, late joiners included: one BLAS thread, a feature cache within a budget.
 
     While this is registered, a worker with another dkgp or none cannot join, nor one with an unfit processor or
-    arithmetic: unpickling raises, which ends the worker before it has taken a task. (What `setup` itself raises in a
-    worker that joins is logged and otherwise ignored.)
+    arithmetic: unpickling raises, which ends the worker before it has taken a task. (An exception of `setup`
+    itself in a joining worker is only logged.)
 
     Prepared features may take `cache_bytes` in the worker's process. With `ignore_interrupts` a terminal's Ctrl-C is
     left to the coordinator, which stops in good order: for processes that it started itself. `client_id` and `run` tell
@@ -54,7 +54,7 @@ class WorkerSetup(WorkerPlugin):
         return loads, (dumps(_Admission(self.__dict__)),)
 
     def requiring(self, arithmetic: Arithmetic) -> WorkerSetup:
-        """The same, for workers of one arithmetic; registered, it takes this one's place."""
+        """Return this set-up for workers of one arithmetic; registered, it replaces this one."""
         setup = copy.copy(self)
         setup._arithmetic = arithmetic
         return setup
@@ -89,7 +89,7 @@ class _Admission:
 def _admission() -> Callable[[str, dict[str, Any]], Any]:
     """Return the function that makes a worker's `WorkerSetup`, or ends a worker that is of another version or unfit.
 
-    It is a closure and imports what it needs, so that it is pickled whole: a worker that has no dkgp runs it too.
+    It is a closure with its own imports, so that it is pickled whole: a worker without dkgp runs it too.
     """
 
     def admit(version: str, state: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from dkgp.cluster.starters.security import PRELOAD, check_settings, in_files, is
 from dkgp.errors import ClusterError, UsageError
 from dkgp.registry import Extra
 
-# Of the walltime: what a worker needs to start, and to hand its last results over before the queueing system kills it.
+# Of the walltime: a worker's time to start, and to hand over its last results before the queueing system kills it.
 _SLACK_SHARE, _LEAST_SLACK_SECONDS, _MOST_SLACK_SECONDS = 0.1, 60.0, 600.0
 # A job that is over is replaced within this time (plus dask's own patience with a worker that may come back).
 _REPLACE_INTERVAL = "5s"
@@ -72,7 +72,7 @@ def job_arguments(options: ClusterOptions, security: Any = None) -> dict[str, An
     arguments["scheduler_options"] = {"dashboard_address": LOOPBACK, **scheduler}
     if security is not None:
         arguments["security"] = security
-    # -P: what lies in the folder that a job begins in cannot stand in for a module.
+    # -P: files in the folder that a job begins in cannot stand in for a module.
     python = settings.get("python") or configured.get("python") or sys.executable
     arguments["python"] = f"{python} -P"
     return arguments
@@ -97,7 +97,7 @@ def start_jobqueue(options: ClusterOptions, security: Any, stack: ExitStack) -> 
     while len(cluster.worker_spec) < jobs:
         cluster.worker_spec.update(cluster.new_worker_spec())
     try:
-        # By itself `scale` submits in the background, and what the queueing system has against a job goes to a log.
+        # By itself `scale` submits in the background, and the queueing system's refusal of a job goes to a log.
         cluster.sync(cluster._correct_state, callback_timeout=_SUBMIT_SECONDS)
     except (RuntimeError, OSError, ValueError, TimeoutError) as error:
         reason = _reason(error)
@@ -118,7 +118,7 @@ def _shared_folder(options: ClusterOptions) -> str:
 
 
 def lifetime_arguments(walltime: float) -> list[str]:
-    """Return what makes a worker leave in good order before its job is killed, and not all of them at once."""
+    """Return arguments that make workers leave in good order before their jobs are killed, and not all at once."""
     slack = min(max(_SLACK_SHARE * walltime, _LEAST_SLACK_SECONDS), _MOST_SLACK_SECONDS, walltime / 2)
     return ["--lifetime", f"{walltime - slack:.0f}s", "--lifetime-stagger", f"{slack / 2:.0f}s"]
 
@@ -161,7 +161,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what the command itself said, out of dask-jobqueue's report of it."""
+    """Return the command's own output, out of dask-jobqueue's report of it."""
     text = str(error).partition("stderr:")[2].strip() or str(error).strip()
     return " ".join(text.split()) or type(error).__name__
 

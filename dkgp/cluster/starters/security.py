@@ -65,7 +65,7 @@ def security_from(options: ClusterOptions) -> Security | None:
         if b"ENCRYPTED" in Path(client["key"] or client["cert"]).read_bytes():
             raise OSError("the key is encrypted")  # OpenSSL would ask for its password on the terminal
         security.get_connection_args("client")
-    except OSError as error:  # what ssl raises is an OSError too
+    except OSError as error:  # errors of ssl are OSErrors too
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise InputError(
             f"the certificates cannot be used ({reason}): authority '{client['ca_file']}', certificate "
@@ -76,7 +76,7 @@ def security_from(options: ClusterOptions) -> Security | None:
 
 
 def security_for_start(options: ClusterOptions) -> Security | None:
-    """Return what a cluster that is started here is to use: as `security_from`, else certificates of this run alone.
+    """Return the security of a cluster that is started here: as `security_from`, else certificates of this run alone.
 
     None where plain text was asked for, where nothing listens ("local"), and for kinds whose starters take no
     certificates: a gateway brings its own, and Kubernetes is started in plain text only where that was asked for.
@@ -148,7 +148,7 @@ def certificates_needed(address: str) -> UsageError:
 
 
 def plain_text_warning(address: str) -> str | None:
-    """Return what to say about a connection that others could listen to, or use; None where all is well."""
+    """Return a warning about a connection that others could listen to, or use; None for a safe one."""
     protocol, separator, rest = address.rpartition("://")
     if (separator and protocol not in ("tcp", "ws")) or _is_loopback(rest):
         return None
@@ -172,14 +172,14 @@ def _is_loopback(host_and_port: str) -> bool:
 
 # Module that a worker loads before it registers, so that no round waits for its imports.
 PRELOAD = "dkgp.operators.preload"
-# What dkgp sets by itself, and the option that says it.
+# Arguments that dkgp sets, and the option for each.
 _OPTIONS = {
     "n_workers": "`workers`",
     "threads_per_worker": "`threads_per_worker`",
     "memory_limit": "`worker_memory_bytes`",
     "security": "`tls_ca`, `tls_cert` and `tls_key`, or `plain_text`",
 }
-# What a job that waits for its results has no use for.
+# Arguments without a use for a job that waits for its results.
 _REFUSED = {"self", "asynchronous", "loop", "start", "ip"}
 
 

@@ -59,7 +59,7 @@ def ssh_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:
     scheduler = {"dashboard_address": LOOPBACK, **(settings.get("scheduler_options") or {})}
     python = settings.get("remote_python") or sys.executable
     arguments = {**settings, "hosts": hosts, "worker_options": worker, "scheduler_options": scheduler}
-    # -P: what lies in the folder that a login begins in cannot stand in for a module.
+    # -P: files in the folder that a login begins in cannot stand in for a module.
     arguments["remote_python"] = [f"{path} -P" for path in python] if isinstance(python, list) else f"{python} -P"
     if security is not None:
         worker["protocol"] = scheduler["protocol"] = "tls://"
@@ -74,7 +74,7 @@ def _start_ssh(options: ClusterOptions, security: Any, stack: ExitStack) -> Any:
     if security is not None:
         # Processes on other hosts get this process's configuration, and find the certificates at the same places there.
         if is_in_memory(security):
-            # What is in memory would travel in a command line, for all users of these hosts to read.
+            # Certificates in memory would travel in a command line, for all users of these hosts to read.
             place = stack.enter_context(certificates_on_hosts(arguments, security))
             tls = {"cert": place, "key": place}
             files = {"ca-file": place}
@@ -96,7 +96,7 @@ def certificates_on_hosts(arguments: Mapping[str, Any], security: Any) -> Iterat
     certificate and key in one. By dask's own way certificates in memory would put the key into the command line of each
     process, where every user of the host sees it. `ClusterError` where a host does not take it.
     """
-    # Nobody can have guessed the name, so whatever has it is this run's: two of the names may mean one host.
+    # Nobody can have guessed the name, so an existing folder is this run's: two of the names may mean one host.
     folder = f"/tmp/dkgp-{secrets.token_hex(16)}"
     content = pem_of(security)
     places = _places(arguments)

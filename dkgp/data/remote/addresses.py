@@ -26,9 +26,9 @@ _WORD = re.compile(r"[^\s'\"<>]+")
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Return the protocol of an address, "file" for a local path, and what follows it; of a chained URL all of it.
+    """Return the protocol of an address, "file" for a local path, and the rest; for a chained URL all of it.
 
-    The one parser of addresses: what is local to it is local to whoever opens the place. `InputError` where programs
+    The one parser of addresses: checks and openers agree on the local ones. `InputError` where programs
     do not agree: "://" anywhere but behind the protocol at the beginning, as in `/folder/http://name`, which some
     take for a path and others (fsspec) for a URL. Web addresses may hold another one.
     """
@@ -146,7 +146,7 @@ def _refuse_credentials(text: str) -> None:
 
 def _holds_user(protocol: str, place: str) -> bool:
     user, at, _ = place.rpartition("@")
-    # A secret may itself hold a "/", and what is left of it then ends in a colon and no "@".
+    # A secret may itself hold a "/"; the part before it then ends in a colon and no "@".
     if protocol in _BUCKETS:
         return bool(at) or (":" in place and not place.startswith("arn:"))
     if protocol in _WEB:

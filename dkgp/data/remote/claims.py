@@ -57,9 +57,9 @@ class Claim:
 
     @classmethod
     def take(cls, url: str, kind: str, *, over: bool) -> Claim:
-        """Claim a place. Check before that it may be written to: who checked at the same time is told here.
+        """Claim a place. Check before that it may be written to: of two processes that checked at once, one fails here.
 
-        `kind` is the store's, for whoever finds the claim alone; `over` takes the place from whoever has it now.
+        `kind` is the store's, for readers that meet the claim alone; `over` takes the place from its present holder.
 
         Raises `OutputExistsError`: another process has the place, or takes it at the same time. `StorageError`: the
         place cannot be written to.

@@ -1,9 +1,9 @@
 """Limits to the folders that a process may touch, held where a file is opened and not only where its name is checked.
 
 Between a check of a name and its use somebody else may put a link in the place of a file, or of a folder on the way.
-So the file is opened first, and the system is asked where what was opened lies: a file that is read is refused before a
+So the file is opened first, and the system is asked where the open file lies: a file that is read is refused before a
 byte of it is used, and a file that is written, replaced or removed is named by its open folder, which stays the same
-folder whatever its name comes to mean. Where there are no limits nothing is asked.
+folder even if its name is exchanged. Where there are no limits nothing is asked.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Limits(NamedTuple):
-    """Folders, by the names that no link is part of; what lies below the second ones is not the first ones'."""
+    """Folders, by names without links; `excluded` folders do not belong to `folders`."""
 
     folders: tuple[str, ...]
-    # The process's own: what it names there is its own business, and nothing else may lead there.
+    # The process's own: it may name files there, and no other name may lead there.
     excluded: tuple[str, ...] = ()
 
     def require(self, real: str, name: str) -> None:
-        """Refuse a file or folder that lies outside; `StorageError`. `name` is what it was opened by."""
+        """Refuse a file or folder outside; `StorageError`. `name` is the name that it was opened by."""
         if _below(name, self.excluded):
             return
         allowed, temporary = self.folders, os.path.abspath(tempfile.gettempdir())
@@ -48,12 +48,12 @@ class Limits(NamedTuple):
 
 
 _of_process: list[Limits] = []
-# What works for somebody else, such as a worker's task: its limits alone, since others use the process as well.
+# Limits of a task that a worker runs for a client: of this task alone, since others use the process as well.
 _of_task: ContextVar[tuple[Limits, ...]] = ContextVar("limits", default=())
 
 
 def active() -> tuple[Limits, ...]:
-    """The limits that hold here; picklable, so that a worker's tasks may be held to those of whoever sent them."""
+    """The limits that hold here; picklable, so that a worker's tasks keep to the limits of their client."""
     return tuple(dict.fromkeys((*_of_process, *_of_task.get())))
 
 
@@ -70,7 +70,7 @@ def limited_to(*limits: Limits) -> Iterator[None]:
 
 @contextmanager
 def task_limited_to(limits: tuple[Limits, ...]) -> Iterator[None]:
-    """Hold what this thread does within the block to limits, besides those of the process."""
+    """Hold this thread, within the block, to limits besides those of the process."""
     before = _of_task.set(limits)
     try:
         yield
@@ -90,7 +90,7 @@ def open_local(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def require_within(handle: int, path: str | os.PathLike[str]) -> None:
-    """Refuse what was opened by a name and lies outside the limits; `StorageError`."""
+    """Refuse an open file that lies outside the limits; `StorageError`."""
     if limits := active():
         real = _place_of(handle, path)
         for limit in limits:
@@ -141,7 +141,7 @@ def _open_folder(folder: str, make: bool) -> int:
 
 
 def _place_of(handle: int, path: str | os.PathLike[str]) -> str:
-    """The place of an open file or folder, as the system knows it; if it does not tell, what the name leads to now."""
+    """The place of an open file or folder by the system's own record; without one, by its name."""
     try:
         return os.readlink(f"{_OPEN_FILES}/{handle}")
     except OSError:

@@ -90,7 +90,7 @@ class RetryPolicy:
     # After the first attempt; doubled after each further one up to the longest, less a random half.
     first_delay_seconds: float = 0.25
     longest_delay_seconds: float = 10.0
-    # What one attempt may take, besides a second for each MiB it sends.
+    # Longest duration of one attempt, besides a second for each MiB it sends.
     answer_seconds: float = 30.0
     # After this much time no further attempt is made.
     deadline_seconds: float = 120.0
@@ -117,7 +117,7 @@ def _seconds(variable: str, default: float) -> float:
 
 @dataclass
 class Attempts:
-    """The attempts of one operation, a verb for messages ("read", "write", ...), each of which sends `n_bytes`."""
+    """The attempts of one operation; each sends `n_bytes`. `action` is a verb for messages ("read", "write", ...)."""
 
     action: str
     address: str
@@ -172,7 +172,7 @@ async def retried(operation: Callable[[], Awaitable[T]], attempts: Attempts) -> 
             return await asyncio.wait_for(operation(), attempts.attempt_seconds)
         except Exception as error:
             failure = error
-        # Outside the handler: what is raised must not drag along an error that holds a secret address.
+        # Outside the handler: the new error must not drag along one that holds a secret address.
         delay = attempts.delay_after(failure)
         await asyncio.sleep(delay)
 
@@ -205,7 +205,7 @@ def _answer(error: BaseException) -> tuple[int, str]:
 
 
 def _verdict(error: Exception) -> tuple[str, str] | None:
-    """("transient" | "unreachable" | "permanent" | "conflict", what to do); None for what is not judged here."""
+    """("transient" | "unreachable" | "permanent" | "conflict", advice); None for other errors."""
     status, code = _answer(error)
     if status == 412:
         return "conflict", ""
@@ -354,7 +354,7 @@ def call(url: str, method: str, action: str, *arguments: Any, **keywords: Any) -
 def remove_many(urls: list[str]) -> None:
     """Remove objects of one file system; those that are not there do not matter, nor do letters like `*` and `[`.
 
-    A store may leave out some of many without a word; whoever must know lists them afterwards.
+    A store may silently skip some objects; list them afterwards where that matters.
     """
     file_system, _ = backend(urls[0])
     file_system.invalidate_cache()
@@ -396,7 +396,7 @@ async def put_async(
     replace: bool = True,
     verify: bool = False,
 ) -> None:
-    """Write one object: where nothing is, or in the place of exactly what was looked at.
+    """Write one object: where none is, or in place of exactly the object that was looked at.
 
     `guard` is awaited between that look and the replacement, and raises where the caller has lost the right to it.
     With `verify` an object that the store has lost is sent again. `OutputExistsError`: something else is there, and not
@@ -409,7 +409,7 @@ async def put_async(
             info = await _info(file_system, path, url)
             if info is None:
                 continue
-            # An attempt whose answer was lost has written already; so has whoever resumes with the same result.
+            # An attempt whose answer was lost has written already; so has a resumed run with the same result.
             if not await _holds(file_system, path, url, info, data):
                 if not replace:
                     raise OutputExistsError(f"'{shown(url)}' exists already.") from None

@@ -2,7 +2,7 @@
 
 Every object that commits something (a manifest, a checkpoint) is written through `write_object`, which a crash
 leaves either whole or absent: locally by a synced temporary file and a rename, on an object store by a single
-conditional put (see `object_store`). What is asked of an object store is asked again where that may help (`retries`).
+conditional put. Requests to an object store are retried where that may help (see `object_store`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-# Addresses and what lies there go together: whoever reads or writes needs both.
+# Callers that read or write need addresses too.
 from dkgp.data.remote.addresses import is_local as is_local
 from dkgp.data.remote.addresses import join as join
 from dkgp.data.remote.addresses import normalise_url as normalise_url
@@ -52,7 +52,7 @@ _ADVICE = {
 def filesystem(location: Location) -> tuple[Any, str]:
     """The fsspec file system of a place, to be called from any thread, and the place's path within it.
 
-    What is called on it is not tried again. Errors as of `object_store.backend`.
+    Calls on it are not retried. Errors as of `object_store.backend`.
     """
     url = normalise_url(location)
     file_system, path = backend(url)
@@ -86,7 +86,7 @@ def _kind(location: Location) -> str | None:
 
 
 def list_folder(location: Location) -> list[str]:
-    """The addresses of what lies directly in a folder, sorted."""
+    """The addresses of a folder's direct entries, sorted."""
     url = normalise_url(location)
     if is_local(url):
         return sorted(str(entry) for entry in Path(url).iterdir())
@@ -122,7 +122,7 @@ def open_object(location: Location) -> BinaryIO:
 
 @contextlib.contextmanager
 def translate_write_errors(location: Location, action: str = "write") -> Iterator[None]:
-    """Turn an `OSError` raised inside the block into a `StorageError` that names the place and what to do."""
+    """Turn an `OSError` raised inside the block into a `StorageError` with the place and advice."""
     try:
         yield
     except StorageError:
@@ -214,7 +214,7 @@ def replaced_file(target: Path, *, synced: bool = True) -> Iterator[Path]:
 def replacing(target: Path) -> Iterator[Path]:
     """The place to write a file in that takes another's when the block ends, and leaves it whole where the block fails.
 
-    What is no plain file, such as a device or a pipe, is written to as it is. `StorageError` where the storage refuses.
+    A device or a pipe is written to in place. `StorageError` where the storage refuses.
     """
     with translate_write_errors(target):
         if target.exists() and not target.is_file():
@@ -229,9 +229,9 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def open_new(target: Path) -> IO[str]:
-    """A local text file to write line by line, in the place of what is there: what a link leads to stays as it is.
+    """A local text file to write line by line, in place of an earlier one; the target of a link stays unchanged.
 
-    What is no plain file is written to as it is. Errors as of `replacing`.
+    A device or a pipe is written to in place. Errors as of `replacing`.
     """
     with translate_write_errors(target):
         if target.exists() and not target.is_file():
@@ -243,7 +243,7 @@ def open_new(target: Path) -> IO[str]:
 
 
 def _open_device(target: Path) -> int:
-    """A handle of what is no plain file; `StorageError` where one, or a link to one, has taken its place."""
+    """Open a device or a pipe; `StorageError` where a plain file, or a link to one, has taken its place."""
     handle = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if stat.S_ISREG(os.fstat(handle).st_mode):
@@ -285,7 +285,7 @@ def remove_tree(location: Location) -> None:
 
 
 def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
-    """Remove what lies in a store, if the claim is still the place's; what another writer has taken over stays.
+    """Remove the objects of a store, if the claim still holds; a store that another writer has taken over stays.
 
     With `keep_claim` the place stays claimed: to write a store where another one was.
 
@@ -301,15 +301,15 @@ def remove_store(claim: Claim, *, keep_claim: bool = False) -> None:
         return keep_claim or claim.is_mine()
 
     names = [name for name in list_object_bytes(claim.url) if name != CLAIM_NAME]
-    # The manifest first: what an interruption leaves is then unfinished, not damaged. The claim, which guards what is
-    # being removed, last.
+    # The manifest first: an interrupted removal then leaves an unfinished store, not a damaged one. The claim, which
+    # guards the rest, last.
     batches = [[name for name in names if name == _MANIFEST_NAME]]
     names = [name for name in names if name != _MANIFEST_NAME]
     batches += [names[start : start + _REMOVED_AT_ONCE] for start in range(0, len(names), _REMOVED_AT_ONCE)]
     for batch in filter(None, batches):
         if not is_mine():
             return
-        # What a writer that was taken over puts back is no reason to go on: it is replaced object by object.
+        # Objects that a superseded writer puts back meanwhile are replaced one by one.
         remove_many([join(claim.url, name) for name in batch])
     if not keep_claim and is_mine():
         remove_object(join(claim.url, CLAIM_NAME))
@@ -321,7 +321,7 @@ def _remove_objects(url: str, names: Iterable[str]) -> None:
         for start in range(0, len(remaining), _REMOVED_AT_ONCE):
             addresses = [join(url, name) for name in remaining[start : start + _REMOVED_AT_ONCE]]
             remove_many(addresses)
-        # A store may leave out what it answered for: only a listing tells.
+        # A store may skip objects that it reports as removed: only a listing shows.
         there = list_object_bytes(url) if remaining else {}
         remaining = [name for name in remaining if name in there]
         if not remaining:
@@ -338,7 +338,7 @@ def list_object_bytes(location: Location) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for folder, _, names in os.walk(url):
             for name in names:
-                # Another process may be removing what is listed.
+                # Another process may be removing these objects.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     path = Path(folder, name)
                     status = path.stat()
@@ -356,7 +356,7 @@ def list_object_bytes(location: Location) -> dict[str, int]:
 
 
 def sync_tree(location: Location, names: Iterable[str]) -> None:
-    """Force objects below a local place to the disk, so that what is committed next cannot outlive them."""
+    """Force objects below a local place to the disk, so that a later commit cannot outlive them."""
     if not is_local(location):
         return
     folders: set[Path] = set()

@@ -68,7 +68,7 @@ class LimitedStore(LocalStore):
         self._limits = limits
 
     def with_read_only(self, read_only: bool = False) -> LimitedStore:
-        """The same store, to be read alone or to be written as well."""
+        """Return this store for reading alone, or for reading and writing."""
         return type(self)(self.root, read_only=read_only, limits=self._limits)
 
     async def _open(self, *, mode: Any = None) -> None:
@@ -168,7 +168,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
         return await self._retried("read", key, lambda: self._store.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write one object, where nothing is or in the place of exactly what was looked at."""
+        """Write one object, where none is or in place of exactly the one that was looked at."""
         self._check_writable()
         file_system, claim = self._store.fs, self._claim
 
@@ -205,7 +205,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
         await self._retried("remove", key, lambda: self._store.delete(key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Nothing: a place is cleared under its claim, and what another writer leaves later is replaced one by one."""
+        """Do nothing: a place is cleared under its claim; objects of a superseded writer are replaced one by one."""
 
     def list(self) -> AsyncIterator[str]:
         """All keys."""
@@ -280,7 +280,7 @@ _TYPE_FIELDS = ("dtype", "astype", "encode_dtype", "decode_dtype")
 
 
 class CheckedStore(WrapperStore[Store]):
-    """A store to read from, each metadata document of which is checked; `url` is for messages.
+    """A store to read from; each metadata document is checked. `url` is for messages.
 
     Raises `InputError` for a document that is too large, or describes an array that is not read.
     """
@@ -315,7 +315,7 @@ class CheckedStore(WrapperStore[Store]):
 
 
 def check_document(key: str, content: bytes, where: str) -> None:
-    """Refuse metadata of which Zarr would make more than numbers and text of bounded size; `InputError`.
+    """Refuse metadata unless it describes numbers or text of bounded size only; `InputError`.
 
     Metadata that is not valid JSON is left for Zarr to refuse.
     """

@@ -1,8 +1,8 @@
 """The common form of all sources of samples: named columns, read block by block.
 
 A source is a file, a Zarr group or several files in a row. It names its columns when it is made, and yields float64
-blocks of the columns that are asked for, as often as it is asked. Whatever cannot be read as a number is an
-`InputError` that names column and place.
+blocks of the chosen columns, as often as needed. A value that cannot be read as a number is an `InputError` that
+names column and place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OTHER_KINDS = {
 class Column:
     """One column of a source.
 
-    `name` is what the user calls it; `array` and `index` are where the source finds it ("" for a table's columns).
+    `name` is its name for the user; `array` and `index` are its place in the source ("" for a table's columns).
     `encode`, if there is one, makes numbers of its values, as labels need: called with values as they were read, the
     places of their rows, and True where the source tells no types (`column_values`).
     """
@@ -90,7 +90,7 @@ class Source(ABC):
     positional: tuple[Column, ...]
     # Of sources of named arrays: an array's columns.
     groups: dict[str, tuple[Column, ...]]
-    # Progress when all is read, and what it counts.
+    # Progress when all is read, and its unit.
     total: int
     unit: str
     warnings: list[str]
@@ -159,8 +159,8 @@ def find_columns(source: Source, selector: str | int, role: str) -> tuple[Column
     """The columns that a name or an index stands for.
 
     `selector` is the name of an array (all its columns) or of a column, NAME:COLUMN for one column of an array, or an
-    index into the positional columns; a negative one counts from the end. `role` says what they are for ("target").
-    `InputError`, which lists what there is, where there is none, or more than one of that name.
+    index into the positional columns; a negative one counts from the end. `role` is their role, for messages
+    ("target"). `InputError`, listing the available columns, if the name is missing or ambiguous.
     """
     if isinstance(selector, int | np.integer):
         return (_at(source.positional, int(selector), role, f"'{source.url}'"),)
@@ -205,8 +205,8 @@ def _is_integer(text: str) -> bool:
 def refused_as(message: str) -> Iterator[None]:
     """Turn the errors that a library raises about a file into an `InputError`; dkgp's own stay as they are.
 
-    Of any kind: libraries raise what they like about what is damaged. A mistake in dkgp's lines (`is_mistake`) is none
-    of the file, and stays what it is.
+    Libraries raise errors of any kind about damaged files. A mistake in dkgp's own lines (`is_mistake`) is raised
+    unchanged.
     """
     try:
         yield

@@ -48,7 +48,7 @@ _EXACT: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-# Encodings of text that programs still write. Others, some of which take time quadratic in a text, are refused.
+# Encodings that programs still write. Others are refused; some of them take quadratic time.
 ENCODINGS = (
     *("utf-8", "utf-16", "latin-1", "cp1252", "cp1250", "cp1251", "iso-8859-2", "iso-8859-15", "mac-roman", "cp437"),
     *("cp850", "koi8-r", "shift_jis", "euc-jp", "euc-kr", "gb18030", "big5"),
@@ -208,7 +208,7 @@ class CsvSource(Source):
         return b"\n".join(kept) + b"\n" if kept else b"", lines[~blank]
 
     def _field_counts(self, text: bytes, first: int) -> IntArray:
-        """Return the number of fields of each line, the first of which has the number `first`."""
+        """Return the number of fields of each line; the first line has the number `first`."""
         if self._delimiter == SPACES or b'"' in text:
             lines = text.split(b"\n")[:-1]
             return np.array(
@@ -536,7 +536,7 @@ def _has_row_names(lines: Sequence[str], rows: Sequence[Sequence[str]], delimite
 
 
 def _fields_of_comment(line: str, n_fields: int, delimiter: str) -> list[str] | None:
-    """Return the names that a comment holds, whatever delimits them; None if they are not as many as the fields."""
+    """Return the names in a comment, with any delimiter; None if they are not as many as the fields."""
     text = line.lstrip().lstrip("#").strip()
     for candidate in dict.fromkeys((*((delimiter,) if delimiter != SPACES else ()), *DELIMITERS, SPACES)):
         try:

@@ -36,9 +36,9 @@ class Format:
     suffixes: tuple[str, ...] = ()
     # The content of every file begins with one of these: names lie, and URLs often have no suffix.
     magics: tuple[bytes, ...] = ()
-    # Names of entries, any of which makes a folder one source.
+    # Names of entries; a folder with one of them is one source.
     markers: tuple[str, ...] = ()
-    # What a user may say about how it is to be read.
+    # Options for reading it.
     options: tuple[Option, ...] = ()
     extra: Extra | None = None
     # True if it is tried where nothing else fits and the content may be text.

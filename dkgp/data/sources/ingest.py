@@ -45,7 +45,7 @@ class IngestReport:
     seconds
         Wall-clock time.
     warnings
-        What the user should hear of, such as the constant features that were dropped.
+        Warnings for the user, such as constant features that were dropped.
     """
 
     train: Dataset
@@ -146,7 +146,7 @@ def ingest(
     chunk_rows
         Rows of a chunk; default about 8192.
     table
-        What columns of text, dates and gaps become. The rules that follow, levels and medians, are of all rows that are
+        Rules for columns of text, dates and gaps. Those that are learnt, levels and medians, are of all rows that are
         read; the store keeps them.
     like
         A dataset or model store whose rules are applied again, instead of `table`; for new data to predict at, or to
@@ -155,7 +155,7 @@ def ingest(
     unseen
         With `like`: "refuse" a level that the store has not seen, or make "zeros" of it.
     transform
-        "log" or "yeo-johnson": what is done to the targets before they are standardised, so that models are of
+        "log" or "yeo-johnson": the transform of the targets before they are standardised, so that models are of
         transformed targets; the stores keep them as they are. Of Yeo and Johnson's, lambda is the training targets' by
         maximum likelihood, between 0 and 2.
     progress

@@ -1,6 +1,6 @@
 """xarray's labelled arrays in and out of plain (n, d) arrays: columns by name, samples with their coordinates.
 
-Nothing is computed here: what holds dask arrays gives dask arrays.
+Nothing is computed here: dask arrays stay dask arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dkgp.errors import InputError
 class LabelledTable:
     """Named columns of samples, a numpy or dask array (n, columns).
 
-    `coordinates` are those along the samples' dimension, to be put on what is computed of the samples.
+    `coordinates` are those along the samples' dimension, for results by sample.
     """
 
     values: Any
@@ -116,7 +116,7 @@ def label(
 
     `last_dimension` is one that the values have beyond these.
 
-    `what` is "" for the target itself, else what of it the values are, as in "price_std".
+    `what` is "" for the target itself, else the suffix of a derived quantity, as in "price_std".
     """
     import xarray
 

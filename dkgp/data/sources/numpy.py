@@ -74,7 +74,7 @@ class _RowStream:
         self._row = 0
 
     def check(self) -> None:
-        """Refuse what is no vector or matrix of values."""
+        """Refuse an array that is no vector or matrix of values."""
         if not _is_plain(self.dtype):
             raise InputError(f"{self.where} holds {self.dtype}; expected an array of plain numbers.")
         if len(self.shape) not in (1, 2):

@@ -73,7 +73,7 @@ class Passes:
         self._inputs = DistinctInputs()
 
     def check(self) -> None:
-        """Read everything once; `InputError` for what cannot be used."""
+        """Read everything once; `InputError` for values that cannot be used."""
         selection = self._selection
         columns = selection.columns
         bad_counts = np.zeros(len(columns), dtype=np.int64)
@@ -165,7 +165,7 @@ class Passes:
     def write(
         self, outputs: list[str], mask: BoolArray | None, overwrite: bool, chunk_rows: int | None
     ) -> tuple[Dataset, Dataset | None, list[str]]:
-        """Write the store, or those for training and for testing by a mask; return also what was warned of."""
+        """Write the store, or those for training and for testing by a mask; return the warnings too."""
         selection = self._selection
         n_test = 0 if mask is None else int(mask.sum())
         with ExitStack() as stack:

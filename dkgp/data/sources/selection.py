@@ -64,7 +64,7 @@ class ColumnChoice:
         return (self.weights, "column of weights") if self.by_noise is None else (self.by_noise, "column of noise")
 
     def by_name(self, source: Source) -> ColumnChoice:
-        """The same with names in the place of indices, which an encoding moves; of a table's columns only."""
+        """Return this choice with names in place of indices, which an encoding moves; for columns of tables only."""
         names = set(source.by_name) | set(source.groups)
 
         def named(selector: Selector) -> Selector:
@@ -280,7 +280,7 @@ def stratified_mask(
     remainders. Every class that has samples keeps at least one for training. The mask depends on the labels, the
     fraction and the seed alone.
 
-    Raises `InputError` where there is no class of two samples, of which one could be taken.
+    Raises `InputError` where every class has a single sample.
     """
     _check_draw(test_fraction, seed)
     counts = np.bincount(codes, minlength=len(classes))
@@ -343,15 +343,15 @@ def check_split(mask: BoolArray) -> None:
         )
 
 
-# Of UTF-8: what is longer than this identifies nothing, and would be repeated for every sample.
+# Most bytes of UTF-8 of an id. Longer texts hardly identify a sample, and would be stored for every sample.
 MOST_BYTES = 1024
 
 
 class IdTexts:
     """Numbers the values of a column and keeps their texts until they are taken; `__call__` is a `Column.encode`.
 
-    Every row has a text: a gap is an empty one. The text of a CSV is what stands there, blanks around it left out; of
-    a number it is a whole one without ".0", else the shortest digits that give it back.
+    Every row has a text: a gap is an empty one. Text of a CSV is stripped of blanks; a number becomes a whole number
+    without ".0", else the shortest digits that give it back.
 
     Attributes
     ----------
@@ -442,7 +442,7 @@ class LabelEncoder:
     def __call__(self, values: NDArray[Any], place: Callable[[int], str], untyped: bool = False) -> FloatArray:
         """Codes of the next rows, (rows,): as they come before `settle`, those of `classes` after it.
 
-        `InputError`, which names the place, for what can be no label, or more different ones than `MOST_CLASSES`.
+        `InputError`, which names the place, for a value that can be no label, or more classes than `MOST_CLASSES`.
         """
         values = np.asarray(values)
         if values.dtype.kind in "biuf":
@@ -560,7 +560,7 @@ class LabelEncoder:
 class SettledLabels:
     """The labels of all samples of a source, after the first pass.
 
-    `codes` (n,) are those of `classes`; `warnings` are what the user should see already.
+    `codes` (n,) are those of `classes`; `warnings` are for the user.
     """
 
     codes: NDArray[np.integer[Any]]
@@ -572,7 +572,7 @@ class SettledLabels:
         return stratified_mask(self.codes[:n_samples], self.classes, test_fraction, seed)
 
     def check(self, mask: BoolArray | None) -> list[str]:
-        """Look at the classes of the training samples; return what the user should hear of.
+        """Check the classes of the training samples; return warnings for the user.
 
         Raises `InputError` where the test samples of the mask are all that there is of a class.
         """

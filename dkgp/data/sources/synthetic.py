@@ -1,7 +1,7 @@
 """Synthetic problems with a known truth, of any size, generated straight into a store.
 
 Samples come in blocks of fixed length, each from its own seeded generator, so that a problem is the same whether it is
-made in memory or in a store, in whatever chunks, and its first samples are those of a longer one.
+made in memory or in a store, in chunks of any size, and its first samples are those of a longer one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dkgp.data.types import FloatArray, Location, Progress, ProgressCallback
 from dkgp.errors import InputError
 
 GENERATION_ROWS = 8192
-# Samples for training, for testing, and what defines the function itself, come from streams that never meet.
+# Training samples, test samples and the function itself come from separate random streams.
 _TRAIN_STREAM, _TEST_STREAM, _FUNCTION_STREAM = 0, 1, 2
 
 BlockSampler = Callable[[np.random.Generator, int], FloatArray]

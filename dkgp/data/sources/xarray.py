@@ -69,7 +69,7 @@ _SPACE = frozenset(
 
 
 class _VariablesSource(Source):
-    """Named variables that are sliced by rows; what NetCDF and Zarr share."""
+    """Named variables that are sliced by rows, as NetCDF and Zarr have them."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -684,7 +684,7 @@ _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 307, 32000, 32001, 32004, 32008, 32013, 
 
 
 def reopened(file: BinaryIO, url: str) -> Any:
-    """Return a name or object by which a C library reads the open `file`, whatever its address leads to by now."""
+    """Return a name or object by which a C library reads the open `file`, even if its address leads elsewhere now."""
     place = _OPEN_FILES / str(file.fileno()) if is_local(url) else None
     return str(place) if place is not None and place.exists() else file
 

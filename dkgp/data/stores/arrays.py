@@ -182,7 +182,7 @@ def open_arrays(url: Location, kind: str) -> tuple[str, Json, dict[str, StoredAr
 
 
 class StoredArray:
-    """A handle on one array; picklable, opened in whichever process uses it.
+    """A handle on one array; picklable, opened in the process that uses it.
 
     `shape` is (n,) or (n, columns); reads and writes are by whole rows. A writer's has its claim.
     """
@@ -195,7 +195,7 @@ class StoredArray:
         self.shape = shape
         self.chunk_rows = chunk_rows
         self._claim = claim
-        # Of whoever makes this: workers keep to them as well.
+        # The maker's limits; workers keep to them as well.
         self._limits = active()
         self._opened: Any = None
         # Of the manifest that describes a finished store's array: its mark (`manifest_mark`), and its checksum.
@@ -258,8 +258,8 @@ class StoredArray:
         """
         with translate_write_errors(join(self.url, self.name)):
             array = self._handle("r+")
-            # One object at a time: of several, the others are still on their way when one has failed, and would put
-            # back what the caller then removes.
+            # One object at a time: when one of several has failed, the others are still on their way, and would restore
+            # objects that the caller then removes.
             done = 0
             while done < len(block):
                 rows = min(self.chunk_rows - (start + done) % self.chunk_rows, len(block) - done)
@@ -288,7 +288,7 @@ class StoredArray:
                 whole = not isinstance(selection, slice) or self._described_by is None
                 block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
             except StoreError:
-                # Not damaged, but gone, or another one's: that is told first.
+                # The store may be gone or replaced rather than damaged; report that first.
                 self._require_same_store()
                 raise
             self._require_same_store()
@@ -299,7 +299,7 @@ class StoredArray:
         return block
 
     def _by_chunks(self, start: int, stop: int) -> NDArray[Any]:
-        """Read rows of a finished store; keep the chunks that they begin or end within for whoever reads the rest."""
+        """Read rows of a finished store; keep chunks that they share with other rows for those rows' readers."""
         parts: list[NDArray[Any]] = []
         whole = False
         while start < stop or not parts:
@@ -339,7 +339,7 @@ class StoredArray:
         return block
 
     def _require_same_store(self) -> None:
-        """Refuse what was read where another store has come to lie there, whose chunks fit as well; `StoreError`.
+        """Refuse rows that were read while another store of the same shape took the place; `StoreError`.
 
         A store is overwritten by one whose manifest comes last: while the manifest is the one that was read when the
         store was opened, so were the chunks that were read before this look. One look for all the rows that are read at

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +31,13 @@ from dkgp.data.stores.manifest import (
     texts,
     typed,
 )
+from dkgp.data.stores.row_arrays import RowArray
 from dkgp.data.stores.standardisation import Standardisation, standardised_noise
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
 from dkgp.html import html_repr
 
 DATASET_KIND = "dataset"
-
-
-class Rows(Protocol):
-    """Rows that are read by range."""
-
-    def read(self, start: int, stop: int, /) -> FloatArray:
-        """Rows [start, stop)."""
 
 
 class Dataset:
@@ -73,56 +67,55 @@ class Dataset:
     id_names
         Names of the columns that identify samples and are no features, which `ids` reads.
     encoding
-        What columns of text, dates and gaps became when they were ingested, as JSON
+        The rules by which columns of text, dates and gaps were ingested, as JSON
         (`dkgp.data.sources.tables.encoding`); None where all were numbers.
     standardisation
         The map applied by reads.
     fingerprint
-        SHA-256 (hexadecimal) of names, shapes and raw values; the same content has the same fingerprint, whatever its
-        chunks, place or standardisation.
+        SHA-256 (hexadecimal) of names, shapes and raw values; it does not depend on chunks, place or standardisation.
     """
 
-    # Of data that are put together in memory, all columns are numbers.
-    encoding: Json | None = None
-    noise_name: str | None = None
-    _noise_array: Rows | None = None
+    def __init__(
+        self,
+        url: str,
+        arrays: Mapping[str, RowArray],
+        *,
+        feature_names: Sequence[str],
+        target_names: Sequence[str],
+        standardisation: Standardisation,
+        fingerprint: str,
+        n_samples: int,
+        chunk_rows: int,
+        classes: tuple[str, ...] | None = None,
+        class_counts: tuple[int, ...] | None = None,
+        weight_name: str | None = None,
+        noise_name: str | None = None,
+        encoding: Json | None = None,
+        ids: tuple[Mapping[str, int], StoredArray] | None = None,
+        standard: tuple[RowArray, RowArray] | None = None,
+    ) -> None:
+        """Make a data set of rows as stored, `arrays` "X" and, where there are such, "y", "w" and "noise".
 
-    def __init__(self, url: Location, manifest: Manifest) -> None:
-        metadata = manifest["metadata"]
-        typed(metadata, fingerprint=str, n_samples=int, chunk_rows=int)
-        self.url: str = normalise_url(url)
-        self.raw_feature_names: tuple[str, ...] = texts(metadata["feature_names"])
-        self.target_names: tuple[str, ...] = texts(metadata["target_names"])
-        self.standardisation = Standardisation.from_json(metadata["standardisation"])
-        self.fingerprint: str = metadata["fingerprint"]
-        self.encoding = metadata.get("encoding")
-        # Stores of format 1 have no classes.
-        self.classes: tuple[str, ...] | None = plain_names(metadata.get("classes"))
-        self.class_counts: tuple[int, ...] | None = (
-            None if self.classes is None else tuple(map(int, metadata["class_counts"]))
-        )
-        self.n_samples: int = int(metadata["n_samples"])
-        if self.classes is not None and (
-            len(self.class_counts or ()) != len(self.classes)
-            or sum(self.class_counts or ()) != self.n_samples
-            or len(self.target_names) != 1
-        ):
-            raise StoreError(
-                f"The manifest of '{self.url}' has {len(self.classes)} classes, which do not fit its samples or its "
-                f"{len(self.target_names)} targets; write the store again."
-            )
-        self.chunk_rows: int = int(metadata["chunk_rows"])
-        self._input_array = StoredArray.from_manifest(self.url, "X", manifest)
-        # One target is stored as a vector, none at all has no array.
-        self._target_array = StoredArray.from_manifest(self.url, "y", manifest) if self.target_names else None
-        self.weight_name: str | None = metadata.get("weight_name")
-        self._weight_array = StoredArray.from_manifest(self.url, "w", manifest) if self.weight_name else None
-        self.noise_name = metadata.get("noise_name")
-        self._noise_array = StoredArray.from_manifest(self.url, "noise", manifest) if self.noise_name else None
-        kept_ids = metadata.get("ids", [])
-        self.id_names: tuple[str, ...] = tuple(column["name"] for column in kept_ids)
-        self._id_widths = tuple(int(column["bytes"]) for column in kept_ids)
-        self._id_array = StoredArray.from_manifest(self.url, "ids", manifest) if kept_ids else None
+        `feature_names` are those of all stored features. `ids` are the widths in bytes of id columns by name, and their
+        array. `standard` are inputs and targets as `standardisation` maps them, of data that are kept so.
+        """
+        self.url = url
+        self.raw_feature_names, self.target_names = tuple(feature_names), tuple(target_names)
+        self.standardisation, self.fingerprint, self.encoding = standardisation, fingerprint, encoding
+        self.n_samples, self.chunk_rows = int(n_samples), int(chunk_rows)
+        self.classes, self.class_counts = classes, class_counts
+        self.weight_name, self.noise_name = weight_name, noise_name
+        widths: Mapping[str, int] = ids[0] if ids else {}
+        self.id_names, self._id_widths, self._id_array = tuple(widths), tuple(widths.values()), ids[1] if ids else None
+        self._input_array = arrays["X"]
+        # Inputs without targets have no array of them.
+        self._target_array = arrays.get("y") if self.target_names else None
+        self._weight_array, self._noise_array = arrays.get("w"), arrays.get("noise")
+        self._standard_inputs: RowArray | None
+        self._standard_targets: RowArray | None
+        self._standard_inputs, self._standard_targets = standard or (None, None)
+        # Whether the rows lie in a store of this data set, which other processes can open too.
+        self.is_stored = standard is None
         # Which stored columns a read takes, in which order, before anything is dropped by the standardisation.
         self._input_columns: IntArray | None = None
         self._target_columns: IntArray | None = None
@@ -130,6 +123,50 @@ class Dataset:
         self._recoding: IntArray | Literal["by name"] | None = None
         # Number of classes whose codes a read turns into signs; None where it does not.
         self._signs: int | None = None
+
+    @classmethod
+    def from_manifest(cls, url: Location, manifest: Manifest) -> Dataset:
+        """Return the data set that a manifest describes; errors as of `described_whole`."""
+        address, metadata = normalise_url(url), manifest["metadata"]
+        typed(metadata, fingerprint=str, n_samples=int, chunk_rows=int)
+        targets, n_samples = texts(metadata["target_names"]), metadata["n_samples"]
+        # Stores of format 1 have no classes.
+        classes = plain_names(metadata.get("classes"))
+        counts = None if classes is None else tuple(map(int, metadata["class_counts"]))
+        if classes is not None and (
+            len(counts or ()) != len(classes) or sum(counts or ()) != n_samples or len(targets) != 1
+        ):
+            raise StoreError(
+                f"The manifest of '{address}' has {len(classes)} classes, which do not fit its samples or its "
+                f"{len(targets)} targets; write the store again."
+            )
+        named = {"w": metadata.get("weight_name"), "noise": metadata.get("noise_name"), "ids": metadata.get("ids")}
+        names = ["X", *(["y"] if targets else []), *(name for name, value in named.items() if value)]
+        arrays = {name: StoredArray.from_manifest(address, name, manifest) for name in names}
+        widths = {column["name"]: int(column["bytes"]) for column in named["ids"] or ()}
+        return cls(
+            address,
+            arrays,
+            feature_names=texts(metadata["feature_names"]),
+            target_names=targets,
+            standardisation=Standardisation.from_json(metadata["standardisation"]),
+            fingerprint=metadata["fingerprint"],
+            n_samples=n_samples,
+            chunk_rows=metadata["chunk_rows"],
+            classes=classes,
+            class_counts=counts,
+            weight_name=named["w"],
+            noise_name=named["noise"],
+            encoding=metadata.get("encoding"),
+            ids=(widths, arrays["ids"]) if widths else None,
+        )
+
+    @property
+    def standard(self) -> tuple[RowArray, RowArray] | None:
+        """Standardised inputs and targets, where they are kept so."""
+        if self._standard_inputs is None or self._standard_targets is None:
+            return None
+        return self._standard_inputs, self._standard_targets
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -187,6 +224,8 @@ class Dataset:
         StoreError
             A chunk is missing or damaged; the message names it.
         """
+        if standardised and self._standard_inputs is not None:
+            return self._standard_inputs.read(start, stop)
         return self._map_inputs(self._input_array.read(start, stop), standardised)
 
     def input_rows(self, indices: IntArray, standardised: bool = True) -> FloatArray:
@@ -194,12 +233,17 @@ class Dataset:
 
         Returns (len(indices), d) float64, bit-identical to the same rows of `inputs`. Errors as there.
         """
+        if standardised and self._standard_inputs is not None:
+            return self._standard_inputs.rows(indices)
         return self._map_inputs(self._input_array.rows(indices), standardised)
 
     def targets(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """Targets of the samples [start, stop), shape (stop - start, p) float64. Errors as for `inputs`."""
         if self._target_array is None:
             return np.empty((stop - start, 0))
+        if standardised and self._standard_targets is not None:
+            values = self._standard_targets.read(start, stop)
+            return values[:, None] if values.ndim == 1 else values
         raw = self._target_array.read(start, stop)
         raw = raw[:, None] if raw.ndim == 1 else raw
         if self._target_columns is not None:
@@ -260,7 +304,7 @@ class Dataset:
         return self.weights(0, self.n_samples)
 
     def with_standardisation(self, standardisation: Standardisation) -> Dataset:
-        """The same data under another map, such as the training set's.
+        """Return the data under another map, such as the training set's.
 
         Raises `InputError` where it is for another number of raw features or targets.
         """
@@ -275,7 +319,7 @@ class Dataset:
                 f"{standardisation.target_mean.size}."
             )
         mapped = copy.copy(self)
-        mapped.standardisation = standardisation
+        mapped.standardisation, mapped._standard_inputs, mapped._standard_targets = standardisation, None, None
         return mapped
 
     def as_seen_by(
@@ -285,7 +329,7 @@ class Dataset:
         standardisation: Standardisation,
         classes: Sequence[str] | None = None,
     ) -> Dataset:
-        """The same data with the features and the map of another training set, matched by name.
+        """Return the data with the features and the map of another training set, matched by name.
 
         Parameters
         ----------
@@ -302,7 +346,7 @@ class Dataset:
         Raises
         ------
         InputError
-            A feature is missing here, or `classes` lack a class that has samples here; the message lists what is there.
+            A feature is missing here, or `classes` lack a class that has samples here; the message lists the ones here.
         """
         missing = [name for name in feature_names if name not in self.raw_feature_names]
         if missing:
@@ -317,6 +361,7 @@ class Dataset:
                 f"'{self.url}' has the targets {quoted(stored_targets)}; expected all of {quoted(target_names)}."
             )
         seen = copy.copy(self)
+        seen._standard_inputs = seen._standard_targets = None
         seen._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
         seen.standardisation = dataclasses.replace(standardisation, kept=(True,) * len(feature_names))
         if shared:
@@ -341,7 +386,7 @@ class Dataset:
         self.standardisation = dataclasses.replace(self.standardisation, target_mean=np.zeros(p), target_std=np.ones(p))
 
     def as_signs(self) -> Dataset:
-        """The same data for a regression on its labels: t targets of -1 and 1, as `dkgp.data.classes.signs_of`.
+        """Return the data for a regression on its labels: t targets of -1 and 1, as `dkgp.data.classes.signs_of`.
 
         Reads that standardise centre them, which takes the place of an intercept, and leave their scale.
 
@@ -359,7 +404,7 @@ class Dataset:
         signs = copy.copy(self)
         if len(classes) > 2:
             signs.target_names = classes
-        signs.classes, signs.class_counts, signs._signs = None, None, len(classes)
+        signs.classes, signs.class_counts, signs._signs, signs._standard_targets = None, None, len(classes), None
         mean = 2.0 * (shares[1:] if len(classes) == 2 else shares) - 1.0
         signs.standardisation = dataclasses.replace(
             self.standardisation, target_mean=mean, target_std=np.ones(len(mean))
@@ -414,7 +459,7 @@ def open_dataset(url: Location) -> Dataset:
     manifest = read_manifest(address, DATASET_KIND)
     check_complete(address, manifest)
     with described_whole(address, "write the store again"):
-        dataset = Dataset(address, manifest)
+        dataset = Dataset.from_manifest(address, manifest)
         n, d, p = dataset.n_samples, len(dataset.raw_feature_names), len(dataset.target_names)
         shapes = {"X": (n, d), "y": target_layout(n, p)[0], "w": (n,), "noise": (n,)}
         for name, entry in manifest["arrays"].items():

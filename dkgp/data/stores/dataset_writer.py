@@ -41,14 +41,15 @@ WITHOUT_NOISE = 3
 class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     """Writes a dataset store; use `create`, `append` as often as needed, then `finish`.
 
-    As a context manager it removes what it wrote when the block is left by an exception or without `finish`.
+    As a context manager it removes the unfinished store when the block is left by an exception or without `finish`.
 
     Attributes
     ----------
     warnings
-        What the user should hear of, such as the constant features that were dropped. Complete after `finish`.
+        Warnings for the user, such as constant features that were dropped. Complete after `finish`.
     encoding
-        What the columns of the source became, as JSON; None where they were numbers. May be set before `finish`.
+        The rules by which columns of the source were encoded, as JSON; None where they were numbers. May be set before
+        `finish`.
     transform
         Of targets, before they are standardised; None for none. May be set before `finish`.
     """
@@ -128,7 +129,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
         rows = chunk_rows or sample_chunk_rows(n_samples, len(names.features) + len(names.targets))
-        # What knows nothing of known noise must not train on such a store, and reads any other.
+        # A dkgp without known noise must not train on a store with such a column, and can read any other.
         version = WITHOUT_NOISE if names.noise is None else None
         with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite, version) as store:
             return cls(store, names, rows, n_samples)
@@ -160,10 +161,10 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         Raises
         ------
         InputError
-            Another shape, a NaN or infinity, or a weight that is not positive; the message names column and row. What
-            was written is removed.
+            Another shape, a NaN or infinity, or a weight that is not positive; the message names column and row. The
+            store is removed.
         StorageError
-            The storage refused; what was written is removed.
+            The storage refused; the store is removed.
         """
         try:
             X = _matrix(inputs, len(self.feature_names), "inputs")
@@ -197,7 +198,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             raise
 
     def finish(self, standardisation: Standardisation | None = None) -> Dataset:
-        """Write what is left and the manifest; the store can be opened from here on.
+        """Write the remaining rows and the manifest; the store can be opened from here on.
 
         Parameters
         ----------
@@ -208,9 +209,9 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         Raises
         ------
         InputError
-            Fewer than two samples, a constant target, no feature that varies. What was written is removed.
+            Fewer than two samples, a constant target, no feature that varies. The store is removed.
         StorageError
-            The storage refused; what was written is removed.
+            The storage refused; the store is removed.
         """
         try:
             if self.n_samples == 0:
@@ -250,7 +251,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         return open_dataset(self.url)
 
     def abort(self) -> None:
-        """Remove what was written. Nothing happens after `finish`."""
+        """Remove the store. Nothing happens after `finish`."""
         if not self._finished:
             self._pending = []
             self._store.remove()
@@ -294,7 +295,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
 
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(self._names.fingerprint_header(self.n_samples))
-        # Without weights or noise it is what it was before there were any.
+        # Without weights or noise the fingerprint is that of earlier versions.
         for part in self._hashes if self._names.beside else self._hashes[:2]:
             digest.update(part.digest())
         for _, name in self._names.beside:

@@ -54,7 +54,7 @@ FloatColumns = NDArray[np.float32]
 class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
     """Writes a factor; make one with `create`. Picklable: workers may write columns with copies.
 
-    As a context manager it removes what was written if the block ends before `commit`.
+    As a context manager it removes the unfinished factor if the block ends before `commit`.
 
     Attributes
     ----------
@@ -81,8 +81,8 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
     ) -> FactorWriter:
         """Start a factor with all its arrays, still empty.
 
-        One run writes a factor at a time: an unfinished factor that is found here is removed, and whoever was writing
-        it gets a `StoreError`. A finished one stays in use until this one is committed.
+        One run writes a factor at a time: an unfinished factor of another run is removed, and that run gets a
+        `StoreError`. A finished one stays in use until this one is committed.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
         StoreError
             There is no model.
         StorageError
-            The place cannot be written to; what was written is removed.
+            The place cannot be written to; the factor is removed.
         """
         address = normalise_url(model_url)
         model = read_manifest(address, MODEL_KIND)
@@ -138,7 +138,7 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
         self.abort()
 
     def row_chunks(self) -> list[tuple[int, int]]:
-        """Row ranges [start, stop) of the chunks of the columns, in order: what `write_columns` takes."""
+        """Row ranges [start, stop) of the chunks of the columns, in order, for `write_columns`."""
         return row_ranges(self.n, self.chunk_rows)
 
     def write_columns(self, start: int, block: FloatColumns) -> None:
@@ -217,7 +217,7 @@ class FactorWriter(contextlib.AbstractContextManager["FactorWriter"]):
         return _record(self.url, read_manifest(self.url, FACTOR_KIND))
 
     def abort(self) -> None:
-        """Remove what was written. Nothing happens after `commit`."""
+        """Remove the factor. Nothing happens after `commit`."""
         if not is_committed(self.url):
             remove_tree(self.url)
 
@@ -317,8 +317,8 @@ def open_factor(model_url: Location, *, fingerprint: str) -> FactorRecord | None
     Raises
     ------
     StoreError
-        There is no model; or the factor was finished and has a missing or damaged chunk since. The message says what to
-        remove.
+        There is no model; or the factor was finished and has a missing or damaged chunk since. The message names
+        the folder to remove.
     """
     address = normalise_url(model_url)
     model_checksum = checksum(read_manifest(address, MODEL_KIND))
@@ -361,7 +361,7 @@ def _folders(model_url: str) -> list[str]:
 
 
 def _remove(url: str) -> None:
-    # The manifest first: what an interruption leaves is then unfinished, not damaged.
+    # The manifest first: an interrupted removal then leaves an unfinished factor, not a damaged one.
     remove_object(join(url, MANIFEST_NAME))
     remove_tree(url)
 

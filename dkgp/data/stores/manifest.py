@@ -81,7 +81,7 @@ def recognise(url: str) -> str | None:
             for key in path:
                 content = content[key]
         except (StorageError, StoreError):
-            # A store that does not answer is no reason to call what lies there nobody's.
+            # A storage that does not answer may still hold a dkgp store.
             raise
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -128,7 +128,7 @@ def commit(
     the place over.
     """
     with warnings.catch_warnings(), translate_write_errors(url):
-        # Consolidated metadata is no part of the Zarr v3 text yet, but it is what lets xarray open a store in one read.
+        # Consolidated metadata is not in the Zarr v3 specification yet, but lets xarray open a store in one read.
         warnings.simplefilter("ignore")
         zarr.consolidate_metadata(zarr_place(url, claim))
     sizes = list_object_bytes(url)
@@ -147,7 +147,7 @@ def commit(
         }
     sync_tree(url, names)
     content: Json = {"kind": kind, "version": version or _version(kind), "metadata": metadata, "arrays": entries}
-    # What is hashed is what a reader will parse, so the content goes through JSON once before it is hashed.
+    # Hash the content as a reader will parse it: after one round through JSON.
     content = json.loads(json_bytes(content))
     content["checksum"] = checksum(content)
     if claim is not None:
@@ -233,7 +233,7 @@ def read_manifest(url: str, kind: str) -> Manifest:
 
 
 def _describes_arrays(manifest: Json) -> bool:
-    """True if a manifest holds what every store has, of the types that readers count on."""
+    """True if a manifest has the fields of every store, in the types that readers expect."""
 
     def counts(values: object) -> bool:
         return isinstance(values, list) and all(type(value) is int for value in values)
@@ -301,9 +301,9 @@ def refuse_large_chunks(name: str, shape: tuple[int, ...], chunk_rows: int) -> N
 def described_whole(url: str, advice: str) -> Iterator[None]:
     """Turn errors about fields that a store's manifest lacks, or that are nothing of their kind, into a `StoreError`.
 
-    It ends with the advice. The block makes values of what the manifest tells and does nothing else: what is read or
-    shown meanwhile would have its mistakes told as the store's. What asks an object that no JSON holds for what it has
-    not is a mistake for certain, and stays what it is.
+    It ends with the advice. The block must only make values of the manifest's content: mistakes in any other work there
+    would be reported as the store's. An `AttributeError` of an object that JSON cannot hold is certainly a mistake of
+    the code, and is raised unchanged.
     """
     try:
         yield
@@ -335,13 +335,13 @@ def texts(value: object) -> tuple[str, ...]:
 def json_bytes(content: Any, *, indent: int | None = 1) -> bytes:
     """JSON with NumPy's scalars and arrays taken as numbers and lists; floats keep every digit.
 
-    Without an indent in a third of the time: for what is written often and read by dkgp alone.
+    Without an indent it takes a third of the time: for files that are written often and read by dkgp alone.
     """
     return json.dumps(content, indent=indent, sort_keys=True, default=to_json).encode()
 
 
 def checksum(content: Json) -> str:
-    """SHA-256 (hexadecimal) of a manifest as `read_manifest` returns it: of what a store is, wherever it lies."""
+    """SHA-256 (hexadecimal) of a manifest as `read_manifest` returns it: of the store's content, not of its place."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,99 +19,56 @@ from dkgp.data.stores.arrays import sample_chunk_rows
 from dkgp.data.stores.dataset import ColumnNames, Dataset
 from dkgp.data.stores.row_arrays import AppendedRows, InputsOf, InSourceUnits, MemoryArray, RowArray
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
-from dkgp.data.types import FloatArray, IntArray
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 
 
-class AssembledDataset(Dataset):
-    """A data set of standardised rows from wherever they are; made by the functions of this module."""
+def _assembled(
+    inputs: RowArray | FloatArray,
+    targets: RowArray | FloatArray,
+    standardisation: Standardisation,
+    names: tuple[Sequence[str], Sequence[str]],
+    *,
+    origin: str = " in memory",
+    fingerprint: str,
+    chunk_rows: int | None = None,
+    classes: Sequence[str] | None = None,
+    constants: FloatArray | None = None,
+    noise: tuple[str, RowArray] | None = None,
+) -> Dataset:
+    """Return a data set of standardised rows, (n, d) and (n, p), in memory or elsewhere.
 
-    def __init__(
-        self,
-        inputs: RowArray | FloatArray,
-        targets: RowArray | FloatArray,
-        standardisation: Standardisation,
-        raw_feature_names: tuple[str, ...],
-        target_names: tuple[str, ...],
-        *,
-        origin: str = " in memory",
-        fingerprint: str,
-        chunk_rows: int | None = None,
-        classes: tuple[str, ...] | None = None,
-        constants: FloatArray | None = None,
-    ) -> None:
-        n, d = inputs.shape
-        self.url = f"{n} samples{origin}"
-        self.raw_feature_names, self.target_names = raw_feature_names, target_names
-        self.standardisation = standardisation
-        self.fingerprint = fingerprint
-        self.n_samples = int(n)
-        self.chunk_rows = chunk_rows or sample_chunk_rows(n, d + len(target_names))
-        self.standard_inputs, self.standard_targets = (
-            MemoryArray(rows) if isinstance(rows, np.ndarray) else rows for rows in (inputs, targets)
-        )
-        self.classes, self.class_counts = classes, None
-        self.weight_name, self._weight_array, self.encoding = None, None, None
-        self.id_names, self._id_widths, self._id_array = (), (), None
-        self._input_columns = self._target_columns = self._recoding = self._signs = None
-        # What the features hold that the map drops, (d_raw,), where it is known.
-        self._constants = np.full(len(raw_feature_names), np.nan) if constants is None else constants
-
-    def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
-        """As `Dataset.inputs`."""
-        return self._input_units(self.standard_inputs.read(start, stop), standardised)
-
-    def input_rows(self, indices: IntArray, standardised: bool = True) -> FloatArray:
-        """As `Dataset.input_rows`."""
-        return self._input_units(self.standard_inputs.rows(indices), standardised)
-
-    def targets(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
-        """As `Dataset.targets`."""
-        values = self.standard_targets.read(start, stop)
-        values = values[:, None] if values.ndim == 1 else values
-        if self._signs is not None:
-            # Codes are their own standardised form, so these are in the units of the source.
-            values = self._recoded(values)
-            return self.standardisation.targets(values) if standardised else values
-        return values if standardised else self.standardisation.targets_back(values)
-
-    def with_standardisation(self, standardisation: Standardisation) -> Dataset:
-        """As `Dataset.with_standardisation`."""
-        return self._as_read().with_standardisation(standardisation)
-
-    def as_seen_by(
-        self,
-        feature_names: Sequence[str],
-        target_names: Sequence[str],
-        standardisation: Standardisation,
-        classes: Sequence[str] | None = None,
-    ) -> Dataset:
-        """As `Dataset.as_seen_by`."""
-        return self._as_read().as_seen_by(feature_names, target_names, standardisation, classes)
-
-    def _as_read(self) -> Dataset:
-        """The same data in the units of their source, to be mapped as those of a store are, when they are read."""
-        raw, standardisation = object.__new__(Dataset), self.standardisation
-        vars(raw).update(vars(self))
-        inputs = InSourceUnits(
-            self.standard_inputs,
-            standardisation.input_mean,
-            standardisation.input_std,
-            standardisation.kept,
-            self._constants,
-        )
-        p = self.standard_targets.shape[1] if len(self.standard_targets.shape) > 1 else 1
+    `names` are those of all features and of the targets. `constants` (d_raw,) are the values of features that the
+    standardisation drops, where they are known; `noise` is the name and the array of the known noise.
+    """
+    n, d = inputs.shape
+    standard_inputs, standard_targets = (
+        MemoryArray(rows) if isinstance(rows, np.ndarray) else rows for rows in (inputs, targets)
+    )
+    feature_names, target_names = names
+    dropped = np.full(len(feature_names), np.nan) if constants is None else constants
+    arrays: dict[str, RowArray] = {
+        "X": InSourceUnits(standard_inputs, partial(standardisation.inputs_back, dropped=dropped), len(feature_names)),
         # Codes are their own standardised form.
-        codes = self.classes is not None or self._signs is not None
-        mean, std = (np.zeros(p), np.ones(p)) if codes else (standardisation.target_mean, standardisation.target_std)
-        targets: RowArray = InSourceUnits(self.standard_targets, mean, std, (True,) * p, np.zeros(p))
-        if standardisation.transforms:
-            targets = MemoryArray(self.all_targets(standardised=False))
-        vars(raw).update(_input_array=inputs, _target_array=targets if self.target_names else None)
-        return raw
-
-    def _input_units(self, rows: FloatArray, standardised: bool) -> FloatArray:
-        return rows if standardised else rows * self.standardisation.input_std + self.standardisation.input_mean
+        "y": standard_targets
+        if classes is not None
+        else InSourceUnits(standard_targets, standardisation.targets_back, len(target_names)),
+    }
+    if noise is not None:
+        arrays["noise"] = noise[1]
+    return Dataset(
+        f"{n} samples{origin}",
+        arrays,
+        feature_names=feature_names,
+        target_names=target_names,
+        standardisation=standardisation,
+        fingerprint=fingerprint,
+        n_samples=n,
+        chunk_rows=chunk_rows or sample_chunk_rows(n, d + len(target_names)),
+        classes=None if classes is None else tuple(classes),
+        noise_name=None if noise is None else noise[0],
+        standard=(standard_inputs, standard_targets),
+    )
 
 
 def memory_dataset(
@@ -152,12 +110,11 @@ def memory_dataset(
     digest = hashlib.sha256(names.fingerprint_header(len(inputs)))
     for values in (inputs, targets):
         digest.update(hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).digest())
-    return AssembledDataset(
+    return _assembled(
         standardisation.inputs(inputs),
         standardisation.targets(targets),
         standardisation,
-        names.features,
-        names.targets,
+        (names.features, names.targets),
         fingerprint=digest.hexdigest(),
         chunk_rows=sample_chunk_rows(len(inputs), d + p),
         classes=names.classes,
@@ -169,7 +126,7 @@ def standardised_inputs(inputs: FloatArray, feature_names: Sequence[str]) -> Dat
     """A data set of inputs (n, d) to predict at, in memory and standardised already. It has no targets."""
     n, d = inputs.shape
     identity = Standardisation.identity(d, 0)
-    return AssembledDataset(inputs, np.empty((n, 0)), identity, tuple(feature_names), (), fingerprint="")
+    return _assembled(inputs, np.empty((n, 0)), identity, (feature_names, ()), fingerprint="")
 
 
 def assembled_dataset(
@@ -191,15 +148,14 @@ def assembled_dataset(
     raw_names = tuple(raw_feature_names or ()) or tuple(
         next(kept) if keep else f"(constant {index})" for index, keep in enumerate(standardisation.kept)
     )
-    return AssembledDataset(
+    return _assembled(
         inputs,
         targets,
         standardisation,
-        raw_names,
-        tuple(target_names),
+        (raw_names, target_names),
         origin=" of a model",
         fingerprint=fingerprint,
-        classes=None if classes is None else tuple(classes),
+        classes=classes,
     )
 
 
@@ -208,8 +164,8 @@ def standardisation_of(
 ) -> Standardisation:
     """The map to zero mean and unit variance of samples in memory, (n, d_raw) and (n, p).
 
-    As ingestion's, but for what that refuses: a target that is constant keeps its scale, and where no feature varies at
-    all they are all kept. A constant feature beside others is dropped. Moments are taken chunk by chunk, as there.
+    Unlike ingestion it refuses neither constant targets, which keep their scale, nor inputs without a varying feature,
+    which are all kept. A constant feature beside others is dropped. Moments are taken chunk by chunk, as there.
 
     Raises `InputError`: values whose variance overflows or underflows.
     """
@@ -240,7 +196,7 @@ def standardisation_of(
 def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     """The training set with rows added in memory, under the same standardisation.
 
-    Its fingerprint is that of the data set it was and of what was added. Where noise is known, that of added rows is
+    Its fingerprint depends on the earlier data set's and on the added rows. Where noise is known, that of added rows is
     zero.
 
     Parameters
@@ -267,40 +223,34 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
                 f"The {role}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the "
                 "training set's standardisation. Leave such rows out, or train anew with them."
             )
-    if isinstance(dataset, AssembledDataset):
-        held = dataset.standard_inputs, dataset.standard_targets
-    else:
-        held = InputsOf(dataset), MemoryArray(dataset.all_targets())
+    earlier = dataset.standard or (InputsOf(dataset), MemoryArray(dataset.all_targets()))
+    known = dataset.all_sample_noise(standardised=False)
+    noise: tuple[str, RowArray] | None = None
+    if known is not None and dataset.noise_name is not None:
+        noise = dataset.noise_name, MemoryArray(np.append(known, np.zeros(len(inputs))))
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for values in added:
         digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
-    joined = AssembledDataset(
-        _joined(held[0], added[0]),
-        _joined(held[1], added[1]),
+    return _assembled(
+        _joined(earlier[0], added[0]),
+        _joined(earlier[1], added[1]),
         standardisation,
-        dataset.raw_feature_names,
-        dataset.target_names,
+        (dataset.raw_feature_names, dataset.target_names),
         origin=", the last of them in memory",
         fingerprint=digest.hexdigest(),
         chunk_rows=dataset.chunk_rows,
         classes=dataset.classes,
+        noise=noise,
     )
-    known = dataset.all_sample_noise(standardised=False)
-    if known is not None:
-        joined.noise_name, joined._noise_array = (
-            dataset.noise_name,
-            MemoryArray(np.append(known, np.zeros(len(inputs)))),
-        )
-    return joined
 
 
-def _joined(held: RowArray, added: FloatArray) -> RowArray:
-    """Old and new rows as one; those in memory are put together, so that many updates do not make many parts."""
-    if isinstance(held, MemoryArray):
-        return MemoryArray(np.concatenate([held.read(0, held.shape[0]), added]))
-    if isinstance(held, AppendedRows):
-        return AppendedRows(held.first, _joined(held.second, added))
-    return AppendedRows(held, MemoryArray(added))
+def _joined(earlier: RowArray, added: FloatArray) -> RowArray:
+    """Return earlier and new rows as one; rows in memory are concatenated, so that updates do not make many parts."""
+    if isinstance(earlier, MemoryArray):
+        return MemoryArray(np.concatenate([earlier.read(0, earlier.shape[0]), added]))
+    if isinstance(earlier, AppendedRows):
+        return AppendedRows(earlier.first, _joined(earlier.second, added))
+    return AppendedRows(earlier, MemoryArray(added))
 
 
 def _finite_pair(X: ArrayLike, y: ArrayLike) -> tuple[FloatArray, FloatArray]:

@@ -52,8 +52,8 @@ from dkgp.errors import InputError, NumericalError, StorageError, StoreError
 from dkgp.html import html_repr
 
 PREDICTION_KIND = "prediction"
-# `noise` is what a test sample has beside the common one, known or by a noise model: part of the variance of a new
-# observation there, if that is stored.
+# `noise` is a test sample's noise variance beside the common one, known or by a noise model: part of the variance of a
+# new observation there, if that is stored.
 VALUE_VARIABLES = ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper", "noise")
 PROBABILITIES = ("probability", "probability_lower", "probability_upper")
 LATENT_VARIABLES = ("latent_variance_lower", "latent_variance_upper")
@@ -153,11 +153,11 @@ class PredictionWriter(_Planned):
         Parameters
         ----------
         n_samples, target_names, variables
-            How many samples are predicted, of which targets, and what of `VARIABLES`.
+            Number of samples, names of the targets, and names among `VARIABLES`.
         chunk_rows
             Rows of a chunk, and so the smallest region; default about 8192 to 16384.
         attributes
-            JSON that says what is predicted from what (fingerprints); compare it before resuming.
+            JSON that identifies model and inputs (fingerprints); compare it before resuming.
         overwrite
             Replace a prediction store that is there. Anything else that is there is left alone.
         classes
@@ -202,7 +202,7 @@ class PredictionWriter(_Planned):
             if known is not None:
                 create_name_array(address, _CLASS_DIMENSION, known, store.claim)
             for name in variables:
-                # What CF calls a flag variable: what a code stands for is said beside it.
+                # A flag variable of CF: the meanings of codes are attributes.
                 flags = {"classes": list(known or ())} if name == "class" else None
                 store.create_array(
                     name, *_layout(name, plan), plan["chunk_rows"], flags, _INTEGERS.get(name, "float64")
@@ -221,7 +221,7 @@ class PredictionWriter(_Planned):
         except FileNotFoundError:
             return True
         except (ValueError, KeyError, TypeError):
-            return False  # what is wrong with it is for `open_to_resume` to say
+            return False  # `open_to_resume` reports the fault
         return not all(exists(join(address, name, "zarr.json")) for name in variables)
 
     @classmethod
@@ -364,7 +364,7 @@ class PredictionWriter(_Planned):
             raise InputError(f"'{name}' has shape {np.shape(values)}; expected (rows, {width}).")
         if np.isnan(block).any():
             raise NumericalError(f"'{name}' holds a NaN in row {int(np.argmax(np.isnan(block).any(axis=1)))}.")
-        # Roundings of whoever made the rows sum to one are let pass.
+        # Roundings of rows that were scaled to sum to one are allowed.
         outside = (np.abs(block - 0.5) > 0.5 + 1e-9).any(axis=1)
         if name in PROBABILITIES and outside.any():
             row = int(np.argmax(outside))

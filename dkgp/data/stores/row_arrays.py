@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -122,27 +122,19 @@ class AppendedRows:
 
 
 class InSourceUnits:
-    """Rows in the units of their source, to rounding, of rows that a map has standardised.
+    """Rows in the units of their source, to rounding: standardised rows, which `back` maps to so many `columns`."""
 
-    Columns that the map dropped are those of `constants` (columns,); NaN where nobody knows what they were.
-    """
-
-    def __init__(
-        self, rows: RowArray, mean: FloatArray, std: FloatArray, kept: Sequence[bool], constants: FloatArray
-    ) -> None:
-        self._rows, self._mean, self._std = rows, mean, std
-        self._kept, self._constants = np.asarray(kept, dtype=bool), constants
-        self.shape: tuple[int, ...] = (rows.shape[0], len(constants))
+    def __init__(self, rows: RowArray, back: Callable[[FloatArray], FloatArray], columns: int) -> None:
+        self._rows, self._back = rows, back
+        self.shape: tuple[int, ...] = (rows.shape[0], columns)
 
     def read(self, start: int, stop: int) -> FloatArray:
         """Rows [start, stop)."""
-        return self._back(self._rows.read(start, stop))
+        return self._mapped(self._rows.read(start, stop))
 
     def rows(self, indices: IntArray) -> FloatArray:
         """The rows at `indices`, in that order."""
-        return self._back(self._rows.rows(indices))
+        return self._mapped(self._rows.rows(indices))
 
-    def _back(self, values: FloatArray) -> FloatArray:
-        result = np.tile(self._constants, (len(values), 1))
-        result[:, self._kept] = values.reshape(len(values), -1) * self._std + self._mean
-        return result
+    def _mapped(self, values: FloatArray) -> FloatArray:
+        return self._back(values.reshape(len(values), -1))

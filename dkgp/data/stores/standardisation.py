@@ -27,7 +27,7 @@ MOST_TARGETS = 2**20
 # Of averages: nodes on each side of zero, where the second derivative jumps, and deviations that they reach over.
 _NODES, _REACH = 64, 10.0
 _AT, _WEIGHTS = np.polynomial.legendre.leggauss(_NODES)
-# Unit roundoff, and a few times what a product below the smallest normal number may be off by.
+# Unit roundoff, and a few times the error of a product below the smallest normal number.
 _UNIT, _LOST = 2.0**-53, 2.0**-1070
 # Rows whose nodes are held at once.
 _ROWS = 4096
@@ -95,7 +95,7 @@ class TargetTransform:
         return np.concatenate(parts) if parts else np.empty(0)
 
     def _average(self, mean: FloatArray, deviation: FloatArray) -> FloatArray:
-        # Where T^-1 grows as exp, what counts lies `deviation` further out.
+        # Where T^-1 grows as exp, the mass lies `deviation` further out.
         low, high = -_REACH - deviation, _REACH + deviation
         with np.errstate(all="ignore"):
             middle = np.clip(np.nan_to_num(-mean / deviation), low, high)
@@ -131,7 +131,7 @@ def fit_transform(name: TransformName, targets: FloatArray) -> TargetTransform:
 
 
 def require_positive(targets: FloatArray, name: str, place: Callable[[int], str] | None = None) -> None:
-    """Refuse targets (rows,) of which there is no logarithm.
+    """Refuse targets (rows,) without a logarithm.
 
     Raises `InputError`, which names the first by `place` of its row; by its number, from 1, without.
     """
@@ -241,7 +241,7 @@ class RunningMoments:
         values = np.asarray(block, dtype=np.float64)
         block_moments = RunningMoments(values.shape[1])
         block_moments.minimum, block_moments.maximum = values.min(axis=0), values.max(axis=0)
-        with np.errstate(all="ignore"):  # what overflows or underflows is reported once, by `require_range`
+        with np.errstate(all="ignore"):  # `require_range` reports overflow and underflow once
             block_moments.count = len(values)
             size = np.maximum(np.abs(block_moments.minimum), np.abs(block_moments.maximum))
             near = block_moments.maximum - block_moments.minimum <= NEAR * size
@@ -253,7 +253,7 @@ class RunningMoments:
         self.merge(block_moments)
 
     def merge(self, other: RunningMoments) -> None:
-        """Take in what another one has seen."""
+        """Add the rows that another one has counted."""
         if other.count == 0:
             return
         total = self.count + other.count
@@ -328,7 +328,7 @@ class Standardisation:
     kept
         For each raw feature whether it is kept, length d_raw; a feature that is constant on the training set is not.
     transforms
-        What is done to each target before it is standardised, length p; empty where nothing is.
+        The transform of each target before it is standardised, length p; empty without transforms.
     """
 
     input_mean: FloatArray
@@ -379,12 +379,18 @@ class Standardisation:
     def inputs(self, raw: FloatArray) -> FloatArray:
         """Standardised inputs, shape (rows, d), of raw ones, shape (rows, d_raw)."""
         _require_columns("Inputs", raw, len(self.kept))
-        with np.errstate(over="ignore"):  # whoever reads inputs of another training set refuses infinite ones
+        with np.errstate(over="ignore"):  # readers of inputs of another training set refuse infinite ones
             return (self.keep(raw) - self.input_mean) / self.input_std
 
     def keep(self, raw: FloatArray) -> FloatArray:
         """The kept columns of raw inputs, unscaled, shape (rows, d)."""
         return raw if all(self.kept) else raw[:, np.array(self.kept)]
+
+    def inputs_back(self, standardised: FloatArray, dropped: FloatArray) -> FloatArray:
+        """Raw inputs (rows, d_raw) of standardised ones (rows, d); `dropped` (d_raw,) fills the other columns."""
+        result = np.tile(dropped, (len(standardised), 1))
+        result[:, np.array(self.kept)] = standardised * self.input_std + self.input_mean
+        return result
 
     def targets(self, raw: FloatArray) -> FloatArray:
         """Standardised targets of raw ones, both of shape (rows, p)."""

@@ -1,9 +1,10 @@
-"""Matrix tiles as files in a folder: what a factorisation that outgrows memory writes once and reads many times.
+"""Matrix tiles as files in a folder, which a factorisation larger than memory writes once and reads many times.
 
-One file a tile, written whole or not at all, never changed after; a description, written first, says of what the tiles
-are. Nothing is forced to the disk: what a crash of the machine garbles, the checksum finds, and the tile is computed
-again. Layout of a file, little-endian: magic (8 bytes) | CRC-32 (4 bytes) | values, row by row. The checksum covers the
-tile's name, type and shape, so that no tile passes for another.
+One file a tile, written whole or not at all, never changed after; a description of the matrix is written first. Nothing
+is forced to the disk: the checksum detects a tile that a crash of the machine garbled, and it is computed again.
+
+Layout of a file, little-endian: magic (8 bytes) | CRC-32 (4 bytes) | values, row by row. The checksum covers the tile's
+name, type and shape, so that no tile passes for another.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class TileStore:
 
     def __init__(self, url: Location) -> None:
         self.url = normalise_url(url)
-        # Of whoever makes this: workers keep to them as well.
+        # The maker's limits; workers keep to them as well.
         self._limits = active()
 
     def create(self, description: Json) -> None:
-        """Make the folder, and say of what its tiles will be; `OutputExistsError` where other files lie there."""
+        """Make the folder and write the description of its tiles; `OutputExistsError` where other files lie there."""
         strangers = [name for name in list_object_bytes(self.url) if not _is_ours(name)]
         if strangers:
             raise OutputExistsError(
@@ -70,7 +71,7 @@ class TileStore:
         write_object(join(self.url, _DESCRIPTION), json_bytes(description))
 
     def description(self) -> Json | None:
-        """Return what `create` was told, None where there are no tiles; `StoreError` where it is damaged."""
+        """Return the description, None where there are no tiles; `StoreError` where it is damaged."""
         try:
             description: Json = json.loads(read_object(join(self.url, _DESCRIPTION)))
         except FileNotFoundError:
@@ -123,7 +124,7 @@ class TileStore:
             remove_object(self._place(name))
 
     def drop_temporaries(self) -> None:
-        """Remove what writers left that were killed while they wrote; only where no writer is alive."""
+        """Remove files that killed writers left; only where no writer is alive."""
         for name in list_object_bytes(self.url):
             if name.startswith(TEMPORARY_PREFIX):
                 remove_object(join(self.url, name))
@@ -136,7 +137,7 @@ class TileStore:
                 os.rmdir(self.url)
 
     def free_bytes(self) -> int | None:
-        """Return what the place has room for besides what is there; None where that cannot be known."""
+        """Return the free bytes of the place; None where they are unknown."""
         if not is_local(self.url):
             return None
         folder = Path(self.url)

@@ -88,7 +88,7 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
 def require_outside_stores(path: Path, what: str) -> None:
     """Refuse a local place for a file inside a dkgp store, links followed: it could take the place of a store's part.
 
-    `InputError`; `what` is to be written there, for messages.
+    `InputError`; `what` names the file in messages.
     """
     for folder in path.resolve().parents:
         if any((folder / name).is_file() for name in (MANIFEST_NAME, CLAIM_NAME)) or _is_begun(folder):
@@ -138,7 +138,7 @@ class NewStore:
         self._lock.release()
 
     def remove(self) -> None:
-        """Remove what was written, unless another writer has taken the place over; a store set aside is put back."""
+        """Remove the store, unless another writer has taken the place over; a store set aside is put back."""
         if self._removed:  # the place may be another writer's by now
             return
         remove_store(self.claim)
@@ -153,10 +153,10 @@ class NewStore:
 def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: int | None = None) -> Iterator[NewStore]:
     """Begin a store at a place that may be written to: a group without arrays.
 
-    `version` is its format, by default the newest: an earlier one for a store that has nothing of what is newer.
+    `version` is its format, by default the newest; a store without newer features keeps an earlier one.
 
     Another of its kind that is there gives way first: on a disk a finished one is kept beside the place until `commit`
-    removes it, and put back if the block fails; elsewhere it is removed. Whatever was written is removed if the block
+    removes it, and put back if the block fails; elsewhere it is removed. The new store is removed if the block
     fails. A local place is locked until the store is committed or removed. Parameters and errors as of
     `ensure_writable`, `PlaceLock.take` and `create_group`.
     """
@@ -179,8 +179,8 @@ def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: i
 def take_the_place(store: str, url: str, kind: str) -> None:
     """Move a finished local store to the place of an earlier one of its kind, which is there until then, and goes.
 
-    Errors as of `ensure_writable`: what has come to lie at the place is something else, or it cannot be written to;
-    both stores stay. A kill leaves both, too: this may be done again.
+    Errors as of `ensure_writable`: something else lies at the place by now, or it cannot be written to; both stores
+    stay. A kill leaves both, too: this may be done again.
     """
     with locked(url):
         ensure_writable(url, True, kind)
@@ -201,7 +201,7 @@ def take_the_place(store: str, url: str, kind: str) -> None:
 def _set_aside(url: str) -> Path | None:
     """Move a finished local store out of the way; where it lies then, None where there is none.
 
-    What an overwriting that was killed has set aside stays, in front of the unfinished store that it left.
+    A store that a killed run has set aside stays, in preference to the unfinished store that it left.
     """
     aside = set_aside_place(url)
     if is_committed(url):

@@ -325,7 +325,7 @@ class CellKernelOperator(BlockedKernelOperator):
         for which cells cannot prove that evaluates every entry. Where the entries of V are below one, so is the error.
     mean_error : float, optional
         Greatest root mean square of the errors of a column's entries, each weighed by the root of the least noise over
-        that of its sample: of what certificates take the length. By default the entries' limit is the only one.
+        that of its sample; certificates use this norm. By default the entries' limit is the only one.
     forecast : str, optional
         Reason for products by cells. With one the counts of the first plan are compared with the work of evaluating
         every entry, and the operator evaluates every entry from then on where that is less. So it does in double

@@ -630,7 +630,7 @@ def _outside(
     steep_others: FloatArray | None = None,
     axis: int = -1,
 ) -> FloatArray:
-    """The same of all terms of which at least one axis takes `others`, the rest `inside` or `others`: no difference.
+    """Bound all terms with `others` on at least one axis and `inside` or `others` on the rest, without a difference.
 
     One axis may have tables of its own.
     """

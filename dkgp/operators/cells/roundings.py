@@ -47,8 +47,8 @@ SLICES = 3
 # Longest sum whose products of slices stay exact.
 LONGEST_SUM = 64
 # Error of an entry of a product, relative to the sum's length times the scales of its row and its column: products of
-# slices that are left out have 2**-70 twice (what all three slices leave of one factor, times the other) and 2**-71
-# twice (the second slice of one times the third of the other), and those beyond are below 2**-90.
+# slices that are left out have 2**-70 twice (the part of one factor beyond its three slices, times the other) and
+# 2**-71 twice (the second slice of one times the third of the other), and those beyond are below 2**-90.
 SLICED_ERROR = 2.0**-68
 
 

@@ -1,3 +1,3 @@
-"""Products with K(X, Z), the kernel between all samples and some prototypes, of which no more is held than a piece."""
+"""Products with K(X, Z), the kernel between all samples and some prototypes, held piece by piece."""
 
 # Hangs on dkgp/operators/block_tasks.py.

@@ -162,7 +162,7 @@ class CrossKernel:
     ) -> CrossGram:
         """F' D F, unless that is known (`product`), and F' D V.
 
-        `fitc` adds what F F' leaves of k(x, x) to the `variances`, which it needs.
+        `fitc` adds the diagonal of K - F F' to the `variances`, which it needs.
         """
         vectors = self._vectors(right, variances)
         if fitc:
@@ -247,7 +247,7 @@ def _require(array: FloatArray, rows: int, name: str) -> None:
 
 # Runs of blocks with a traversal of their own, at most: the choice depends on them.
 MOST_TRAVERSALS = 64
-# Of what k(x, x) comes to: nearer points are the same one.
+# Share of k(x, x): nearer points count as the same one.
 LEAST_DISTANCE = 1e-12
 # Candidates of a traversal: so many, or this share of all; and how many prototypes and samples meet at once.
 LEAST_CANDIDATES, CANDIDATES_SHARE = 256, 32
@@ -341,7 +341,7 @@ def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray
     starts = np.cumsum([0, *(part.n for part in parts)])
     nearest = np.full(n, np.inf)
     few = max(LEAST_CANDIDATES, n // CANDIDATES_SHARE)
-    # What is no number is seen by no comparison.
+    # A NaN is greater than no number, so comparisons below would miss it.
     lazily = few < n and bool(prior.max() < LARGEST_PRIOR)
     near = _Candidates(np.arange(n, dtype=np.intp), parts, prior, nearest.copy(), np.inf if lazily else -np.inf)
     since = 0

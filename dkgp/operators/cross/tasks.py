@@ -112,7 +112,7 @@ class Slab:
 def slabs(
     evaluator: TileEvaluator, inputs: FloatArray, kept: tuple[str, Keeping] | None, run: int, rows: int
 ) -> Iterator[list[Slab]]:
-    """Slabs of a basis with `inputs` (k, d) for a run of so many rows, of which a worker keeps what there is room for.
+    """Slabs of a basis with `inputs` (k, d) for a run of so many rows; a worker keeps those that have room.
 
     `kept` is the name of the choice that grows the basis, and the terms; nothing is kept without. Columns in a slab
     count only once the context has ended without an error.
@@ -260,8 +260,8 @@ def _columns(evaluator: TileEvaluator, prototypes: Features, rows: Features) -> 
 def gram_task(prototypes: Prototypes, whitened: bool, fitc: bool, product: bool, runs: list[Run]) -> list[RunSums]:
     """C D C' and C D V for each run, C = K(Z, X_b) or, whitened, F'; and the squared length of each column of C.
 
-    A run's `variances` are D's inverses; fitc adds what F F' leaves of the run's `prior`, k(x, x), to them. Without
-    them D = I. C D C' (1, m, m) is (0, 0, 0) without `product`.
+    A run's `variances` are D's inverses; fitc adds the run's `prior`, k(x, x), less F F' to them. Without them D = I.
+    C D C' (1, m, m) is (0, 0, 0) without `product`.
     """
     return [_gram(prototypes, whitened, fitc, product, run) for run in runs]
 

@@ -237,7 +237,7 @@ class VecchiaProduct:
     def _begin(
         self, name: str, task: BlockTask, arguments: Callable[[list[int]], tuple[Any, ...]], bundles: Sequence[int]
     ) -> Callable[[], list[Any]]:
-        """Start tasks on bundles, each on the worker that has its leaves; what is returned waits for their results."""
+        """Start tasks on bundles, each on the worker that has its leaves; the function returned waits for results."""
         groups, owners = self._homes.groups(self._workers(), bundles)
         if self._shares_memory:
             pending = [self._rounds.submit(name, task, arguments(list(bundles)), groups, owners)]

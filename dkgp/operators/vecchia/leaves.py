@@ -11,7 +11,7 @@ A leaf G behind its halo J has rows of T from a Cholesky factor of its own. With
     T_GI = [-L22^-1 L21 L11^-1, L22^-1],    V_G = T_GI F_I.
 
 The algebra is in float32 where the noise is not small beside k(x, x), and in float64 elsewhere; leaves are kept in
-float32. Matrices lie row by row, of which LAPACK sees the transpose: rows of L, its upper half, and of T are whole.
+float32. Matrices lie row by row, and LAPACK sees their transposes: rows of L, its upper half, and of T are whole.
 
 Halos and orders use points whose Euclidean distances show how strongly two samples are correlated. For a kernel that is
 one function of one distance the points are its prepared features. For others (sums and products of several distances,
@@ -131,8 +131,8 @@ def factor_leaf(
 ) -> Leaf | None:
     """Rows of T and V of one leaf, in the evaluator's precision; None where they need a higher one.
 
-    `features` are of I = (J, G), m samples, of which `halo` are J; the noise is one number or (m,); `factor` is F_I
-    (m, R) in the evaluator's type. `jitter` is a share of the diagonal of K - F F' + noise that is added to it.
+    `features` are of I = (J, G), m samples, the first `halo` of them J; the noise is one number or (m,); `factor` is
+    F_I (m, R) in the evaluator's type. `jitter` is a share of the diagonal of K - F F' + noise that is added to it.
     """
     count = features.n
     rows, dtype = count - halo, evaluator.dtype
@@ -177,7 +177,7 @@ def factor_leaf(
 
 
 def _lower_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
-    """K_II, of which row j holds its entries up to the diagonal (m, padded m); and its diagonal, a view."""
+    """K_II with the entries of each row up to the diagonal, (m, padded m); and its diagonal, a view."""
     count, dtype = features.n, evaluator.dtype
     matrix = np.empty((count, features.values.shape[1]), dtype)
     for first in range(0, count, _COLUMNS):

@@ -234,7 +234,7 @@ class Rule(Protocol):
     """A rule for one column of a table: the numbers that become of it."""
 
     def read(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
-        """One number for each row, (rows,), as of `Column.encode`; NaN for a gap, `InputError` for what is none."""
+        """One number for each row, (rows,), as of `Column.encode`; NaN for a gap, `InputError` for any other value."""
 
     def names(self, column: str) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
@@ -308,7 +308,7 @@ class Date:
     cycles: tuple[Cycle, ...] = ()
 
     def read(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
-        """Seconds since 1970; `InputError` for what is no date of the format."""
+        """Seconds since 1970; `InputError` for text that is no date of the format."""
         seconds = date_seconds(values, self.format)
         bad = np.isnan(seconds) & ~gaps(values)
         if bad.any():
@@ -338,7 +338,7 @@ class Date:
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers, some of which may be missing.
+    """A column of numbers, with or without gaps.
 
     Attributes
     ----------
@@ -422,7 +422,7 @@ class Encoding:
     Attributes
     ----------
     rules
-        What becomes of a column, by its name.
+        The rule of each column, by its name.
     dropped
         Columns that are no features.
     gap_texts
@@ -549,7 +549,7 @@ def may_be_date(text: str, form: str) -> bool:
 
 
 def date_seconds(values: NDArray[Any], form: str) -> FloatArray:
-    """Seconds since 1970 (UTC) of dates (rows,), text of a format or dates already; NaN for gaps and what is none."""
+    """Seconds since 1970 (UTC) of dates (rows,), text of a format or dates already; NaN for gaps and other values."""
     import pandas as pd
 
     if values.dtype.kind == "M":

@@ -64,10 +64,10 @@ class TableOptions:
     drop_gaps
         Leave rows with a missing value out.
     impute
-        What takes the place of missing values of features: "median", or None.
+        Replacement of missing values of features: "median", or None.
     numbers
         Columns of numbers with a unit, a currency or a per cent sign beside them, or with negative ones in parentheses.
-        The numbers are read, and what stands beside them is left off. Targets may be among them.
+        The numbers are read without the text around them. Targets may be among them.
     decimal, thousands
         The decimal mark of all numbers, "." (the default) or ",", and the mark between their thousands, ",", ".", " "
         or "'", none by default. A blank stands for the narrow and the no-break space, too.
@@ -128,7 +128,7 @@ class Learner(ABC):
         self.column, self.gap_texts, self.impute = column, gap_texts, impute
 
     def __call__(self, values: NDArray[Any], place: Places, untyped: bool = False) -> FloatArray:
-        """Take in the next rows; what comes back is not used."""
+        """Take in the next rows; the result is not used."""
         self.look(np.asarray(values), place)
         return np.zeros(len(values))
 
@@ -358,7 +358,7 @@ class _Asked:
 
 
 class _Labels:
-    """Labels, of which only those that are there go through `encode`; NaN for gaps."""
+    """Encode the labels; NaN for missing ones."""
 
     def __init__(self, encode: Encode, texts: frozenset[str]) -> None:
         self.encode, self.texts = encode, texts
@@ -390,7 +390,7 @@ def learned_encoding(
     """Find the rules that a user asked for, in one pass over the columns that they are about.
 
     `targets` are the columns that are no features (targets, labels, weights, ids, mask): their gaps are not filled in.
-    `InputError` where a column is not there, is a target, or does not hold what it is said to hold.
+    `InputError` where a column is missing, is a target, or does not hold values of its kind.
     """
     texts, impute = frozenset(options.gap_texts), options.impute is not None
     aside, with_unit = set(targets), set(options.numbers)

@@ -1,7 +1,7 @@
-"""A look at every column of a source at once: what stands in the way of a data set, and which options solve it.
+"""A survey of every column of a source: the obstacles to a data set, and the options that solve them.
 
-Ingestion reads numbers; the first text, date or gap stops it. `survey` then reads the whole source, whatever it holds,
-so that one message tells all there is, and ends with a line to paste.
+Ingestion reads numbers; the first text, date or gap stops it. `survey` then reads the whole source,
+so that one message lists every obstacle and ends with a line to paste.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ColumnSurvey:
 
     @property
     def odd_texts(self) -> list[str]:
-        """Texts among numbers of which there are too many for categories, where the texts are few, such as 'ERROR'."""
+        """Few texts, such as 'ERROR', among numbers that are too many for categories."""
         is_rare = 0 < self.texts <= _MOST_GAPS_DROPPED * self.rows and self.n_levels <= _MOST_ODD_TEXTS
         return list(self.levels) if is_rare and not self.kind and len(self.different) > _MOST_ONE_HOT else []
 
@@ -246,7 +246,7 @@ class Survey:
         ]
 
     def options(self, chosen: TableOptions | None = None) -> dict[str, list[str]]:
-        """Options of `ingest` that solve what can be solved, by name."""
+        """Options of `ingest` that solve the obstacles, by name."""
         chosen = chosen or TableOptions()
         names = ("id", "categorical", "date", "number", "decimal", "thousands", "drop", "missing")
         options: dict[str, list[str]] = {name: [] for name in names}
@@ -283,7 +283,7 @@ class Survey:
         return {name: values for name, values in options.items() if values}
 
     def more(self, chosen: TableOptions, ids: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-        """Return the options beyond those that were chosen; columns that these name stay what they make of them."""
+        """Return the options beyond those that were chosen; columns that already have a role keep it."""
         named = {*ids, *_columns_of(chosen)}
         taken: dict[str, set[str]] = {"missing": set(chosen.gap_texts), "decimal": set(), "thousands": set()}
         more = {
@@ -326,7 +326,7 @@ class Survey:
         return " ".join(words)
 
     def report(self, chosen: TableOptions) -> list[str]:
-        """A line for each column with something in the way beyond what was chosen for it, or to know of."""
+        """A line for each column with an obstacle that the chosen options leave, or with a remark."""
         settled, unclear = set(_columns_of(chosen)), set(self.unclear(chosen))
         notation, mark = self.notation(chosen)
         lines = []
