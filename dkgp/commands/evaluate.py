@@ -18,7 +18,7 @@ from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.errors import InputError
 from dkgp.models.classification.metrics import evaluate_classes, holds_classes
 from dkgp.models.metrics import CoverageCurve, coverage_curve, evaluate
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import METHODS
 from dkgp.models.target_units import TargetUnits
 from dkgp.models.verdict import Rivals, findings, fit_rivals, label_findings, read_residuals
 from dkgp.registry import Option

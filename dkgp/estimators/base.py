@@ -43,7 +43,7 @@ from dkgp.estimators.training_set import feature_names_of, new_samples, outer_cl
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
-from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, tune_by_bound
+from dkgp.models.sparse.search import BASIS_SIZES, EVIDENCES, tune_by_bound
 from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.variance.settings import VarianceSettings

@@ -56,7 +56,7 @@ from dkgp.models.classification.labels import LabelledData, Labels, label_weight
 from dkgp.models.classification.near import tune_labels_by_neighbours
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
-from dkgp.models.sparse.bound.search import BASIS_SIZES
+from dkgp.models.sparse.search import BASIS_SIZES
 from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.variance.settings import VarianceSettings

@@ -31,8 +31,7 @@ from dkgp.forks import fork_safe, remove_with
 from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
 from dkgp.models.prediction.predictor import Predictor, PredictorSource
 from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
-from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
-from dkgp.models.sparse.update import update_sparse
+from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, update_sparse
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import ProductError

@@ -21,7 +21,6 @@ from dkgp.estimators.settings import executor_for
 from dkgp.estimators.training_set import training_set
 from dkgp.models.noise import Noise, check_relative
 from dkgp.models.sparse.ladder import LadderTarget, climb
-from dkgp.models.sparse.problem import SparseProblem
 from dkgp.models.sparse.settings import (
     CANDIDATE_COUNT,
     CERTIFY_PASSES,
@@ -36,8 +35,8 @@ from dkgp.models.sparse.settings import (
     SparseSettings,
 )
 from dkgp.models.sparse.stored import sparse_record
-from dkgp.models.sparse.train import train_sparse
-from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED
+from dkgp.models.sparse.train import SparseProblem, train_sparse
+from dkgp.models.sparse.vif import HALO, LEAF, SEARCHED
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.registry import Option

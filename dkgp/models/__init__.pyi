@@ -4,9 +4,8 @@ from .exact import TrainedModel, save, train
 from .hyperparameters import Hyperparameters, TunedParameter, read_hyperparameters, write_hyperparameters
 from .prediction import Destination, PredictSummary, predict
 from .sparse.settings import SparseSettings
-from .sparse.stored import open_sparse, save_sparse
+from .sparse.stored import open_sparse, save_sparse, update_sparse
 from .sparse.train import train_sparse
-from .sparse.update import update_sparse
 from .tuning.objectives import projected_peak_bytes
 from .tuning.search import TuneProgress
 from .tuning.space import LogNormal

@@ -10,7 +10,7 @@ from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, OVERWRITE
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import METHODS
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.options import Part, check_ranges

@@ -18,7 +18,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic import RISK_TOLERANCE, RiskSettings, foreseen_products
 from dkgp.models.classification.near import NearSettings, near_phases
 from dkgp.models.memory import MemoryPlan, Processes, TrainingSizes, plan_training
-from dkgp.models.sparse.ladder.costs import sparse_phases
+from dkgp.models.sparse.ladder import sparse_phases
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators.block_tasks import feature_width
 from dkgp.plan.variances import PlannedWorkers

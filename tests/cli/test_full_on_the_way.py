@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dkgp.models.sparse.bound.trail import Trail
+from dkgp.models.sparse.search import Trail
 from tests.cli.invoke import files_below, refused, run, run_json
 from tests.cli.runs import bits
 from tests.full_disk import fill, full_for, mounted

@@ -32,7 +32,7 @@ KILLS = [
     ("greedy basis", LAYOUT, RESUMING),
     ("greedy basis", COMMIT, RESUMING),
     ("greedy basis", REPORT, COMPLETE),
-    ("greedy basis, neighbours", "dkgp.models.sparse.vif.objective:Neighbourhood.joint", RESUMING),
+    ("greedy basis, neighbours", "dkgp.models.sparse.vif:Neighbourhood.joint", RESUMING),
     ("greedy basis, neighbours", COMMIT, RESUMING),
     ("predictions with neighbours", "dkgp.data.stores.prediction_store:PredictionWriter.write 3", ""),
     ("variances by neighbours", "dkgp.models.variance.neighbours.run:Tile.ends 3", ""),

@@ -16,8 +16,8 @@ from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.commands.tune import bound as tune_bound
 from dkgp.data import open_dataset
 from dkgp.models import RunContext, read_hyperparameters
-from dkgp.models.sparse.bound.search import plan_bound
-from dkgp.models.sparse.vif.objective import Neighbours, kept_bytes
+from dkgp.models.sparse.search import plan_bound
+from dkgp.models.sparse.vif import Neighbours, kept_bytes
 from tests.cli.invoke import document_of, refused, run, run_json
 
 OPTIONS = ("--objective", "bound", "--basis-size", 12)

@@ -14,7 +14,7 @@ from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import Matern32, SquaredExponential
 from dkgp.models.sparse.bases import BLIND_BASES
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import METHODS
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from tests.covering import Axes, covering
 from tests.engine.helpers import Problem, opened

@@ -22,10 +22,9 @@ from dkgp.cluster.executors.base import RoundTasks
 from dkgp.cluster.executors.sums import PendingTotal
 from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.certificate import certify
-from dkgp.models.sparse.fit import Basis, fit_sparse
-from dkgp.models.sparse.methods import METHODS
-from dkgp.models.sparse.vif.objective import Neighbours, VifObjective
-from dkgp.models.sparse.vif.prediction import fit_near
+from dkgp.models.sparse.model import METHODS, Basis, fit_sparse
+from dkgp.models.sparse.near import fit_near
+from dkgp.models.sparse.vif import Neighbours, VifObjective
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers.basis_risk.minimise import BasisDescent

@@ -26,7 +26,7 @@ from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
-from dkgp.models.sparse.bound.search import tune_by_bound
+from dkgp.models.sparse.search import tune_by_bound
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.solvers import Cholesky
 from tests.estimators.conftest import KERNEL, NOISE, Problem

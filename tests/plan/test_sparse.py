@@ -11,7 +11,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, memory_dataset
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from dkgp.models.sparse.ladder.costs import sparse_phases
+from dkgp.models.sparse.ladder import sparse_phases
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators.block_tasks import feature_width
 from dkgp.plan.smaller import foresee_sparse

@@ -27,13 +27,11 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, open_dataset
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white
 from dkgp.models import Hyperparameters, read_hyperparameters, write_hyperparameters
-from dkgp.models.sparse.errors import Points
-from dkgp.models.sparse.methods import METHODS
-from dkgp.models.sparse.model import interval_of
-from dkgp.models.sparse.problem import TrainedSparse
+from dkgp.models.sparse.bounds import Points
+from dkgp.models.sparse.model import METHODS, interval_of
+from dkgp.models.sparse.near import NearPredictor
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.sparse.train import train_sparse
-from dkgp.models.sparse.vif.prediction import NearPredictor
+from dkgp.models.sparse.train import TrainedSparse, train_sparse
 from dkgp_benchmarks.sparse.job import BenchSparseJob
 
 FloatArray = NDArray[np.float64]

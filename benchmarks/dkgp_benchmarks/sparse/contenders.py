@@ -29,9 +29,9 @@ from dkgp.kernels import TileEvaluator
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import TrainedModel, train
 from dkgp.models.prediction.predict import Destination, predict
+from dkgp.models.sparse.near import NearPredictor
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
-from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.blas import blas
 from dkgp_benchmarks.sparse.peers import peer_model

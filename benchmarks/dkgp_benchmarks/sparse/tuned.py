@@ -25,10 +25,10 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
-from dkgp.models.sparse.bound.search import BASIS_SIZES, tune_by_bound
+from dkgp.models.sparse.near import NearPredictor
+from dkgp.models.sparse.search import BASIS_SIZES, tune_by_bound
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import train_sparse
-from dkgp.models.sparse.vif.prediction import NearPredictor
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp_benchmarks.sparse.bounds import small_enough
 from dkgp_benchmarks.sparse.contenders import processor_seconds

@@ -22,7 +22,7 @@ from dkgp.models.classification.exact import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSizeSettings
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
-from dkgp.models.sparse.vif.objective import SEARCHED
+from dkgp.models.sparse.vif import SEARCHED
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part
 from dkgp.registry import Group, Option

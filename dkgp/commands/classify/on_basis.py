@@ -16,7 +16,7 @@ from dkgp.kernels import Kernel
 from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, NewtonMemory
 from dkgp.models.classification.near import NearSettings, train_with_basis
 from dkgp.models.memory import TrainingSizes
-from dkgp.models.sparse.vif.objective import SEARCHED
+from dkgp.models.sparse.vif import SEARCHED
 from dkgp.operators.block_tasks import feature_width
 
 

@@ -34,7 +34,7 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.prediction.table import export
-from dkgp.models.sparse.methods import method_named
+from dkgp.models.sparse.model import method_named
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.errors import InputError, UsageError
-from dkgp.models.sparse.ladder import LadderTarget
-from dkgp.models.sparse.ladder.plan import LadderPlan
+from dkgp.models.sparse.ladder import LadderPlan, LadderTarget
 from dkgp.models.sparse.settings import GREEDY, NEAR_SETTINGS, SparseSettings
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part, options_of

@@ -26,12 +26,10 @@ from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
-from dkgp.models.sparse.ladder import Rung, climb
-from dkgp.models.sparse.ladder.plan import FIRST_RUNG
-from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
+from dkgp.models.sparse.ladder import FIRST_RUNG, Rung, climb
 from dkgp.models.sparse.settings import SparseMemory
 from dkgp.models.sparse.stored import save_sparse
-from dkgp.models.sparse.train import train_sparse
+from dkgp.models.sparse.train import SparseProblem, TrainedSparse, train_sparse
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.solvers import Checkpointing

@@ -70,8 +70,7 @@ def _sparse_start(
     """Start from a sparse model's residual over the noise, where it pays."""
     kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
     # Loaded where a sparse model is named: most runs name none.
-    from dkgp.models.sparse.start import start_from_sparse
-    from dkgp.models.sparse.stored import opened_sparse
+    from dkgp.models.sparse.stored import opened_sparse, start_from_sparse
 
     start = start_from_sparse(dataset, opened_sparse(record), kernel, noise_variance)
     shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)

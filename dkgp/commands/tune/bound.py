@@ -18,9 +18,8 @@ from dkgp.errors import InterruptedRunError
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.classification.labels import LabelledData, label_weights
 from dkgp.models.classification.near import TITLE, tune_labels_by_neighbours
-from dkgp.models.sparse.bound.search import BASIS_SIZES, EVIDENCES, check_bound, plan_bound, tune_by_bound
-from dkgp.models.sparse.bound.trail import Trail
-from dkgp.models.sparse.vif.objective import Neighbours, kept_bytes
+from dkgp.models.sparse.search import BASIS_SIZES, EVIDENCES, Trail, check_bound, plan_bound, tune_by_bound
+from dkgp.models.sparse.vif import Neighbours, kept_bytes
 
 
 class BoundRun(TuneRun):

@@ -12,7 +12,7 @@ from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.refinement.record import RefineSettings
-from dkgp.models.sparse.bound.search import EVIDENCES, Evidence
+from dkgp.models.sparse.search import EVIDENCES, Evidence
 from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood

@@ -54,7 +54,7 @@ from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import BasisMemory, TrainingSizes, mib, remainder
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, product_roundings
 from dkgp.models.sparse.bases import given_basis
-from dkgp.models.sparse.errors import SampleErrors
+from dkgp.models.sparse.bounds import SampleErrors
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import MOST_TRAVERSALS, CrossKernel

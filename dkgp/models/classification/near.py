@@ -92,24 +92,22 @@ from dkgp.models.classification.trained import BasisForm, TrainedBasis, TrainedC
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import TrainingSizes
-from dkgp.models.sparse.bound.search import BASIS_SIZES, SearchTargets, tune_by_bound
-from dkgp.models.sparse.bound.trail import Trail
-from dkgp.models.sparse.vif.foreseen import factors_phase, leaves_phase, search_phase
-from dkgp.models.sparse.vif.kept import KeptTerms, rows_bytes
-from dkgp.models.sparse.vif.objective import (
+from dkgp.models.sparse.near import Near, factors_phase, leaves_phase, near_fields, search_phase
+from dkgp.models.sparse.search import BASIS_SIZES, SearchTargets, Trail, tune_by_bound
+from dkgp.models.sparse.vif import (
     HALO,
     LEAF,
     SEARCHED,
+    Described,
     Joint,
+    KeptTerms,
     NearEvidence,
     Neighbourhood,
     Neighbours,
     kept_bytes,
+    rows_bytes,
     vif_bytes,
 )
-from dkgp.models.sparse.vif.prediction import Near
-from dkgp.models.sparse.vif.stored import near_fields
-from dkgp.models.sparse.vif.tasks import Described
 from dkgp.models.tuning.laplace import LabelLikelihood, LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.search import Choices, SearchSettings, SubsetSummary
 from dkgp.operators.base import FloatArray, IndexArray

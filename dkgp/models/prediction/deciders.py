@@ -36,8 +36,7 @@ from dkgp.models.classification.laplace import (
 )
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import assumptions, certified_row_errors
-from dkgp.models.sparse.vif.prediction import NearPredictor
-from dkgp.models.sparse.vif.stored import near_of
+from dkgp.models.sparse.near import NearPredictor, near_of
 from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, Sums
 from dkgp.models.support import CachedModel, StoredPoints
 from dkgp.operators.base import FloatArray

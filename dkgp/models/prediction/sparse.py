@@ -17,7 +17,7 @@ from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.models.metrics import outside_interval
 from dkgp.models.prediction.predictor import standardised
 from dkgp.models.rounding import EPS, mean_in_units, outward, variance_in_units
-from dkgp.models.sparse.errors import Points
+from dkgp.models.sparse.bounds import Points
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
 from dkgp.operators.base import FloatArray
 

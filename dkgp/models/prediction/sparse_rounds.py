@@ -21,8 +21,8 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredicted, SparsePredictorSource
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import assumptions, variance_in_units
-from dkgp.models.sparse.methods import method_named
-from dkgp.models.sparse.vif.prediction import held_bytes, near_task_bytes, points_bytes
+from dkgp.models.sparse.model import method_named
+from dkgp.models.sparse.near import held_bytes, near_task_bytes, points_bytes
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray

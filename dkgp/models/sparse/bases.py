@@ -23,7 +23,7 @@ import numpy as np
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, TileEvaluator
-from dkgp.models.sparse.fit import Basis
+from dkgp.models.sparse.model import Basis
 from dkgp.operators.base import FloatArray, IndexArray, check_indices
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, farthest_first, moved_centres

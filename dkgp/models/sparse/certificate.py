@@ -27,17 +27,20 @@ from dkgp.codec import finite, infinite, rule
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Proof
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, bounding
-from dkgp.models.sparse.errors import SampleErrors, largest_residual_diagonal
-from dkgp.models.sparse.evidence import Evidence, log_determinant, normal_error
-from dkgp.models.sparse.fit import RegressorFit, SparseFit, normal_factor
-from dkgp.models.sparse.risk import (
+from dkgp.models.sparse.bounds import (
     Directions,
+    Evidence,
+    SampleErrors,
     direction_bound,
     highest_misfit,
     highest_penalty,
     highest_whitened_penalty,
+    largest_residual_diagonal,
+    log_determinant,
+    normal_error,
     subset_bound,
 )
+from dkgp.models.sparse.model import RegressorFit, SparseFit, normal_factor
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, IndexArray, column_of
 from dkgp.operators.blocked import BlockedKernelOperator

@@ -9,8 +9,8 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
 from dkgp.models.memory import BasisMemory, mib, remainder
 from dkgp.models.sparse.bases import BLIND_BASES
-from dkgp.models.sparse.methods import METHODS, SparseMethod, method_named
-from dkgp.models.sparse.vif.objective import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
+from dkgp.models.sparse.model import METHODS, SparseMethod, method_named
+from dkgp.models.sparse.vif import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
 from dkgp.operators.cross.tasks import cross_bytes, slab_bytes
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import FURTHER, Group, Option

@@ -17,7 +17,7 @@ from tests.full_disk import full_for
 
 pytestmark = pytest.mark.faults
 
-JOINT = "dkgp.models.sparse.vif.objective:Neighbourhood.joint"
+JOINT = "dkgp.models.sparse.vif:Neighbourhood.joint"
 PREDICTIONS = RUNS["predictions with neighbours"]
 
 

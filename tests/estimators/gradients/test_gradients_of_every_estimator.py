@@ -16,7 +16,7 @@ from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.errors import InputError
 from dkgp.estimators import expected_improvement, log_expected_improvement, upper_confidence_bound
 from dkgp.kernels import parse_kernel
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import METHODS
 
 N, D = 90, 3
 STEPS = (-2, -1, 1, 2), np.array([1.0, -8.0, 8.0, -1.0]) / 12.0

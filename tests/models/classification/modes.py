@@ -15,7 +15,7 @@ from dkgp.kernels import Kernel, Matern32
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.near import ColumnLabels, ColumnState, ModeSearch
 from dkgp.models.context import RunContext
-from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
+from dkgp.models.sparse.vif import Neighbourhood, Neighbours
 from dkgp.operators import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 

@@ -27,7 +27,7 @@ from dkgp.models.classification import near as evidence_module
 from dkgp.models.classification.hyperparameters import LabelTuning, labelled_subsets, tune_labels
 from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.near import EvidenceLabels, LabelVifObjective
-from dkgp.models.sparse.vif.objective import Neighbours
+from dkgp.models.sparse.vif import Neighbours
 from dkgp.models.tuning.families import family_of
 from dkgp.models.tuning.laplace import LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.subsets import draw_subset

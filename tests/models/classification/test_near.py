@@ -45,8 +45,7 @@ from dkgp.models.classification.near import (
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import TrainingSizes
-from dkgp.models.sparse.vif.kept import KeptTerms, rows_bytes
-from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours, kept_bytes
+from dkgp.models.sparse.vif import KeptTerms, Neighbourhood, Neighbours, kept_bytes, rows_bytes
 from dkgp.models.tuning.laplace import ColumnMode, column_mode
 from dkgp.operators import ArrayInputs
 from dkgp.operators.keeping import Keeping, worker_tiles

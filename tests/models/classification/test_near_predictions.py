@@ -29,8 +29,8 @@ from dkgp.models.prediction import sparse_rounds
 from dkgp.models.prediction.class_predictor import ClassPredictor
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.prediction.sparse_rounds import PredictionMemory
-from dkgp.models.sparse.vif.objective import Neighbours
-from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
+from dkgp.models.sparse.near import Near, NearPredictor, fit_near
+from dkgp.models.sparse.vif import Neighbours
 from dkgp.models.tuning.laplace import column_mode, latent_predictions
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs

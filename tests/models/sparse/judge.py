@@ -11,11 +11,9 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.kernels import Kernel
+from dkgp.models.sparse.bounds import Points
 from dkgp.models.sparse.certificate import SparseCertificate, certify
-from dkgp.models.sparse.errors import Points
-from dkgp.models.sparse.fit import Basis, SparseFit, fit_sparse
-from dkgp.models.sparse.methods import METHODS
-from dkgp.models.sparse.model import VarianceInterval, interval_of
+from dkgp.models.sparse.model import METHODS, Basis, SparseFit, VarianceInterval, fit_sparse, interval_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import noise_at
 from tests.models.exact_gp import decimals, entry, in_digits, mp, numbers, of_decimals

@@ -11,11 +11,9 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, SquaredExponential
+from dkgp.models.sparse.bounds import SampleErrors, descent_bound
 from dkgp.models.sparse.certificate import SparseCertificate
-from dkgp.models.sparse.errors import SampleErrors
-from dkgp.models.sparse.fit import Basis, fit_sparse
-from dkgp.models.sparse.methods import METHODS
-from dkgp.models.sparse.risk import descent_bound
+from dkgp.models.sparse.model import METHODS, Basis, fit_sparse
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, solve
 from tests.models.exact_gp import mp
 from tests.models.sparse.judge import Judged, Problem

@@ -11,11 +11,9 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
+from dkgp.models.sparse.bounds import Evidence, SampleErrors, normal_error
 from dkgp.models.sparse.certificate import SparseCertificate, _Whitened, certify
-from dkgp.models.sparse.errors import SampleErrors
-from dkgp.models.sparse.evidence import Evidence, normal_error
-from dkgp.models.sparse.fit import Basis, fit_sparse
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import METHODS, Basis, fit_sparse
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from tests.models.exact_gp import mp

@@ -11,9 +11,8 @@ import scipy.linalg
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Matern32, SquaredExponential
-from dkgp.models.sparse import fit as fit_module
-from dkgp.models.sparse.fit import Basis, fit_regressors, fit_sparse
-from dkgp.models.sparse.methods import METHODS, method_named
+from dkgp.models.sparse import model as fit_module
+from dkgp.models.sparse.model import METHODS, Basis, fit_regressors, fit_sparse, method_named
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from tests.models.sparse.dense_models import Dense

@@ -27,7 +27,7 @@ from dkgp.kernels import (
     SquaredExponential,
 )
 from dkgp.models.sparse.bases import blind_basis
-from dkgp.models.sparse.fit import require_range
+from dkgp.models.sparse.model import require_range
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.models.sparse.judge import Judged, Problem

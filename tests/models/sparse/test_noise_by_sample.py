@@ -13,7 +13,7 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import CheckpointError, InputError
 from dkgp.kernels import Matern32
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse.model import METHODS
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.solvers import Checkpointing

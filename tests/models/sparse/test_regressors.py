@@ -11,11 +11,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, SquaredExponential
 from dkgp.models.rounding import UNIT
-from dkgp.models.sparse import fit as fit_module
-from dkgp.models.sparse.errors import sample_sum_roundings
-from dkgp.models.sparse.evidence import normal_error
-from dkgp.models.sparse.fit import Basis, fit_regressors, fit_sparse, whitened_system
-from dkgp.models.sparse.methods import METHODS
+from dkgp.models.sparse import model as fit_module
+from dkgp.models.sparse.bounds import normal_error, sample_sum_roundings
+from dkgp.models.sparse.model import METHODS, Basis, fit_regressors, fit_sparse, whitened_system
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel

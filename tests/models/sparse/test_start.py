@@ -12,9 +12,8 @@ from dkgp.data import Dataset
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.models.exact import train
-from dkgp.models.sparse import start
-from dkgp.models.sparse.start import SparseStart, start_from_sparse
-from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, sparse_record
+from dkgp.models.sparse import stored as start
+from dkgp.models.sparse.stored import OpenedSparse, SparseStart, opened_sparse, sparse_record, start_from_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, GreedyBlockCoordinateDescent
 

@@ -15,10 +15,9 @@ from dkgp.data import Dataset, dataset_from_arrays, open_sparse_model, save_spar
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.models.prediction.sparse import SparsePredictor
-from dkgp.models.sparse.fit import SparseFit
-from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, sparse_record
+from dkgp.models.sparse.model import SparseFit
+from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, sparse_record, update_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
-from dkgp.models.sparse.update import update_sparse
 from tests.models.sparse.judge import Judged, Problem
 
 NOISE, OLD, NEW, M = 0.05, 20, 5, 7

@@ -19,7 +19,7 @@ from dkgp.models.noise import Noise
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import refine
 from dkgp.models.refinement.space import RefineSpace
-from dkgp.models.sparse.bound.search import check_bound
+from dkgp.models.sparse.search import check_bound
 from dkgp.models.tuning.families import family_of
 from dkgp.models.tuning.objectives import DenseObjective, LeaveOneOut, LogMarginalLikelihood, fold_predictions
 from dkgp.models.tuning.search import Choices, SearchSettings

@@ -9,7 +9,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
-from dkgp.models.sparse.errors import sample_sum_roundings
+from dkgp.models.sparse.bounds import sample_sum_roundings
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.tasks import piece_rows, runs_of
 from dkgp.operators.exact_sums import unit_count

@@ -26,8 +26,8 @@ from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.laplace import averaged
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.near import NearSettings, train_near, tune_labels_by_neighbours
-from dkgp.models.sparse.bound.search import BASIS_SIZES
-from dkgp.models.sparse.vif.prediction import NearPredictor
+from dkgp.models.sparse.near import NearPredictor
+from dkgp.models.sparse.search import BASIS_SIZES
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp_benchmarks.classify.many.problems import MANY, classes_of
 from dkgp_benchmarks.classify.many.race import table_of

@@ -26,8 +26,8 @@ from dkgp.commands.reporting.tables.layout import (
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
 from dkgp.models.hyperparameters import stopped
-from dkgp.models.sparse.bound.search import EVIDENCES
-from dkgp.models.sparse.methods import method_named
+from dkgp.models.sparse.model import method_named
+from dkgp.models.sparse.search import EVIDENCES
 
 # Targets with rows or tables of their own; rows of a path, and weights that are named in one.
 MOST_TARGETS, MOST_ROWS, MOST_WEIGHTS = 8, 16, 5

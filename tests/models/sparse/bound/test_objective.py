@@ -14,8 +14,8 @@ from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Linear, SquaredExponential
 from dkgp.models import RunContext
-from dkgp.models.sparse.bound import slopes as slopes_module
-from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
+from dkgp.models.sparse import bound as slopes_module
+from dkgp.models.sparse.bound import BoundObjective, BoundValue
 from dkgp.operators import ArrayInputs
 from dkgp.operators.cross import tasks as cross_tasks
 from tests.kernels.table import CASES, Case

@@ -15,10 +15,9 @@ from dkgp.data import Dataset, memory_dataset
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, read_hyperparameters, tune, write_hyperparameters
-from dkgp.models.sparse.bound import search as search_module
-from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
-from dkgp.models.sparse.bound.search import DRAWS, plan_bound, tune_by_bound
-from dkgp.models.sparse.bound.trail import Trail
+from dkgp.models.sparse import search as search_module
+from dkgp.models.sparse.bound import BoundObjective, BoundValue
+from dkgp.models.sparse.search import DRAWS, Trail, plan_bound, tune_by_bound
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.operators import ArrayInputs
 from tests.watching import in_context

@@ -18,8 +18,8 @@ from dkgp.errors import CheckpointError, InputError, InterruptedRunError, Memory
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.ladder import LadderTarget, Rung, climb
-from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
 from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.sparse.train import SparseProblem, TrainedSparse
 from dkgp.solvers import Checkpointing
 from tests.watching import in_context
 

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from dkgp.models.sparse.certificate import SparseCertificate
-from dkgp.models.sparse.ladder import LadderTarget, Rung
-from dkgp.models.sparse.ladder.costs import ExactModel, passes_seconds, product_seconds, rung_seconds
-from dkgp.models.sparse.ladder.plan import LadderPlan
-from dkgp.models.sparse.ladder.target import Step
+from dkgp.models.sparse.ladder import (
+    ExactModel,
+    LadderPlan,
+    LadderTarget,
+    Rung,
+    Step,
+    passes_seconds,
+    product_seconds,
+    rung_seconds,
+)
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.solvers import Choice
 from dkgp.solvers.greedy_basis import GreedySettings

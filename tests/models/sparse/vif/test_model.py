@@ -20,11 +20,9 @@ from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictor
 from dkgp.models.prediction.sparse_rounds import PredictionMemory
 from dkgp.models.sparse.ladder import LadderTarget, climb
-from dkgp.models.sparse.problem import SparseProblem, TrainedSparse
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.sparse.stored import open_sparse, opened_sparse, save_sparse, sparse_record
-from dkgp.models.sparse.train import train_sparse
-from dkgp.models.sparse.update import update_sparse
+from dkgp.models.sparse.stored import open_sparse, opened_sparse, save_sparse, sparse_record, update_sparse
+from dkgp.models.sparse.train import SparseProblem, TrainedSparse, train_sparse
 from dkgp.models.variance.settings import VarianceSettings
 
 KERNEL, SUM = Matern32((4.0, 2.0)), Sum((Matern32((4.0, 2.0)), SquaredExponential((0.3, 0.0), 0.5)))

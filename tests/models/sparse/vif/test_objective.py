@@ -8,8 +8,8 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.sparse.bound.objective import BoundObjective
-from dkgp.models.sparse.vif.objective import Neighbours, VifObjective
+from dkgp.models.sparse.bound import BoundObjective
+from dkgp.models.sparse.vif import Neighbours, VifObjective
 from dkgp.operators import ArrayInputs
 from tests.kernels.table import CASES, Case
 from tests.models.sparse.vif.dense_vif import covariance, log_likelihood

@@ -13,9 +13,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.context import RunContext
-from dkgp.models.sparse.vif import prediction
-from dkgp.models.sparse.vif.objective import Neighbourhood, Neighbours
-from dkgp.models.sparse.vif.prediction import Near, NearPredictor, fit_near
+from dkgp.models.sparse import near as prediction
+from dkgp.models.sparse.near import Near, NearPredictor, fit_near
+from dkgp.models.sparse.vif import Neighbourhood, Neighbours
 from dkgp.operators import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel

@@ -1,22 +1,26 @@
-"""Predictions of a sparse model with neighbours: of new samples, each by itself behind the samples nearest to it.
+"""Predictions of a sparse model with neighbours: each new sample is conditioned on the samples nearest to it.
 
 A new sample is a leaf of one behind its halo J, of all samples: with C = (K - F F')_JJ + S, A = C^-1 (K - F F')_J* and
-w = F_* - F_J'A, what is known of the basis' part, its mean z and covariance B^-1, gives the function at it
+w = F_* - F_J'A, the mean z and covariance B^-1 of the basis' part give the function at it
 
     mean = A'Y_J + w'z,      variance = k_** - |F_*|^2 - A'(K - F F')_J* + w'B^-1 w.
 
 Where halos are everything these are the exact model's; without them, FITC's. Targets share C, or each has its own: a
-classifier's latent functions, whose noise is what a label leaves unknown (`dkgp.models.classification.near`).
+classifier's latent functions, whose noise is the uncertainty that a label leaves (`dkgp.models.classification.near`).
 
 The halo is constant in the new sample's inputs but where two samples are equally near, so that derivatives keep it
 fixed. With R = (K - F F')_J*, F_* = L^-1 k_m and q = B^-1 w, both predictions move with k_J and k_m alone:
 
     mean = k_J'g + k_m'L^-T (z - F_J'g),                                  g = C^-1 (Y_J - F_J z),
     d variance / 2 = d k_** / 2 - dk_J'h + dk_m'L^-T (F_J'h + q - F_*),   h = C^-1 (R + F_J q) = A + C^-1 F_J q.
+
+`near_fields` and `near_of` convert between memory and a store. The phases at the end count the work of training before
+it starts: the search for neighbours, and passes over leaves.
 """
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,11 +32,10 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
+from dkgp.data.stores.models.regression import NearArrays
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
-from dkgp.models.sparse.vif.leaf import LeafFactor, factor_leaf
-from dkgp.models.sparse.vif.objective import LEAF, Neighbourhood, Neighbours
-from dkgp.models.sparse.vif.tasks import refuse_leaf
+from dkgp.models.sparse.vif import LEAF, LeafFactor, Neighbourhood, Neighbours, factor_leaf, refuse_leaf
 from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -40,7 +43,8 @@ from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.low_rank.pivots import whiten
 from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count
 from dkgp.operators.vecchia.leaf_tree import tree_bytes
-from dkgp.operators.vecchia.leaves import embed, embed_inputs
+from dkgp.operators.vecchia.leaves import BUNDLE_ROWS, embed, embed_inputs
+from dkgp.solvers.prices import Phase, Work
 
 # Bytes of F, of all samples, up to which a predictor holds its rows once they are made; settled by sizes, not by memory
 # at hand, since rows that are made together have other last bits.
@@ -312,3 +316,86 @@ class NearPredictor:
         if self._prototypes is None:
             return np.empty((features.n, 0))
         return np.asarray(whiten(self._lower, self._evaluator.tile(self._prototypes, features), transposed=False).T)
+
+
+def near_fields(near: Near) -> dict[str, Any]:
+    """The fields of a record that models with neighbours have beside others."""
+    return {
+        "neighbours": near.size,
+        "search_samples": near.searched,
+        "near_inputs": near.inputs,
+        "near_targets": near.targets,
+        "near_noise": None if isinstance(near.noise, float) else near.noise,
+        "near_weights": near.whitened,
+        "near_normal": near.normal,
+        "near_embedding": near.embedding,
+    }
+
+
+def near_of(record: NearArrays, noise: Variances | None = None) -> Near:
+    """The samples of a record; `noise` where it has none by sample. `ValueError` where something is missing."""
+    size, inputs, targets = record.neighbours, record.near_inputs, record.near_targets
+    weights, normal = record.near_weights, record.near_normal
+    noise = noise if record.near_noise is None else record.near_noise
+    if size is None or inputs is None or targets is None or weights is None or normal is None or noise is None:
+        raise ValueError("a model with neighbours without these")
+    if not 0 <= size <= len(inputs):
+        raise ValueError(f"{size} neighbours of {len(inputs)} samples")
+    if record.search_samples is not None and record.search_samples < 1:
+        raise ValueError(f"a search of {record.search_samples} samples")
+    return Near(inputs, targets, noise, size, weights, normal, record.near_embedding, record.search_samples)
+
+
+# Rows of F that a bundle makes for each of its own: those of halos are other bundles'.
+HALO_SHARE = 2.0
+# Operations of matrices as small as a leaf's, and of its triangles, in units of those of large products; and what a
+# leaf takes besides, in numbers that are read and written: gathered rows, and calls.
+SMALL, TRIANGULAR = 2.0, 5.0
+MAKING_NUMBERS, FACTOR_NUMBERS = 2e5, 4e5
+# Operations for each feature of a distance that a search takes, in units of those of large products.
+DISTANCE = 8.0
+
+
+def search_phase(sizes: Neighbours, n: int, d: int) -> Phase:
+    """The order of n samples of d features, and the search for halos."""
+    leaves = leaf_count(n, sizes.leaf)
+    # Of the leaves before one, as many as a search looks at where no distance spares it any.
+    most = min(leaf_count(sizes.searched, sizes.leaf), leaves)
+    looked_at = most - most**2 / (2.0 * leaves)
+    work = Work(
+        operations=DISTANCE * d * n * looked_at * sizes.leaf,
+        vectors=2.0 * d * leaves * looked_at * max(1.0, math.log2(leaves / looked_at)),
+    )
+    return Phase("neighbours", 1.0, work, rounds=2, pieces=_bundles(n))
+
+
+def leaves_phase(times: float, sizes: Neighbours, n: int, m: int) -> Phase:
+    """Matrices of what the basis leaves of leaves, made so often; rows of F are made once for each bundle."""
+    rows, leaves = float(min(sizes.leaf + sizes.halo, n)), leaf_count(n, sizes.leaf)
+    work = Work(
+        double_entries=leaves * rows**2 + HALO_SHARE * n * m,
+        double_operations=SMALL * (leaves * rows**2 * m + HALO_SHARE * n * float(m) ** 2),
+        vectors=leaves * MAKING_NUMBERS,
+    )
+    return Phase("leaves", times, work)
+
+
+def factors_phase(name: str, times: float, sizes: Neighbours, n: int, d: int, m: int, p: int) -> Phase:
+    """Passes that factor the leaves for p targets, and sum over them."""
+    rows, leaves = min(sizes.leaf + sizes.halo, n), leaf_count(n, sizes.leaf)
+    leaf = min(sizes.leaf, n)
+    triangles = rows**3 / 3.0 + leaf * float(rows) ** 2
+    products = 2.0 * leaf * rows * (m + p) + leaf * float(m + p) ** 2
+    return Phase(
+        name,
+        times,
+        Work(double_operations=leaves * (TRIANGULAR * triangles + SMALL * products), vectors=leaves * FACTOR_NUMBERS),
+        rounds=1,
+        pieces=_bundles(n),
+        sent_to_each=8.0 * m * (d + p),
+        returned=8.0 * (m + p) ** 2,
+    )
+
+
+def _bundles(n: int) -> int:
+    return -(-n // BUNDLE_ROWS)

@@ -1,13 +1,16 @@
-"""Hyperparameters by a sparse model's evidence on all samples: the search, and the basis chosen again as they move.
+"""Hyperparameters by a sparse model's evidence on all samples, with a new basis whenever the search has converged.
 
-The basis, and of a model with neighbours which these are, is held while the search goes uphill, so that the evidence is
-a smooth function. At the optimum randomly pivoted Cholesky draws another basis, and neighbours are looked for again. If
-its evidence is greater, the search goes on with it; after three draws that are no better it ends (Burt, Rasmussen and
-van der Wilk 2020 also choose again until the bound does not grow). No gradients with respect to the basis' inputs are
-needed.
+The basis, and the neighbours of a model that has some, stay fixed while the search goes uphill, so that the evidence is
+a smooth function. At the optimum randomly pivoted Cholesky draws another basis, and the neighbours are searched again.
+If its evidence is greater, the search goes on with it; after three draws that are no better it ends (Burt, Rasmussen
+and van der Wilk 2020 also choose again until the bound does not grow). No gradients with respect to the basis' inputs
+are needed.
 
-The result depends only on the data, the settings and the seed. Points where rounding exceeds the noise variance have no
-evidence, and the line search steps back from them.
+The result depends only on the data, the settings and the seed. The next step of a search depends only on the outcomes
+of its evaluations. So a checkpoint (`Trail`) needs nothing but these, a few numbers each: a resumed search takes the
+same steps and looks each outcome up by its basis and parameters. Evaluations that iterate start where the last one
+ended, which the checkpoint holds too. Points where rounding exceeds the noise variance have no evidence, and the line
+search steps back from them.
 
 References
 ----------
@@ -17,31 +20,112 @@ regression (2020), section 7.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
-from dkgp.data.types import FloatArray, Progress
-from dkgp.errors import InputError, NumericalError
+from dkgp.data.remote.storage import exists, read_object, remove_object, write_object
+from dkgp.data.types import Progress
+from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.sparse.bases import blind_basis
-from dkgp.models.sparse.bound.objective import BoundObjective, BoundValue
-from dkgp.models.sparse.bound.slopes import slopes_bytes
-from dkgp.models.sparse.bound.trail import Trail
-from dkgp.models.sparse.fit import Basis
+from dkgp.models.sparse.bound import BoundObjective, BoundValue, slopes_bytes
+from dkgp.models.sparse.model import Basis
 from dkgp.models.sparse.settings import SparseMemory, plan_sparse
-from dkgp.models.sparse.vif.objective import NearEvidence, Neighbours, VifObjective, vif_bytes
+from dkgp.models.sparse.vif import NearEvidence, Neighbours, VifObjective, vif_bytes
 from dkgp.models.tuning.objectives import DenseObjective
 from dkgp.models.tuning.search import Choices, LikelihoodSearch, Optimum, SearchProblem, SearchSettings, SubsetSummary
 from dkgp.models.tuning.space import NOISE_NAME
 from dkgp.models.tuning.subsets import require_finite
+from dkgp.operators.base import FloatArray
 from dkgp.solvers.driver import interrupted
+
+
+class Trail:
+    """Outcomes of evaluations by their basis and parameters; None where the evidence does not exist.
+
+    `url` is the file that they are written to; by default there is none. `run` describes data and settings, as JSON
+    reads them back. Evaluations stay unwritten for `seconds` at most. `start` is where the next evaluation begins, of
+    those that iterate: a column for each latent function.
+    """
+
+    start: NDArray[np.float32] | None = None
+
+    def __init__(self, url: str | None = None, run: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
+        self.url, self._run, self._seconds = url, dict(run or {}), seconds
+        self._known: dict[str, list[Any] | None] = {}
+        self._written, self._changed = -math.inf, False
+
+    def __len__(self) -> int:
+        """Number of evaluations."""
+        return len(self._known)
+
+    def load(self) -> bool:
+        """Read the evaluations of an earlier run of the same data and settings; False where there is none.
+
+        Raises `CheckpointError`: the file is damaged.
+        """
+        if self.url is None or not exists(self.url):
+            return False
+        try:
+            document = json.loads(read_object(self.url))
+            if document["run"] != self._run:
+                return False
+            self._known = {
+                key: None if record is None else list(record) for key, record in document["evaluations"].items()
+            }
+            if (start := document.get("start")) is not None:
+                values = np.frombuffer(base64.b64decode(start["values"], validate=True), dtype="<f4")
+                self.start = values.reshape(-1, start["columns"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"'{self.url}' is no checkpoint of a search, or damaged ({error!r})") from error
+        return True
+
+    def save(self) -> None:
+        """Write what is not written yet."""
+        if self.url is not None and self._changed:
+            document: dict[str, Any] = {"run": self._run, "evaluations": self._known}
+            if self.start is not None:
+                values = base64.b64encode(self.start.astype("<f4").tobytes()).decode()
+                document["start"] = {"columns": self.start.shape[1], "values": values}
+            write_object(self.url, json.dumps(document, allow_nan=False).encode(), replace=True)
+            self._written, self._changed = time.monotonic(), False
+
+    def remove(self) -> None:
+        """Remove the file: the search is done."""
+        if self.url is not None and exists(self.url):
+            remove_object(self.url)
+
+    def find(self, basis: FloatArray, parameters: FloatArray) -> tuple[bool, BoundValue | None]:
+        """Look an evaluation up: True and its outcome where it is known."""
+        key = _key(basis, parameters)
+        record = self._known.get(key)
+        outcome = None if record is None else BoundValue(record[0], np.array(record[1]), record[2])
+        return key in self._known, outcome
+
+    def add(self, basis: FloatArray, parameters: FloatArray, outcome: BoundValue | None) -> None:
+        """Keep an outcome; write all of them every `seconds`."""
+        record = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.unexplained]
+        self._known[_key(basis, parameters)] = record
+        self._changed = True
+        if time.monotonic() - self._written >= self._seconds:
+            self.save()
+
+
+def _key(basis: FloatArray, parameters: FloatArray) -> str:
+    return hashlib.blake2b(basis.tobytes() + parameters.tobytes(), digest_size=16).hexdigest()
+
 
 Evidence: TypeAlias = Literal["bound", "fitc", "vif"]
 EVIDENCES: dict[Evidence, str] = {
