@@ -269,19 +269,11 @@ def exact_model(
     chunk_rows: int | None = None,
     **facts: Unpack[TrainingFacts],
 ) -> ModelRecord:
-    """Return the exact model of a training set; the parameters are those of `save_model`.
-
-    Raises `InputError` if `alpha` does not fit the training set.
-    """
+    """Return the exact model of a training set; the parameters are those of `save_model`."""
     coefficients = np.asarray(alpha, dtype=np.float64)
-    coefficients = coefficients[:, None] if coefficients.ndim == 1 else coefficients
-    trend = facts.get("trend")
-    expected = dataset.n_samples, dataset.n_targets + (0 if trend is None else len(trend["coefficients"]))
-    if coefficients.shape != expected:
-        raise InputError(f"alpha has shape {np.shape(alpha)}; '{dataset.url}' needs {expected}.")
     return ModelRecord(
         **about_model(dataset, **facts),
-        alpha=coefficients,
+        alpha=coefficients[:, None] if coefficients.ndim == 1 else coefficients,
         sample_noise=None if sample_noise is None else np.asarray(sample_noise, dtype=np.float64),
         chunk_rows=chunk_rows or dataset.chunk_rows,
         by_reference=True,
@@ -317,7 +309,11 @@ def save_model(
         `history`, a record per round, `certificate`, the proven bounds, `summary`, the document of `train --json`,
         `noise_model`, which gives the known noise, and `trend`, a mean with coefficients.
     """
-    exact_model(dataset, **fields).save(url, by_reference=by_reference, overwrite=overwrite)
+    model = exact_model(dataset, **fields)
+    n, columns = dataset.n_samples, dataset.n_targets + (0 if model.trend is None else len(model.trend["coefficients"]))
+    if model.alpha.shape != (n, columns):
+        raise InputError(f"alpha has shape {np.shape(fields['alpha'])}; '{dataset.url}' needs ({n}, {columns}).")
+    model.save(url, by_reference=by_reference, overwrite=overwrite)
 
 
 def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
