@@ -17,9 +17,9 @@ from dkgp.data.classes import codes_of_targets
 from dkgp.data.numbers import real_numbers
 from dkgp.data.stores.arrays import sample_chunk_rows
 from dkgp.data.stores.dataset import ColumnNames, Dataset
-from dkgp.data.stores.row_arrays import AppendedRows, InputsOf, InSourceUnits, MemoryArray, RowArray
+from dkgp.data.stores.row_arrays import AppendedRows, InSourceUnits, MemoryArray, RowArray
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation
-from dkgp.data.types import FloatArray
+from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 
 
@@ -191,6 +191,22 @@ def standardisation_of(
         np.where(target_std > 0.0, target_std, 1.0),
         tuple(kept.tolist()),
     )
+
+
+class InputsOf:
+    """The standardised inputs of a data set as a row array."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.shape: tuple[int, ...] = (dataset.n_samples, dataset.n_features)
+
+    def read(self, start: int, stop: int) -> FloatArray:
+        """Rows [start, stop)."""
+        return self._dataset.inputs(start, stop)
+
+    def rows(self, indices: IntArray) -> FloatArray:
+        """The rows at `indices`, in that order."""
+        return self._dataset.input_rows(indices)
 
 
 def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:

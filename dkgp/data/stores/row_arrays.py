@@ -5,16 +5,13 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import ClusterError, InputError
-
-if TYPE_CHECKING:
-    from dkgp.data.stores.dataset import Dataset
 
 _IN_MEMORY: weakref.WeakValueDictionary[str, MemoryArray] = weakref.WeakValueDictionary()
 
@@ -77,22 +74,6 @@ class _Elsewhere:
         )
 
     inputs = rows = read
-
-
-class InputsOf:
-    """The standardised inputs of a data set as a row array."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        self.shape: tuple[int, ...] = (dataset.n_samples, dataset.n_features)
-
-    def read(self, start: int, stop: int) -> FloatArray:
-        """Rows [start, stop)."""
-        return self._dataset.inputs(start, stop)
-
-    def rows(self, indices: IntArray) -> FloatArray:
-        """The rows at `indices`, in that order."""
-        return self._dataset.input_rows(indices)
 
 
 class AppendedRows:
