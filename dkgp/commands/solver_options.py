@@ -144,7 +144,7 @@ class SolverOptions:
 
     def decided(
         self,
-        dataset: Dataset,
+        dataset: Any,
         hyperparameters: Hyperparameters,
         *,
         mean: MeanKind = CENTRED,

@@ -18,12 +18,12 @@ from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
-from dkgp.models.tuning.objectives import Objective
+from dkgp.models.tuning.objectives import ObjectiveName
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.solvers import GradientInfNorm, MaxPasses, Method, Solver, StoppingRule
 from dkgp.solvers.registry import AUTO, build_solver, products_conflict, solver_names
 
-OBJECTIVES: dict[str, Objective] = {"marginal_likelihood": "likelihood", "loo": "loo"}
+OBJECTIVES: dict[str, ObjectiveName] = {"marginal_likelihood": "likelihood", "loo": "loo"}
 # Noise of kernels that are not tuned, where none is set: a standard deviation of a tenth of the targets'.
 UNTUNED_NOISE_VARIANCE = 0.01
 # Parameters that mean nothing in another process, and those that are written in their own way.

@@ -16,7 +16,7 @@ from dkgp.models.sparse.search import EVIDENCES, Evidence
 from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood
-from dkgp.models.tuning.objectives import Objective
+from dkgp.models.tuning.objectives import ObjectiveName
 from dkgp.models.tuning.search import Choices, ProgressCallback, SearchSettings
 from dkgp.models.tuning.space import NOISE_NAME, LogNormal, as_prior, matches
 from dkgp.models.tuning.subsets import plan_subsets
@@ -155,7 +155,7 @@ class TuneJob:
         return name if name == "bound" or name == "fitc" or name == "vif" else None
 
     @property
-    def of_subsets(self) -> Objective:
+    def of_subsets(self) -> ObjectiveName:
         """The objective of a search on subsets."""
         return "loo" if self.objective == "loo" else "likelihood"
 

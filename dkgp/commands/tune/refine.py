@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from dkgp.cluster import BlockExecutor
+from dkgp.codec import to_json
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
@@ -13,10 +14,8 @@ from dkgp.errors import InterruptedRunError
 from dkgp.kernels import Kernel
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.memory import tiles_that_fit
-from dkgp.models.refinement.memory import RefineMemory, plan_refinement
-from dkgp.models.refinement.record import RefineSettings
-from dkgp.models.refinement.refine import refine
-from dkgp.models.refinement.space import RefineSpace
+from dkgp.models.refinement.record import RefineMemory, RefineSettings, plan_refinement
+from dkgp.models.refinement.refine import RefineSpace, refine
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.product_error import ProductError
 
@@ -80,7 +79,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     error.require_kernel(start.kernel)
     plan = check_refinement_memory(run, settings, executor, start.kernel)
     executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
-    space = RefineSpace.of(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
+    space = RefineSpace.of_start(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
     reporter.note(
         f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
         f"{settings.probes_for(dataset.n_samples)} probes"
@@ -114,7 +113,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
             "`refine_rank` or `refine_tolerance`"
         )
     kept = refinement.hyperparameters
-    record = {**refinement.to_json(), "memory_plan": plan.to_json()}
+    record = {**to_json(refinement), "memory_plan": plan.to_json()}
     return replace(kept, refinement=record)
 
 

@@ -1,20 +1,27 @@
-"""Settings, steps and result of a refinement of hyperparameters."""
+"""Settings, memory, steps and result of a refinement of hyperparameters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.codec import rule
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.memory import Memory, mib
 from dkgp.models.noise import Noise
-from dkgp.models.refinement.evidence import LogLikelihood
-from dkgp.models.refinement.validation import HeldOutScore
+from dkgp.models.refinement.estimates import LogLikelihood
+from dkgp.models.refinement.validation import HeldOutScore, held_out_samples, variance_batch_bytes
 from dkgp.models.solver_choice import factor_for
-from dkgp.operators.product_error import PRODUCT_ERROR, Value
+from dkgp.models.variance.nystrom import factor_bytes
+from dkgp.operators.blocked import coordinator_input_bytes_needed
+from dkgp.operators.contract_tasks import tiles_bytes
+from dkgp.operators.low_rank.pivots import samples_drawn_from
+from dkgp.operators.product_error import PRODUCT_ERROR, ProductMemory, Value
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
@@ -167,10 +174,6 @@ class RefineStep:
     seconds: float = 0.0
     samples: int = 0  # that the gradient is of
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(self.__dict__)
-
     @property
     def plain(self) -> str:
         """One line for people of any field."""
@@ -200,7 +203,8 @@ class Refinement:
     Column passes are those of all solves, validation's included.
     """
 
-    hyperparameters: Hyperparameters  # the better ones: refined, or those to start from
+    # The better ones: refined, or those to start from.
+    hyperparameters: Hyperparameters = field(metadata=rule(stored=False))
     kept: str  # which of the two: "refined" or "start"
     reason: str  # why the search stopped
     verdict: str  # what became of it, in a sentence
@@ -216,13 +220,93 @@ class Refinement:
     interrupted: bool = False
     evidence: LogLikelihood | None = None  # at the values that are kept, where it was asked for
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, without the hyperparameters."""
-        parts = {
-            "history": [step.to_json() for step in self.history],
-            "before": None if self.before is None else self.before.to_json(),
-            "after": None if self.after is None else self.after.to_json(),
-            "settings": dict(self.settings.__dict__),
-            "evidence": None if self.evidence is None else dict(self.evidence.__dict__),
-        }
-        return {**{name: value for name, value in self.__dict__.items() if name != "hyperparameters"}, **parts}
+
+# (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, what is
+# remembered, a product on its way in two halves, and one in passing.
+ARRAYS_OF_A_SOLVE = 12
+
+
+@dataclass(frozen=True)
+class RefineMemory(Memory):
+    """Projected peak of a refinement, in bytes.
+
+    The first four are the coordinator's, the next three the workers'.
+    """
+
+    resident_bytes: int  # what this process held when the plan was made
+    vectors_bytes: int  # arrays of the solves and contractions
+    inputs_bytes: int
+    landmarks_bytes: int  # what landmarks are drawn with, and their factor
+    factor_bytes: int  # the factors that precondition and bound variances
+    batch_bytes: int  # batches of variances, or tiles of derivatives
+    cache_bytes: int  # features and inputs
+    shares_process: bool  # whether the workers share the coordinator's process
+    tiles_bytes: int = 0  # tiles of the kernel matrix that each worker's process may keep
+    products_bytes: int = 0  # plans of products within a bound, and a product's work
+
+    process: ClassVar[str] = "this process"
+
+    @property
+    def computation(self) -> str:
+        """The refinement."""
+        return "refining"
+
+    @property
+    def coordinator_parts(self) -> int:
+        """Bytes at the coordinator, with those that it held before."""
+        return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
+
+    @property
+    def worker_parts(self) -> int:
+        """Bytes of factors, batches, features, products, and tiles that are kept."""
+        return self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes + self.products_bytes
+
+    def with_products(self, memory: ProductMemory | None) -> RefineMemory:
+        """Add the memory of products within a bound; the operators of a step and of a shift both keep plans."""
+        return self if memory is None else replace(self, products_bytes=2 * memory.kept_bytes + memory.work_bytes)
+
+    def advice(self, resident_bytes: int) -> str:
+        """The parts, and the settings of a refinement that make them smaller."""
+        return (
+            f"Vectors {mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
+            f"{mib(self.inputs_bytes)}, landmarks {mib(self.landmarks_bytes)} and factors {mib(self.factor_bytes)} "
+            "(smaller with `refine_halo`, `refine_rank` and `refine_memory`), batches "
+            f"{mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {mib(self.cache_bytes)}; "
+            "factors, batches and workers' inputs lie elsewhere on a cluster "
+            "of processes or at a scheduler"
+        )
+
+
+def plan_refinement(
+    n: int,
+    d: int,
+    p: int,
+    settings: RefineSettings,
+    executor: BlockExecutor,
+    *,
+    resident_bytes: int,
+    holds_inputs: bool,
+    cache_bytes: int,
+) -> RefineMemory:
+    """Project the peak of a refinement.
+
+    `resident_bytes` is what this process holds now, `holds_inputs` whether the coordinator holds all inputs,
+    `cache_bytes` the budget of a worker's cache.
+
+    Raises `InputError` for a factor that does not fit the memory that the settings give the preconditioner.
+    """
+    factor = settings.preconditioner().resolved(n, d).memory(n, d)
+    rank = int(settings.landmarks().resolved(n, d).rank)
+    t, threads = p + settings.probes_for(n), executor.threads_per_process
+    held_out = held_out_samples(n, settings.held_out)
+    contraction = 2 * t + settings.probes_for(n)
+    return RefineMemory(
+        resident_bytes=resident_bytes,
+        vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
+        inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
+        landmarks_bytes=max(factor.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
+        factor_bytes=factor.factor_bytes + factor.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0),
+        batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
+        cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
+        shares_process=executor.shares_memory,
+    )

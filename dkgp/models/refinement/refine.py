@@ -1,41 +1,207 @@
-"""Refining: hyperparameters on all samples, from a start that a subset gave.
+"""Refining: hyperparameters on all samples, starting from those of a subset.
 
-The subset's optimum is near, so a few steps do (`dkgp.models.refinement.optimiser`) on stochastic gradients of the full
-log marginal likelihood (`dkgp.models.refinement.gradient`), each with its error, until it is within its error.
-Nothing of size n x n is ever there, and solutions of one step start the next. Samples held out of all this say in the
-end whether the refined values predict better (`dkgp.models.refinement.validation`); if they do not, the start is kept.
+The subset's optimum is near, so a few long steps suffice, on stochastic gradients of the full log marginal likelihood
+(`dkgp.models.refinement.estimates`) with their errors. The search ends when the gradient is within its error. No n x n
+matrix exists, and the solutions of one step start the next. Samples that are held out decide in the end whether the
+refined values predict better (`dkgp.models.refinement.validation`); otherwise the start is kept.
 
 With many samples the optimum of a small subset is far away: noise and length scales fall as samples are added. The
 search then climbs on a share of the samples first, at a share of the cost, and takes its last steps on all of them.
+
+The search is BFGS within a radius, without values of the function, whose log determinant would cost too much: it has no
+line search. The first step is Newton's with the Fisher information's diagonal. From then on gradients before and after
+a step give the curvature along it, because their probes are frozen. A step that goes past the maximum by more than it
+went up is taken back.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
+from dkgp.data.types import BoolArray, FloatArray
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.models.context import RunContext
+from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise import SAME_NOISE
-from dkgp.models.refinement.evidence import LogLikelihood, estimate_log_likelihood
-from dkgp.models.refinement.gradient import GradientEstimate, GradientEstimator, draw_probes
-from dkgp.models.refinement.optimiser import Point, QuasiNewton, estimated_gain, gain_error
+from dkgp.models.refinement.estimates import (
+    GradientEstimate,
+    GradientEstimator,
+    LogLikelihood,
+    draw_probes,
+    estimate_log_likelihood,
+)
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
-from dkgp.models.refinement.rows import ExceptRows, SomeRows
-from dkgp.models.refinement.space import RefineSpace
-from dkgp.models.refinement.validation import HeldOut, HeldOutScore, held_out_rows, score_held_out
-from dkgp.operators.base import FloatArray
+from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, SomeRows, held_out_rows, score_held_out
+from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
+from dkgp.models.tuning.search import Choices, SearchProblem, SearchSettings
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import ConjugateGradient, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.driver import Watch
+
+# In logarithms: no hyperparameter changes by more than a factor of 1.65 in a step.
+RADIUS = 0.5
+LEAST_RADIUS = 1e-3
+# Random signs vary more than data do, two to four times on the data sets looked at: half of it errs on the safe side.
+SHARE_OF_CURVATURE = 0.5
+# A step whose slope at the end falls by this many times its slope at the start is taken back.
+LARGEST_REVERSAL = 2.0
+# In nats for a factor of e: smaller slopes, such as that of a length scale beyond all distances, are not followed.
+NEGLIGIBLE = 0.1
+# Powell's damping: the least share of the expected curvature that a step may observe.
+LEAST_CURVATURE_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the search: logarithms of parameters, the gradient, and errors of its components; (q,) each."""
+
+    parameters: FloatArray
+    gradient: FloatArray
+    error: FloatArray
+
+    def significance(self, free: BoolArray) -> float:
+        """Root mean square of the free components in units of their errors; at most 1 where nothing is left to find."""
+        return float(np.sqrt(np.mean(_ratios(self.gradient, self.error)[free] ** 2))) if np.any(free) else 0.0
+
+
+class QuasiNewton:
+    """Proposes steps uphill and learns from what came of them.
+
+    `bounds` (q, 2) are those of the parameters, in logarithms, `curvature` (q,) is an estimate of minus the second
+    derivatives at the start, and `movable` (q,) says which parameters may move.
+    """
+
+    def __init__(self, bounds: FloatArray, curvature: FloatArray, movable: BoolArray) -> None:
+        self._bounds, self._movable = bounds, movable
+        self._radius = RADIUS
+        self._hessian = np.diag(np.maximum(SHARE_OF_CURVATURE * curvature, np.finfo(np.float64).tiny))
+
+    def free(self, point: Point) -> BoolArray:
+        """Mask of parameters that can follow the gradient: movable, and not pushed out of their bounds: (q,) bool."""
+        lower, upper = self._bounds.T
+        out = ((point.parameters <= lower) & (point.gradient < 0.0)) | (
+            (point.parameters >= upper) & (point.gradient > 0.0)
+        )
+        return np.asarray(self._movable & ~out)
+
+    def gain_left(self, point: Point) -> float:
+        """Return the rise of the log likelihood to its maximum, by the learnt curvature: half g' H^-1 g, in nats."""
+        free = np.flatnonzero(self.free(point))
+        gradient = point.gradient[free]
+        return 0.5 * float(gradient @ np.linalg.solve(self._hessian[np.ix_(free, free)], gradient))
+
+    def propose(self, point: Point) -> FloatArray:
+        """The next point to try: (q,) parameters within the bounds."""
+        free = np.flatnonzero(self.free(point))
+        step = np.zeros_like(point.parameters)
+        gradient = point.gradient[free]
+        # A direction without curvature, a feature that hardly counts, goes as far as its slope is significant.
+        hessian = self._hessian[np.ix_(free, free)]
+        floor = np.abs(gradient) / self._radius
+        hessian = hessian + np.diag(np.maximum(floor - hessian.diagonal(), 0.0))
+        step[free] = np.linalg.solve(hessian, gradient)
+        step = np.clip(step, -self._radius, self._radius)
+        if not step @ point.gradient > 0.0:
+            step[free] = np.clip(gradient / hessian.diagonal(), -self._radius, self._radius)
+        return np.asarray(np.clip(point.parameters + step, *self._bounds.T))
+
+    def learn(self, old: Point, new: Point) -> bool:
+        """Take in what a step found; return whether to stay at the new point."""
+        step, fall = new.parameters - old.parameters, old.gradient - new.gradient
+        step, fall = np.where(self._movable, step, 0.0), np.where(self._movable, fall, 0.0)
+        curved = self._hessian @ step
+        expected, observed = float(step @ curved), float(step @ fall)
+        if expected > 0.0:
+            if observed < LEAST_CURVATURE_SHARE * expected:
+                share = (1.0 - LEAST_CURVATURE_SHARE) * expected / (expected - observed)
+                fall = share * fall + (1.0 - share) * curved
+                observed = float(step @ fall)
+            self._hessian += np.outer(fall, fall) / observed - np.outer(curved, curved) / expected
+        before, after = float(step @ old.gradient), float(step @ new.gradient)
+        if after < -LARGEST_REVERSAL * abs(before):
+            self.retreat()
+            return False
+        self._radius = min(RADIUS, 2.0 * self._radius)
+        return True
+
+    def retreat(self) -> None:
+        """Stay closer from now on: the last step led too far."""
+        self._radius *= 0.25
+
+    @property
+    def stuck(self) -> bool:
+        """True once steps have become too short to matter."""
+        return self._radius < LEAST_RADIUS
+
+
+def estimated_gain(old: Point, new: Point) -> float:
+    """The rise of the log likelihood in a step, in nats, by the trapezoid rule."""
+    return float((new.parameters - old.parameters) @ (old.gradient + new.gradient)) / 2.0
+
+
+def gain_error(first: Point, now: Point) -> float:
+    """Error of the gain between two points: the probes are frozen, so gradients on the way err in the same way."""
+    way = now.parameters - first.parameters
+    return float(np.linalg.norm(way * np.maximum(first.error, now.error)))
+
+
+def _ratios(gradient: FloatArray, error: FloatArray) -> FloatArray:
+    """The gradient in units of its error, of which `NEGLIGIBLE` is the least."""
+    return np.asarray(gradient / np.maximum(error, NEGLIGIBLE))
+
+
+@dataclass(frozen=True)
+class RefineSpace(SearchProblem):
+    """The search of a refinement, on the log parameters of the hyperparameters that it starts from."""
+
+    @classmethod
+    def of_start(
+        cls, start: Hyperparameters, feature_names: Sequence[str], *, learn_variance: bool = False, **choices: Any
+    ) -> RefineSpace:
+        """Return the search from `start` on; `bounds`, `fixed`, `priors` and errors are those of `dkgp.models.tune`."""
+        settings = SearchSettings(learn_variance=learn_variance)
+        found = cls.of(tuple(feature_names), Choices(start=start, **choices), settings)
+        values = np.array([parameter.value for parameter in start.kernel.parameters()])
+        logs = np.log(np.append(values[found.space.positions], start.noise_variance))
+        return replace(found, first=np.asarray(logs))
+
+    @property
+    def start(self) -> Hyperparameters:
+        """Hyperparameters that the search starts from."""
+        assert self.choices.start is not None
+        return self.choices.start
+
+    def unmoved(self) -> Hyperparameters:
+        """Return `start`, or the nearest values within bounds and fixed ones; with its parameters by name."""
+        inside = self.space.within(self.first)
+        if not np.allclose(inside, self.first, rtol=0.0, atol=1e-9):
+            return self.moved(inside)
+        return replace(self.start, parameters=self.start.parameters or self._named(inside))
+
+    def moved(self, parameters: FloatArray) -> Hyperparameters:
+        """Return `start` with other values, without the figures and the noise model that belong to the old ones."""
+        kernel, noise_variance = self.point(parameters)
+        old = (
+            *("log_marginal_likelihood", "leave_one_out_log_likelihood", "log_prior", "projected_gradient", "sparse"),
+            *("scores", "noise_model", "student_t", "noise_comparison"),
+        )
+        named = self._named(parameters)
+        changes: dict[str, Any] = dict.fromkeys(old)
+        return replace(self.start, kernel=kernel, noise_variance=noise_variance, parameters=named, **changes)
+
+    def _named(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:
+        return with_switched_off(self.parameters_from_start(parameters), self.start.parameters or ())
+
 
 INTERRUPTED = "interrupted"
 # From so many samples on, others go before: each time so many times fewer samples, and at least so many.
@@ -76,7 +242,8 @@ class _Run:
         self.note = context.note
         self._context = context
         self._started = time.perf_counter()
-        self._space, self._settings = space, settings
+        self._problem, self._space, self._settings = space, space.space, settings
+        self._first = self._space.within(space.first)
         n = dataset.n_samples
         rows = held_out_rows(n, settings.held_out, settings.seed)
         targets = dataset.all_targets()
@@ -92,7 +259,7 @@ class _Run:
         self._history: list[RefineStep] = []
         self._passes, self._contractions = 0.0, 0
         self._gain = self._gain_error = 0.0
-        self._best = space.first
+        self._best = self._first
         self._tolerance = settings.tolerance
 
     def _estimator_of(self, every: int) -> GradientEstimator:
@@ -119,7 +286,7 @@ class _Run:
             refinement = self._refine()
             if not self._settings.evidence:
                 return refinement
-            parameters = self._best if refinement.kept == "refined" else self._space.first
+            parameters = self._best if refinement.kept == "refined" else self._first
             if self.note is not None:
                 self.note("estimating the log marginal likelihood of the values that are kept")
             evidence = self._evidence(parameters)
@@ -129,7 +296,7 @@ class _Run:
             return self._interrupted()
 
     def _refine(self) -> Refinement:
-        first, p = self._space.first, self._targets.shape[1]
+        first, p = self._first, self._targets.shape[1]
         start = self._approach(first)
         estimate = self._estimate(start, None)
         start_alpha = estimate.solutions[:, :p].copy() if np.array_equal(start, first) else None
@@ -164,7 +331,7 @@ class _Run:
 
     def _climb(self, first: FloatArray, estimate: GradientEstimate, negligible: float) -> tuple[GradientEstimate, str]:
         """Go uphill until at most `negligible` nats are left to gain; return the gradient where that ended, and why."""
-        space = self._space.space
+        space = self._space
         search = QuasiNewton(space.bounds, space.select(estimate.curvature), space.free)
         start = point = self._point(first, estimate)
         self._best, self._gain, self._gain_error, begun = first, 0.0, 0.0, len(self._history)
@@ -193,9 +360,9 @@ class _Run:
     def _estimate(self, parameters: FloatArray, initial: FloatArray | None) -> GradientEstimate:
         if self._context.interrupted is not None and self._context.interrupted():
             raise InterruptedRunError("interrupted between two steps")
-        kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
+        kernel, noise_variance = self._problem.point(parameters)
         moved = np.zeros(len(kernel.parameters()), dtype=bool)
-        moved[self._space.space.positions] = self._space.space.free[:-1]
+        moved[self._space.positions] = self._space.free[:-1]
         estimate = self._estimator(kernel, noise_variance, initial, moved, self._tolerance)
         change = min(max(SOLVER_PART / max(self._solver_part(estimate), 1e-300), 0.25), 4.0)
         loosest = max(self._settings.tolerance, LOOSEST)
@@ -206,8 +373,8 @@ class _Run:
 
     def _solver_part(self, estimate: GradientEstimate) -> float:
         """The largest part that the solver's error has in that of a component which may move."""
-        movable = self._space.space.free
-        solver, error = (self._space.space.select(each)[movable] for each in (estimate.solver_error, estimate.error))
+        movable = self._space.free
+        solver, error = (self._space.select(each)[movable] for each in (estimate.solver_error, estimate.error))
         return float(np.max(solver / np.maximum(error, 1e-300), initial=0.0))
 
     def _rough(self, estimate: GradientEstimate) -> bool:
@@ -215,16 +382,16 @@ class _Run:
         return self._solver_part(estimate) > ROUGH and estimate.tolerance > self._settings.tolerance
 
     def _point(self, parameters: FloatArray, estimate: GradientEstimate) -> Point:
-        _, slope = self._space.space.log_prior(parameters)
-        gradient = self._space.space.select(estimate.gradient) + slope
-        return Point(parameters, gradient, self._space.space.select(estimate.error))
+        _, slope = self._space.log_prior(parameters)
+        gradient = self._space.select(estimate.gradient) + slope
+        return Point(parameters, gradient, self._space.select(estimate.error))
 
     def _record(
         self, number: int, point: Point, estimate: GradientEstimate, search: QuasiNewton, *, accepted: bool
     ) -> None:
         free = search.free(point)
-        names = self._space.space.names
-        solver = self._space.space.select(estimate.solver_error)
+        names = self._space.names
+        solver = self._space.select(estimate.solver_error)
         step = RefineStep(
             step=number,
             steps=self._settings.steps,
@@ -235,8 +402,8 @@ class _Run:
             solver_share=float(np.max(solver[free] / np.maximum(point.error[free], 1e-300), initial=0.0)),
             gain=self._gain,
             gain_error=self._gain_error,
-            noise_variance=self._space.noise_variance(point.parameters),
-            values=self._space.space.named(point.parameters),
+            noise_variance=math.exp(point.parameters[-1]),
+            values=self._space.named(point.parameters),
             gradient=dict(zip(names, point.gradient.tolist(), strict=True)),
             error=dict(zip(names, point.error.tolist(), strict=True)),
             column_passes=estimate.column_passes,
@@ -267,7 +434,7 @@ class _Run:
 
     def _score(self, parameters: FloatArray, initial: FloatArray | None) -> HeldOutScore:
         assert self._held_out is not None
-        kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
+        kernel, noise_variance = self._problem.point(parameters)
         with self._estimator.operator(kernel, noise_variance) as operator:
             score = score_held_out(
                 operator,
@@ -283,7 +450,7 @@ class _Run:
 
     def _evidence(self, parameters: FloatArray) -> LogLikelihood:
         """The log marginal likelihood of all samples that are not held out."""
-        kernel, noise_variance = self._space.kernel(parameters), self._space.noise_variance(parameters)
+        kernel, noise_variance = self._problem.point(parameters)
         settings, estimator = self._settings, self._all_samples
         factor = settings.without_landmarks().resolved(len(self._targets), kernel.n_features)
         with estimator.operator(kernel, noise_variance) as operator:
@@ -326,7 +493,7 @@ class _Run:
         before: HeldOutScore | None = None,
         after: HeldOutScore | None = None,
     ) -> Refinement:
-        kept = self._space.unmoved() if parameters is None else self._space.hyperparameters(parameters)
+        kept = self._problem.unmoved() if parameters is None else self._problem.moved(parameters)
         return Refinement(
             hyperparameters=replace(kept, n_samples=self._n),
             kept="start" if parameters is None else "refined",

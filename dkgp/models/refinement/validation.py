@@ -1,11 +1,11 @@
-"""Validation of refined hyperparameters: samples held out of the refinement, predicted with both.
+"""Validation of refined hyperparameters: samples held out of the refinement, predicted with both values.
 
-The held-out samples take part neither in gradients nor in the predictions that are scored on them. Means are of a solve
-to the tolerance of training, variances the upper ends of proven intervals.
+The held-out samples take no part in gradients or in the predictions that are scored on them. Means are of a solve to
+the tolerance of training, variances the upper ends of proven intervals.
 
 Approximate products serve far too many samples for products with every entry. The variance conditioned on the samples
-that covary most with the point is an upper end then, as more samples can only lower it. In the few features for which
-such products exist, the others add little.
+that covary most with the point is then an upper end, because more samples can only lower it. In the few features for
+which such products exist, the other samples add little.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import scipy.linalg
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
+from dkgp.codec import rule
+from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.noise import Noise
 from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
@@ -41,6 +42,73 @@ from dkgp.solvers import (
 from dkgp.solvers.conjugate.preconditioner import Preconditioning
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.stopping import StoppingRule
+
+# Odd multipliers and shifts of the splitmix64 generator (Steele, Lea and Flood 2014).
+_INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class ExceptRows:
+    """An input source without some rows of another one; the numbers `excluded` (h,) are sorted and distinct."""
+
+    def __init__(self, source: InputSource, excluded: IndexArray) -> None:
+        if excluded.size and (np.any(np.diff(excluded) <= 0) or excluded[0] < 0 or excluded[-1] >= source.n_samples):
+            raise InputError(f"rows to leave out must be sorted, distinct and in 0..{source.n_samples - 1}")
+        self._source, self._excluded = source, excluded
+        # How many rows are kept before each excluded one.
+        self._kept_before = excluded - np.arange(len(excluded))
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows, without the excluded ones."""
+        return self._source.n_samples - len(self._excluded)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self._source.n_features
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Rows start:stop, counted without the excluded ones: (stop - start, d) float64."""
+        if start >= stop:
+            return self._source.inputs(0, 0)
+        first, last = self._position(start), self._position(stop - 1) + 1
+        inside = self._excluded[(self._excluded >= first) & (self._excluded < last)] - first
+        return np.asarray(np.delete(self._source.inputs(first, last), inside, axis=0))
+
+    def _position(self, row: int) -> int:
+        return row + int(np.searchsorted(self._kept_before, row, side="right"))
+
+
+class SomeRows:
+    """One row of every `every` consecutive ones of another source, each drawn at random, and the same for a `seed`."""
+
+    def __init__(self, source: InputSource, every: int, seed: int) -> None:
+        self._source, self._every, self._seed = source, every, seed
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows, without the last ones that do not fill a group."""
+        return self._source.n_samples // self._every
+
+    @property
+    def n_features(self) -> int:
+        """Number of features d."""
+        return self._source.n_features
+
+    def rows(self, start: int, stop: int) -> IndexArray:
+        """Numbers, in the source, of rows start:stop."""
+        groups = np.arange(start, stop, dtype=np.uint64)
+        mixed = (groups + np.uint64(self._seed << 40)) * np.uint64(_INCREMENT)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
+        offsets = (mixed ^ (mixed >> np.uint64(31))) % np.uint64(self._every)
+        return np.asarray(groups * np.uint64(self._every) + offsets, dtype=np.intp)
+
+    def inputs(self, start: int, stop: int) -> FloatArray:
+        """Rows start:stop: (stop - start, d) float64."""
+        first = start * self._every
+        return np.asarray(self._source.inputs(first, stop * self._every)[self.rows(start, stop) - first])
+
 
 LARGEST_SHARE = 0.1
 LEAST_TRAINING_SAMPLES = 2
@@ -87,11 +155,8 @@ class HeldOutScore:
     # Largest relative gap of the variances' proven intervals, which begin at the noise where products are approximate.
     gap_max: float
     column_passes: float  # of the solve, and of the variances (passes of a batch, added up)
-    losses: FloatArray = field(repr=False)  # (h,): of each sample, averaged over its targets
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, without the single losses."""
-        return {name: value for name, value in self.__dict__.items() if name != "losses"}
+    # (h,): of each sample, averaged over its targets
+    losses: FloatArray = field(repr=False, metadata=rule(stored=False))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from dkgp.models.tuning.dense_algebra import (
     symmetric_product,
 )
 from dkgp.models.tuning.expectation import averaged_sigmoid, averaged_softmax
-from dkgp.models.tuning.objectives import DenseObjective
+from dkgp.models.tuning.objectives import DenseObjective, ValueAndGradient
 from dkgp.solvers.losses import LabelLoss, LogisticLoss, Loss, ProbitLoss
 
 LabelLikelihood: TypeAlias = Literal["logit", "probit", "softmax"]
@@ -216,7 +216,7 @@ class _ColumnEvidence(LabelEvidence):
         shares = (counts @ (targets > 0.0)) / total
         return float(total * (scipy.special.xlogy(shares, shares) + scipy.special.xlog1py(1 - shares, -shares)).sum())
 
-    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
         """As of `DenseObjective`: a Cholesky factorisation for each of Newton's steps, and an inverse, by column."""
         matrix, work, total = self._kernel_matrix, self._work, self._more[0]
         self._family.matrix(parameters[:-1], matrix)
@@ -382,7 +382,7 @@ class SoftmaxEvidence(LabelEvidence):
             covariance[:, c, c] += prior - np.einsum("ij,ij->j", cross, inner @ cross)
         return averaged_softmax(cross.T @ mode.alpha, covariance)
 
-    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
         """As of `DenseObjective`: for each class two inverses' time a step of Newton's, and four products."""
         matrix, total = self._kernel_matrix, self._work
         self._family.matrix(parameters[:-1], matrix)

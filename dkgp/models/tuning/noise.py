@@ -395,11 +395,10 @@ def fit_noise(
     Hyperparameters
         With a noise model; `noise_variance` is its mean over the subset.
     """
-    names = start.feature_names or tuple(f"x{index}" for index in range(start.n_features))
-    problem = SearchProblem.of(names, replace(choices, kernel=None, start=start), settings)
+    problem = SearchProblem.from_start(start, choices, settings)
     features = noise_features(kind, start, inputs, targets)
     q = features.design.shape[1]
-    family = family_of(problem.kernel, inputs, problem.settings.learn_variance, names)
+    family = family_of(problem.kernel, inputs, problem.settings.learn_variance, problem.feature_names)
     objective = BY_DESIGN[choices.objective](family, targets, features.design)
     space = _with_weights(problem.space, q, features.deviation)
     first = np.concatenate([problem.first[:-1], np.zeros(q), problem.first[-1:]])
@@ -413,8 +412,6 @@ def fit_noise(
     model = _model(kind, features, weights, float(offset[0]))
     at_samples = model.variances(inputs)
     without = np.append(of_kernel, np.log(at_samples.mean()))
-    tuned = problem.space.tuned(without, problem.space.within(problem.first), names)
-    begun = {parameter.name: parameter.start for parameter in start.parameters or ()}
     of_likelihood = choices.objective == "likelihood"
     unmet = () if best.rested else (f"the search for a noise model of kind {kind} stopped before its tolerance",)
     return replace(
@@ -422,7 +419,7 @@ def fit_noise(
         kernel=problem.family.kernel(of_kernel),
         noise_variance=float(at_samples.mean()),
         noise_model=model,
-        parameters=tuple(replace(item, start=begun.get(item.name, item.start)) for item in tuned),
+        parameters=problem.parameters_from_start(without),
         warnings=(*start.warnings, *unmet),
         log_prior=None,
         scores=None,
@@ -577,9 +574,8 @@ def _kernel_under(
     settings: SearchSettings,
 ) -> tuple[Hyperparameters, float]:
     """`start` with the kernel that the objective prefers under the samples' noise at its s2, held; and the value."""
-    (inputs, targets), names = samples, start.feature_names or tuple(f"x{j}" for j in range(start.n_features))
-    problem = SearchProblem.of(names, replace(choices, kernel=None, start=start), settings)
-    family = family_of(problem.kernel, inputs, problem.settings.learn_variance, names)
+    (inputs, targets), problem = samples, SearchProblem.from_start(start, choices, settings)
+    family = family_of(problem.kernel, inputs, problem.settings.learn_variance, problem.feature_names)
     held = problem.space.fixed.copy()
     held[-1] = math.log(start.noise_variance)
     space = replace(problem.space, fixed=held)
@@ -587,14 +583,8 @@ def _kernel_under(
     best = LikelihoodSearch(objective, space, settings).run(space.within(problem.first))
     if best is None:
         raise NumericalError("the kernel matrix of the subset is not positive definite under the samples' noise")
-    tuned = problem.space.tuned(best.parameters, problem.space.within(problem.first), names)
-    begun = {parameter.name: parameter.start for parameter in start.parameters or ()}
-    moved = replace(
-        start,
-        kernel=problem.family.kernel(best.parameters[:-1]),
-        parameters=tuple(replace(item, start=begun.get(item.name, item.start)) for item in tuned),
-    )
-    return moved, best.log_likelihood
+    kernel, parameters = problem.family.kernel(best.parameters[:-1]), problem.parameters_from_start(best.parameters)
+    return replace(start, kernel=kernel, parameters=parameters), best.log_likelihood
 
 
 def tune_likelihood(

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -58,9 +58,18 @@ from dkgp.models.tuning.dense_algebra import (
 )
 from dkgp.models.tuning.families import KernelFamily
 
-Objective: TypeAlias = Literal["likelihood", "loo"]
+ObjectiveName: TypeAlias = Literal["likelihood", "loo"]
+# The value and its gradient (q,); None where they do not exist, such as where Kbar is not positive definite.
+ValueAndGradient: TypeAlias = tuple[float, FloatArray] | None
 # What the search itself holds: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
+
+
+class Objective(Protocol):
+    """A function of log parameters (q,) that a search maximises."""
+
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
+        """Return the value and its gradient."""
 
 
 class DenseObjective:
@@ -96,7 +105,7 @@ class DenseObjective:
             matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
         self._kernel_matrix, self._work, *self._more = matrices
 
-    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
         """The value and its gradient, or None where Kbar is not numerically positive definite."""
         raise NotImplementedError
 
@@ -133,7 +142,7 @@ class LogMarginalLikelihood(DenseObjective):
 
     n_matrices = 2
 
-    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
         """As of `DenseObjective`: a Cholesky factorisation, the inverse from it, an (n, n) by (n, d + 1) product."""
         n_samples, n_targets = self._targets.shape
         self._fill(parameters)
@@ -153,7 +162,7 @@ class LogMarginalLikelihood(DenseObjective):
         rank_update(self._work, alpha, scale=1.0, keep=-float(n_targets))
         return value, 0.5 * self._slopes(parameters, self._work)
 
-    def _restricted(self, parameters: FloatArray, trend: FloatArray) -> tuple[float, FloatArray] | None:
+    def _restricted(self, parameters: FloatArray, trend: FloatArray) -> ValueAndGradient:
         """The restricted likelihood of a mean with these columns, and its gradient; Kbar is in the second matrix."""
         (n, p), q = self._targets.shape, trend.shape[1]
         inverted = invert(self._work, np.asfortranarray(np.column_stack([self._targets, trend])))
@@ -190,7 +199,7 @@ class LeaveOneOut(DenseObjective):
 
     n_matrices = 3
 
-    def __call__(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
         """As of `DenseObjective`."""
         n_samples, n_targets = self._targets.shape
         self._fill(parameters)
@@ -262,7 +271,7 @@ def fold_predictions(
     return mean, variance
 
 
-OBJECTIVES: dict[Objective, type[DenseObjective]] = {"likelihood": LogMarginalLikelihood, "loo": LeaveOneOut}
+OBJECTIVES: dict[ObjectiveName, type[DenseObjective]] = {"likelihood": LogMarginalLikelihood, "loo": LeaveOneOut}
 
 
 class ByDesign(DenseObjective):
@@ -298,7 +307,7 @@ class LeaveOneOutByDesign(ByDesign, LeaveOneOut):
     """The sum of log p(y_i | X, y_-i, theta)."""
 
 
-BY_DESIGN: dict[Objective, type[ByDesign]] = {"likelihood": LikelihoodByDesign, "loo": LeaveOneOutByDesign}
+BY_DESIGN: dict[ObjectiveName, type[ByDesign]] = {"likelihood": LikelihoodByDesign, "loo": LeaveOneOutByDesign}
 
 
 def projected_peak_bytes(

@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import scipy
@@ -35,7 +35,7 @@ from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_sw
 from dkgp.models.trend import CENTRED, MeanKind, checked_mean
 from dkgp.models.tuning.families import KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
-from dkgp.models.tuning.objectives import OBJECTIVES, Objective
+from dkgp.models.tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from dkgp.models.tuning.space import NOISE_NAME, LogNormal, SearchSpace, search_space
 
 # The whole variance of the targets, so that the search discovers signal step by step. From a small noise variance the
@@ -120,8 +120,7 @@ class _SearchEndedError(Exception):
 class LikelihoodSearch:
     """Searches from one starting point after another and remembers the best point seen.
 
-    `likelihood` gives (value, gradient) of the log likelihood at log parameters (q,), or None where it does not exist;
-    `space` says what may be moved, and where to.
+    `space` has the parameters that may move, and their bounds.
 
     `best`: None until some starting point had a likelihood at all. `evaluations`: of the likelihood, over all starting
     points.
@@ -129,13 +128,13 @@ class LikelihoodSearch:
 
     def __init__(
         self,
-        likelihood: Callable[[FloatArray], tuple[float, FloatArray] | None],
+        objective: Objective,
         space: SearchSpace,
         settings: SearchSettings,
     ) -> None:
         self.best: Optimum | None = None
         self.evaluations = 0
-        self._likelihood = likelihood
+        self._evaluate = objective
         self._space = space
         self._free = space.free
         self._gamma_like = space.gamma_like[self._free]
@@ -204,7 +203,7 @@ class LikelihoodSearch:
         if self._evaluations_of_start >= self._settings.max_evaluations:
             raise _SearchEndedError
         parameters = self._space.full(free_parameters)
-        outcome = self._likelihood(parameters)
+        outcome = self._evaluate(parameters)
         self.evaluations += 1
         self._evaluations_of_start += 1
         if outcome is not None:
@@ -430,7 +429,7 @@ def candidates(space: SearchSpace, parameters: FloatArray, feature_names: Sequen
 
 
 def switch_off(
-    likelihood: Callable[[FloatArray], tuple[float, FloatArray] | None],
+    objective: Objective,
     space: SearchSpace,
     best: Optimum,
     feature_names: Sequence[str],
@@ -444,8 +443,6 @@ def switch_off(
 
     Parameters
     ----------
-    likelihood : callable
-        As of `LikelihoodSearch`.
     best : Optimum
         The end of a search.
     feature_names : sequence of d str
@@ -457,7 +454,7 @@ def switch_off(
         count = len(positions) if not evaluations else (passed + failed) // 2
         trial = best.parameters.copy()
         trial[positions[:count]] = -np.inf
-        outcome = likelihood(trial)
+        outcome = objective(trial)
         evaluations += 1
         if outcome is None or not outcome[0] >= best.log_likelihood - MOST_LOST:  # what is no number is no gain
             failed = count
@@ -481,7 +478,7 @@ class Choices:
     """
 
     kernel: Kernel | str | None = None
-    objective: Objective = "likelihood"
+    objective: ObjectiveName = "likelihood"
     bounds: Mapping[str, tuple[float, float]] | None = None
     fixed: Mapping[str, float] | None = None
     priors: Mapping[str, LogNormal | str] | None = None
@@ -556,7 +553,7 @@ class SearchProblem:
     first: FloatArray  # log parameters to start from, (q,), which may lie outside the bounds
 
     @classmethod
-    def of(cls, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings) -> SearchProblem:
+    def of(cls, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings) -> Self:
         """Check choices and settings; errors as of `tune`."""
         kernel, noise_variance = choices.initial(feature_names)
         of_labels = choices.likelihood is not None
@@ -578,6 +575,19 @@ class SearchProblem:
     def point(self, parameters: FloatArray) -> tuple[Kernel, float]:
         """The kernel and the noise variance that log parameters (q,) stand for."""
         return self.family.kernel(parameters[:-1]), math.exp(parameters[-1])
+
+    @classmethod
+    def from_start(cls, start: Hyperparameters, choices: Choices, settings: SearchSettings) -> Self:
+        """Return a search with these choices that goes on from hyperparameters."""
+        names = start.feature_names or tuple(f"x{index}" for index in range(start.n_features))
+        return cls.of(names, replace(choices, kernel=None, start=start), settings)
+
+    def parameters_from_start(self, parameters: FloatArray) -> tuple[TunedParameter, ...]:
+        """Return the parameters by name at log values (q,), each with the start of the first search that moved it."""
+        earlier = () if self.choices.start is None else self.choices.start.parameters or ()
+        first = {item.name: item.start for item in earlier}
+        tuned = self.space.tuned(parameters, self.space.within(self.first), self.feature_names)
+        return tuple(replace(item, start=first.get(item.name, item.start)) for item in tuned)
 
     def maximise(
         self,

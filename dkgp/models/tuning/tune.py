@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,7 +44,8 @@ from dkgp.models.tuning.objectives import (
     OBJECTIVES,
     DenseObjective,
     LogMarginalLikelihood,
-    Objective,
+    ObjectiveName,
+    ValueAndGradient,
     factored,
     fold_predictions,
     projected_peak_bytes,
@@ -79,7 +80,7 @@ class TuneOptions(TypedDict, total=False):
     max_evaluations: int
     progress: ProgressCallback | None
     kernel: Kernel | str | None
-    objective: Objective
+    objective: ObjectiveName
     bounds: Mapping[str, tuple[float, float]] | None
     fixed: Mapping[str, float] | None
     priors: Mapping[str, LogNormal | str] | None
@@ -279,16 +280,16 @@ def run_tuning(
         # that.
         stack.enter_context(single_threaded_blas())
         stack.callback(context.forget)
-        rounds = _Rounds(context, _local_threads(plan.count, stack) if executor is None else executor)
+        rounds = _OnSubsets(context, _local_threads(plan.count, stack) if executor is None else executor)
         summaries = rounds.run(summary_task)
-        search = LikelihoodSearch(rounds.likelihood, problem.space, problem.settings)
+        search = LikelihoodSearch(rounds, problem.space, problem.settings)
         best = problem.maximise(search, lambda _, point: search.run(point), summaries)
         if best is None:
             raise NumericalError(
                 "the kernel matrix was not positive definite at any starting point. Look for inputs that are not "
                 "standardised, or give the hyperparameters yourself"
             )
-        best, further_evaluations = switch_off(rounds.likelihood, problem.space, best, feature_names)
+        best, further_evaluations = switch_off(rounds, problem.space, best, feature_names)
         scores = _scores(rounds, best, plan, choices)
     further = []
     if plan.overlaps:
@@ -345,8 +346,8 @@ def projected_tuning_bytes(
     return common + at_once * family_bytes(kernel, subset_size)
 
 
-class _Rounds:
-    """Runs one task for each subset and hands the results back in the subsets' order."""
+class _OnSubsets:
+    """The sum of an objective over all subsets: one task for each, results in the subsets' order."""
 
     def __init__(self, context: TuningContext, executor: BlockExecutor | None) -> None:
         self._context, self._executor = context, executor
@@ -362,8 +363,8 @@ class _Rounds:
         name = f"tune-{task.__name__.removesuffix('_task')}"
         return self._executor.submit(name, task, (self._context, *arguments), groups).result()
 
-    def likelihood(self, parameters: FloatArray) -> tuple[float, FloatArray] | None:
-        """Sum of the subsets' values and gradients, or None where one of them does not exist."""
+    def __call__(self, parameters: FloatArray) -> ValueAndGradient:
+        """Return the sum of the subsets' values and gradients; None if one of them does not exist."""
         results = self.run(evaluate_task, parameters, self._modes)
         self._modes = tuple(
             before if mode is None else mode for before, (_, mode) in zip(self._modes, results, strict=True)
@@ -387,7 +388,7 @@ def _local_threads(subsets: int, stack: ExitStack) -> BlockExecutor | None:
     return executor
 
 
-def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) -> dict[str, dict[str, float | int]]:
+def _scores(rounds: _OnSubsets, best: Optimum, plan: SubsetPlan, choices: Choices) -> dict[str, dict[str, float | int]]:
     scores: dict[str, dict[str, float | int]] = {}
     if choices.folds is not None:
         parts = rounds.run(fold_task, best.parameters, choices.folds, plan.seed)
@@ -396,9 +397,6 @@ def _scores(rounds: _Rounds, best: Optimum, plan: SubsetPlan, choices: Choices) 
         parts = rounds.run(holdout_task, best.parameters)
         scores["holdout"] = {"rows": plan.holdout, **scores_of(parts)}
     return scores
-
-
-Outcome: TypeAlias = tuple[float, FloatArray] | None
 
 
 @dataclass(frozen=True)
@@ -451,7 +449,7 @@ class TuningContext:
     kernel: Kernel
     learn_variance: bool
     feature_names: tuple[str, ...]
-    objective: Objective
+    objective: ObjectiveName
     likelihood: LabelLikelihood | None = None
     mean: MeanKind = CENTRED
 
@@ -508,7 +506,7 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
 @needs_one_arithmetic
 def evaluate_task(
     context: TuningContext, parameters: FloatArray, starts: tuple[FloatArray | None, ...], subsets: list[int]
-) -> list[tuple[Outcome, FloatArray | None]]:
+) -> list[tuple[ValueAndGradient, FloatArray | None]]:
     """The objective's value and gradient on each subset, or None where it does not exist; and the mode of labels.
 
     That is searched for from the mode of an earlier evaluation, one of `starts` for each subset.

@@ -9,7 +9,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential, parse_kernel
-from dkgp.models.refinement.evidence import estimate_log_likelihood, quadratures
+from dkgp.models.refinement.estimates import estimate_log_likelihood, quadratures
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from tests.models.refinement.refine_problems import draw, log_likelihood

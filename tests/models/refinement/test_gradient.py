@@ -12,7 +12,7 @@ from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import RunContext
 from dkgp.models.noise import Noise
-from dkgp.models.refinement.gradient import GradientEstimator, draw_probes
+from dkgp.models.refinement.estimates import GradientEstimator, draw_probes
 from dkgp.models.tuning.families import ArdSquaredExponential
 from dkgp.models.tuning.objectives import LogMarginalLikelihood
 from dkgp.operators import ArrayInputs

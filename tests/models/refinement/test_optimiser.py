@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dkgp.models.refinement.optimiser import RADIUS, Point, QuasiNewton, estimated_gain, gain_error
+from dkgp.models.refinement.refine import RADIUS, Point, QuasiNewton, estimated_gain, gain_error
 
 Gradient = Callable[[np.ndarray], np.ndarray]
 FREE = np.array([True, True, True])

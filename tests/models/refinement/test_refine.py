@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.codec import to_json
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.memory import RUNTIME_BYTES
-from dkgp.models.refinement import gradient as refine_gradient
+from dkgp.models.refinement import estimates as refine_gradient
 from dkgp.models.refinement import refine as refine_module
-from dkgp.models.refinement.memory import plan_refinement
-from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
-from dkgp.models.refinement.refine import refine
-from dkgp.models.refinement.space import RefineSpace
+from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep, plan_refinement
+from dkgp.models.refinement.refine import RefineSpace, refine
 from dkgp.operators.product_error import ProductMemory
 from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw, log_likelihood
 from tests.watching import in_context
@@ -57,7 +56,7 @@ def whole(data: ArrayDataset) -> Run:
 
 
 def space(data: ArrayDataset, start: Hyperparameters = BAD, **options: Any) -> RefineSpace:
-    return RefineSpace.of(start, data.feature_names, **options)
+    return RefineSpace.of_start(start, data.feature_names, **options)
 
 
 def run(data: ArrayDataset, executor: Any, start: Hyperparameters = BAD, **options: Any) -> Refinement:
@@ -95,7 +94,7 @@ def test_every_step_is_on_record(whole: Run) -> None:
     assert found.column_passes >= sum(step.column_passes for step in steps)
     last = found.hyperparameters.noise_variance
     assert f"s2 {last:.4g}" in str(steps[-1])
-    document = found.to_json()
+    document = to_json(found)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["history"][-1]["values"]["noise_variance"] == last
 
@@ -292,7 +291,7 @@ def test_the_evidence_of_what_is_kept_is_estimated(
     )
     assert evidence.value == pytest.approx(exact, abs=4.0 * evidence.standard_error + 0.01)
     assert 0.0 < evidence.standard_error < 3.0
-    document = found.to_json()
+    document = to_json(found)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["evidence"]["value"] == evidence.value
 

@@ -9,7 +9,7 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
-from dkgp.models.refinement.gradient import Remembered
+from dkgp.models.refinement.estimates import Remembered
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import ConjugateGradient, RelativeResidual, solve
 

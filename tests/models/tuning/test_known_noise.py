@@ -17,8 +17,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise import Noise
 from dkgp.models.refinement.record import RefineSettings
-from dkgp.models.refinement.refine import refine
-from dkgp.models.refinement.space import RefineSpace
+from dkgp.models.refinement.refine import RefineSpace, refine
 from dkgp.models.sparse.search import check_bound
 from dkgp.models.tuning.families import family_of
 from dkgp.models.tuning.objectives import DenseObjective, LeaveOneOut, LogMarginalLikelihood, fold_predictions
@@ -179,7 +178,9 @@ def test_refining_on_all_samples_knows_their_noise(with_column: Dataset, executo
     inputs, y = with_column.inputs(0, with_column.n_samples), with_column.all_targets()
     start = Hyperparameters(Matern52((0.5, 0.5)), 0.1)
     settings = RefineSettings(steps=20, probes=100, held_out=0)
-    refined = refine(with_column, RefineSpace.of(start, with_column.feature_names), RunContext(executor), settings)
+    refined = refine(
+        with_column, RefineSpace.of_start(start, with_column.feature_names), RunContext(executor), settings
+    )
     tuned = refined.hyperparameters
     before = dense_gradient(start.kernel, 0.1, inputs, y, known)
     after = dense_gradient(tuned.kernel, tuned.noise_variance, inputs, y, known)

@@ -20,7 +20,7 @@ from dkgp.models import Hyperparameters, tune, tune_dataset
 from dkgp.models.tuning import tune as tuning_run
 from dkgp.models.tuning.dense_algebra import factor
 from dkgp.models.tuning.families import ArdSquaredExponential
-from dkgp.models.tuning.objectives import LeaveOneOut, LogMarginalLikelihood, Objective
+from dkgp.models.tuning.objectives import LeaveOneOut, LogMarginalLikelihood, ObjectiveName
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.tuning.tune import evaluate_task
 
@@ -37,7 +37,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataset_from_arrays(tmp_path_factory.mktemp("tuning") / "train.zarr", inputs, targets, chunk_rows=60)
 
 
-def tuned(dataset: Dataset, objective: Objective = "likelihood", **given: object) -> Hyperparameters:
+def tuned(dataset: Dataset, objective: ObjectiveName = "likelihood", **given: object) -> Hyperparameters:
     found = tune_dataset(
         dataset,
         subset=SUBSET,
@@ -53,7 +53,7 @@ def tuned(dataset: Dataset, objective: Objective = "likelihood", **given: object
 
 
 @pytest.fixture(scope="module")
-def reference(dataset: Dataset) -> dict[Objective, Hyperparameters]:
+def reference(dataset: Dataset) -> dict[ObjectiveName, Hyperparameters]:
     """The results of one thread."""
     executor = LocalExecutor(1)
     try:
@@ -64,7 +64,7 @@ def reference(dataset: Dataset) -> dict[Objective, Hyperparameters]:
 
 @pytest.mark.parametrize("objective", ["likelihood", "loo"])
 def test_the_value_is_the_sum_over_subsets(
-    dataset: Dataset, reference: dict[Objective, Hyperparameters], objective: Objective
+    dataset: Dataset, reference: dict[ObjectiveName, Hyperparameters], objective: ObjectiveName
 ) -> None:
     found = reference[objective]
     inputs, targets = dataset.inputs(0, N), dataset.targets(0, N)
@@ -87,7 +87,7 @@ def test_the_value_is_the_sum_over_subsets(
 @pytest.mark.parametrize("objective", ["likelihood", "loo"])
 @pytest.mark.parametrize("threads", [2, 5])
 def test_any_number_of_threads_gives_the_same_bits(
-    dataset: Dataset, reference: dict[Objective, Hyperparameters], objective: Objective, threads: int
+    dataset: Dataset, reference: dict[ObjectiveName, Hyperparameters], objective: ObjectiveName, threads: int
 ) -> None:
     executor = LocalExecutor(threads)
     try:
@@ -98,7 +98,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_cluster_gives_the_same_bits(
-    dataset: Dataset, reference: dict[Objective, Hyperparameters], kind: str
+    dataset: Dataset, reference: dict[ObjectiveName, Hyperparameters], kind: str
 ) -> None:
     options = ClusterOptions(kind=kind, workers=2, threads_per_worker=1)  # type: ignore[arg-type]
     with open_executor(options, N) as executor:
@@ -106,7 +106,7 @@ def test_a_cluster_gives_the_same_bits(
 
 
 def test_tasks_and_results_that_travel_give_the_same_bits(
-    dataset: Dataset, reference: dict[Objective, Hyperparameters]
+    dataset: Dataset, reference: dict[ObjectiveName, Hyperparameters]
 ) -> None:
     # Over TCP and through pickle as between machines, though the workers are threads of this process.
     with (
@@ -129,7 +129,7 @@ def test_tasks_and_results_that_travel_give_the_same_bits(
 
 
 def test_without_an_executor_it_is_the_same_and_so_it_is_from_arrays(
-    dataset: Dataset, reference: dict[Objective, Hyperparameters]
+    dataset: Dataset, reference: dict[ObjectiveName, Hyperparameters]
 ) -> None:
     assert tuned(dataset) == reference["likelihood"]
     found = tune(

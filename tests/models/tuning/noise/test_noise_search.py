@@ -17,7 +17,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.noise import NoiseModel
-from dkgp.models.refinement.space import RefineSpace
+from dkgp.models.refinement.refine import RefineSpace
 from dkgp.models.tuning.families import ArdSquaredExponential
 from dkgp.models.tuning.noise import (
     MEAN_LOG_CHI_SQUARED,
@@ -28,7 +28,7 @@ from dkgp.models.tuning.noise import (
     pivoted_factor,
     tune_noise,
 )
-from dkgp.models.tuning.objectives import BY_DESIGN, OBJECTIVES, DenseObjective, Objective
+from dkgp.models.tuning.objectives import BY_DESIGN, OBJECTIVES, DenseObjective, ObjectiveName
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.tuning.subsets import Subsets, plan_subsets
 
@@ -98,7 +98,7 @@ def test_gradient_is_that_of_the_value(name: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("name", ["likelihood", "loo"])
-def test_without_weights_it_is_the_objective_of_tuning(name: Objective, rng: np.random.Generator) -> None:
+def test_without_weights_it_is_the_objective_of_tuning(name: ObjectiveName, rng: np.random.Generator) -> None:
     inputs, targets = rng.standard_normal((30, 2)), rng.standard_normal((30, 1))
     family = ArdSquaredExponential(inputs, learn_variance=False, feature_names=NAMES)
     parameters = np.array([-0.5, 0.3, -1.5])
@@ -245,9 +245,9 @@ def test_several_targets_share_the_noise() -> None:
 def test_a_refinement_keeps_no_noise_model() -> None:
     dataset, _ = drawn("linear", 5, 200)
     tuned = found(dataset, "linear", subset=200)[1]
-    space = RefineSpace.of(tuned, NAMES)
+    space = RefineSpace.of_start(tuned, NAMES)
     assert space.unmoved().noise_model == tuned.noise_model
-    moved = space.hyperparameters(space.first + 0.1)
+    moved = space.moved(space.first + 0.1)
     assert moved.noise_model is None
     assert moved.noise_variance == pytest.approx(tuned.noise_variance * math.exp(0.1))
 
