@@ -30,7 +30,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import BoolArray, FloatArray
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.models.context import RunContext
-from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_switched_off
 from dkgp.models.noise import SAME_NOISE
 from dkgp.models.refinement.estimates import (
     GradientEstimate,
@@ -41,7 +41,6 @@ from dkgp.models.refinement.estimates import (
 )
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, SomeRows, held_out_rows, score_held_out
-from dkgp.models.tuned_parameter import TunedParameter, with_switched_off
 from dkgp.models.tuning.search import Choices, SearchProblem, SearchSettings
 from dkgp.operators.inputs import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
