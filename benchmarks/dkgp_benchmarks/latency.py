@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dkgp import GPRegressor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median_ratio, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data import open_model
 from dkgp.errors import DkgpError

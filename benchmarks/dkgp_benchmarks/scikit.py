@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median_ratio, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 
 N_TEST = 1000

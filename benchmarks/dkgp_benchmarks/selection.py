@@ -10,9 +10,8 @@ import numpy as np
 
 from dkgp.bench.problem import ProblemJob
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import ENTRIES, Column, report, write_record
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.plots import drawn
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions

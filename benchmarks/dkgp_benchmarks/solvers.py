@@ -11,7 +11,6 @@ from typing import Any
 
 from dkgp.bench.problem import FRIEDMAN1
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import (
     ENTRIES,
     Column,
@@ -21,6 +20,7 @@ from dkgp.commands.reporting.measurements import (
     with_null,
     write_record,
 )
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import InputError, MemoryBudgetError, UsageError

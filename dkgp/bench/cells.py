@@ -22,9 +22,9 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.commands.reporting.documents import Document, dump
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
 from dkgp.commands.reporting.memory import own_peak_bytes
+from dkgp.commands.reporting.outputs import Document, dump
 from dkgp.commands.reporting.plots import check_plot_file, drawn
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import InputError
@@ -36,7 +36,7 @@ from dkgp.kernels.terms import terms_of
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cells.products import CellProducts
-from dkgp.plan.validation.processes import run_contender
+from dkgp.plan.validation import run_contender
 
 THIS, FOURIER = "dkgp.bench.cells", "dkgp_benchmarks.cells.fourier"
 # Contender -> the module that runs it.

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.measurements import Ratio, median_ratio
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
+from dkgp.commands.reporting.outputs import dump
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset
@@ -30,7 +30,7 @@ from dkgp.errors import NotConvergedError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
-from dkgp.plan.validation.processes import run_contender
+from dkgp.plan.validation import run_contender
 from dkgp.solvers import Solution
 from dkgp.solvers.cholesky.dense import factor_strips, strip_bounds
 

@@ -29,8 +29,8 @@ from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.connect import start_cluster
 from dkgp.cluster.executors.base import RoundTasks
 from dkgp.cluster.executors.sums import PendingTotal
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import UsageError
 from dkgp.kernels import SquaredExponential
@@ -41,7 +41,7 @@ from dkgp.operators.fixed_point import Scale
 from dkgp.operators.full_products import COUNTS, FullProducts, RangeRows, Square
 from dkgp.operators.keeping import Keeping
 from dkgp.plan.fleet import Fleet, product_parts
-from dkgp.plan.network import measure_cluster
+from dkgp.plan.machine import measure_cluster
 from dkgp.solvers.prices import Prices, Sizes
 
 COLUMNS = (

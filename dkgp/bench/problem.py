@@ -19,7 +19,7 @@ from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, ope
 from dkgp.data.remote.storage import normalise_url
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset, write_hyperparameters
-from dkgp.plan.validation.processes import write_warm_up
+from dkgp.plan.validation import write_warm_up
 
 # Hyperparameters of a data set, without a search.
 Untuned = Callable[[Dataset], Hyperparameters]

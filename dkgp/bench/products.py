@@ -27,7 +27,6 @@ import numpy as np
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
 from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.threads import limit_blas_threads
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import (
     Column,
     Ratio,
@@ -38,6 +37,7 @@ from dkgp.commands.reporting.measurements import (
     with_null,
     write_record,
 )
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data import dataset_from_arrays, open_dataset
 from dkgp.errors import DkgpError, NumericalError

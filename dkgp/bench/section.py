@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dkgp.registry import Option, Registry, whole_or_auto
 
 if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document as Document
+    from dkgp.commands.reporting.outputs import Document as Document
     from dkgp.commands.reporting.progress import Reporter as Reporter
 
 

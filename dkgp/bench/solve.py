@@ -19,17 +19,16 @@ import numpy as np
 from dkgp.bench.contenders import Runs, ratio, room_for_cholesky, take_turns
 from dkgp.bench.problem import BenchProblem, ProblemJob
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import ENTRIES, Column, median, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_dataset
 from dkgp.errors import UsageError
 from dkgp.models import read_hyperparameters
-from dkgp.plan.figures import measure_machine
 from dkgp.plan.foreseen import foresee
-from dkgp.plan.network import measure_cluster
-from dkgp.plan.validation.scaling import compare_with_model, measure_scaling
+from dkgp.plan.machine import measure_cluster, measure_machine
+from dkgp.plan.validation import compare_with_model, measure_scaling
 from dkgp.solvers.registry import AUTO, check_options, declaration_of
 
 REFERENCES = ("cholesky", "plain_pass")

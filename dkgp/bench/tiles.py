@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dkgp.bench.contenders import copy_of
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, median_ratio, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kernels import SquaredExponential, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit

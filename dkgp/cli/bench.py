@@ -24,7 +24,7 @@ from dkgp.errors import UsageError
 
 if TYPE_CHECKING:
     from dkgp.bench.section import Section
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
 
 # Sections of dkgp-benchmarks: what to install is said where they are missing.

@@ -44,7 +44,7 @@ def with_flags(parameters: list[click.Parameter]) -> list[click.Parameter]:
 
 def wording() -> Callable[[str], str]:
     """Return a function that spells parameters as flags of the running command, and escapes control characters."""
-    from dkgp.commands.reporting.lines import printable
+    from dkgp.commands.reporting.progress import printable
 
     context = click.get_current_context(silent=True)
     parameters = [] if context is None else context.command.params

@@ -20,7 +20,7 @@ from dkgp.errors import DkgpError, ExitCode, StorageError, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
 
 UNEXPECTED = 1
@@ -195,7 +195,7 @@ def print_parts(parts: Iterable[RenderableType]) -> None:
 
 def _print_document(document: Document, output: Output, show: Callable[[Document, Output], None] | None) -> None:
     if output.as_json:
-        from dkgp.commands.reporting.documents import dump
+        from dkgp.commands.reporting.outputs import dump
 
         click.echo(dump(document))
     elif show is not None:
@@ -210,7 +210,7 @@ def _print_failure(command: str, failure: tuple[str, str, int, str | None], as_j
     kind, message, exit_code, checkpoint = failure
     click.echo(f"dkgp {command}: {message}", err=True)
     if as_json:
-        from dkgp.commands.reporting.documents import dump
+        from dkgp.commands.reporting.outputs import dump
 
         error: dict[str, Any] = {"type": kind, "message": message, "exit_code": exit_code}
         if checkpoint is not None:

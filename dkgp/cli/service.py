@@ -29,7 +29,7 @@ from dkgp.commands.recipe import RECIPES
 from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.service.client import ServiceClient
 
@@ -222,7 +222,7 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
 
     Ctrl-C is an `InterruptedRunError`: the job goes on.
     """
-    from dkgp.commands.reporting.documents import dump
+    from dkgp.commands.reporting.outputs import dump
     from dkgp.commands.reporting.tables.jobs import event_line
     from dkgp.errors import InterruptedRunError
 
@@ -612,7 +612,7 @@ def serve(**options: Any) -> None:
     output = Output.taken(options)
 
     def job(reporter: Reporter) -> None:
-        from dkgp.commands.reporting.documents import dump
+        from dkgp.commands.reporting.outputs import dump
         from dkgp.service.serve import run_serve
         from dkgp.service.settings import ServiceSettings, read_token
 

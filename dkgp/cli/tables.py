@@ -17,7 +17,7 @@ from dkgp.registry import FURTHER, Group, Option, byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.ingest import IngestJob
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.fit import FitJob
 

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.commands.job_options import DATASET, OVERWRITE
-from dkgp.commands.reporting.class_plots import plot_classes
-from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.outputs import check_side_files
-from dkgp.commands.reporting.plots import plot_predictions
+from dkgp.commands.reporting.outputs import Document, check_side_files, plain
+from dkgp.commands.reporting.plots import plot_classes, plot_predictions
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.errors import InputError

@@ -14,8 +14,8 @@ from dkgp import __version__
 from dkgp.cluster.options import cluster_kinds
 from dkgp.cluster.threads import available_cores
 from dkgp.codec import to_json
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import (
     LINEAR_MODEL_KIND,

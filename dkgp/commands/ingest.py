@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.memory import own_peak_bytes
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import TableOptions, ingest

@@ -9,10 +9,9 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, MODEL_OUT, OVERWRITE
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import memory_budget
-from dkgp.commands.reporting.model_plots import plot_weights
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, check_side_files, plain
+from dkgp.commands.reporting.plots import plot_weights
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.commands.run import Run, warn_of_labels
 from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, save_linear_model

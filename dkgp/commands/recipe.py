@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dkgp.options import Declared, declared_options
 
 if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
 
 

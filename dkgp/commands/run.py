@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from dkgp.cluster import BlockExecutor, open_executor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, announce
 from dkgp.commands.resuming import going_on
 from dkgp.commands.signals import stop_requested

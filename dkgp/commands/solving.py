@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.memory import memory_budget
+from dkgp.commands.reporting.outputs import RecordLog
 from dkgp.commands.reporting.progress import Measure
-from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.signals import interruptible
 from dkgp.commands.training import TrainingRun
 from dkgp.errors import MemoryBudgetError

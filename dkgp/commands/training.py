@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dkgp.commands.presets import announce_preset, preset_record, settled
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, RecordLog, check_side_files
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.resuming import bounded_products, has_checkpoint, is_unfinished_model, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.data import CheckpointStore, ensure_writable

@@ -23,10 +23,9 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, project
 from dkgp.plan.foreseen import foresee
-from dkgp.plan.network import Network
+from dkgp.plan.machine import MachineFigures, Network, measure_machine
 from dkgp.plan.smaller import Smaller, foresee_classifier, foresee_sparse
 from dkgp.plan.variances import foresee_variances
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work

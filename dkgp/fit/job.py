@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.ingest import IngestJob
-from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.data import TableOptions
 from dkgp.data.remote.storage import is_local
 from dkgp.data.types import joined

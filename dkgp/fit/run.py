@@ -16,9 +16,8 @@ from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.predict import PredictJob
-from dkgp.commands.reporting.documents import Document, is_document
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
-from dkgp.commands.reporting.outputs import check_output_file, write_text
+from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, write_text
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob

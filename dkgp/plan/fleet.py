@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dkgp.operators.full_products import TASKS_A_THREAD, cut_of, tasks_a_thread, words_apart
-from dkgp.plan.network import Network
+from dkgp.plan.machine import Network
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, product_phase
 
 # More workers are worth having while they save this share of the time.

@@ -8,9 +8,8 @@ from typing import Any
 
 from dkgp.cluster import open_executor
 from dkgp.cluster.cache import budget_here
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes
-from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_plan
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.sparse import SparseJob
@@ -22,12 +21,19 @@ from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import whole_phases
 from dkgp.options import prefixed
-from dkgp.plan.figures import MachineFigures, measure_machine
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_parts, product_seconds, project
 from dkgp.plan.foreseen import Foreseen, foresee
 from dkgp.plan.job import VARIANCE, PlanJob
-from dkgp.plan.network import ClusterFigures, measure_cluster
-from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
+from dkgp.plan.machine import (
+    ClusterFigures,
+    MachineFigures,
+    measure_cluster,
+    measure_machine,
+    read_bench,
+    read_figures,
+    with_bench,
+    write_figures,
+)
 from dkgp.plan.smaller import LikelihoodSettings, Smaller, foresee_classifier, foresee_likelihood, foresee_sparse
 from dkgp.plan.variances import ForeseenVariances, foresee_variances
 from dkgp.solvers.prices import Phase
@@ -104,7 +110,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
         "plot": job.plot,
     }
     if job.validate:
-        from dkgp.plan.validation.scaling import validate
+        from dkgp.plan.validation import validate
 
         document["validation"] = plain(validate(dataset, hyperparameters, foreseen, machine, reporter))
     if job.plot is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import dkgp.errors
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.errors import DkgpError, InputError, MissingExtraError, ServiceError, UsageError, WaitTimeoutError
 from dkgp.service.queue.records import TERMINAL, JobStateError, QueueFullError, UnknownJobError
 from dkgp.service.settings import check_token, is_loopback_address

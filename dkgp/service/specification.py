@@ -22,7 +22,7 @@ from dkgp.registry import Option
 
 if TYPE_CHECKING:
     from dkgp.commands.ingest import IngestJob
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
 
 T = TypeVar("T")

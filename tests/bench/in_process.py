@@ -27,4 +27,4 @@ def contenders_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             module.main()
         return subprocess.CompletedProcess(command, 0, written.getvalue(), "")
 
-    monkeypatch.setattr("dkgp.plan.validation.processes.subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr("dkgp.plan.validation.subprocess", SimpleNamespace(run=run))

@@ -18,7 +18,7 @@ from dkgp.commands.reporting.measurements import Column, median_ratio, report
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.plan.validation.scaling import measure_scaling
+from dkgp.plan.validation import measure_scaling
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def test_scaling_gives_the_first_number_of_workers_a_second_turn(
         asked.append(description["workers"])
         return {"seconds": next(seconds)}
 
-    monkeypatch.setattr("dkgp.plan.validation.scaling.run_contender", run)
-    monkeypatch.setattr("dkgp.plan.validation.scaling.entry_seconds", lambda kernel, precision, count: next(spans))
+    monkeypatch.setattr("dkgp.plan.validation.run_contender", run)
+    monkeypatch.setattr("dkgp.plan.validation.entry_seconds", lambda kernel, precision, count: next(spans))
     hyper = tmp_path / "hyper.json"
     hyper.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05]}, "noise_variance": 0.04}))
     problem = {"train": "", "warm": "", "hyper": str(hyper)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
-from dkgp.plan.network import ClusterFigures, Network
+from dkgp.plan.machine import ClusterFigures, Network
 from tests.cli.invoke import document_of, refused, run, run_json
 from tests.cli.measuring import measure_little
 
@@ -233,7 +233,7 @@ def test_a_figures_file_that_is_something_else_is_left_alone(problem: tuple[Path
 @pytest.mark.slow
 def test_a_plan_is_compared_with_real_runs(problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     train, hyper = problem
-    monkeypatch.setattr("dkgp.plan.validation.scaling.WORKERS", (1,))
+    monkeypatch.setattr("dkgp.plan.validation.WORKERS", (1,))
     options = ("--hyper", hyper, "--solver", "gbcd", "--block-size", 50, "--workers", "1,2", "--validate")
     found = run_json("plan", train, *options)["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]

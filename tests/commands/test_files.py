@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.commands.reporting import plots
-from dkgp.commands.reporting.outputs import check_output_file, check_side_files
-from dkgp.commands.reporting.records import RecordLog
+from dkgp.commands.reporting.outputs import RecordLog, check_output_file, check_side_files
 from dkgp.errors import ExitCode, InputError, MissingExtraError, OutputExistsError, StorageError, UsageError
 from dkgp.models.metrics import CoverageCurve
 from dkgp.operators.base import FloatArray

@@ -9,7 +9,7 @@ import pytest
 
 from dkgp.data import Dataset
 from dkgp.kernels import Kernel
-from dkgp.plan.figures import MachineFigures
+from dkgp.plan.machine import MachineFigures
 from dkgp.solvers.prices import Prices
 from tests.cli.invoke import run_json
 from tests.fit.tables import HOSTILE, write_messy

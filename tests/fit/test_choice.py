@@ -20,10 +20,8 @@ from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, decide, 
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.plan.figures import MachineFigures
-from dkgp.plan.network import ClusterFigures
+from dkgp.plan.machine import ClusterFigures, MachineFigures, write_figures
 from dkgp.plan.plan import PlanJob, run_plan
-from dkgp.plan.record import write_figures
 from tests.cli.invoke import run_json
 from tests.fit.conftest import PRICE, nominal_machine
 

@@ -13,14 +13,21 @@ import pytest
 
 from dkgp.bench.tiles import BenchTilesJob, run_bench_tiles
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import dump
+from dkgp.commands.reporting.outputs import dump
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
-from dkgp.plan.figures import MachineFigures, measure_machine, measure_speedups
-from dkgp.plan.network import measure_cluster
-from dkgp.plan.record import read_bench, read_figures, with_bench, write_figures
+from dkgp.plan.machine import (
+    MachineFigures,
+    measure_cluster,
+    measure_machine,
+    measure_speedups,
+    read_bench,
+    read_figures,
+    with_bench,
+    write_figures,
+)
 from dkgp.solvers.prices import Prices
 
 MACHINE = MachineFigures(3, Prices.nominal(3), (1.0, 1.5))
@@ -29,10 +36,10 @@ MACHINE = MachineFigures(3, Prices.nominal(3), (1.0, 1.5))
 def test_measured_figures_are_of_the_right_kind(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.plan.figures.SELECTION_SIZES", (50, 100, 200))
-    monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (1024, 512))
-    monkeypatch.setattr("dkgp.plan.figures.LEAVES", 2)
-    monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.002)
+    monkeypatch.setattr("dkgp.plan.machine.SELECTION_SIZES", (50, 100, 200))
+    monkeypatch.setattr("dkgp.plan.machine.TILE_SHAPE", (1024, 512))
+    monkeypatch.setattr("dkgp.plan.machine.LEAVES", 2)
+    monkeypatch.setattr("dkgp.plan.machine.LEAST_SECONDS", 0.002)
     dataset = dataset_from_arrays(tmp_path / "d.zarr", rng.standard_normal((500, 3)), rng.standard_normal((500, 2)))
     found = measure_machine(dataset, SquaredExponential(gamma=(0.3,) * 3), 0.1)
     assert found.d == 3
@@ -45,8 +52,8 @@ def test_measured_figures_are_of_the_right_kind(
 
 
 def test_speedups_begin_at_one_and_do_not_fall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.plan.figures.TILE_SHAPE", (1024, 512))
-    monkeypatch.setattr("dkgp.plan.figures.LEAST_SECONDS", 0.002)
+    monkeypatch.setattr("dkgp.plan.machine.TILE_SHAPE", (1024, 512))
+    monkeypatch.setattr("dkgp.plan.machine.LEAST_SECONDS", 0.002)
     speedups = measure_speedups(SquaredExponential(gamma=(1.0, 1.0)), cores=3)
     assert len(speedups) == 3
     assert speedups[0] == 1.0

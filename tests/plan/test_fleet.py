@@ -20,7 +20,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.full_products import COUNTS, FullProducts, cut_of, tasks_a_thread
 from dkgp.plan.fleet import Fleet, most_useful_workers, product_parts, product_seconds, project
-from dkgp.plan.network import Network
+from dkgp.plan.machine import Network
 from dkgp.solvers.block_descent.block_size import descent_phases
 from dkgp.solvers.conjugate.preconditioner import conjugate_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work

@@ -21,10 +21,9 @@ from dkgp.models.memory import RUNTIME_BYTES, Processes, plan_training
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER, worker_tiles
 from dkgp.operators.vecchia.factor import vecchia_bytes
-from dkgp.plan.figures import MachineFigures
 from dkgp.plan.foreseen import Foreseen, Tiles, foresee
-from dkgp.plan.network import ClusterFigures, Network
-from dkgp.plan.validation.scaling import Scaling, compare_with_model
+from dkgp.plan.machine import ClusterFigures, MachineFigures, Network
+from dkgp.plan.validation import Scaling, compare_with_model
 from dkgp.solvers.prices import Prices, core_seconds
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from dkgp.errors import DkgpError
 from dkgp.kernels import SquaredExponential
-from dkgp.plan.validation.entries import entry_seconds
-from dkgp.plan.validation.processes import run_contender
+from dkgp.plan.validation import entry_seconds, run_contender
 
 
 @pytest.mark.long

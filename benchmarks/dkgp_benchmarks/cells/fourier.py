@@ -24,7 +24,7 @@ from scipy.spatial import cKDTree
 from scipy.special import erfc, gammaln
 
 from dkgp.bench.cells import Problem, checked, kernel_of, read_problem, timed
-from dkgp.commands.reporting.documents import dump
+from dkgp.commands.reporting.outputs import dump
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.kernels.program import numpy_functions

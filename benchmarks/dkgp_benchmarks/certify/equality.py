@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dkgp
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.tuning.families import family_of

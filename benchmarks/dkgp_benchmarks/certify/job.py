@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dkgp.cluster import LocalExecutor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import UsageError
 from dkgp_benchmarks.certify import exact, likelihood

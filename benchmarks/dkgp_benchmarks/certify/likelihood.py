@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
 import dkgp
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.estimators.scikit_learn import ConvergenceWarning

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from dkgp.bench.problem import PreparedProblem, ProblemJob, write_rows
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Progress, open_dataset, open_model, open_prediction
 from dkgp.errors import DkgpError, UsageError
-from dkgp.plan.validation.processes import found_environment
+from dkgp.plan.validation import found_environment
 from dkgp_benchmarks.chaos.members import Members, TimeLine, Worker
 from dkgp_benchmarks.chaos.plot import plot_chaos
 

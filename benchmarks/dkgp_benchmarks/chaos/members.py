@@ -18,7 +18,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from dkgp.errors import DkgpError
-from dkgp.plan.validation.processes import found_environment
+from dkgp.plan.validation import found_environment
 from dkgp_benchmarks.chaos.wire import Wire
 
 _START_SECONDS = 60.0

@@ -15,9 +15,8 @@ from typing import Any
 
 from dkgp import __version__
 from dkgp.cluster.threads import available_cores
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, MissingExtraError, UsageError
 from dkgp_benchmarks.classify.many.grid import grid_table

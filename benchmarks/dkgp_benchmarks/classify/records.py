@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dkgp.codec import difference
-from dkgp.commands.reporting.documents import dump, plain
+from dkgp.commands.reporting.outputs import dump, plain
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import InputError
 

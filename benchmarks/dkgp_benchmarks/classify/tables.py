@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, median, median_ratio
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp_benchmarks.classify.methods import MethodSpec
 from dkgp_benchmarks.classify.problems import PROBLEMS
 from dkgp_benchmarks.classify.published import (

@@ -16,7 +16,7 @@ from typing import Any
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import available_cores
-from dkgp.commands.reporting.documents import plain
+from dkgp.commands.reporting.outputs import plain
 from dkgp.commands.reporting.progress import Measure, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob, run_train
@@ -25,7 +25,7 @@ from dkgp.errors import DkgpError
 from dkgp.kernels import kernel_from_json
 from dkgp.models import read_hyperparameters
 from dkgp.models.exact import train
-from dkgp.plan.validation.entries import entry_seconds
+from dkgp.plan.validation import entry_seconds
 from dkgp.solvers import Progress as SolveProgress
 
 MODULE = "dkgp_benchmarks.growth.run"

@@ -24,13 +24,12 @@ from typing import Any
 from dkgp.bench.problem import PreparedProblem, ProblemJob, prepare_problem
 from dkgp.cluster import ClusterOptions
 from dkgp.codec import difference
-from dkgp.commands.reporting.documents import Document, dump, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, report, write_record
-from dkgp.commands.reporting.outputs import write_text
+from dkgp.commands.reporting.outputs import Document, dump, plain, write_text
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import DkgpError, ExitCode, InputError, InterruptedRunError, NotConvergedError, UsageError
-from dkgp.plan.validation.processes import found_environment
+from dkgp.plan.validation import found_environment
 from dkgp.solvers import Progress as SolveProgress
 from dkgp_benchmarks.growth.plot import plot_growth
 from dkgp_benchmarks.growth.run import MODULE

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from dkgp.bench.contenders import kernel_columns
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, median
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.models import Hyperparameters
 from dkgp.solvers import GradientInfNorm, MaxIterations

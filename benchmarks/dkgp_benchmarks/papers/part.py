@@ -22,7 +22,7 @@ from dkgp_benchmarks.papers.verdicts.verdict import Judge
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
     from dkgp_benchmarks.library import Library
 

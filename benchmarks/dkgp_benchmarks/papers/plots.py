@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.outputs import check_output_file
+from dkgp.commands.reporting.outputs import Document, check_output_file
 from dkgp.commands.reporting.plots import check_plot_file, drawn
 from dkgp.errors import InputError
 from dkgp_benchmarks.papers.part import Drawing, Shown

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median
+from dkgp.commands.reporting.outputs import Document
 from dkgp.models import Hyperparameters
 from dkgp_benchmarks.papers.sparse_table import EXACT
 from dkgp_benchmarks.papers.tables import mean_of, said, section, spread_of

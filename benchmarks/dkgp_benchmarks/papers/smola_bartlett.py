@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dkgp.bench.contenders import factor_in_place, factored_solve
 from dkgp.cluster import BlockExecutor
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data.sources.synthetic import rbf_mixture
 from dkgp.errors import UsageError

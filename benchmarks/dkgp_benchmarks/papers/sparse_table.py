@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dkgp.bench.problem import write_rows
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, median, median_ratio
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_model, save_model

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import ENTRIES, Column, median
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.kernels import SquaredExponential, kernel_text
 from dkgp.models import Hyperparameters
 

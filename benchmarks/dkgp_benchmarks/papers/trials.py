@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.solver_options import SolverOptions
 from dkgp_benchmarks.papers.runs import SolverRun, Workbench, paper_contenders
 from dkgp_benchmarks.papers.tables import thinned

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document
 from dkgp_benchmarks.papers.tables import draws_said, mean_of, section, spread_of
 
 COLUMNS = (

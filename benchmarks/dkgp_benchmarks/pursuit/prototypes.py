@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, UsageError

@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
-from dkgp.commands.reporting.outputs import check_output_file
+from dkgp.commands.reporting.outputs import Document, check_output_file, plain
 from dkgp.commands.reporting.plots import check_plot_file, drawn
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError

@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.types import Progress
 from dkgp.operators import ArrayInputs

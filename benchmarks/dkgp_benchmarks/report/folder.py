@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dkgp import __version__
-from dkgp.commands.reporting.documents import Document, dump, plain
+from dkgp.commands.reporting.outputs import Document, dump, plain
 from dkgp.data.remote.storage import TEMPORARY_PREFIX, is_local, remove_tree, translate_write_errors, write_object
 from dkgp.errors import InputError
 from dkgp_benchmarks.papers.plots import file_name

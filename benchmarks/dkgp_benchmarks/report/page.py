@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from dkgp import __version__
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.tables.document import cell
 from dkgp.commands.reporting.tables.layout import figure
 from dkgp_benchmarks.library import PAPER_DATA

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dkgp import __version__
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import DkgpError, ExitCode, MissingExtraError, UsageError

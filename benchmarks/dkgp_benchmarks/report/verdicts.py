@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dkgp import __version__
-from dkgp.commands.reporting.documents import Document, dump
+from dkgp.commands.reporting.outputs import Document, dump
 from dkgp.commands.reporting.tables.document import cell
 from dkgp.data.remote.storage import write_object
 from dkgp.errors import InputError

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import LocalExecutor
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, UsageError
 from dkgp.operators import BlockedKernelOperator, DenseKernelOperator

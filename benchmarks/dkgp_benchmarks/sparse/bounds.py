@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from dkgp.bench.problem import FRIEDMAN1, BenchProblem, prepare_problem
 from dkgp.cluster import open_executor
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, median, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, open_dataset
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.threads import available_cores, in_parallel, single_threaded_blas
-from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.outputs import dump
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, open_dataset, open_model, open_prediction, save_model

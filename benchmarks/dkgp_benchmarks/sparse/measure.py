@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from dkgp.bench.contenders import Runs, ratio, take_turns
 from dkgp.bench.problem import PreparedProblem
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median, report, write_record
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import open_dataset
 from dkgp.errors import InputError, UsageError

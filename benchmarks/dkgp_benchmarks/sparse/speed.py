@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from dkgp.bench.contenders import Runs, copy_of, ratio, take_turns
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, median, median_ratio, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset
 from dkgp.errors import UsageError

@@ -18,8 +18,8 @@ import numpy as np
 from dkgp.bench.problem import FRIEDMAN1, BenchProblem, PreparedProblem, prepare_problem
 from dkgp.cluster import open_executor
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, UsageError

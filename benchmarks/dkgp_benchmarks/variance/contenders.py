@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dkgp.bench.contenders import assemble, factor_in_place, forward_substitute, kernel_columns, kernel_product
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import dump
 from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.outputs import dump
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import ModelRecord, open_dataset, open_model
 from dkgp.kernels import kernel_from_json

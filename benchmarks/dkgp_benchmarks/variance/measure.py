@@ -34,7 +34,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import certified_row_errors, middle
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.plan.validation.processes import WARM_UP_SAMPLES
+from dkgp.plan.validation import WARM_UP_SAMPLES
 
 FloatArray = NDArray[np.float64]
 Figures = dict[str, Any]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dkgp.bench.problem import FRIEDMAN1, BenchProblem, open_whole
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 from dkgp_benchmarks.library import PAPER_DATA, Library, PaperData

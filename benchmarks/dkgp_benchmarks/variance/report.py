@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp_benchmarks.variance.measure import REFERENCES, VarianceTrial, contender_of, measure_variances
 from dkgp_benchmarks.variance.plot import plot_intervals

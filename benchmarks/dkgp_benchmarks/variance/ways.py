@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset, ModelRecord, memory_dataset, memory_model, standardised_inputs
 from dkgp.errors import DkgpError, UsageError

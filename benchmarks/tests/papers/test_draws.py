@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp_benchmarks.papers.figures import convergence_figure, growth_figure

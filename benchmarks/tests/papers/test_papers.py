@@ -13,7 +13,7 @@ import pytest
 import scipy.spatial
 
 from dkgp.cluster import LocalExecutor
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.solver_options import SolverOptions

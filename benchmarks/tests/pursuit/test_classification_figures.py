@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.commands.reporting.documents import dump
+from dkgp.commands.reporting.outputs import dump
 from dkgp.commands.reporting.plots import drawn
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.models.classification.fixed_size.paths import Path

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError, UsageError
 from dkgp_benchmarks.papers.papers import BenchPapersJob, run_bench_papers

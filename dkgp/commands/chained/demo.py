@@ -11,9 +11,8 @@ from dkgp.commands.chained.steps import Steps, earlier_record
 from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs
 from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.predict import PredictJob
-from dkgp.commands.reporting.documents import Document, is_document, plain
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import check_output_file
+from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, plain
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions

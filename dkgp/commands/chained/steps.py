@@ -16,9 +16,8 @@ from dkgp.codec import difference
 from dkgp.commands.classify import ClassifyJob, run_classify
 from dkgp.commands.evaluate import EvaluateJob, run_evaluate
 from dkgp.commands.predict import PredictJob, run_predict
-from dkgp.commands.reporting.documents import Document, dump, is_document
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import write_text
+from dkgp.commands.reporting.outputs import Document, dump, is_document, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.sparse import SparseJob, run_sparse
 from dkgp.commands.train import TrainJob, run_train

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.outputs import check_side_files
+from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.train import TrainJob
 from dkgp.commands.train import run_train as run_training

@@ -8,8 +8,8 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import ClassifyRun
-from dkgp.commands.reporting.class_plots import plot_path
-from dkgp.commands.reporting.records import RecordLog
+from dkgp.commands.reporting.outputs import RecordLog
+from dkgp.commands.reporting.plots import plot_path
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solving import inputs_within, room
 from dkgp.data import ClassifierRecord

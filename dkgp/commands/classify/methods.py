@@ -9,7 +9,7 @@ from dkgp.commands.classify.of_samples import GPRun, LogisticRun
 from dkgp.commands.classify.on_basis import GPOnBasisRun, LogisticOnBasisRun
 from dkgp.commands.classify.run import ClassifyRun
 from dkgp.commands.presets import settled
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.training import finished_run
 from dkgp.errors import InputError, UsageError

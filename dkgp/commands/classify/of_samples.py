@@ -7,7 +7,7 @@ import math
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import LikelihoodRun
-from dkgp.commands.reporting.class_plots import plot_risk
+from dkgp.commands.reporting.plots import plot_risk
 from dkgp.commands.reporting.progress import Measure
 from dkgp.commands.solver_options import check_decisions, check_product_error
 from dkgp.commands.solving import effort_limits, input_bytes, planned_solve, solving

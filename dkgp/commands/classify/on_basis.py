@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.classify.job import ClassifyJob
 from dkgp.commands.classify.run import LikelihoodRun
-from dkgp.commands.reporting.class_plots import plot_newton
+from dkgp.commands.reporting.plots import plot_newton
 from dkgp.commands.solving import inputs_within, room, solving
 from dkgp.data import ClassifierRecord
 from dkgp.errors import UsageError

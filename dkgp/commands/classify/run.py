@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference, to_json
 from dkgp.commands.classify.job import ClassifyJob
-from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, open_classifier, open_dataset, save_classifier

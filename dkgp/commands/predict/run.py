@@ -7,8 +7,7 @@ from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.predict.job import ExportJob, PredictJob
-from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.outputs import check_table
+from dkgp.commands.reporting.outputs import Document, check_table, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible

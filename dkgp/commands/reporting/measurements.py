@@ -18,8 +18,7 @@ import psutil
 from dkgp import __version__
 from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.cluster.threads import available_cores
-from dkgp.commands.reporting.documents import Document, dump, is_document, plain
-from dkgp.commands.reporting.outputs import check_output_file, write_text
+from dkgp.commands.reporting.outputs import Document, check_output_file, dump, is_document, plain, write_text
 from dkgp.kernels.tiles.processor import compilation_target
 
 

@@ -1,16 +1,41 @@
-"""Small output files beside a store (plots, logs, JSON): checked before any work, like the stores themselves."""
+"""Documents: what a job returns, in plain JSON types."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any, Self, TypeAlias
 
+from dkgp.codec import finite, to_json
 from dkgp.commands.reporting.plots import check_plot_file
 from dkgp.data.exports import require_table_format
-from dkgp.data.remote.storage import exists, is_local, replacing, translate_write_errors
+from dkgp.data.remote.storage import exists, is_local, open_new, read_object, replacing, translate_write_errors
 from dkgp.data.stores.writable import require_outside_stores
 from dkgp.errors import InputError, OutputExistsError, UsageError, about
+
+Document: TypeAlias = dict[str, Any]
+
+
+def plain(value: Any) -> Any:
+    """Return the value in plain JSON types; what JSON has no word for (NaN, infinities) becomes None."""
+    return finite(to_json(value))
+
+
+def is_document(path: str | os.PathLike[str], command: str) -> bool:
+    """True if a file holds a document of that command."""
+    try:
+        return bool(json.loads(read_object(path))["command"] == command)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def dump(document: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """Return the document as JSON text that every parser accepts."""
+    return json.dumps(plain(document), indent=indent, allow_nan=False)
+
 
 # What files that dkgp replaces begin with, by suffix.
 _OPENINGS: dict[str, tuple[bytes, ...]] = {
@@ -112,3 +137,54 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a small text file; `StorageError` where the storage refuses. Errors as of `replacing`."""
     with replacing(Path(path).expanduser()) as place:
         place.write_text(text, encoding="utf-8")
+
+
+class RecordLog:
+    """Appends records to a file, each one flushed; opened by the first record.
+
+    Parameters
+    ----------
+    path : path or None
+        None logs nothing.
+    resume : bool
+        Go on with the file that is there. Rounds that are done again replace the earlier record of the same round.
+    """
+
+    def __init__(self, path: str | Path | None, *, resume: bool = False) -> None:
+        self._path = None if path is None else Path(path)
+        self._resume = resume
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Add one record; its "iteration" is the round it tells of."""
+        if self._path is None:
+            return
+        with translate_write_errors(self._path):
+            if self._file is None:
+                self._file = self._open(self._path, int(record.get("iteration", 0)))
+            self._file.write(dump(record, indent=None) + "\n")
+            self._file.flush()
+
+    def _open(self, path: Path, iteration: int) -> IO[str]:
+        kept = _records_before(path, iteration) if self._resume and path.exists() else []
+        file = open_new(path)
+        file.writelines(line + "\n" for line in kept)
+        return file
+
+
+def _records_before(path: Path, iteration: int) -> list[str]:
+    kept = []
+    for line in read_object(path).decode("utf-8").splitlines():
+        try:
+            if int(json.loads(line)["iteration"]) < iteration:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # a line cut short when the run was killed
+    return kept

@@ -17,15 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.lines import duration
+from dkgp.commands.reporting.progress import ConvergenceEstimate, duration
+from dkgp.data import Dataset
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError
+from dkgp.models import Hyperparameters, TunedParameter
+from dkgp.models.tuned_parameter import length_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+    from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, Reliability
+    from dkgp.models.linear.train import PathOfTarget
     from dkgp.models.metrics import CoverageCurve
 
 FloatArray = NDArray[np.float64]
@@ -321,3 +325,412 @@ def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
     widest = 100.0 * max(np.max(np.abs(observed - levels[:, None])), np.max(np.abs(band - levels)))
     bottom.set_ylim(-1.15 * widest, 1.15 * widest)
     panel.align_ylabels()
+
+
+# Features with a name in the legend, and targets with a row of their own.
+MOST_FEATURES, MOST_TARGETS = 10, 6
+# Of hyperparameters: bars, and lines beside them.
+MOST_BARS, MOST_OTHERS = 60, 40
+INCHES_A_BAR, INCHES_A_LINE = 0.28, 0.19
+
+
+def plot_basis(
+    path: str | os.PathLike[str],
+    history: History,
+    summary: Mapping[str, Any],
+    certificate: Mapping[str, Any],
+    *,
+    title: str,
+) -> None:
+    """Draw a growing basis.
+
+    Parameters
+    ----------
+    history : sequence of mappings
+        Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.GreedyProgress.to_json`).
+    summary, certificate : mapping
+        Of the model that it ended in: what is proven of it and of the rungs before, with all roundings, are points.
+    """
+    known = [record for record in history if record["least"] is not None]
+    excess = np.maximum(column(known, "risk") - column(known, "least"), 0.0)
+    distance = np.sqrt(2.0 * excess * certificate["largest_noise"] / certificate["n"])
+    gap, goal, sizes = column(known, "gap"), summary["settings"], column(known, "size")
+    proven = _proven(summary, certificate)
+    with drawn(path, 13.0, 4.2, title) as figure:
+        gaps, risks, distances = figure.subplots(1, 3)
+        _draw_proven(gaps, sizes, gap, proven, "gap", goal["gap"])
+        _draw_proven(risks, column(history, "size"), column(history, "risk"), proven, "risk", None)
+        if known:
+            risks.plot(sizes, column(known, "least"), color="C0", linestyle=":", label="least, in the choice")
+        at, least = column(proven, "size"), column(proven, "least")
+        risks.plot(at, least, ":s", markersize=3, color="C1", label="least, proven")
+        _draw_proven(distances, sizes, distance, proven, "distance", goal["target_distance"])
+        labels = {gaps: "duality gap", risks: "regularised risk", distances: "RMS distance to the exact mean, at most"}
+        for axis, label in labels.items():
+            axis.set(xlabel="basis samples m", ylabel=label)
+        finish(*labels)
+
+
+def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Proofs of the model, and of the rungs below it: of the worst target, and risks of all."""
+    rungs = summary.get("ladder", {}).get("rungs", [])
+    if rungs:
+        return [{**rung, "risk": sum(rung["risk"]), "least": sum(rung["least"])} for rung in rungs]
+    least = sum(max(bound) for bound in zip(*certificate["least_risk"].values(), strict=True))
+    gap = None if None in summary["gap"] else max(summary["gap"])
+    ends = {"gap": gap, "distance": max(summary["rms_bound"])}
+    return [{"size": summary["basis_size"], "risk": sum(certificate["risk"]), "least": least, **ends}]
+
+
+def _draw_proven(
+    axis: Axes, sizes: FloatArray, values: FloatArray, proven: History, name: str, goal: float | None
+) -> None:
+    """One figure: as the choice goes, as it is proven, and what was asked for."""
+    if len(sizes):
+        axis.semilogy(sizes, values, marker=".", markersize=3, label="in the choice")
+    axis.semilogy(column(proven, "size"), column(proven, name), "-s", markersize=5, color="C1", label="proven")
+    if goal is not None:
+        axis.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"asked for: {goal:g}")
+
+
+def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], data: Dataset, *, title: str) -> None:
+    """Draw weights and errors of each target's path, both standardised, against the cardinality.
+
+    Parameters
+    ----------
+    targets : sequence of PathOfTarget
+        Of the first few there is a row each.
+    data : Dataset
+        Whose features and targets they are.
+    """
+    shown = targets[:MOST_TARGETS]
+    with drawn(path, 11.0, 4.2 * len(shown), title) as figure:
+        rows = figure.subplots(len(shown), 2, squeeze=False)
+        for (by_weight, by_error), some, name in zip(rows, shown, data.target_names, strict=False):
+            _draw_weights(by_weight, some, data.feature_names)
+            by_weight.set(title=name, ylabel="standardised weight")
+            _draw_errors(by_error, some)
+            for axis in (by_weight, by_error):
+                axis.axvline(some.cardinality, color="grey", linestyle="--", linewidth=1)
+                axis.set_xlabel("features")
+                axis.grid(alpha=0.3)
+                axis.legend(fontsize="x-small", ncols=2)
+
+
+def _draw_weights(axis: Axes, some: PathOfTarget, names: Sequence[str]) -> None:
+    size = len(names)
+    weights = np.stack([some.path.solution(k, size) for k in range(some.path.longest + 1)])
+    used = some.path.used()
+    largest = used[np.argsort(-np.abs(weights[-1, used]), kind="stable")]
+    for number, feature in enumerate(largest):
+        label = names[feature] if number < MOST_FEATURES else None
+        axis.plot(weights[:, feature], marker=".", label=label, alpha=1.0 if number < MOST_FEATURES else 0.4)
+    axis.plot([], [], color="grey", linestyle="--", label=f"chosen: {some.cardinality:,}")
+
+
+def _draw_errors(axis: Axes, some: PathOfTarget) -> None:
+    axis.plot(some.errors, marker=".", label="training samples")
+    if some.scores is not None and some.spread is not None:
+        sizes = np.arange(len(some.scores))
+        axis.plot(sizes, some.scores, marker=".", label="samples left out")
+        if some.spread.any():
+            low, high = some.scores - some.spread, some.scores + some.spread
+            axis.fill_between(sizes, low, high, alpha=0.2, linewidth=0, color="C1", label="std over folds")
+    axis.set_ylabel("mean squared error, standardised")
+    if some.errors.min() > 0.0:
+        axis.set_yscale("log")
+
+
+def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
+    """Draw the length scales as bars on a logarithmic axis, and list the other hyperparameters beside them.
+
+    A short length scale is a feature on which the targets depend strongly. A kernel without length scales is drawn by
+    its other parameters.
+
+    Parameters
+    ----------
+    tuned : Hyperparameters
+        With `parameters`, as `tune` returns them.
+    """
+    parameters = tuned.parameters or ()
+    scales = [parameter for parameter in parameters if parameter.is_gamma]
+    others = [parameter for parameter in parameters if not parameter.is_gamma]
+    chosen = scales or others
+    bars = sorted((_Bar(parameter) for parameter in chosen), key=lambda bar: bar.value)
+    lines = _lines(others if scales else [], tuned)
+    height = max(3.0, 1.6 + INCHES_A_BAR * min(len(bars), MOST_BARS), 1.0 + INCHES_A_LINE * len(lines))
+    compared = tuned.comparison is not None
+    with drawn(path, 13.0 if compared else 9.0, height, _title(tuned)) as figure:
+        axis, table, *more = figure.subplots(1, 3 if compared else 2, width_ratios=(3.0, 1.2, 2.0)[: 2 + compared])
+        if tuned.comparison is not None:
+            _draw_comparison(more[0], tuned.comparison)
+        _draw_bars(axis, bars[:MOST_BARS])
+        axis.set_xlabel("length scale, in standard deviations of the feature" if scales else "value")
+        if len(bars) > MOST_BARS:
+            axis.set_title(f"the {MOST_BARS} shortest of {len(bars)}", fontsize="small")
+        table.axis("off")
+        table.text(0.0, 1.0, "\n".join(lines), va="top", fontsize="small", transform=table.transAxes)
+        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+
+
+def _draw_comparison(axis: Axes, comparison: Mapping[str, Any]) -> None:
+    """Held-out densities of the kernels that were compared, the best on top."""
+    rows = sorted((row for row in comparison["kernels"] if row["nlpd"] is not None), key=lambda row: row["nlpd"])
+    places = range(len(rows))
+    colours = ["tab:blue" if row["kernel"] == comparison["kernel"] else "tab:grey" for row in rows]
+    axis.scatter([row["nlpd"] for row in rows], places, c=colours)
+    axis.set(yticks=list(places), yticklabels=[_escaped(row["kernel"]) for row in rows])
+    axis.set_xlabel(f"NLPD of {comparison['held_out']:,} held-out samples")
+    axis.margins(y=0.15)
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+
+
+class _Bar:
+    """One bar: a length scale, or a parameter as it is."""
+
+    def __init__(self, parameter: TunedParameter) -> None:
+        self.name = _name(parameter)
+        self.fixed = parameter.fixed
+        shown = length_scale if parameter.is_gamma else float
+        self.value, self.start = shown(parameter.value), shown(parameter.start)
+        self.lower, self.upper = sorted((shown(parameter.lower), shown(parameter.upper)))
+
+
+def _name(parameter: TunedParameter) -> str:
+    """A feature's name alone where the kernel is one of a single part."""
+    if parameter.feature is not None:
+        part = parameter.name.removesuffix(f".{parameter.feature}").rpartition(".")[0]
+        return f"{parameter.feature} ({part})" if part else parameter.feature
+    return "all features" if parameter.name == "gamma" else parameter.name
+
+
+def _draw_bars(axis: Axes, bars: Sequence[_Bar]) -> None:
+    places = range(len(bars))
+    seen = [value for bar in bars for value in (bar.value, bar.start) if value < math.inf]
+    low, high = min(seen) / 3.0, max(seen) * 3.0
+    # Of a feature that is switched off the length scale is infinite: its bar goes to the end.
+    values = [min(bar.value, high) for bar in bars]
+    colours = ["tab:grey" if bar.fixed else "tab:blue" for bar in bars]
+    axis.barh(places, [value - low for value in values], left=low, color=colours, height=0.7)
+    axis.plot([bar.start for bar in bars], places, "|", color="black", markersize=10, label="start")
+    # Bounds beyond the picture are where nobody would look for them.
+    for place, bar in zip(places, bars, strict=True):
+        for bound in (bar.lower, bar.upper):
+            if low < bound < high and not bar.fixed:
+                axis.plot(bound, place, "d", color="tab:red", markersize=5)
+    axis.plot([], [], "d", color="tab:red", markersize=5, linestyle="none", label="bound")
+    axis.set(xscale="log", xlim=(low, high), yticks=list(places), yticklabels=[_escaped(bar.name) for bar in bars])
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _lines(others: Sequence[TunedParameter], tuned: Hyperparameters) -> list[str]:
+    """The parameters that are no bars, and the scores, one a line."""
+    rows = [(parameter.name + (" (fixed)" if parameter.fixed else ""), parameter.value) for parameter in others]
+    for group, scores in (tuned.scores or {}).items():
+        names = ("rmse", "nlpd", "coverage_95") if tuned.likelihood is None else ("error_rate", "log_loss")
+        rows += [(f"{group}, {name.replace('_', ' ')}", scores[name]) for name in names]
+    lines = [f"{_escaped(name)}: {value:.4g}" for name, value in rows[:MOST_OTHERS]]
+    if len(rows) > MOST_OTHERS:
+        lines.append(f"and {len(rows) - MOST_OTHERS} more")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    """A dollar sign as itself, not as the beginning of a formula."""
+    return text.replace("$", r"\$")
+
+
+def _title(tuned: Hyperparameters) -> str:
+    if tuned.sparse is not None:
+        what = f"{tuned.sparse['basis_size']:,} basis samples of {tuned.n_samples:,}"
+        return f"{tuned.kernel.type_name} with {what}, {tuned.objective} {tuned.sparse['value']:.1f}"
+    if tuned.subset_size is None:  # values given by hand, refined
+        return f"{tuned.kernel.type_name} on {tuned.n_samples:,} samples"
+    subsets = f"{tuned.subsets} x {tuned.subset_size:,}" if (tuned.subsets or 1) > 1 else f"{tuned.subset_size:,}"
+    which = "log marginal likelihood" if tuned.log_marginal_likelihood is not None else "leave-one-out log likelihood"
+    if tuned.likelihood is not None:
+        which = f"log evidence of {tuned.likelihood} labels"
+    value = tuned.log_marginal_likelihood
+    value = tuned.leave_one_out_log_likelihood if value is None else value
+    reached = "" if value is None else f", {which} {value:.1f}"
+    return f"{tuned.kernel.type_name} on {subsets} of {tuned.n_samples:,} samples{reached}"
+
+
+# Numbers are written into the cells of a confusion matrix of so many classes at most.
+MOST_WRITTEN = 12
+
+
+def plot_classes(
+    path: str | os.PathLike[str], metrics: ClassMetrics, curves: Sequence[OperatingCurve], *, title: str
+) -> None:
+    """Draw the confusion matrix, and beside it the operating curves and the reliability, of those that there are."""
+    panels = 1 + bool(curves) + (metrics.reliability is not None)
+    with drawn(path, 5.2 * panels, 5.0, title) as figure:
+        axes = list(np.ravel(np.asarray(figure.subplots(1, panels), dtype=object)))
+        _draw_confusion(axes.pop(0), metrics)
+        if curves:
+            _draw_curves(axes.pop(0), metrics, curves)
+        if metrics.reliability is not None:
+            _draw_reliability(axes.pop(0), metrics, metrics.reliability)
+
+
+def _draw_confusion(axis: Axes, metrics: ClassMetrics) -> None:
+    """Shares of each true class's samples, with counts in the cells where they can be read."""
+    count = len(metrics.classes)
+    by_class = metrics.confusion.sum(axis=1, keepdims=True)
+    shares = metrics.confusion / np.maximum(by_class, 1)
+    axis.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    if count <= MOST_WRITTEN:
+        for i, row in enumerate(metrics.confusion):
+            for j, cell in enumerate(row):
+                colour = "white" if shares[i, j] > 0.5 else "black"
+                axis.text(j, i, f"{cell:,}", ha="center", va="center", color=colour, fontsize="small")
+    step = -(-count // MOST_WRITTEN)
+    ticks = range(0, count, step)
+    names = [metrics.classes[number] for number in ticks]
+    axis.set_xticks(ticks, names, rotation=45, ha="right", fontsize="small")
+    axis.set_yticks(ticks, names, fontsize="small")
+    axis.set(xlabel="label that was given", ylabel="true label")
+    axis.set_title(f"error {metrics.error_rate:.2%}, balanced {metrics.balanced_error:.2%}", fontsize="small")
+
+
+def _draw_curves(axis: Axes, metrics: ClassMetrics, curves: Sequence[OperatingCurve]) -> None:
+    for number, curve in enumerate(curves):
+        axis.plot(curve.false, curve.true, label=curve.name if number < MOST_NAMES else None)
+    axis.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")
+    axis.set(xlabel="share of false alarms", ylabel="share of true alarms", xlim=(0, 1), ylim=(0, 1))
+    axis.set_title("" if metrics.auc is None else f"area under the curve {metrics.auc:.4f}", fontsize="small")
+    axis.legend(loc="lower right", fontsize="small")
+    finish(axis, legend=None)
+
+
+def _draw_reliability(axis: Axes, metrics: ClassMetrics, reliability: Reliability) -> None:
+    """Shares that came true against the probabilities that were claimed, with the band of sampling error by bin."""
+    from scipy.stats import binom
+
+    there = reliability.counts > 0
+    claimed, observed, counts = (
+        each[there] for each in (reliability.claimed, reliability.observed, reliability.counts)
+    )
+    axis.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--", label="calibrated")
+    low, high = (binom.ppf(end, counts, claimed) / counts for end in ((1.0 - BAND) / 2.0, (1.0 + BAND) / 2.0))
+    axis.fill_between(claimed, low, high, color="grey", alpha=0.3, linewidth=0, label=f"sampling error ({BAND:.0%})")
+    axis.plot(claimed, observed, marker="o", markersize=4)
+    of = f"of '{metrics.classes[1]}'" if len(metrics.classes) == 2 else "of the given label"
+    axis.set(xlabel=f"probability {of}", ylabel="share that came true", xlim=(0, 1), ylim=(0, 1))
+    shares = axis.twinx()
+    width = 1.0 / len(reliability.counts)
+    centres = (np.arange(len(reliability.counts)) + 0.5) * width
+    shares.bar(centres, reliability.counts / reliability.counts.sum(), width=width, alpha=0.15, color="C0")
+    shares.set(ylim=(0, 1), ylabel="share of samples (bars)")
+    axis.set_title(f"calibration error {reliability.error:.4f}", fontsize="small")
+    axis.legend(loc="upper left", fontsize="small")
+    finish(axis, legend=None)
+
+
+def plot_path(
+    path: str | os.PathLike[str],
+    cardinalities: Sequence[Mapping[str, Any]],
+    history: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    *,
+    title: str,
+) -> None:
+    """Draw the scores of a fixed-size classifier.
+
+    Parameters
+    ----------
+    cardinalities : sequence of mappings
+        Of the kernel and noise that were chosen: cardinality, score (mean squared error of cross-validation) and std
+        (over folds) of each.
+    history : sequence of mappings
+        What the search looked at: scale, noise_variance and score of each.
+    summary : mapping
+        Of the model: cardinality is that which was chosen, best_cardinality that of the least score.
+    """
+    # The axis has no place for none at all.
+    some = [record for record in cardinalities if record["cardinality"] > 0]
+    size, score, spread = (
+        np.array([float(record[name]) for record in some]) for name in ("cardinality", "score", "std")
+    )
+    with drawn(path, 11.0, 4.2, title) as figure:
+        by_size, by_width = figure.subplots(1, 2)
+        by_size.fill_between(size, score - spread, score + spread, alpha=0.2, linewidth=0, label="std over folds")
+        by_size.plot(size, score, label="cross-validation")
+        chosen = int(summary["cardinality"])
+        by_size.axvline(chosen, color="C1", linestyle="--", label=f"chosen: {chosen:,}")
+        best = int(summary["best_cardinality"])
+        if best != chosen:
+            by_size.axvline(best, color="grey", linestyle=":", label=f"least: {best:,}")
+        by_size.set(xlabel="prototypes", ylabel="mean squared error of decisions", xscale="log")
+        order = np.argsort([-record["scale"] for record in history], kind="stable")
+        widths = np.array([float(history[index]["scale"]) ** -0.5 for index in order])
+        scores = np.array([float(history[index]["score"]) for index in order])
+        by_width.plot(widths, scores, "o-", markersize=4, label="best penalty of each")
+        if len(scores):
+            least = int(np.argmin(scores))
+            by_width.plot(widths[least], scores[least], "s", color="C1", label="chosen")
+        by_width.set(
+            xlabel="width: factor of the length scales at the start", ylabel="mean squared error", xscale="log"
+        )
+        for axis in (by_size, by_width):
+            # Labels between powers of ten run into each other.
+            axis.xaxis.set_minor_formatter(lambda value, place: "")
+            finish(axis)
+
+
+def plot_risk(path: str | os.PathLike[str], history: History, *, title: str, goal: float | None = None) -> None:
+    """Draw the proven gap of the risk, and the risk itself, by products and by seconds.
+
+    Parameters
+    ----------
+    history : sequence of mappings
+        Records of the rounds: `duality_gap` is relative, `objective` the risk.
+    goal : float, optional
+        Relative gap at which the search was to stop.
+    """
+    with drawn(path, 9.0, 6.0, title) as figure:
+        axes = figure.subplots(2, 2, sharex="col")
+        for column, (name, label) in enumerate((("column_passes", "products"), ("seconds", "seconds"))):
+            _draw_falling(axes[0, column], history, name, "duality_gap", "proven relative gap", goal)
+            _draw_risk(axes[1, column], history, name, label)
+
+
+def plot_newton(path: str | os.PathLike[str], history: History, *, tolerance: float, title: str) -> None:
+    """Draw the steps of Newton's method on a basis: distance of decisions to the basis' best function, and the risk.
+
+    Parameters
+    ----------
+    path, title
+        As for `plot_risk`.
+    history : sequence of mappings
+        Records of the steps; `relative_residual` is the distance.
+    tolerance : float
+        Distance at which they were to stop.
+    """
+    with drawn(path, 9.0, 4.0, title) as figure:
+        left, right = figure.subplots(1, 2)
+        _draw_falling(left, history, "iteration", "relative_residual", "distance to the basis' best", tolerance)
+        left.set_xlabel("Newton steps")
+        _draw_risk(right, history, "iteration", "Newton steps")
+
+
+def _draw_falling(axis: Axes, history: History, by: str, name: str, label: str, goal: float | None) -> None:
+    """A positive figure on a logarithmic scale, as far as it is known."""
+    x, y = column(history, by), column(history, name)
+    shown = np.isfinite(y) & (y > 0.0)
+    axis.plot(x[shown], y[shown], ".-", markersize=4)
+    axis.set(ylabel=label)
+    if shown.any() or goal is not None:
+        axis.set_yscale("log")
+    if goal is not None:
+        axis.axhline(goal, color="grey", linestyle=":", label=f"goal: {goal:g}")
+    finish(axis, legend=None if goal is None else "small")
+
+
+def _draw_risk(axis: Axes, history: History, by: str, label: str) -> None:
+    axis.plot(column(history, by), column(history, "objective"), ".-", markersize=4)
+    axis.set(xlabel=label, ylabel="risk")
+    finish(axis, legend=None)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from dkgp.data import Progress as WorkProgress
+import numpy as np
+
+from dkgp.data import Progress
+from dkgp.errors import spelled
+
+WorkProgress: TypeAlias = Progress
 
 if TYPE_CHECKING:
-    # Whoever asks a service, which needs no models, waits a second less without them.
     from dkgp.cluster import BlockExecutor
     from dkgp.models import TuneProgress
     from dkgp.solvers import Progress as SolveProgress
@@ -19,17 +24,6 @@ if TYPE_CHECKING:
     Search: TypeAlias = AbstractContextManager[Callable[[TuneProgress], None]]
     Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
     Choice: TypeAlias = AbstractContextManager[Callable[[ChoiceProgress | WorkProgress], None]]
-
-__all__ = [
-    "DASHBOARD_NOTE",
-    "MEASURES",
-    "Measure",
-    "Reporter",
-    "SilentReporter",
-    "WorkProgress",
-    "announce",
-    "measured",
-]
 
 # What a note begins with that tells where the cluster's dashboard is.
 DASHBOARD_NOTE = "dashboard: "
@@ -120,3 +114,181 @@ def announce(executor: BlockExecutor, reporter: Reporter) -> None:
         reporter.note(f"{DASHBOARD_NOTE}{link}")
     if tunnel := getattr(executor, "dashboard_tunnel", ""):
         reporter.note(tunnel)
+
+
+# Of a round: `seconds`, and the measure under its name.
+Round: TypeAlias = Any
+
+# Gradient norms of a greedy method fall on a line in log space, with jumps: a shorter window would chase the jumps.
+_LEAST_WINDOW = 8
+# An extrapolation over more than so many times the rounds it comes from says nothing.
+_FARTHEST = 1e4
+
+
+class ConvergenceEstimate:
+    """Follows max |g|, or another measure, on its way down to the tolerance, on a logarithmic scale.
+
+    Parameters
+    ----------
+    tolerance : float
+        The solve is done when the measure is at or below it.
+    measure : str
+        A field of the rounds' records, perhaps not finite at first.
+    """
+
+    def __init__(self, tolerance: float, measure: str = "gradient_inf_norm") -> None:
+        self.tolerance, self._measure = tolerance, measure
+        self._seconds: list[float] = []
+        self._log_best: list[float] = []
+
+    def update(self, progress: Round) -> None:
+        """Take a round's record in."""
+        value = float(getattr(progress, self._measure))
+        if not math.isfinite(value):
+            return
+        norm = math.log(max(value, 1e-300))
+        self._seconds.append(progress.seconds)
+        self._log_best.append(min(norm, self._log_best[-1]) if self._log_best else norm)
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures of the rounds so far, which `solve_line` takes beside the last one."""
+        return {
+            "measure": self._measure,
+            "tolerance": self.tolerance,
+            "fraction": self.fraction,
+            "decades_per_minute": self.decades_per_minute,
+            "seconds_left": self.seconds_left,
+        }
+
+    @property
+    def fraction(self) -> float:
+        """Share of the way from the first gradient norm to the tolerance, 0 to 1; it never falls."""
+        if not self._log_best:
+            return 0.0
+        goal = math.log(self.tolerance)
+        if self._log_best[-1] <= goal:
+            return 1.0
+        return (self._log_best[0] - self._log_best[-1]) / (self._log_best[0] - goal)
+
+    @property
+    def decades_per_minute(self) -> float | None:
+        """Rate of the recent half of the rounds, in powers of ten; None while there is none."""
+        slope = self._slope()
+        return None if slope is None else -60.0 * slope / math.log(10.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the tolerance at the recent rate; None if the measure does not fall, or too slowly to tell."""
+        slope = self._slope()
+        missing = self._log_best[-1] - math.log(self.tolerance) if self._log_best else math.inf
+        if missing <= 0.0:
+            return 0.0
+        if slope is None or missing > -slope * _FARTHEST * (self._seconds[-1] - self._seconds[0]):
+            return None
+        return missing / -slope
+
+    def _slope(self) -> float | None:
+        """Slope of log max |g| against seconds over the recent half; None if it does not fall."""
+        count = max(_LEAST_WINDOW, len(self._seconds) // 2)
+        seconds = np.asarray(self._seconds[-count:])
+        norms = np.asarray(self._log_best[-count:])
+        # The best values never rise. Where they are equal, the slope would be a rounding of zero.
+        if len(seconds) < 2 or seconds[-1] <= seconds[0] or norms[-1] >= norms[0]:
+            return None
+        centred = seconds - seconds.mean()
+        slope = float(centred @ (norms - norms.mean()) / (centred @ centred))
+        return slope if slope < 0.0 else None
+
+
+# What people of any field call what a solve is told to bring down; `MEASURES` are the names that records have.
+PLAIN_MEASURES: dict[str, str] = {
+    "gradient_inf_norm": "largest error",
+    "duality_gap": "distance to the best fit, relative",
+    "distance": "largest error",
+    "relative_residual": "largest error",
+}
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or turn around, written as its code: names and files hold anything."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def typed(text: str) -> str:
+    """Spell the parameters of any command as flags."""
+    return spelled(text, lambda name: "--" + name.replace("_", "-"))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 12 s, 3 min 20 s, 2 h 05 min."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"
+
+
+def time_left(seconds: float | None) -> str:
+    """About how long is left; nothing where that is not known."""
+    return "" if seconds is None else f"about {duration(seconds)} left"
+
+
+def solve_line(event: Mapping[str, Any], *, verbose: bool) -> str:
+    """Return how far a solve is.
+
+    Parameters
+    ----------
+    event : Mapping
+        A round's record (`dkgp.solvers.Progress.to_json`), and as far as they are known `measure`, `tolerance`,
+        `decades_per_minute` and `seconds_left`.
+    verbose : bool
+        Rounds, passes and the rate too.
+    """
+    measure, tolerance, rate = measured(event), event.get("tolerance"), event.get("decades_per_minute")
+    parts = []
+    if verbose:
+        parts += [f"round {event.get('iteration', 0)}", f"{event.get('column_passes', 0.0):.2f} passes"]
+    if measure is not None:
+        name, value = measure
+        if verbose:
+            parts.append(f"{name} {value:.2e}" + ("" if tolerance is None else f" -> {tolerance:.0e}"))
+        else:
+            goal = "" if tolerance is None else f", to come down to {tolerance:.0e}"
+            parts.append(f"{PLAIN_MEASURES[event.get('measure', 'gradient_inf_norm')]} {value:.1e}{goal}")
+    if verbose and rate is not None:
+        parts.append(f"{rate:.2f} decades/min")
+    # Where it is done there is none left.
+    return ", ".join([*parts, *filter(None, [time_left(event.get("seconds_left") or None)])]) or "begun"
+
+
+def search_line(event: Mapping[str, Any], *, verbose: bool) -> str:
+    """Return how far a search for hyperparameters is; `event` as of `dkgp.models.TuneProgress`."""
+    likelihood = f"log likelihood {event['best_log_marginal_likelihood']:.2f}"
+    tried = event.get("evaluation", 0)
+    if not verbose:
+        start = f" from starting point {event['start'] + 1}" if event.get("start") else ""
+        return f"{tried} {'try' if tried == 1 else 'tries'}{start}, best {likelihood}"
+    start = f", start {event['start']}" if "start" in event else ""
+    more = "".join(
+        f", {name} {event[field]:{form}}"
+        for field, name, form in (("gradient_inf_norm", "gradient", ".2g"), ("noise_variance", "s2", ".3g"))
+        if event.get(field) is not None
+    )
+    return f"evaluation {tried}{start}, {likelihood}{more}"
+
+
+def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) -> str:
+    """Return how far the choice of a basis is; `event` as of `dkgp.solvers.greedy_basis.GreedyProgress`."""
+    of = "" if size is None else f" of {size:,}"
+    gap = event.get("gap")
+    if verbose:
+        more = f", risk {event['risk']:.6g}" + ("" if gap is None else f", gap {gap:.3g}")
+    else:
+        more = "" if gap is None else f", {100 * gap:.2g} % from the best fit at most"
+    return f"{event['size']:,}{of} basis samples{more}"

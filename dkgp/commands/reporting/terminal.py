@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.lines import choice_line, search_line, solve_line, time_left
-from dkgp.commands.reporting.progress import Measure, WorkProgress
+from dkgp.commands.reporting.progress import (
+    ConvergenceEstimate,
+    Measure,
+    WorkProgress,
+    choice_line,
+    search_line,
+    solve_line,
+    time_left,
+)
 
 if TYPE_CHECKING:
     from dkgp.models import TuneProgress

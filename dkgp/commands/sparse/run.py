@@ -10,10 +10,9 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference
-from dkgp.commands.reporting.documents import Document, plain
-from dkgp.commands.reporting.model_plots import plot_basis
+from dkgp.commands.reporting.outputs import Document, RecordLog, plain
+from dkgp.commands.reporting.plots import plot_basis
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.reporting.records import RecordLog
 from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import warn_of_labels
 from dkgp.commands.signals import interruptible

@@ -9,7 +9,7 @@ from typing import Any
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.codec import difference
-from dkgp.commands.reporting.documents import Document, plain
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of

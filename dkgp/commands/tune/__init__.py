@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.tune.bound import BoundRun
 from dkgp.commands.tune.job import TuneJob

@@ -11,10 +11,9 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.cluster.options import KINDS
 from dkgp.codec import difference
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.memory import available_bytes, own_peak_bytes
-from dkgp.commands.reporting.model_plots import plot_tuning
-from dkgp.commands.reporting.outputs import check_output_file, check_side_files
+from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
+from dkgp.commands.reporting.plots import plot_tuning
 from dkgp.commands.run import Run
 from dkgp.commands.tune.job import TuneJob
 from dkgp.commands.tune.refine import check_refinement_memory, raise_if_interrupted, refined

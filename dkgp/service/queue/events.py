@@ -27,10 +27,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.documents import plain
+from dkgp.commands.reporting.outputs import plain
 from dkgp.commands.reporting.progress import (
     DASHBOARD_NOTE,
+    ConvergenceEstimate,
     Measure,
     WorkProgress,
 )

@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dkgp.commands.reporting.documents import dump
+from dkgp.commands.reporting.outputs import dump
 from dkgp.data.remote.storage import translate_write_errors
 from dkgp.errors import ExitCode, InputError
 from dkgp.service.queue.database import FolderSizes, QueueDatabase, Row, Transaction, prepare_folder, tree_bytes

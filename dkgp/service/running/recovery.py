@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.data import CheckpointStore, PredictionWriter, exists, recognise
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dkgp.commands.reporting.class_plots import plot_classes
+from dkgp.commands.reporting.plots import plot_classes
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, operating_curve
 from tests.models.classification.problems import class_metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkgp.commands.reporting.documents import dump, plain
+from dkgp.commands.reporting.outputs import dump, plain
 
 
 def test_numpy_values_become_plain() -> None:

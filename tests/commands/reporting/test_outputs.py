@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dkgp.commands.reporting.outputs import check_output_file, check_side_files, write_text
-from dkgp.commands.reporting.records import RecordLog
+from dkgp.commands.reporting.outputs import RecordLog, check_output_file, check_side_files, write_text
 from dkgp.data import dataset_from_arrays, open_dataset
 from dkgp.data.remote import storage
 from dkgp.data.remote.storage import open_new

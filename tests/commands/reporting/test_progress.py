@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from dkgp.commands.reporting.convergence import ConvergenceEstimate
-from dkgp.commands.reporting.lines import choice_line, duration, search_line, solve_line
+from dkgp.commands.reporting.progress import ConvergenceEstimate, choice_line, duration, search_line, solve_line
 from dkgp.commands.reporting.terminal import TerminalReporter
 from dkgp.data import Progress as WorkProgress
 from dkgp.solvers import Progress

@@ -18,8 +18,8 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import memory_dataset
 from dkgp.kernels import Kernel, SquaredExponential

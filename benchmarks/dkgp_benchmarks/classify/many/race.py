@@ -16,8 +16,8 @@ import numpy as np
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import available_cores
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data import memory_dataset
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings

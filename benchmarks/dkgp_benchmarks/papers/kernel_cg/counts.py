@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.commands.reporting.documents import Document
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.operators import DenseKernelOperator
 from dkgp.solvers.stopping import DualityGap

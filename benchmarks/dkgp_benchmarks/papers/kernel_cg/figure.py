@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 
 from dkgp.bench.contenders import cholesky_bytes, fits_cholesky
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import InputError
 from dkgp.operators import DenseKernelOperator

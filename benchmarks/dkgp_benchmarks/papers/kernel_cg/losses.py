@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.operators import DenseKernelOperator
 from dkgp.solvers.risk import RiskSolution

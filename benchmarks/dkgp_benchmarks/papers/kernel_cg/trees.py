@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster import LocalExecutor
-from dkgp.commands.reporting.documents import Document, plain
 from dkgp.commands.reporting.measurements import Column
+from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential

@@ -15,7 +15,7 @@ from dkgp_benchmarks.papers.verdicts import gbcd as verdicts
 from dkgp_benchmarks.papers.verdicts.verdict import Judge
 
 if TYPE_CHECKING:
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.solver_options import SolverOptions
     from dkgp.models import Hyperparameters
     from dkgp_benchmarks.library import Library, PreparedData
@@ -180,7 +180,7 @@ def _variances(work: Work) -> Iterator[Shown]:
 
 def _certified(work: Work, draw: int) -> Document:
     from dkgp.bench.problem import BenchProblem
-    from dkgp.commands.reporting.documents import plain
+    from dkgp.commands.reporting.outputs import plain
     from dkgp.models.variance.settings import VarianceSettings
     from dkgp_benchmarks.variance.measure import VarianceTrial
     from dkgp_benchmarks.variance.paper_tables import BenchPaperTableJob, run_bench_paper_table

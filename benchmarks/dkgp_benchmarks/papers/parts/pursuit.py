@@ -18,7 +18,7 @@ from dkgp_benchmarks.papers.verdicts.verdict import Judge, Verdict
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
     from dkgp_benchmarks.library import Library
 
 # Rivals of every table but the boosted trees, which the paper does not have.
@@ -152,7 +152,7 @@ def _errors(section: Document) -> Drawing:
 
 def _figure(work: Work, number: str) -> Iterator[Shown]:
     """One figure of `dkgp bench pursuit`."""
-    from dkgp.commands.reporting.documents import plain
+    from dkgp.commands.reporting.outputs import plain
     from dkgp.errors import InputError
     from dkgp_benchmarks.papers.tables import section
     from dkgp_benchmarks.pursuit.job import BenchPursuitJob

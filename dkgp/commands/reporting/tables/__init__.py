@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dkgp.commands.reporting.documents import Document
+    from dkgp.commands.reporting.outputs import Document
 
 __all__ = ["tables"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.lines import duration
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration
 from dkgp.commands.reporting.tables.classify import (
     classifier_info_tables,
     classify_tables,

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.lines import typed
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import typed
 from dkgp.commands.reporting.tables.classify import evaluated_class_tables
 from dkgp.commands.reporting.tables.layout import Rows, bounds_of, gaps, grid, number, table_of
 from dkgp.models.verdict import COVERAGE_MATTERS, FEWEST_SAMPLES

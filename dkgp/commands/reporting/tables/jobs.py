@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.lines import duration, search_line, solve_line
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration, search_line, solve_line
 from dkgp.commands.reporting.tables import tables
 from dkgp.commands.reporting.tables.layout import figure, table_of
 

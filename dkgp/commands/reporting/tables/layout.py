@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from dkgp.commands.reporting.lines import printable
+from dkgp.commands.reporting.progress import printable
 
 Rows = list[tuple[str, str]]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dkgp.codec import from_json
-from dkgp.commands.reporting.documents import Document
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.tables.layout import (
     Detail,
     Rows,

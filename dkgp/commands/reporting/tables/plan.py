@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from dkgp.commands.reporting.documents import Document
-from dkgp.commands.reporting.lines import duration
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration
 from dkgp.commands.reporting.tables.layout import Rows, grid, size, table_of
 
 

@@ -1,4 +1,4 @@
-"""Prices of this machine, measured in a few seconds or read back, and how threads share it.
+"""Prices of this machine and of its cluster's messages, measured in a few seconds or read from files.
 
 They are seconds of one core, taken with the very functions that training runs: of this process's own time, so that
 others on the machine count for little.
@@ -6,19 +6,26 @@ others on the machine count for little.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
+import psutil
 from scipy.optimize import nnls
 
-from dkgp.cluster import LocalExecutor
+from dkgp.cluster import BlockExecutor, LocalExecutor
+from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.threads import available_cores, single_threaded_blas
+from dkgp.commands.reporting.measurements import Column, median, report
+from dkgp.commands.reporting.outputs import Document, dump, write_text
+from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
@@ -245,3 +252,200 @@ def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, .
     found = np.interp(np.arange(1, min(cores, counts[-1]) + 1), counts, speeds).tolist()
     found += [found[-1] * count / len(found) for count in range(len(found) + 1, cores + 1)]
     return tuple(float(value) for value in found)
+
+
+ROUND_TRIPS = 15
+MANY_TASKS = 24
+PAYLOAD_BYTES = 4 * 1024**2
+MESSAGE_REPEATS = 5
+# Faster than any wire: what is assumed where the payload's own time is lost in the round trip's.
+MOST_BYTES_PER_SECOND = 2e10
+LEAST_MESSAGE_SECONDS = 1e-5
+
+
+@dataclass(frozen=True)
+class Network:
+    """Costs of messages."""
+
+    round_trip_seconds: float  # of one empty task: from its submission to its result at the coordinator
+    task_seconds: float  # what each further task of the same round adds to that, at the scheduler
+    submit_seconds: float  # what submitting a task costs the coordinator itself
+    bytes_per_second: float  # of what tasks carry, either way
+
+
+@dataclass(frozen=True)
+class ClusterFigures:
+    """Figures of a cluster."""
+
+    network: Network  # what messages cost on it
+    threads: int  # tasks that it runs at once, now
+    # What a worker process holds before it has any work; the coordinator's where they share a process.
+    worker_resident_bytes: int
+    least_task_evaluations: int  # kernel entries below which a task is not worth its messages
+    tiles: TileBudget = field(default_factory=TileBudget)  # what each worker may keep of a kernel matrix
+
+
+def echo_task(payload: Any, blocks: list[int]) -> list[Any]:
+    """Return the payload for each block."""
+    return [payload for _ in blocks]
+
+
+def resident_task(blocks: list[int]) -> list[int]:
+    """Return the resident bytes of the process that runs this, for each block."""
+    return [int(psutil.Process().memory_info().rss) for _ in blocks]
+
+
+def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
+    """Measure a cluster by rounds of empty tasks, in a second or two."""
+
+    def timed(payload: Any, tasks: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        pending = executor.submit("kprobe", echo_task, (payload,), [[index] for index in range(tasks)])
+        submitted = time.perf_counter()
+        pending.result()
+        return time.perf_counter() - began, submitted - began
+
+    resident_bytes = int(max(executor.submit("kprobe", resident_task, (), [[0]]).result()))
+    for tasks in (1, MANY_TASKS):
+        timed(None, tasks)  # connections are made
+    single = [timed(None, 1) for _ in range(ROUND_TRIPS)]
+    many = [timed(None, MANY_TASKS) for _ in range(MESSAGE_REPEATS)]
+    # Noise, and pages never written, would compress or be shared.
+    payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, dtype=np.uint8)
+    heavy = [timed(payload, 1)[0] for _ in range(MESSAGE_REPEATS)]
+    round_trip = median([seconds for seconds, _ in single])
+    submit = median([seconds for _, seconds in many]) / MANY_TASKS
+    task = (median([seconds for seconds, _ in many]) - round_trip) / (MANY_TASKS - 1)
+    wire = max(median(heavy) - round_trip, 2 * PAYLOAD_BYTES / MOST_BYTES_PER_SECOND)
+    network = Network(
+        round_trip_seconds=max(round_trip - submit, LEAST_MESSAGE_SECONDS),
+        # The coordinator's own part is counted where it submits.
+        task_seconds=max(task - submit, LEAST_MESSAGE_SECONDS),
+        submit_seconds=max(submit, LEAST_MESSAGE_SECONDS / 10.0),
+        bytes_per_second=2 * PAYLOAD_BYTES / wire,
+    )
+    return ClusterFigures(
+        network, executor.parallelism, resident_bytes, executor.least_task_evaluations, executor.tiles
+    )
+
+
+BENCHMARK = "machine"
+COLUMNS = (
+    Column("d", "features", "d"),
+    Column("entries", "entry, s", ".3e"),
+    Column("double_entries", "float64 entry, s", ".3e"),
+    Column("filled", "kept entry, s", ".3e"),
+    Column("kept", "read entry, s", ".3e"),
+    Column("operations", "operation, s", ".3e"),
+    Column("double_operations", "float64 operation, s", ".3e"),
+    Column("bytes", "byte, s", ".3e"),
+)
+
+
+def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None:
+    """Return the figures that a file holds for d features; None where it has none or is not there.
+
+    Figures that another processor took are used, and that is said.
+
+    Raises
+    ------
+    InputError
+        The file is something else.
+    """
+    document = _read(path, "figures")
+    if document is None:
+        return None
+    if document.get("benchmark") != BENCHMARK:
+        raise InputError(f"'{path}' (`figures`) holds no figures of a machine; expected a file that `dkgp plan` wrote")
+    for row in document["rows"]:
+        machine = MachineFigures.from_json(row)
+        if machine.d == d:
+            taken_on, here = document["machine"]["processor"], _machine()["processor"]
+            if taken_on != here:
+                reporter.warn(f"the figures in '{path}' were taken on another processor ({taken_on}; this is {here})")
+            return machine
+    return None
+
+
+def write_figures(path: str, machine: MachineFigures) -> None:
+    """Add figures to a file, or begin one; those of another machine are dropped."""
+    document = _read(path, "figures")
+    rows: list[dict[str, Any]] = []
+    if document is not None and document["machine"]["processor"] == _machine()["processor"]:
+        rows = [row for row in document["rows"] if row["d"] != machine.d]
+    rows = sorted([*rows, machine.to_json()], key=lambda row: row["d"])
+    figures = {"speedups": rows[-1]["speedups"]}
+    write_text(path, dump(report(BENCHMARK, "Figures of this machine", COLUMNS, rows, figures)) + "\n")
+
+
+def read_bench(path: str) -> Document:
+    """Read a record of `dkgp bench` that a plan can use: of `tiles`, or of `scaling`.
+
+    Raises
+    ------
+    InputError
+        No such record.
+    """
+    document = _read(path, "bench")
+    if document is None:
+        raise InputError(f"the file '{path}' (`bench`) does not exist; write one with `dkgp bench tiles --out {path}`")
+    if document.get("benchmark") not in ("tiles", "scaling"):
+        raise InputError(
+            f"'{path}' (`bench`) is a record of `dkgp bench {document.get('benchmark')}`, which says nothing about the "
+            "cost of a kernel entry; expected one of `dkgp bench tiles` or `dkgp bench scaling`"
+        )
+    return document
+
+
+def with_bench(figures: MachineFigures, document: Mapping[str, Any]) -> MachineFigures:
+    """Replace measured figures by those of a benchmark's record.
+
+    `scaling` holds a machine's figures as a plan takes them. `tiles` holds nanoseconds of an entry by number of
+    features and precision: between two numbers of features they lie on a line.
+    """
+    try:
+        if document["benchmark"] == "scaling":
+            machine = MachineFigures.from_json(document["settings"]["machine_figures"])
+            if machine.d != figures.d:
+                raise InputError(
+                    f"the record of `dkgp bench scaling` is for {machine.d} features; the data set has {figures.d}"
+                )
+            return machine
+        entries = {}
+        for precision in ("single", "double"):
+            rows = sorted((row["d"], row["dkgp_ns"]) for row in document["rows"] if row["precision"] == precision)
+            entries[precision] = 1e-9 * float(np.interp(figures.d, [row[0] for row in rows], [row[1] for row in rows]))
+            if not entries[precision] > 0.0:
+                raise ValueError(f"{entries[precision]} seconds for an entry")
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the record of a benchmark (`bench`) is damaged: {error}") from None
+    prices = replace(figures.prices, entries=entries["single"], double_entries=entries["double"])
+    return replace(figures, prices=prices)
+
+
+def _machine() -> dict[str, Any]:
+    machine: dict[str, Any] = report("", "", (), (), {})["machine"]
+    return machine
+
+
+def _read(path: str, option: str) -> Document | None:
+    """Return a benchmark's record, None where there is no file."""
+    try:
+        document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"'{path}' (`{option}`) cannot be read as JSON: {error}") from None
+    if (
+        not isinstance(document, dict)
+        or document.get("command") != "bench"
+        or not isinstance(document.get("rows"), list)
+        or not isinstance(document.get("machine"), dict)
+        or not document["machine"].get("processor")
+    ):
+        raise InputError(
+            f"'{path}' (`{option}`) is no record of dkgp's benchmarks; nothing was changed. Name another file"
+        )
+    return document

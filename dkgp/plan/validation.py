@@ -1,30 +1,192 @@
-"""Runs on growing numbers of worker processes, and what the cost model says of them; so `dkgp plan --validate`.
-
-Each worker has one thread. A product alone is timed with nothing else going on; beside its speed-up stands the
-machine's own ceiling: as many threads that evaluate entries and do nothing else, against one.
-"""
+"""The cost model against real runs: solves on 1, 2, ... worker processes of this machine, beside what was foreseen."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+
 from dkgp.cluster import ClusterOptions, open_executor
+from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.measurements import median, median_ratio
-from dkgp.commands.reporting.progress import Reporter, WorkProgress
+from dkgp.commands.reporting.memory import own_peak_bytes
+from dkgp.commands.reporting.outputs import dump
+from dkgp.commands.reporting.progress import Reporter, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data import Dataset
+from dkgp.data import Dataset, dataset_from_arrays, open_dataset
+from dkgp.errors import DkgpError, NotConvergedError
+from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models import Hyperparameters, read_hyperparameters, write_hyperparameters
-from dkgp.plan.figures import MachineFigures
+from dkgp.models.exact import train
+from dkgp.operators import BlockedKernelOperator
 from dkgp.plan.fleet import Fleet, product_seconds, project
 from dkgp.plan.foreseen import Foreseen
-from dkgp.plan.network import ClusterFigures, measure_cluster
-from dkgp.plan.validation.entries import entry_seconds
-from dkgp.plan.validation.processes import run_contender, write_warm_up
-from dkgp.plan.validation.run import MODULE
+from dkgp.plan.machine import ClusterFigures, MachineFigures, measure_cluster
+from dkgp.solvers import GreedyBlockCoordinateDescent
+
+# Rows of the pair of blocks that is timed, and for how long: a block of the products themselves.
+PAIR_ROWS, LEAST_SECONDS = 8192, 0.5
+
+
+def entry_seconds(kernel: Kernel, precision: Precision, cores: int | None = None) -> float:
+    """Seconds of one core for an entry that serves its row and its column, while so many cores are at it.
+
+    Parameters
+    ----------
+    precision : {"single", "double"}
+        Of the tiles.
+    cores : int, optional
+        What this process may use by default.
+    """
+    cores = cores or available_cores()
+    evaluator = TileEvaluator(kernel, precision)
+    rng = np.random.default_rng(0)
+    left, right = (evaluator.prepare(rng.standard_normal((PAIR_ROWS, kernel.n_features))) for _ in range(2))
+    weights = np.ones((PAIR_ROWS, 1))
+
+    def work(_: int) -> int:
+        count, until = 0, time.perf_counter() + LEAST_SECONDS
+        while time.perf_counter() < until:
+            evaluator.pair(left, right, weights, weights)
+            count += 1
+        return count
+
+    evaluator.pair(left, right, weights, weights)  # compiled, and in the caches
+    with ThreadPoolExecutor(cores) as pool:
+        began = time.perf_counter()
+        pairs = sum(pool.map(work, range(cores)))
+        return (time.perf_counter() - began) * cores / (pairs * PAIR_ROWS**2)
+
+
+WARM_UP_SAMPLES = 1024
+
+
+def run_contender(
+    description: dict[str, Any], module: str, *, warn: Callable[[str], None] = lambda message: None
+) -> dict[str, Any]:
+    """Run one contender of a module in a new process; return its figures, and pass on what it warns of.
+
+    Raises
+    ------
+    DkgpError
+        It failed; the end of what it wrote to standard error is in the message.
+    """
+    finished = subprocess.run(
+        [sys.executable, "-P", "-m", module],
+        input=json.dumps(description),
+        capture_output=True,
+        text=True,
+        env=found_environment(module),
+        check=False,
+    )
+    if finished.returncode != 0:
+        reason = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
+        raise DkgpError(f"the contender {description['contender']} failed: {reason[0]}")
+    figures: dict[str, Any] = json.loads(finished.stdout)
+    for message in figures.pop("cluster_warnings", ()):
+        warn(message)
+    return figures
+
+
+def found_environment(module: str) -> dict[str, str]:
+    """Return the environment in which a child finds dkgp and a module's package, wherever they were imported from."""
+    specs = (find_spec(package) for package in ("dkgp", module.partition(".")[0]))
+    folders = [str(Path(spec.origin).resolve().parents[1]) for spec in specs if spec is not None and spec.origin]
+    path = [*dict.fromkeys(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def write_warm_up(train: Dataset, url: str) -> None:
+    """Write the first training samples to a store of their own, to load compiled code with."""
+    rows = min(WARM_UP_SAMPLES, train.n_samples)
+    dataset_from_arrays(
+        url,
+        train.raw_inputs(0, rows),
+        train.targets(0, rows, standardised=False),
+        feature_names=train.raw_feature_names,
+        target_names=train.target_names,
+        standardisation=train.standardisation,
+    )
+
+
+MODULE = "dkgp.plan.validation"
+WARM_ROUNDS = 1
+PRODUCTS = 5
+
+
+def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
+    """Train as `dkgp train` does on worker processes; then products alone, with nothing else going on."""
+    dataset = open_dataset(description["train"])
+    found = read_hyperparameters(description["hyper"], n_features=dataset.n_features)
+    options = SolverOptions(**description["solver"])
+    cluster = ClusterOptions(
+        kind="processes", workers=description["workers"], threads_per_worker=description["threads_per_worker"]
+    )
+    with open_executor(cluster, dataset.n_samples) as executor:
+        for url in (description["warm"], description["train"]):
+            data = open_dataset(url)
+            solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
+            if isinstance(solver, GreedyBlockCoordinateDescent):
+                solver = replace(solver, largest_block_size=solver.block_size)  # as it is planned
+            began = time.perf_counter()
+            trained = train(
+                data, found.kernel, found.noise_variance, executor, solver=solver, stopping=options.stopping()
+            )
+            seconds = time.perf_counter() - began
+        workers_peak = sorted(_children_peaks(), reverse=True)[: description["workers"]]
+        own_peak = own_peak_bytes()
+        with BlockedKernelOperator(found.kernel, found.noise_variance, dataset, executor) as operator:
+            product = _product_alone(operator, dataset.n_targets)
+    if not trained.solution.converged:
+        raise NotConvergedError(trained.solution.reason.message)
+    names = ("column_passes", "iterations", "refreshes", "gradient_inf_norm")
+    return {
+        "seconds": seconds,
+        "product_seconds": product,
+        "phases": trained.solution.seconds_by_part,
+        **{name: trained.summary[name] for name in names},
+        "coordinator_peak_bytes": own_peak,
+        "worker_peak_bytes": max(workers_peak, default=0),
+    }
+
+
+def _product_alone(operator: BlockedKernelOperator, targets: int) -> float:
+    """Median seconds of a float32 product with all of K."""
+    vectors = np.random.default_rng(0).standard_normal((operator.n, targets))
+    times = []
+    for _ in range(WARM_ROUNDS + PRODUCTS):
+        began = time.perf_counter()
+        operator.matmat(vectors, "single")
+        times.append(time.perf_counter() - began)
+    return median(times[WARM_ROUNDS:])
+
+
+def _children_peaks() -> Iterator[int]:
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+            for line in Path(f"/proc/{child.pid}/status").read_text(encoding="ascii").splitlines():
+                if line.startswith("VmHWM:"):
+                    yield int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    """Read a description, run it, print the figures."""
+    print(dump(solve_on_workers(json.load(sys.stdin))))
+
 
 # Worker processes that a plan is held against.
 WORKERS = (1, 2)
@@ -167,3 +329,7 @@ def validate(
         "expected": counts.expected,
         "within_interval": counts.low <= taken <= counts.high,
     }
+
+
+if __name__ == "__main__":
+    main()
