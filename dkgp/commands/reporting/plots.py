@@ -18,16 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.commands.reporting.progress import ConvergenceEstimate, duration
-from dkgp.data import Dataset
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError
-from dkgp.models import Hyperparameters, TunedParameter
-from dkgp.models.tuned_parameter import length_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+    from dkgp.data import Dataset
+    from dkgp.models import Hyperparameters, TunedParameter
     from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, Reliability
     from dkgp.models.linear.train import PathOfTarget
     from dkgp.models.metrics import CoverageCurve
@@ -490,6 +489,8 @@ class _Bar:
     """One bar: a length scale, or a parameter as it is."""
 
     def __init__(self, parameter: TunedParameter) -> None:
+        from dkgp.models.tuned_parameter import length_scale  # those who ask a service do without models
+
         self.name = _name(parameter)
         self.fixed = parameter.fixed
         shown = length_scale if parameter.is_gamma else float
