@@ -489,7 +489,7 @@ class _Bar:
     """One bar: a length scale, or a parameter as it is."""
 
     def __init__(self, parameter: TunedParameter) -> None:
-        from dkgp.models.tuned_parameter import length_scale  # those who ask a service do without models
+        from dkgp.models.hyperparameters import length_scale  # those who ask a service do without models
 
         self.name = _name(parameter)
         self.fixed = parameter.fixed
