@@ -1,4 +1,10 @@
-"""All methods for a risk alike: one least risk, the same bits after any stop and on any number of workers."""
+"""All methods for a risk alike: one least risk, the same bits after any stop and on any number of workers.
+
+Kernel CG and parameter CG, step by step, against the paper's algorithm written down as it is printed.
+
+N. Ratliff, J. A. Bagnell, Kernel Conjugate Gradient for Fast Kernel Machines (2007), Algorithm 1, on a dense matrix,
+every line minimised by a root finder; parameter CG is the same with the ordinary gradient and inner product.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +14,31 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
-from dkgp.operators import (
-    ArrayInputs,
-    BlockedKernelOperator,
-    CachedColumnsOperator,
-    DenseKernelOperator,
-    ProductError,
-)
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, DenseKernelOperator, ProductError
+from dkgp.operators.base import FloatArray
 from dkgp.solvers import (
     Checkpointing,
+    Cholesky,
     ConjugateGradient,
     FactorPreconditioning,
     GreedyBlockCoordinateDescent,
+    MaxIterations,
     Progress,
 )
-from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss
+from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
 from dkgp.solvers.risk import (
     RISK_HELP,
     RISK_METHODS,
@@ -40,6 +46,7 @@ from dkgp.solvers.risk import (
     RiskMajorisation,
     RiskNewton,
     RiskSolution,
+    minimise_by,
     risk_memory,
 )
 from tests.solvers.problems import smooth_problem
@@ -407,3 +414,215 @@ def test_killed_it_loses_no_more_than_a_round(method: str, executor: LocalExecut
             checkpointing=Checkpointing(store, 1e9, {}, resume=True),
         )
         assert bits(resumed) == bits(whole)
+
+
+# Roundings grow with the condition number on parameter CG's way: one of a few dozens lets it be followed for long.
+PATH_PROBLEM = smooth_problem(60, 2, gamma=40.0)
+PATH_K = PATH_PROBLEM.kernel(PATH_PROBLEM.X, PATH_PROBLEM.X)
+PATH_LABELS = np.where(PATH_PROBLEM.y[:, 0] > 0.1, 1.0, -1.0)
+PATH_GAP, MOST = 1e-3, 25
+
+
+@dataclass(frozen=True)
+class Written:
+    """A loss for labels: its value, slope and conjugate, sample by sample."""
+
+    loss: Any
+    value: Callable[[FloatArray], FloatArray]
+    slope: Callable[[FloatArray], FloatArray]
+    conjugate: Callable[[FloatArray], FloatArray]
+
+
+def entropy(share: FloatArray) -> FloatArray:
+    inside = np.clip(share, 1e-300, 1.0 - 1e-16)
+    found = inside * np.log(inside) + (1.0 - inside) * np.log1p(-inside)
+    return np.where((share >= 0.0) & (share <= 1.0), found, np.inf)
+
+
+LOSSES = {
+    "logit": Written(
+        LogisticLoss(),
+        lambda f: np.log1p(np.exp(-PATH_LABELS * f)),
+        lambda f: -PATH_LABELS / (1.0 + np.exp(PATH_LABELS * f)),
+        lambda u: entropy(-PATH_LABELS * u),
+    ),
+    "squared hinge": Written(
+        SquaredHingeLoss(),
+        lambda f: 0.5 * np.maximum(1.0 - PATH_LABELS * f, 0.0) ** 2,
+        lambda f: np.where(PATH_LABELS * f < 1.0, f - PATH_LABELS, 0.0),
+        lambda u: np.where(PATH_LABELS * u <= 0.0, PATH_LABELS * u + 0.5 * u**2, np.inf),
+    ),
+    "squares": Written(
+        SquaredLoss(),
+        lambda f: 0.5 * (PATH_LABELS - f) ** 2,
+        lambda f: f - PATH_LABELS,
+        lambda u: u * PATH_LABELS + 0.5 * u**2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Coefficients and risks after 0, 1, ... iterations; bounds from below that are known by then; and steps' lengths.
+
+    Of the gradient at a point the bound tells after the product that the next iteration begins with.
+    """
+
+    alpha: list[FloatArray]
+    risk: list[float]
+    known: list[float]
+    bound: list[float]
+    newton: list[float]
+    steps: list[float]
+
+    def gap(self, k: int, bounds: list[float]) -> float:
+        return (self.risk[k] - bounds[k]) / max(abs(self.risk[k]), abs(bounds[k]))
+
+
+def as_printed(written: Written, penalty: float, kernel: bool, iterations: int, enough: float = 0.0) -> Followed:
+    """Algorithm 1 from f = 0, until the gap that is known is small enough, or for so many iterations."""
+
+    def inner(a: FloatArray, b: FloatArray) -> float:
+        return float(a @ (PATH_K @ b)) if kernel else float(a @ b)
+
+    def gradient(alpha: FloatArray) -> FloatArray:
+        functional = written.slope(PATH_K @ alpha) + penalty * alpha
+        return functional if kernel else PATH_K @ functional
+
+    def risk(alpha: FloatArray) -> float:
+        return float(written.value(PATH_K @ alpha).sum() + 0.5 * penalty * alpha @ PATH_K @ alpha)
+
+    def dual(slopes: FloatArray) -> float:
+        return float(-slopes @ PATH_K @ slopes / (2.0 * penalty) - written.conjugate(slopes).sum())
+
+    def below(alpha: FloatArray) -> float:
+        return max(dual(written.slope(PATH_K @ alpha)), dual(-penalty * alpha))
+
+    alpha = np.zeros(len(PATH_K))
+    g = gradient(alpha)
+    h = -g
+    least = dual(np.zeros(len(PATH_K)))
+    path = Followed([alpha], [risk(alpha)], [least], [max(least, below(alpha))], [], [])
+    while len(path.steps) < iterations and path.gap(-1, path.known) > enough:
+
+        def along(step: float, start: FloatArray = alpha, way: FloatArray = h) -> float:
+            at = start + step * way
+            return float((PATH_K @ way) @ (written.slope(PATH_K @ at) + penalty * at))
+
+        high = 1.0
+        while along(high) < 0.0:
+            high *= 2.0
+        step = scipy.optimize.brentq(along, 0.0, high, xtol=1e-300, rtol=4.0 * np.finfo(float).eps)
+        curved = (along(1e-6 * step) - along(0.0)) / (1e-6 * step)
+        alpha = alpha + step * h
+        after = gradient(alpha)
+        eta = inner(after - g, after) / inner(g, g)
+        g, h = after, -after + eta * h
+        path.alpha.append(alpha)
+        path.risk.append(risk(alpha))
+        path.known.append(path.bound[-1])
+        path.bound.append(max(path.bound[-1], below(alpha)))
+        path.newton.append(-along(0.0) / curved)
+        path.steps.append(step)
+    return path
+
+
+def majorised(written: Written, curvature: float, penalty: float, steps: int) -> list[FloatArray]:
+    """Coefficients after 0, 1, ... steps of majorisation: least squares solved exactly, steps conjugate to the last.
+
+    Nonlinear conjugate gradients of Polak and Ribiere, whose preconditioned gradient z is the way from alpha to the
+    least squares' solution, turned round: beta = max(z' PATH_K (g - g_before) / (z_before' PATH_K g_before), 0).
+    """
+    shifted = PATH_K + penalty / curvature * np.eye(len(PATH_K))
+    alpha, before = np.zeros(len(PATH_K)), None
+    path, way = [alpha], np.zeros(len(PATH_K))
+    for _ in range(steps):
+        f = PATH_K @ alpha
+        g = written.slope(f) + penalty * alpha
+        z = alpha - np.linalg.solve(shifted, f - written.slope(f) / curvature)
+        beta = 0.0 if before is None else max(z @ PATH_K @ (g - before[0]) / (before[1] @ PATH_K @ before[0]), 0.0)
+        way = beta * way - z
+        if g @ PATH_K @ way >= 0.0:
+            way = -z
+
+        def along(step: float, start: FloatArray = alpha, way: FloatArray = way) -> float:
+            at = start + step * way
+            return float((PATH_K @ way) @ (written.slope(PATH_K @ at) + penalty * at))
+
+        high = 1.0
+        while along(high) < 0.0:
+            high *= 2.0
+        alpha = alpha + scipy.optimize.brentq(along, 0.0, high, xtol=1e-300, rtol=4.0 * np.finfo(float).eps) * way
+        before = (g, z)
+        path.append(alpha)
+    return path
+
+
+@pytest.mark.parametrize("penalty", [0.1, 0.01])
+def test_every_step_of_majorisation_is_conjugate_to_the_last(penalty: float) -> None:
+    written, count = LOSSES["logit"], 8
+    path = majorised(written, written.loss.curvature_bound, penalty, count)
+    method = RiskMajorisation(Risk(written.loss, penalty), "double", Cholesky())
+    rounds = 0
+    for k in range(1, count + 1):
+        # A step may take several rounds of its solve, which ends with a look at what remains.
+        while True:
+            rounds += 1
+            found = minimise_by(PATH_PROBLEM.dense(), PATH_LABELS, method, stopping=MaxIterations(rounds))
+            alpha = found.solution.alpha[:, 0]
+            if not np.array_equal(alpha, path[k - 1]) and np.abs(alpha - path[k]).max() <= 1e-6 * np.abs(path[k]).max():
+                break
+            assert rounds <= 3 * k, f"step {k} of majorisation is not what is written down"
+
+
+def path_of(written: Written, penalty: float, method: str, **options: Any) -> RiskSolution:
+    return minimised_by(
+        PATH_PROBLEM.dense(),
+        PATH_LABELS,
+        loss=written.loss,
+        regularisation=penalty,
+        method=method,
+        precision="double",
+        **options,
+    )
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("penalty", [0.1, 0.01])
+@pytest.mark.parametrize("method", ["kcg", "paramcg"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_iterate_is_the_papers(name: str, method: str, penalty: float) -> None:
+    written, count = LOSSES[name], 10
+    path = as_printed(written, penalty, method == "kcg", count)
+    for k in range(1, count + 1):
+        found = path_of(written, penalty, method, gap=1e-300, max_iterations=k)
+        assert found.solution.reason.rule == "max_iterations"
+        assert found.solution.progress.iteration == k
+        scale = np.abs(path.alpha[k]).max()
+        np.testing.assert_allclose(found.solution.alpha[:, 0], path.alpha[k], atol=1e-8 * scale)
+        assert found.risk[0] == pytest.approx(path.risk[k], rel=1e-10)
+        assert found.lower_bound[0] == pytest.approx(path.bound[k], rel=1e-6)
+    if name != "squares":
+        # Newton's first step along the line is not where the line ends: it does not pass for a search.
+        away = np.abs(np.array(path.newton) / np.array(path.steps) - 1.0)
+        assert (away > 0.01).any()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("method", ["kcg", "paramcg"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_it_stops_where_and_as_the_paper_does(name: str, method: str, penalty: float) -> None:
+    """After as many iterations, with the same gap, or cut off by the same count."""
+    written = LOSSES[name]
+    path = as_printed(written, penalty, method == "kcg", MOST, PATH_GAP)
+    last = len(path.steps)
+    found = path_of(written, penalty, method, gap=PATH_GAP, max_iterations=MOST)
+    reason = found.solution.reason
+    assert found.solution.progress.iteration == last
+    if path.gap(last, path.known) <= PATH_GAP:
+        assert (reason.rule, reason.converged) == ("duality_gap", True)
+        assert reason.message == f"duality gap {found.solution.progress.duality_gap:.3g} <= {PATH_GAP:g}"
+    else:
+        assert (reason.rule, reason.converged) == ("max_iterations", False)
+        assert reason.message == f"{MOST} iterations done"
+    assert found.solution.progress.duality_gap == pytest.approx(path.gap(last, path.bound), rel=1e-3)

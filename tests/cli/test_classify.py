@@ -1,4 +1,11 @@
-"""`dkgp classify` from the command line: from labels to an evaluation, refusals before any work, finished runs."""
+"""`dkgp classify` from the command line: from labels to an evaluation, refusals before any work, finished runs.
+
+`dkgp classify --method logistic|gp`: trained, told, interrupted and resumed to the same bits; refusals in words.
+
+`dkgp classify --method gp --basis-size M --neighbours K`, and what other commands make of its model.
+
+A Gaussian process classifier from the command line: tuned, trained, predicted in proven intervals, evaluated.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.special import expit
 
 from dkgp.cli import main
 from dkgp.cli.job_commands import JOB_COMMANDS
@@ -241,3 +249,180 @@ def test_a_batch_script_gives_every_option_again(labelled: Labelled, out: Path) 
     assert job.weights_by_class == {"run": 2.0, "sit": 3.0}
     assert job.by_reference
     assert job.overwrite
+
+
+BASIS = ("--basis-size", 40)
+FORMS = {
+    "logistic-basis": ("--method", "logistic", *BASIS),
+    "gp-basis": ("--method", "gp", *BASIS),
+    "logistic": ("--method", "logistic"),
+    "gp": ("--method", "gp"),
+}
+
+
+def classify_by(ingested: dict[str, Any], out: Path, *more: object) -> list[object]:
+    return ["classify_by", ingested["train"], "--out", out, "--json", "--cluster", "none", *more]
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "name"),
+    [
+        ("logistic-basis", (), "softmax"),
+        ("gp-basis", (), "logit"),
+        ("logistic-basis", ("--multi-class", "ovr", "--link", "probit"), "probit"),
+        ("logistic-basis", ("--link", "probit"), "probit"),
+    ],
+)
+def test_the_likelihood_is_the_one_that_was_asked_for(
+    labelled: Labelled, wide: Path, out: Path, form: str, options: tuple[object, ...], name: str
+) -> None:
+    found = run_json(*classify_by(labelled(3), out, *FORMS[form], *options, "--hyper", wide))
+    record = open_classifier(out)
+    assert found["likelihood"] == record.likelihood == {"name": name, "n_classes": 3}
+    assert found["converged"]
+    assert found["probabilities"]
+    shown = " ".join(run("info", out).stdout.split())
+    several = "" if name == "softmax" else ", each class against the rest"
+    assert f"probabilities {name}{several}" in shown
+    assert "noise variance" not in shown
+
+
+@pytest.mark.slow
+def test_without_hyperparameters_they_come_from_the_labels_evidence(labelled: Labelled, out: Path) -> None:
+    result = run(*classify_by(labelled(2), out, *FORMS["logistic-basis"]))
+    assert "by the evidence of a subset's labels (logit)" in result.stderr
+    assert document_of(result)["warnings"] == []
+    hyper = out.parent / "signs.json"
+    run_json("tune", labelled(2)["train"], "--out", hyper, "--subset", 150)
+    given = classify_by(labelled(2), out, *FORMS["logistic-basis"], "--hyper", hyper, "--overwrite")
+    (warning,) = run_json(*given)["warnings"]
+    assert "were found for a regression on signs" in warning
+
+
+@pytest.mark.slow
+def test_lambda_weighs_the_penalty(labelled: Labelled, wide: Path, out: Path) -> None:
+    sizes = []
+    for penalty in (0.1, 10.0):
+        command = classify_by(labelled(2), out, *FORMS["logistic-basis"], "--hyper", wide, "--overwrite")
+        assert run_json(*command, "--regularisation", penalty)["regularisation"] == penalty
+        sizes.append(np.abs(open_classifier(out).coefficients).sum())
+    assert sizes[0] > 2.0 * sizes[1]
+
+
+NEAR = ("--method", "gp", "--basis-size", 8, "--neighbours", 60)
+
+
+def classify_near(ingested: dict[str, Any], out: Path, wide: Path, *more: object) -> list[object]:
+    return ["classify_near", ingested["train"], "--out", out, "--cluster", "none", "--hyper", wide, *more]
+
+
+def test_a_model_predicts_is_evaluated_and_told_of(labelled: Labelled, wide: Path, tmp_path: Path) -> None:
+    train, test, model = labelled(2)["train"], labelled(2)["test"], tmp_path / "near"
+    found = run_json(*classify_near(labelled(2), model, wide, *NEAR, "--search-samples", 5000))
+    assert (found["method"], found["neighbours"], found["basis_size"]) == ("gp", 60, 8)
+    assert found["converged"]
+    assert found["neighbours_unproven"] == 0.0
+    assert np.isfinite(found["evidence"])
+    assert found["certificate"] == {}
+    record = open_classifier(model)
+    assert (record.neighbours, record.search_samples) == (60, 5000)
+    shown = " ".join(run(*classify_near(labelled(2), model, wide, *NEAR, "--overwrite")).stdout.split())
+    assert "a basis of 8 samples (pivoted) and 60 nearest samples" in shown
+    assert "nats, in Laplace's approximation" in shown
+    told = run_json("info", model)
+    assert (told["method"], told["basis_size"], told["neighbours"]) == ("gp", 8, 60)
+    info = " ".join(run("info", model).stdout.split())
+    assert "8 samples (pivoted) and 60 nearest samples" in info
+    assert "probabilities logit" in info
+    # Nearer to the model of all samples than the basis alone is.
+    decisions = {}
+    for name, options in (("gp", ("--method", "gp")), ("alone", NEAR[:4])):
+        run_json(*classify_near(labelled(2), tmp_path / name, wide, *options))
+    for name in ("near", "gp", "alone"):
+        run_json("predict", tmp_path / name, test, "--out", tmp_path / f"{name}.pred", "--cluster", "none")
+        decisions[name] = open_prediction(tmp_path / f"{name}.pred").read("decision")[:, 0]
+    apart = {name: np.sqrt(np.mean((decisions[name] - decisions["gp"]) ** 2)) for name in ("near", "alone")}
+    assert apart["near"] < 0.5 * apart["alone"]
+    stored = open_prediction(tmp_path / "near.pred")
+    assert "decision_error_bound" not in stored.variables
+    assert (stored.read("latent_variance_upper") > 0.0).all()
+    run_json("predict", model, test, "--out", tmp_path / "plugged", "--cluster", "none", "--plug-in")
+    plugged = open_prediction(tmp_path / "plugged")
+    np.testing.assert_array_equal(plugged.read("decision")[:, 0], decisions["near"])
+    np.testing.assert_allclose(plugged.read("probability")[:, 1], expit(decisions["near"]), rtol=1e-12)
+    assert (np.abs(stored.read("probability") - 0.5) <= np.abs(plugged.read("probability") - 0.5)).all()
+    evaluated = run_json("evaluate", tmp_path / "near.pred", test)
+    assert 0.0 < evaluated["log_loss"] < 0.6
+    assert train != test
+
+
+def test_a_search_that_was_limited_is_told_of(labelled: Labelled, wide: Path, tmp_path: Path) -> None:
+    command = (*classify_near(labelled(2), tmp_path / "model", wide, *NEAR), "--search-samples", 65)
+    found = run_json(*command)
+    assert 0.02 < found["neighbours_unproven"] <= 1.0
+    assert 0.0 < found["left"] < 0.9
+    share = 100.0 * found["neighbours_unproven"]
+    shown = " ".join(run("info", tmp_path / "model").stdout.split())
+    assert f"neighbours not proven nearest {share:.3g} % of the samples (of 65 looked at)" in shown
+    assert f"left of k(x, x) {found['left']:.2g} of it" in shown
+    predicted = run("predict", tmp_path / "model", labelled(2)["test"], "--out", tmp_path / "pred", "--cluster", "none")
+    assert "each search looked at 65 samples at most, and is exact with more" in " ".join(predicted.output.split())
+
+
+def test_what_is_finished_is_known_and_other_neighbours_are_another_run(
+    labelled: Labelled, wide: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    first = run_json(*classify_near(labelled(3), model, wide, *NEAR))
+    assert run_json(*classify_near(labelled(3), model, wide, *NEAR, "--resume"))["evidence"] == first["evidence"]
+    for option, value, words in (
+        ("--neighbours", 30, "neighbours (its neighbours: 60; this run's: 30)"),
+        ("--search-samples", 99, "search samples (its search samples: None; this run's: 99)"),
+    ):
+        refused(run(*classify_near(labelled(3), model, wide, *NEAR, option, value, "--resume")), words)
+
+
+def test_tuned_trained_predicted_and_evaluated(labelled: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
+    stores, hyper, model, out = labelled(3), tmp_path / "h.json", tmp_path / "m.zarr", tmp_path / "p.zarr"
+    here = ("--cluster", "none")
+    run_json(
+        "tune",
+        stores["train"],
+        "--out",
+        hyper,
+        "--likelihood",
+        "logit",
+        "--subset",
+        40,
+        "--kernel",
+        "rbf(isotropic=True)",
+        *here,
+    )
+    trained = run(
+        "classify",
+        stores["train"],
+        "--out",
+        model,
+        "--method",
+        "gp",
+        "--solver",
+        "newton",
+        "--hyper",
+        hyper,
+        "--json",
+        *here,
+    )
+    assert document_of(trained)["warnings"] == []
+    narrow = ("--variance", "--variance-gap", 1e-14, "--max-passes", 0, "--variance-rank", 5)
+    told = run("predict", model, stores["test"], "--out", out, *narrow, *here)
+    assert "latent variances have wider intervals than the relative gap" in " ".join(told.stderr.split())
+    assert "latent variances" in told.stdout
+    figures = run_json("predict", model, stores["test"], "--out", out, "--overwrite", *here)
+    assert figures["warnings"] == []
+    assert figures["classes"]["latent_variance"]["unmet"] == 0
+    stored = open_prediction(str(out))
+    lower, probability, upper = (stored.read(f"probability{end}") for end in ("_lower", "", "_upper"))
+    assert ((lower <= probability) & (probability <= upper)).all()
+    np.testing.assert_array_equal(stored.labels(), probability.argmax(axis=1))
+    scores = run_json("evaluate", out, stores["test"])
+    assert scores["log_loss"] < np.log(3.0)
