@@ -53,7 +53,7 @@ def choose_solver_for(
 
 
 def probe_of(problem: Problem, *, columns: int | None = None, tolerance: float = 1e-4, seed: int = 0) -> Probe:
-    """Probe a problem as the choice does; `expected_count` projects a named solver's iterations from it."""
+    """Probe a problem as the choice does; `Method.expected` projects a named solver's iterations from it."""
     n, t = problem.dataset.n_samples, problem.columns if columns is None else columns
     noise = problem.noise.checked(n).typical
     return Probe(problem.kernel, noise, _probed(problem.dataset, seed), n, t, tolerance=tolerance, seed=seed)

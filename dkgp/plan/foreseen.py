@@ -17,7 +17,6 @@ from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
-from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
 from dkgp.models.memory import MemoryPlan, Processes, plan_within, tiles_that_fit
 from dkgp.models.noise import Noise
@@ -25,10 +24,7 @@ from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import probe_of
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
-from dkgp.operators.vecchia.factor import vecchia_bytes
-from dkgp.solvers import Choice, Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, GreedySelection, Solver
-from dkgp.solvers.auto import expected_count
-from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
+from dkgp.solvers import Choice, Solver
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import Need, SolverMemory, solver_memory
 
@@ -116,10 +112,9 @@ class Foreseen:
 
     def spilled(self, cache_bytes: int, workers: int) -> float:
         """Share of a factor's leaves for which so many workers' caches have no room beside the features."""
-        made = self.solver.preconditioner if isinstance(self.solver, ConjugateGradient) else None
-        if not isinstance(made, FactorPreconditioning) or not made.halo:
+        kept = self.solver.leaf_bytes(self.sizes.n, self.width)
+        if not kept:
             return 0.0
-        kept = vecchia_bytes(self.sizes.n, int(made.halo), int(made.leaf), int(made.rank), width=self.width).kept
         room = max(0, cache_bytes - 16 * self.sizes.n * (self.width + 1)) * workers
         return max(0.0, 1.0 - room / kept)
 
@@ -217,19 +212,12 @@ def _counts(
     known: float | None,
     checks: float,
 ) -> Counts:
-    if isinstance(solver, Cholesky):
-        return Counts("factor", 1.0, 1.0, 1.0, CHECKS_IN_DOUBLE)
-    if isinstance(solver, GreedyBlockCoordinateDescent):
-        unit = "column passes"
-        if not isinstance(solver.selection, GreedySelection) or solver.selection.exhaustive:
-            raise UsageError("of block descent, only the greedy selection of random candidates can be planned for")
-    elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
-        unit = "products"
-    else:
-        raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {solver.name}")
+    unit = solver.counted_in
+    if unit == "factor":
+        return Counts(unit, 1.0, 1.0, 1.0, CHECKS_IN_DOUBLE)
     if known is not None:
         return Counts(unit, known, known, known, checks)
     noise = Noise(hyperparameters.noise_variance).beside(dataset)
     probe = probe_of(Problem(dataset, hyperparameters.kernel, noise), tolerance=options.tolerance, seed=options.seed)
-    expected = expected_count(solver, probe)
+    expected = solver.expected(probe)
     return Counts(unit, *expected.products, checks)

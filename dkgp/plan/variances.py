@@ -30,9 +30,8 @@ from dkgp.models.variance.settings import SentRows, VarianceSettings
 from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers.auto import Expected
 from dkgp.solvers.conjugate.preconditioner import shared_phases, variance_phases
-from dkgp.solvers.prices import Phase, Sizes
+from dkgp.solvers.prices import Expected, Phase, Sizes
 
 # Rows of a made-up batch of neighbours, and training samples that tell how dense the samples are.
 MAP_ROWS, DENSITY_ROWS = 1024, 5000

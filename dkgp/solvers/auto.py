@@ -33,15 +33,11 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray
 from dkgp.operators.low_rank.factor import HELD_BYTES, low_rank_bytes
-from dkgp.operators.low_rank.local_polynomials import grid_scales
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
-from dkgp.solvers.base import Solver
 from dkgp.solvers.block_descent.block_size import automatic_block_size, descent_phases, expected_passes
-from dkgp.solvers.block_descent.gbcd import GreedyBlockCoordinateDescent
 from dkgp.solvers.cholesky.in_memory import cholesky_bytes, cholesky_phases
-from dkgp.solvers.conjugate.gradient import ConjugateGradient
 from dkgp.solvers.conjugate.preconditioner import (
-    FactorPreconditioning,
+    MOST_ITERATIONS,
     Landmarks,
     conjugate_phases,
     factor_bytes_allowed,
@@ -69,10 +65,7 @@ LEAST_HALO = 64
 NEAR = 1.5
 # Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
 RANKS_PER_SQRT_N, LARGEST_RANK = (0.6, 1.75, 5.8, 10.0), 4000
-MOST_ITERATIONS = 400
 IN_DOUBLE = " in float64, for float32 has too little room for this noise"
-# Of counts foretold, in most cases.
-SPREAD = 1.5
 
 # Nodes of local polynomials that are tried.
 NODES = (500, 1000, 2000, 3000, 4000, 6000)
@@ -123,54 +116,9 @@ class Choice:
         return {name: value for name, value in self.__dict__.items() if name != "landmarks" or value is not None}
 
 
-@dataclass(frozen=True)
-class Expected:
-    """A number that is expected, and between which it should lie.
-
-    - `count`, `low`, `high`: iterations of conjugate gradients, column passes of block descent; 1 of a Cholesky factor.
-    - `in_double`: of the iterations, those whose products are the float64 ones that verify, or stand in for them.
-    """
-
-    count: float
-    low: float
-    high: float
-    in_double: float = 0.0
-
-    @property
-    def products(self) -> tuple[float, float, float]:
-        """The same without them: `count`, `low` and `high` of products besides."""
-        count, low, high = (max(0.0, number - self.in_double) for number in (self.count, self.low, self.high))
-        return count, low, high
-
-
 def probed_samples(n: int) -> int:
     """Samples that are looked at: few of a small problem, which is solved in little time."""
     return min(n, PROBE_SAMPLES, max(LEAST_PROBED, n // PROBED_SHARE))
-
-
-def expected_count(solver: Solver, probe: Probe) -> Expected:
-    """Foresee the products or passes of a solver, all automatic choices made.
-
-    Raises `InputError`: a solver that nothing is known of.
-    """
-    if isinstance(solver, GreedyBlockCoordinateDescent):
-        count = expected_passes(probe)
-    elif isinstance(solver, ConjugateGradient) and isinstance(solver.preconditioner, FactorPreconditioning):
-        factor = solver.preconditioner
-        halo, rank = int(factor.halo), int(factor.rank)
-        if factor.landmarks == "polynomials":
-            count = probe.polynomial_iterations(_extents(probe), rank)
-            return Expected(count, count / SPREAD, count * SPREAD)
-        count = probe.iterations(halo, int(factor.leaf) if halo else 0, rank, MOST_ITERATIONS)
-        if math.isinf(count):
-            count = MOST_ITERATIONS * SPREAD
-        opens = not halo and factor.landmarks == "pivoted" and probe.opens_in_double(rank)
-        return Expected(count, count / SPREAD, count * SPREAD, 2.0 if opens else 0.0)
-    elif solver.name == "cholesky":
-        return Expected(1.0, 1.0, 1.0)
-    else:
-        raise InputError(f"a probe foretells gbcd, pcg and cholesky; got the solver {solver.name}")
-    return Expected(count, count / SPREAD, count * SPREAD)
 
 
 def choose_solver(
@@ -300,7 +248,7 @@ def _nodes(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int) -> _Fa
     """The best number of nodes of local polynomials, seconds infinite where a kernel has none."""
     best = _Factor(sizes.n, 0, 0, 1, math.inf, math.inf, "polynomials")
     try:
-        extents = _extents(probe)
+        extents = probe.extents
     except InputError:
         return best
     for rank in NODES:
@@ -311,13 +259,6 @@ def _nodes(probe: Probe, sizes: Sizes, prices: Prices, memory_bytes: int) -> _Fa
         if count <= MOST_ITERATIONS and seconds < best.seconds:
             best = _Factor(sizes.n, 0, 0, rank, count, seconds, "polynomials")
     return best
-
-
-def _extents(probe: Probe) -> FloatArray:
-    """Sides of the box of the probed samples, in the kernel's units; `InputError` where the kernel has none."""
-    scales = grid_scales(probe.kernel)
-    spread = np.ptp(probe.inputs[:, list(scales)], axis=0) * np.array(list(scales.values()))
-    return np.asarray(np.maximum(spread, 1e-9), np.float64)
 
 
 def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:

@@ -24,7 +24,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator, Variances
-from dkgp.solvers.prices import Phase, Sizes
+from dkgp.solvers.prices import Expected, Phase, Sizes
 from dkgp.solvers.stopping import Progress
 
 
@@ -411,6 +411,22 @@ class Method(ABC, Generic[State]):
         on disk, `kept` the share of K that workers keep. `UsageError` of a method whose work is not counted.
         """
         raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {self.name}")
+
+    @property
+    def counted_in(self) -> str:
+        """Unit of the counts of `phases` and `expected`; `UsageError` of a method whose work is not counted."""
+        raise UsageError(f"a plan knows the solvers gbcd, pcg and cholesky; got `solver` {self.name}")
+
+    def expected(self, probe: Any) -> Expected:
+        """Extrapolate a probe (`dkgp.solvers.conjugate.probe`) to the count of a solve, the settings resolved.
+
+        Raises `InputError`: a method whose count a probe does not tell.
+        """
+        raise InputError(f"a probe foretells gbcd, pcg and cholesky; got the solver {self.name}")
+
+    def leaf_bytes(self, n: int, width: int) -> int:
+        """Bytes of a factor's leaves that workers keep, or else read from disk; 0 of a method without leaves."""
+        return 0
 
     def finish(self, state: State) -> None:
         """Give up what is kept outside the state, of a solve that has converged."""

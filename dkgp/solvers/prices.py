@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 
 # A round of tasks at nominal prices: messages, and adding up.
 ROUND_SECONDS = 2e-3
+# Factor between an extrapolated count and its limits.
+SPREAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -169,3 +171,28 @@ def product_phase(name: str, sizes: Sizes, times: float, *, kept: float = 0.0) -
         sent=8.0 * numbers,
         returned=8.0 * words * numbers,
     )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An estimate with lower and upper limits.
+
+    - `count`, `low`, `high`: iterations of conjugate gradients, column passes of block descent; 1 of a Cholesky factor.
+    - `in_double`: iterations whose products are the float64 ones that verify, or replace them.
+    """
+
+    count: float
+    low: float
+    high: float
+    in_double: float = 0.0
+
+    @classmethod
+    def around(cls, count: float, in_double: float = 0.0) -> Expected:
+        """Return the estimate of a probe, with the limits that hold in most cases."""
+        return cls(count, count / SPREAD, count * SPREAD, in_double)
+
+    @property
+    def products(self) -> tuple[float, float, float]:
+        """`count`, `low` and `high` of the products that are not float64 ones."""
+        count, low, high = (max(0.0, number - self.in_double) for number in (self.count, self.low, self.high))
+        return count, low, high

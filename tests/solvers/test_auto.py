@@ -16,14 +16,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
-from dkgp.solvers.auto import (
-    CHOLESKY_UNLESS_EASY,
-    CHOLESKY_WITHOUT_A_LOOK,
-    Choice,
-    choose_by,
-    expected_count,
-    probed_samples,
-)
+from dkgp.solvers.auto import CHOLESKY_UNLESS_EASY, CHOLESKY_WITHOUT_A_LOOK, Choice, choose_by, probed_samples
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning, conjugate_phases
 from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.prices import Prices, Sizes, core_seconds
@@ -245,17 +238,17 @@ def test_what_is_expected_of_all_samples_is_what_they_take(kernel: Kernel, noise
     with BlockedKernelOperator(kernel, noise, ArrayInputs(x), LocalExecutor(2)) as operator:
         stopping = GradientInfNorm(1e-4) | MaxIterations(200)
         taken = solve(operator, y / y.std(), solver=solver, stopping=stopping).progress.iteration
-    expected = expected_count(solver, Probe(kernel, noise, x[:1000], n))
+    expected = solver.expected(Probe(kernel, noise, x[:1000], n))
     assert expected.low <= taken <= expected.high
 
 
 def test_counts_are_expected_of_solvers_that_may_be_chosen() -> None:
     probe = Probe(BETWEEN, 0.05, samples(500, 4), 10_000)
     descent = GreedyBlockCoordinateDescent().resolved(10_000, 4)
-    assert expected_count(Cholesky(), probe).count == 1.0
-    assert 3.0 <= expected_count(descent, probe).low * 1.5 <= 30.0
+    assert Cholesky().expected(probe).count == 1.0
+    assert 3.0 <= descent.expected(probe).low * 1.5 <= 30.0
     with pytest.raises(InputError, match="foretells gbcd, pcg and cholesky"):
-        expected_count(ConjugateGradient(), probe)
+        ConjugateGradient().expected(probe)
 
 
 def test_a_larger_problem_is_looked_at_more_closely() -> None:

@@ -62,9 +62,9 @@ from dkgp.operators import ArrayInputs
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers import DualityGap, MaxPasses, Progress, Solution, StoppingRule
-from dkgp.solvers.auto import Expected
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.method_run import last_errors
+from dkgp.solvers.prices import Expected
 from dkgp.solvers.registry import AUTO
 from dkgp.solvers.risk import Risk, RiskMethod, RiskSolution, method_for, minimise_by
 from dkgp.solvers.risk.method import RiskState

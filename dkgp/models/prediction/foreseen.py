@@ -11,7 +11,8 @@ from dkgp.kernels import Kernel
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import count_products
-from dkgp.solvers.auto import PROBE_SAMPLES, Expected
+from dkgp.solvers.auto import PROBE_SAMPLES
+from dkgp.solvers.prices import Expected
 
 # Of counts foretold, in most cases.
 SPREAD = 2.0

@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.registry import Option, whole_or_auto
 from dkgp.solvers.base import Clock, Method, SolverState, Sums
-from dkgp.solvers.block_descent.block_size import BlockSizes, descent_phases, pays_by_rows
+from dkgp.solvers.block_descent.block_size import BlockSizes, descent_phases, expected_passes, pays_by_rows
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.rows import (
     DescentRows,
@@ -41,7 +41,7 @@ from dkgp.solvers.block_descent.selection import (
     GreedySelection,
     Selection,
 )
-from dkgp.solvers.prices import Phase, Sizes
+from dkgp.solvers.prices import Expected, Phase, Sizes
 from dkgp.solvers.registry import SolverDeclaration, SolverMemory, register_solver
 
 
@@ -228,6 +228,17 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         """Work of so many column passes; see `Method.phases`."""
         size, candidates = int(self.block_size), self.selection.candidates
         return descent_phases(sizes, size, candidates, count, checks=checks, memory=self.memory)
+
+    @property
+    def counted_in(self) -> str:
+        """Column passes."""
+        if not isinstance(self.selection, GreedySelection) or self.selection.exhaustive:
+            raise UsageError("of block descent, only the greedy selection of random candidates can be planned for")
+        return "column passes"
+
+    def expected(self, probe: Any) -> Expected:
+        """Column passes."""
+        return Expected.around(expected_passes(probe))
 
     def advance(self, operator: KernelOperator, state: BlockState) -> dict[str, float]:
         """Steps 3 and 4 of Algorithm 1, in place.

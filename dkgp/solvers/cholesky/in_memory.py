@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from dkgp.operators.base import FloatArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Clock, Method, SolverState
 from dkgp.solvers.cholesky.dense import factor_strips, solve_strips, strip_bounds
-from dkgp.solvers.prices import Phase, Sizes, Work, check_phase
+from dkgp.solvers.prices import Expected, Phase, Sizes, Work, check_phase
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
@@ -85,6 +86,15 @@ class Cholesky(Method[CholeskyState]):
     ) -> list[Phase]:
         """Work of the factor; see `Method.phases`."""
         return cholesky_phases(sizes, checks=checks)
+
+    @property
+    def counted_in(self) -> str:
+        """Factors: there is one."""
+        return "factor"
+
+    def expected(self, probe: Any) -> Expected:
+        """One factor."""
+        return Expected(1.0, 1.0, 1.0)
 
     def advance(self, operator: KernelOperator, state: CholeskyState) -> dict[str, float]:
         """Factor where there is no factor yet, and solve for the gradient that is left; seconds by phase."""

@@ -46,7 +46,7 @@ from dkgp.solvers.conjugate.preconditioner import (
     Preconditioning,
 )
 from dkgp.solvers.method_run import opens_in_double
-from dkgp.solvers.prices import Phase, Sizes
+from dkgp.solvers.prices import Expected, Phase, Sizes
 from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, register_solver
 from dkgp.solvers.stopping import Progress
 
@@ -349,9 +349,27 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         self, sizes: Sizes, count: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0
     ) -> list[Phase]:
         """Work of so many products, with a factor; see `Method.phases`."""
-        if not isinstance(self.preconditioner, FactorPreconditioning):
+        if self.factor is None:
             return super().phases(sizes, count)
-        return self.preconditioner.phases(sizes, count, checks=checks, spilled=spilled, kept=kept)
+        return self.factor.phases(sizes, count, checks=checks, spilled=spilled, kept=kept)
+
+    @property
+    def factor(self) -> FactorPreconditioning | None:
+        """Settings of the factor that is the preconditioner; None with another one, or without any."""
+        return self.preconditioner if isinstance(self.preconditioner, FactorPreconditioning) else None
+
+    @property
+    def counted_in(self) -> str:
+        """Products."""
+        return super().counted_in if self.factor is None else "products"
+
+    def expected(self, probe: Any) -> Expected:
+        """Products with the factor."""
+        return super().expected(probe) if self.factor is None else self.factor.expected(probe)
+
+    def leaf_bytes(self, n: int, width: int) -> int:
+        """Bytes of the factor's leaves."""
+        return 0 if self.factor is None else self.factor.leaf_bytes(n, width)
 
     def advance(self, operator: KernelOperator, state: ConjugateGradientState) -> dict[str, float]:
         """One iteration, in place; seconds by phase."""

@@ -34,7 +34,18 @@ from dkgp.operators.low_rank.pivots import (
     stand_in,
 )
 from dkgp.operators.vecchia.factor import VecchiaFactor, vecchia_bytes
-from dkgp.solvers.prices import NOTHING, Phase, Prices, Sizes, Work, check_phase, core_seconds, product_phase
+from dkgp.solvers.prices import (
+    NOTHING,
+    SPREAD,
+    Expected,
+    Phase,
+    Prices,
+    Sizes,
+    Work,
+    check_phase,
+    core_seconds,
+    product_phase,
+)
 from dkgp.solvers.registry import SolverMemory
 
 # A leaf's halo is found among so many samples for each of it; half of all on average where there are fewer.
@@ -311,6 +322,8 @@ def _sum(*works: Work) -> Work:
     return Work(**{kind.name: sum(getattr(work, kind.name) for work in works) for kind in fields(Work)})
 
 
+# Iterations beyond which a factor is no choice.
+MOST_ITERATIONS = 400
 # By default a factor may take as much, and so many float32 numbers a sample where that is more.
 LEAST_BYTES, NUMBERS_A_SAMPLE = 1024**3, 640
 # Alone, the factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh
@@ -534,6 +547,23 @@ class FactorPreconditioning:
         prices = Prices.nominal(sizes.d)
         none, one = (core_seconds(self.phases(sizes, products, checks=0.0), prices) for products in (0.0, 1.0))
         return Price(none, one - none)
+
+    def expected(self, probe: Any) -> Expected:
+        """Extrapolate a probe to the products of a solve with the factor, resolved."""
+        halo, rank = int(self.halo), int(self.rank)
+        if self.landmarks == "polynomials":
+            return Expected.around(probe.polynomial_iterations(probe.extents, rank))
+        count = probe.iterations(halo, int(self.leaf) if halo else 0, rank, MOST_ITERATIONS)
+        if math.isinf(count):
+            count = MOST_ITERATIONS * SPREAD
+        opens = not halo and self.landmarks == "pivoted" and probe.opens_in_double(rank)
+        return Expected.around(count, 2.0 if opens else 0.0)
+
+    def leaf_bytes(self, n: int, width: int) -> int:
+        """Bytes of the leaves that workers keep, or else read from disk."""
+        if not self.halo:
+            return 0
+        return vecchia_bytes(n, int(self.halo), int(self.leaf), int(self.rank), width=width).kept
 
     def phases(
         self, sizes: Sizes, products: float, *, checks: float = 1.0, spilled: float = 0.0, kept: float = 0.0

@@ -48,7 +48,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.terms import MOST_FEATURES
 from dkgp.operators.base import FloatArray
-from dkgp.operators.low_rank.local_polynomials import choose_order
+from dkgp.operators.low_rank.local_polynomials import choose_order, grid_scales
 from dkgp.operators.low_rank.pivots import RandomlyPivotedCholesky, counted
 from dkgp.operators.vecchia.halos import kd_order
 from dkgp.operators.vecchia.leaves import EMBEDDING_RANK, is_one_distance
@@ -360,6 +360,13 @@ class Probe:
         typical, length = math.sqrt(squares / (m * (m - 1.0))), math.sqrt(self.n / self._noise)
         second = expected_second_step(self.condition(rank))
         return not self.double and only_the_first_drifts(typical, length, second, self.tolerance)
+
+    @property
+    def extents(self) -> FloatArray:
+        """Sides of the box of the samples, in the kernel's units; `InputError` of a kernel without units."""
+        scales = grid_scales(self.kernel)
+        spread = np.ptp(self.inputs[:, list(scales)], axis=0) * np.array(list(scales.values()))
+        return np.asarray(np.maximum(spread, 1e-9), np.float64)
 
     def polynomial_iterations(self, extents: FloatArray, rank: int) -> float:
         """Iterations with local polynomials of so many nodes, for samples in a box of these extents."""
