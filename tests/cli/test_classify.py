@@ -261,7 +261,7 @@ FORMS = {
 
 
 def classify_by(ingested: dict[str, Any], out: Path, *more: object) -> list[object]:
-    return ["classify_by", ingested["train"], "--out", out, "--json", "--cluster", "none", *more]
+    return ["classify", ingested["train"], "--out", out, "--json", "--cluster", "none", *more]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ NEAR = ("--method", "gp", "--basis-size", 8, "--neighbours", 60)
 
 
 def classify_near(ingested: dict[str, Any], out: Path, wide: Path, *more: object) -> list[object]:
-    return ["classify_near", ingested["train"], "--out", out, "--cluster", "none", "--hyper", wide, *more]
+    return ["classify", ingested["train"], "--out", out, "--cluster", "none", "--hyper", wide, *more]
 
 
 def test_a_model_predicts_is_evaluated_and_told_of(labelled: Labelled, wide: Path, tmp_path: Path) -> None:
