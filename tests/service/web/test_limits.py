@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import ssl
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dkgp.service import serve
+from dkgp.service.access import add_token
+from dkgp.service.certificate import own_certificate
+from dkgp.service.serve import listen
+from dkgp.service.web import guard, limits, streaming
 from dkgp.service.web.answers import MalformedError
 from dkgp.service.web.limits import DEEPEST_JSON, BodyLimit, parse_json
-from tests.service.stage import BEARER, Stage, served
+from tests.service.stage import BEARER, DEADLINE_SECONDS, Stage, served
 
 LIMIT = 2**20
 
@@ -156,3 +167,357 @@ def test_pieces_are_counted_together() -> None:
 def test_a_body_that_does_not_come_is_given_up() -> None:
     assert run_limited(piece(b"1"), seconds=0.05) == (408, None)
     assert run_limited(piece(b"1"), {"type": "http.disconnect"}) == (None, None)
+
+
+PAGES = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50
+HALF_A_HEAD = b"GET /v1/jobs HTTP/1.1\r\nhost: localhost\r\nx-slow: "
+
+
+def connected(url: str, sent: bytes = HALF_A_HEAD) -> socket.socket:
+    address = httpx.URL(url)
+    connection = socket.create_connection((address.host, address.port), timeout=DEADLINE_SECONDS)
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(4096) == b""
+    except ConnectionResetError:
+        return True
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(2**16):
+            answer += piece
+    return answer
+
+
+def health(url: str) -> int:
+    began = time.monotonic()
+    status = httpx.get(f"{url}/healthz", timeout=DEADLINE_SECONDS, trust_env=False).status_code
+    assert time.monotonic() - began < 10.0
+    return status
+
+
+def test_half_a_head_is_not_waited_for(shared: Stage) -> None:
+    with served(shared, head_seconds=0.5) as url, connected(url) as slow:
+        # Trickling does not put it off.
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < DEADLINE_SECONDS:
+                slow.sendall(b"a")
+                time.sleep(0.05)
+        assert 0.4 < time.monotonic() - began < 10.0
+
+
+def test_what_trickles_in_after_an_answer_is_not_waited_for(shared: Stage) -> None:
+    request = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
+    with served(shared, head_seconds=0.5) as url, connected(url, request) as slow:
+        assert slow.recv(64).startswith(b"HTTP/1.1 401 ")
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < DEADLINE_SECONDS:
+                slow.sendall(b"a")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.long
+def test_a_client_that_pauses_between_requests_is_served(shared: Stage) -> None:
+    with (
+        served(shared, head_seconds=0.3) as url,
+        httpx.Client(base_url=url, headers=BEARER, trust_env=False) as client,
+    ):
+        assert client.get("/v1/jobs").status_code == 200
+        for _ in range(2):
+            time.sleep(0.4)
+            assert client.get("/v1/jobs").status_code == 200
+
+
+def test_a_request_at_work_has_all_the_time_it_takes(stage: Stage) -> None:
+    job = stage.submit("followed.zarr")["id"]
+    follow = f"GET /v1/jobs/{job}/events?follow=true HTTP/1.1\r\nhost: localhost\r\n"
+    follow += f"authorization: {BEARER['Authorization']}\r\n\r\n"
+    with served(stage, head_seconds=0.2) as url, connected(url, follow.encode()) as streamed:
+        assert streamed.recv(64).startswith(b"HTTP/1.1 200 ")
+        streamed.settimeout(0.6)
+        with contextlib.suppress(TimeoutError):
+            while streamed.recv(2**16):
+                pass
+            raise AssertionError("closed while it was followed")
+        stage.service.close()
+
+
+def test_the_longest_idle_gives_way(shared: Stage) -> None:
+    with served(shared, most=3) as url, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connected(url)) for _ in range(3)]
+        with httpx.Client(base_url=url, headers=BEARER, trust_env=False, timeout=DEADLINE_SECONDS) as client:
+            assert client.get("/v1/jobs").status_code == 200
+            assert is_closed(slow[0])
+            # The others are still there: they get an answer once their head is whole.
+            for connection in slow[1:]:
+                connection.sendall(b"no more\r\n\r\n")
+                assert connection.recv(64).startswith(b"HTTP/1.1 401 ")
+
+
+def bearer_of(stage: Stage, name: str) -> dict[str, str]:
+    token, _ = add_token(stage.queue.folder, name, "submit")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def following(stage: Stage, name: str, headers: dict[str, str]) -> bytes:
+    """A request for the events of a new job of the headers' token."""
+    body = {"command": "train", "options": stage.options(f"{name}.zarr")}
+    job = stage.anonymous(**headers).post("/v1/jobs", json=body).json()["id"]
+    request = f"GET /v1/jobs/{job}/events?follow=true HTTP/1.1\r\nhost: localhost\r\n"
+    return f"{request}authorization: {headers['Authorization']}\r\n\r\n".encode()
+
+
+def get(url: str, headers: dict[str, str]) -> httpx.Response:
+    return httpx.get(f"{url}/v1/jobs", headers=headers, trust_env=False, timeout=DEADLINE_SECONDS)
+
+
+def test_health_and_administrators_are_answered_where_every_place_is_at_work(stage: Stage) -> None:
+    alice, bob = bearer_of(stage, "alice"), bearer_of(stage, "bob")
+    follow = following(stage, "alice", alice)
+    with served(stage, most=2, reserved=2) as url, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            streamed = stack.enter_context(connected(url, follow))
+            assert streamed.recv(64).startswith(b"HTTP/1.1 200 ")
+        # Nor can strangers use up the reserve: neither half heads, nor pages that they ask for and do not read.
+        for _ in range(5):
+            stack.enter_context(connected(url))
+            stack.enter_context(connected(url, PAGES))
+        assert health(url) == 200
+        refused = get(url, bob)
+        assert refused.status_code == 503
+        assert "as many connections as it takes" in refused.json()["error"]["message"]
+        assert refused.headers["connection"] == "close"
+        assert get(url, BEARER).status_code == 200
+        # Those that showed a token are still there.
+        streamed.sendall(b"\r\n")
+        streamed.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            while streamed.recv(2**16):
+                pass
+            raise AssertionError("the stream was closed")
+        stage.service.close()
+
+
+def test_pages_that_nobody_reads_hold_no_place(shared: Stage) -> None:
+    """Each connection asks for a page of a megabyte again and again, reads nothing, and waits to write for ever."""
+    with served(shared, most=4, reserved=1) as url, contextlib.ExitStack() as stack:
+        attackers = [stack.enter_context(connected(url, PAGES)) for _ in range(8)]
+        for _ in range(3):
+            with contextlib.suppress(OSError):
+                for attacker in attackers:
+                    attacker.sendall(PAGES)
+            assert health(url) == 200
+            assert get(url, BEARER).status_code == 200
+
+
+def send_for_ever(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(PAGES)
+        time.sleep(0.05)
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(shared: Stage) -> None:
+    with served(shared, write_seconds=0.3) as url:
+        address = httpx.URL(url)
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect((address.host, address.port))
+            silent.sendall(PAGES)
+            # The end is seen by whoever sends: reading would make room.
+            silent.settimeout(DEADLINE_SECONDS)
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                send_for_ever(silent)
+
+
+def test_a_client_that_reads_slowly_gets_all_of_it(shared: Stage) -> None:
+    size = len(shared.anonymous().get("/docs").content)
+    with served(shared, write_seconds=0.3) as url:
+        address = httpx.URL(url)
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((address.host, address.port))
+            slow.sendall(b"GET /docs HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            received, began = b"", time.monotonic()
+            while piece := slow.recv(2**14):
+                received += piece
+                if time.monotonic() - began < 1.0:
+                    time.sleep(0.02)
+        assert len(received.partition(b"\r\n\r\n")[2]) == size
+
+
+def test_requests_in_a_row_are_bounded(shared: Stage) -> None:
+    request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with served(shared) as url:
+        for number, answered in ((10, 10), (200, limits.MOST_PIPELINED + 1)):
+            with connected(url, request * number) as eager:
+                received = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while received.count(b"HTTP/1.1 200") < number and (piece := eager.recv(2**16)):
+                        received += piece
+                assert received.count(b"HTTP/1.1 200") == answered
+        # One after the other they are as many as anybody likes.
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            assert {client.get("/icon.svg").status_code for _ in range(2 * limits.MOST_PIPELINED)} == {200}
+
+
+@pytest.mark.parametrize(("chunks", "kind"), [(2_000, b"MalformedError"), (3_000, b"Invalid HTTP request")])
+def test_a_body_of_very_many_small_chunks_is_refused(shared: Stage, chunks: int, kind: bytes) -> None:
+    # Half a megabyte of them, which any stranger may send, kept everybody waiting for seconds.
+    head = f"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: {BEARER['Authorization']}\r\n"
+    head += "content-type: application/json\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    with served(shared) as url, connected(url, head.encode() + b"1\r\n[\r\n" * chunks + b"0\r\n\r\n") as sender:
+        answer = answer_of(sender)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert kind in answer
+
+
+def test_a_head_is_bounded_however_much_of_it_comes_at_once(shared: Stage) -> None:
+    for lines, status in ((5_000, b"200"), (40_000, b"400")):
+        request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n" + b"a:b\r\n" * lines + b"\r\n"
+        with served(shared) as url, connected(url, request) as sender:
+            assert sender.recv(64).startswith(b"HTTP/1.1 " + status)
+
+
+def test_nonsense_before_an_answer_leaves_no_traceback(
+    shared: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n"
+    # The connection is closed later than the application answers, as over TLS.
+    close = asyncio.selector_events._SelectorTransport.close  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        "asyncio.selector_events._SelectorTransport.close",
+        lambda transport: transport._loop.call_later(0.3, close, transport),
+    )
+    with served(shared) as url, connected(url, request) as sender:
+        assert answer_of(sender).startswith(b"HTTP/1.1 400 ")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_nonsense_after_an_answer_leaves_no_traceback(shared: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    request = b"POST /icon.svg HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with served(shared) as url, connected(url, request) as sender:
+        assert sender.recv(16).startswith(b"HTTP/1.1 405 ")
+        sender.sendall(b"no size\r\n")
+        answer_of(sender)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_one_token_leaves_places_to_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MOST_REQUESTS_OF_TOKEN", 4)
+    monkeypatch.setattr(streaming, "MOST_FOLLOWERS_OF_TOKEN", 3)
+    alice, bob = bearer_of(stage, "alice"), bearer_of(stage, "bob")
+    follow = following(stage, "alice", alice)
+    with served(stage, most=8, reserved=2) as url, contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(connected(url, follow)) for _ in range(3)]
+        assert all(stream.recv(64).startswith(b"HTTP/1.1 200 ") for stream in streams)
+        with connected(url, follow) as further:
+            assert further.recv(64).startswith(b"HTTP/1.1 503 ")
+        assert get(url, alice).status_code == 200
+        # A body that does not come is a request like any other.
+        body = b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n"
+        slow = stack.enter_context(connected(url, body + f"authorization: {alice['Authorization']}\r\n\r\n".encode()))
+        refused = get(url, alice)
+        while refused.status_code == 200:
+            refused = get(url, alice)
+        assert refused.status_code == 429
+        assert "4 requests of the token 'alice' are being answered" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"]
+        assert get(url, bob).status_code == get(url, BEARER).status_code == 200
+        slow.close()
+        while get(url, alice).status_code == 429:
+            time.sleep(0.01)
+        stage.service.close()
+
+
+@dataclass
+class Standing:
+    network: str
+    since: float
+
+
+def test_who_gives_way() -> None:
+    crowd = [Standing("10.0.0.1", since) for since in (5.0, 3.0, 4.0)]
+    others = [Standing("10.0.0.2", 1.0), Standing("10.0.0.3", 2.0)]
+    assert limits._first([*others, *crowd], 2) == [crowd[1], crowd[2]]
+    assert limits._first([*others, *crowd], 9) == [crowd[1], crowd[2], crowd[0]]
+    assert limits._first(others)[0] in others
+    assert limits._network(("2001:db8::1:2", 1)) == limits._network(("2001:db8::ffff", 2))
+    assert limits._network(("2001:db8::1", 1)) != limits._network(("2001:db8:0:1::1", 1))
+    assert limits._network(("10.0.0.1", 1)) != limits._network(("10.0.0.2", 1))
+    assert limits._network(("fe80::1%eth0", 1)) == "fe80::/64"
+    assert limits._network(None) == ""
+
+
+def test_a_thousand_half_heads_do_not_keep_health_from_being_answered(shared: Stage) -> None:
+    with served(shared, most=200) as url, contextlib.ExitStack() as stack:
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                stack.enter_context(connected(url))
+        assert health(url) == 200
+
+
+@contextlib.contextmanager
+def over_tls(
+    stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> Iterator[tuple[str, ssl.SSLContext]]:
+    """The service as `dkgp serve --https` has it, with three places for handshakes of at most so many seconds."""
+    monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", seconds)
+    monkeypatch.setattr(limits, "MOST_HANDSHAKES", 3)
+    certificate = own_certificate(folder, "127.0.0.1")
+    with listen("127.0.0.1", 0) as listener:
+        server = serve._server(stage.app, lambda: None, lambda: None, serve.LatestEnd(), certificate)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield serve.url_of(listener, "127.0.0.1", "https"), ssl.create_default_context(cafile=str(certificate[0]))
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive()
+
+
+@pytest.mark.long
+def test_a_handshake_that_never_ends_is_not_waited_for(
+    shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with over_tls(shared, tmp_path, monkeypatch, 0.5) as (url, context), connected(url, b"") as silent:
+        began = time.monotonic()
+        assert is_closed(silent)
+        assert 0.4 < time.monotonic() - began < 9.0
+        with httpx.Client(base_url=url, verify=context, trust_env=False) as client, contextlib.ExitStack() as stack:
+            # Those that are through are no longer counted: more stay open than there are places for handshakes.
+            for _ in range(5):
+                other = stack.enter_context(httpx.Client(base_url=url, verify=context, trust_env=False))
+                assert other.get("/healthz").status_code == 200
+            # A connection that has come through its handshake stays beyond the handshake's time.
+            assert client.get("/healthz").status_code == 200
+            time.sleep(0.8)
+            assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.long
+def test_handshakes_of_strangers_keep_nobody_out(
+    shared: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with over_tls(shared, tmp_path, monkeypatch, 30.0) as (url, context), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(url, b"")) for _ in range(3)]
+        time.sleep(0.2)
+        # The longest ones give way.
+        silent += [stack.enter_context(connected(url, b"")) for _ in range(5)]
+        assert all(is_closed(connection) for connection in silent[:5])
+        with httpx.Client(base_url=url, verify=context, trust_env=False, timeout=DEADLINE_SECONDS) as client:
+            assert client.get("/healthz").status_code == 200
+        assert is_closed(silent[5])
+        silent[7].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[7].recv(1)

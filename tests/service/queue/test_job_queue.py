@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import pytest
 from dkgp.errors import InputError, StorageError, StoreError, UsageError
 from dkgp.service.queue import database
 from dkgp.service.queue.events import EventReader
-from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.job_queue import JobQueue, MemoryRoom
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import JobRecord, JobStateError, QueueFullError, UnknownJobError
 
@@ -507,3 +508,259 @@ def test_time_stands_still_while_the_machine_is_off(tmp_path: Path, monkeypatch:
     queue.ledger.finish(ended.id, 1, "done", 0)
     assert queue.prune(keep_seconds=3600.0) == 0
     queue.close()
+
+
+def test_one_owner_does_not_fill_the_queue(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path / "queue", max_queued=5, max_queued_per_owner=2)
+    for number in range(2):
+        submit(queue, number, owner="alice")
+    with pytest.raises(QueueFullError, match="2 of your jobs wait already"):
+        submit(queue, 2, owner="alice")
+    submit(queue, 3, owner="bob")
+    assert queue.counts()["queued"] == 3
+    queue.claim()
+    submit(queue, 4, owner="alice")
+    queue.close()
+
+
+def test_a_folder_that_is_full_takes_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.service.queue.database.FRESH_SECONDS", -1.0)
+    queue = JobQueue(tmp_path / "queue", max_folder_bytes=500_000)
+    first, running = submit(queue), submit(queue, 1)
+    for job_id in (first.id, running.id):
+        (queue.folder_of(job_id) / "log.txt").write_bytes(b"x" * 500_000)
+        queue.claim()
+    with pytest.raises(QueueFullError, match="may take 500,000"):
+        submit(queue, 2)
+    assert queue.prune_to(500_000) == 0  # both run
+    queue.ledger.finish(first.id, 1, "done", 0)
+    assert queue.prune_to(500_000) == 1
+    assert [record.id for record in queue.list()] == [running.id]
+    assert queue.is_full()
+    queue.close()
+
+
+def test_records_count_as_well_as_folders(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path / "queue", max_folder_bytes=2 * 10**6)
+    empty, options = queue.folder_bytes(), {"dataset": "/d.zarr", "fixed": [f"gamma.{n:080}=1" for n in range(9_000)]}
+    ids = [queue.submit("tune", {**options, "out": f"/out-{number}.json"})[0].id for number in range(3)]
+    assert 2_400_000 < queue.folder_bytes() - empty < 3_200_000
+    with pytest.raises(QueueFullError, match="may take 2,000,000"):
+        submit(queue, 4)
+    for job_id in ids:
+        queue.request_cancel(job_id)
+    assert queue.prune_to(2 * 10**6) == 1
+    assert queue.folder_bytes() < 2 * 10**6
+    assert [record.id for record in queue.list()] == ids[:0:-1]
+    submit(queue, 4)
+    queue.close()
+
+
+def test_lists_leave_out_what_may_be_long(queue: JobQueue) -> None:
+    job = submit(queue, owner="alice", name="nightly")
+    (listed,) = queue.list()
+    assert listed == replace(job, options={})
+    assert queue.get(job.id).options == tuning(0)
+    queue.claim()
+    assert queue.ledger.finish(job.id, 1, "done", 0, document={"command": "tune"})
+    assert queue.list()[0].document is None
+    assert queue.get(job.id).document == {"command": "tune"}
+
+
+def test_of_one_owner_the_latest_jobs_are_remembered(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.service.queue.job_queue.MOST_ENDED_PER_OWNER", 2)
+    numbers = {"alice": range(4), "bob": range(4, 8)}
+    ids = {owner: [submit(queue, number, owner=owner).id for number in numbers[owner]] for owner in numbers}
+    for job_id in [*ids["alice"], *ids["bob"][:2]]:
+        queue.request_cancel(job_id)
+    assert queue.prune(3600.0) == 2
+    assert {record.id for record in queue.list()} == {*ids["alice"][2:], *ids["bob"]}
+    assert queue.prune(float("inf")) == 0
+    assert queue.has_ended(ids["bob"][0])
+    assert not queue.has_ended(ids["bob"][3])
+    with pytest.raises(UnknownJobError):
+        queue.has_ended(ids["alice"][0])
+
+
+def test_memory_is_kept_with_the_job_and_a_key_tells_jobs_apart_by_it(queue: JobQueue) -> None:
+    job = submit(queue, memory_bytes=2**30, idempotency_key="k")
+    assert queue.get(job.id).memory_bytes == 2**30
+    with pytest.raises(JobStateError, match="another memory bytes"):
+        submit(queue, memory_bytes=2**31, idempotency_key="k")
+    with pytest.raises(InputError, match="positive number of bytes"):
+        submit(queue, 1, memory_bytes=0)
+
+
+def reserve(queue: JobQueue, out: str) -> str:
+    return queue.submit("tune", {"dataset": "/d.zarr", "out": out})[0].id
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    base = tmp_path.resolve()
+    (base / "real").mkdir()
+    (base / "link").symlink_to("real")
+    (base / "round").symlink_to(base / "link")
+    return base
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("BASE/real/x.json", "BASE/link/x.json"),
+        ("BASE/round/x.json", "BASE/real/x.json"),
+        ("BASE/real/x.json", "file://BASE/real/x.json"),
+        ("BASE/real/x.json", "BASE//real/./x.json/"),
+        ("BASE/real", "BASE/round/x.json"),
+        ("BASE/link/a/b", "BASE/real/a"),
+        ("s3://bucket/x.json", "s3a://bucket/x.json"),
+        ("s3a://bucket/a/", "s3://bucket/a/b.json"),
+        ("gs://bucket/x.json", "gcs://bucket/x.json"),
+        ("az://c/x.json", "abfs://c@account/x.json"),
+    ],
+)
+def test_one_place_by_two_names_is_refused(queue: JobQueue, folder: Path, first: str, second: str) -> None:
+    first, second = (text.replace("BASE", str(folder)) for text in (first, second))
+    job_id = reserve(queue, first)
+    with pytest.raises(JobStateError, match=f"job {job_id} is to write to"):
+        reserve(queue, second)
+    queue.request_cancel(job_id)
+    second_id = reserve(queue, second)
+    with pytest.raises(JobStateError, match=f"job {second_id} is to write to"):
+        queue.resume(job_id)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("BASE/real/x.json", "BASE/real/y.json"),
+        ("BASE/real/x", "BASE/real/x.json"),
+        ("s3://bucket/x.json", "gs://bucket/x.json"),
+        ("s3://bucket/x.json", "s3://other/x.json"),
+    ],
+)
+def test_two_places_are_two(queue: JobQueue, folder: Path, first: str, second: str) -> None:
+    for text in (first, second):
+        reserve(queue, text.replace("BASE", str(folder)))
+    assert queue.counts()["queued"] == 2
+
+
+def test_places_that_an_earlier_version_kept_by_their_spelling_are_kept(tmp_path: Path, folder: Path) -> None:
+    queue = JobQueue(tmp_path / "queue")
+    job_id = reserve(queue, f"{folder}/real/x.json")
+    queue.close()
+    with sqlite3.connect(tmp_path / "queue" / "queue.sqlite") as database:
+        database.execute("UPDATE outputs SET url = ?", (f"{folder}/link/x.json",))
+        database.execute("DROP INDEX jobs_by_owner")
+        for column in ("memory_bytes", "stop_detail", "queued", "queued_at", "waited_seconds"):
+            database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        database.execute("DROP TABLE clock")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    queue = JobQueue(tmp_path / "queue")
+    with pytest.raises(JobStateError, match=job_id):
+        reserve(queue, f"{folder}/real/x.json")
+    queue.close()
+
+
+def submit_as(queue: JobQueue, name: str, owner: str, **more: Any) -> str:
+    options = {"dataset": "/data/train.zarr", "out": f"/data/{name}.json"}
+    return queue.submit("tune", options, name=name, owner=owner, **more)[0].id
+
+
+def claimed(queue: JobQueue, **limits: Any) -> str | None:
+    claim = queue.ledger.claim("service", **limits)
+    if claim is None:
+        return None
+    claim.lock.release()
+    return claim.record.name
+
+
+def finish(queue: JobQueue) -> None:
+    for job in queue.ledger.running():
+        queue.ledger.finish(job.id, job.attempt, "done", 0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The queue's time, which only a test moves."""
+    seconds = [1000.0]
+    monkeypatch.setattr(database, "_time", lambda clock: seconds[0])
+    return seconds
+
+
+def test_owners_take_turns(queue: JobQueue, clock: list[float]) -> None:
+    for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2"):
+        submit_as(queue, name, name[0])
+    order = []
+    while (name := claimed(queue, limit=1)) is not None:
+        order.append(name)
+        clock[0] += 1.0
+        finish(queue)
+    assert order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+def test_running_jobs_are_shared_out_between_owners(queue: JobQueue, clock: list[float]) -> None:
+    for name in ("a1", "a2", "a3", "b1", "b2", "b3"):
+        submit_as(queue, name, name[0])
+    order = []
+    while (name := claimed(queue, limit=4)) is not None:
+        order.append(name)
+        clock[0] += 1.0
+    assert order == ["a1", "b1", "a2", "b2"]
+    # Two of b's end: b has fewer than a.
+    for job in queue.ledger.running():
+        if queue.get(job.id).owner == "b":
+            queue.ledger.finish(job.id, job.attempt, "done", 0)
+    assert claimed(queue, limit=4) == "b3"
+    assert claimed(queue, limit=4, limit_per_owner=2) is None
+
+
+def test_a_restarted_service_goes_on_with_the_job_that_ran(queue: JobQueue, clock: list[float]) -> None:
+    for name in ("a1", "b1", "a2"):
+        submit_as(queue, name, name[0])
+    assert claimed(queue, limit=1) == "a1"
+    clock[0] += 1.0
+    job = queue.ledger.running()[0]
+    queue.ledger.mark_stop(job.id, job.attempt, "stop")
+    assert queue.ledger.interrupted(job.id, job.attempt, {"message": "asked to end"}) == "queued"
+    assert claimed(queue, limit=1) == "a1"
+    finish(queue)
+    assert claimed(queue, limit=1) == "b1"
+
+
+def test_jobs_start_when_their_memory_is_free(queue: JobQueue) -> None:
+    room = MemoryRoom(job_bytes=8, total_bytes=10)
+    first = submit_as(queue, "a1", "a", memory_bytes=2)
+    for name, n_bytes in (("b1", 6), ("c1", None), ("d1", 1)):
+        submit_as(queue, name, name[0], memory_bytes=n_bytes)
+    assert [claimed(queue, memory=room) for _ in range(3)] == ["a1", "b1", None]
+    # 6 and 8 are more than 10; d's job, which would fit, does not overtake.
+    queue.ledger.finish(first, 1, "done", 0)
+    assert claimed(queue, memory=room) is None
+    finish(queue)
+    assert [claimed(queue, memory=room) for _ in range(3)] == ["c1", "d1", None]
+    assert MemoryRoom(job_bytes=20, total_bytes=10).fits(None, [])
+
+
+def test_waits_and_attempts_are_counted_together(queue: JobQueue, clock: list[float]) -> None:
+    job = submit_as(queue, "a1", "a")
+    clock[0] += 10.0
+    assert queue.get(job).waited_seconds == 0.0
+    claimed(queue)
+    clock[0] += 100.0
+    queue.ledger.died(job, 1, "was killed")
+    back = queue.get(job)
+    assert (back.state, back.waited_seconds, back.ran_seconds) == ("queued", 10.0, 100.0)
+    assert back.queued is not None
+    assert back.queued >= back.created
+    clock[0] += 5.0
+    claimed(queue)
+    clock[0] += 20.0
+    queue.ledger.finish(job, 2, "failed", 1)
+    ended = queue.get(job)
+    assert (ended.waited_seconds, ended.ran_seconds) == (15.0, 120.0)
+    queue.resume(job)
+    clock[0] += 3.0
+    assert queue.request_cancel(job).waited_seconds == 3.0
+    assert queue.list()[0].bare().waited_seconds == 3.0
