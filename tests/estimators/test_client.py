@@ -1,19 +1,172 @@
-"""A client that is handed in: used, left open, and never copied or pickled."""
+"""Estimators' clients: their own, and the program's default client."""
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
-from dkgp import GPRegressor
-from dkgp.cluster.client_executor import is_in_process, open_client_executor
+from dkgp import ConjugateDirectionsPursuit, GaussianProcessRegressor, GPRegressor, KernelLogisticClassifier
+from dkgp.cluster.client_executor import client_around, is_in_process, open_client_executor
 from dkgp.errors import UsageError
+from dkgp.estimators import ambient, settings
 from tests.estimators.conftest import KERNEL, NOISE, Problem
+
+
+@pytest.fixture
+def clients(outer_client: Client, inner_client: Client) -> dict[str, Client]:
+    """Workers in a process of their own, and in this one; neither is the default client."""
+    return {"outer": outer_client, "inner": inner_client}
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
+    """The clients that estimators run on, from now on; what problems are too small for one is forgotten."""
+    seen: list[Client] = []
+    real = settings.open_client_executor
+
+    def watched(client: Client) -> Any:
+        seen.append(client)
+        return real(client)
+
+    monkeypatch.setattr(settings, "open_client_executor", watched)
+    monkeypatch.setattr(ambient, "SMALL_PROBLEM_SAMPLES", 100)
+    monkeypatch.setattr(ambient, "_TOLD", {})
+    return seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["outer", "inner"])
+def test_it_is_used_and_said_once(
+    where: str,
+    clients: dict[str, Client],
+    used: list[Client],
+    problem: Problem,
+    fitted: GPRegressor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = clients[where]
+    caplog.set_level(logging.INFO, logger="dkgp.estimators")
+    with client.as_current(), dask.config.set(scheduler="dask.distributed"):
+        for _ in range(2):
+            model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
+        mean, std = model.predict(problem.X_new, return_std=True)
+        lazy = model.predict(da.from_array(problem.X_new, chunks=(30, 4)))
+        np.testing.assert_allclose(lazy.compute(), mean, rtol=1e-12)
+    known_mean, known_std = fitted.predict(problem.X_new, return_std=True)
+    np.testing.assert_allclose(mean, known_mean, atol=1e-6)
+    np.testing.assert_allclose(std, known_std, rtol=0.02)
+    assert used == [client] * 2
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "dkgp.estimators"]
+    assert message.startswith(f"using the dask client that is around, of the scheduler at {client.scheduler.address}")
+    assert client.status == "running"
+    model.update(problem.X_new[:5], problem.y_new[:5])
+    assert len(used) == 2, "an update runs where its samples are"
+
+
+@pytest.mark.long
+def test_every_kind_of_estimator_picks_it_up(clients: dict[str, Client], used: list[Client], problem: Problem) -> None:
+    labels = np.where(problem.y > np.median(problem.y), "high", "low")
+    with clients["outer"].as_current():
+        classifier = KernelLogisticClassifier(KERNEL).fit(problem.X, labels)
+        pursuit = ConjugateDirectionsPursuit(n_nonzero_coefs=2).fit(problem.X, problem.y)
+    assert used == [clients["outer"]] * 2
+    assert classifier.score(problem.X, labels) > 0.9
+    alone = ConjugateDirectionsPursuit(n_nonzero_coefs=2).fit(problem.X, problem.y)
+    np.testing.assert_allclose(pursuit.coef_, alone.coef_, rtol=1e-9)
+
+
+def test_scikit_learns_class_has_it_beyond_memory(
+    clients: dict[str, Client], used: list[Client], problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y = problem.X[:, [0, 2]] - 100.0, problem.y - 50.0
+    kernel = 100.0 * RBF([2.0, 1.0]) + WhiteKernel(4.0)
+    dense = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+    monkeypatch.setattr(GaussianProcessRegressor, "dense_bytes", 0)
+    with clients["outer"].as_current():
+        model = GaussianProcessRegressor(kernel, optimizer=None).fit(X, y)
+    assert used == [clients["outer"]]
+    mean, std = model.predict(X[:40], return_std=True)
+    known_mean, known_std = dense.predict(X[:40], return_std=True)
+    np.testing.assert_allclose(mean, known_mean, atol=1e-3)
+    np.testing.assert_allclose(std, known_std, rtol=0.01)
+
+
+def test_small_problems_and_other_schedulers_do_without(
+    clients: dict[str, Client], used: list[Client], problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE)
+    with clients["inner"].as_current():
+        with dask.config.set(scheduler="threads"):
+            model.fit(problem.X, problem.y)
+        monkeypatch.setattr(ambient, "SMALL_PROBLEM_SAMPLES", 300)
+        model.fit(problem.X, problem.y)
+    monkeypatch.setattr(ambient, "SMALL_PROBLEM_SAMPLES", 100)
+    model.fit(problem.X, problem.y)  # no client is around any more
+    assert used == []
+
+
+def test_a_task_does_not_wait_for_its_own_workers(clients: dict[str, Client]) -> None:
+    def around() -> bool:
+        return client_around() is not None
+
+    client = clients["inner"]
+    with client.as_current():
+        assert around()
+        assert client.submit(around, pure=False).result() is False
+
+
+def test_workers_without_dkgp_are_not_used(
+    clients: dict[str, Client],
+    used: list[Client],
+    problem: Problem,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real = ambient.fetch_versions
+
+    def without(client: Client) -> Any:
+        software = real(client)
+        return replace(software, workers={name: {**of, "dkgp": None} for name, of in software.workers.items()})
+
+    monkeypatch.setattr(ambient, "fetch_versions", without)
+    model = GPRegressor(KERNEL, noise_variance=NOISE)
+    with clients["outer"].as_current():
+        model.fit(problem.X, problem.y).fit(problem.X, problem.y)
+    assert used == []
+    (record,) = [record for record in caplog.records if record.name == "dkgp.estimators"]
+    assert record.levelname == "WARNING"
+    assert "is not used" in record.getMessage()
+    assert "missing" in record.getMessage()
+    assert np.isfinite(model.predict(problem.X_new)).all()
+
+
+def test_workers_that_cannot_read_the_training_set_are_not_used(
+    clients: dict[str, Client],
+    used: list[Client],
+    problem: Problem,
+    fitted: GPRegressor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A place that is another one for each process.
+    model = GPRegressor(KERNEL, noise_variance=NOISE, store="/proc/self/cwd/stores")
+    with clients["outer"].as_current():
+        model.fit(problem.X, problem.y)
+    assert used == []
+    assert "cannot read the training set at '/proc/self/cwd/stores" in caplog.text
+    np.testing.assert_allclose(model.predict(problem.X_new), fitted.predict(problem.X_new), atol=1e-6)
 
 
 def test_workers_in_other_processes_get_what_they_need_from_stores(

@@ -1,7 +1,4 @@
-"""Inputs, targets, kernels and noise of all magnitudes: right within what is proven, or refused in words of dkgp's own.
-
-No warning of NumPy's or SciPy's reaches a user, no number that is none, and no exception but dkgp's.
-"""
+"""Samples, kernels and noise of hostile magnitudes: predictions and bounds hold, or the error says why."""
 
 from __future__ import annotations
 
@@ -22,11 +19,14 @@ from dkgp import (
     SparseGPRegressor,
 )
 from dkgp.errors import DkgpError, InputError
+from dkgp.estimators.outputs import outputs
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.sparse import OverconfidenceWarning
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, Periodic, Polynomial, RationalQuadratic, SquaredExponential
 from dkgp.models.classification.calibration import Calibration
+from dkgp.models.prediction.predictor import standardised
 from tests.estimators.attack import attacked
+from tests.models.variance.variance_problems import VarianceProblem, exact_in_50_digits
 
 N = 14
 KERNELS: dict[str, Kernel] = {
@@ -257,3 +257,50 @@ def test_pursuit_refuses_columns_whose_squares_overflow_in_words_alone(
     X, y = samples
     with pytest.raises(InputError, match="column 0 of X is not finite, or overflows"):
         ConjugateDirectionsPursuit().fit(size * X, y)
+
+
+KERNEL = SquaredExponential(gamma=(0.5,))
+
+
+def small(noise_variance: float) -> tuple[GPRegressor, np.ndarray, np.ndarray]:
+    """A model of 40 samples, test inputs among them, and the exact deviations."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2.0, 2.0, (40, 1))
+    T = X[:4] + 0.05
+    model = GPRegressor(KERNEL, noise_variance=noise_variance).fit(X, np.sin(X[:, 0]))
+    record = model._fitted.record
+    problem = VarianceProblem(standardised(record, X), standardised(record, T), KERNEL, noise_variance)
+    latent = np.array([float(value) for value in exact_in_50_digits(problem)])
+    return model, T, np.sqrt(latent + noise_variance) * record.standardisation.target_std[0]
+
+
+@pytest.mark.parametrize(("noise_variance", "rtol"), [(1e-12, 0.02), (1e-10, 2e-3), (1e-8, 1e-3), (1e-4, 1e-3)])
+def test_deviations_are_the_exact_ones(noise_variance: float, rtol: float) -> None:
+    model, T, exact = small(noise_variance)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        _, std, bounds = model.predict(T, return_std=True, return_bounds=True)
+    np.testing.assert_allclose(std, exact, rtol=rtol)
+    assert (bounds.variance_lower <= exact**2 * (1.0 + 1e-12)).all()
+    assert (exact**2 <= bounds.variance_upper * (1.0 + 1e-12)).all()
+
+
+def test_intervals_that_are_wider_than_asked_are_told_with_their_share() -> None:
+    model, T, _ = small(1e-12)
+    with pytest.warns(
+        ConvergenceWarning, match=r"100% of the variances are known less closely than variance_gap=0\.02"
+    ):
+        model.predict(T, return_std=True)
+    model, T, _ = small(1e-8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(T, return_std=True)
+        model.set_params(variance_gap=0.5).predict(T, return_std=True)
+
+
+def test_the_share_counts_variances() -> None:
+    lower, upper = np.array([[1.0], [0.5], [0.9], [1.0]]), np.array([[1.0], [1.0], [1.0], [1.0]])
+    with pytest.warns(ConvergenceWarning, match=r"^25% .* the widest interval is 50% of its upper end"):
+        outputs._warn_of_wide_intervals(lower, upper, 0.1)
+    with pytest.warns(ConvergenceWarning, match=r"^25% .* the widest interval is 0\.0012% of its upper end"):
+        outputs._warn_of_wide_intervals(upper - np.array([[0.0], [1.2e-5], [0.0], [0.0]]), upper, 1e-6)

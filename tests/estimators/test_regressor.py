@@ -1,34 +1,59 @@
-"""What an estimator returns for arrays: against a dense Gaussian process, and what it refuses."""
+"""`GPRegressor`: against a dense Gaussian process; kept and loaded; updated by every solver; forecasts of its cost."""
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import warnings
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
 import dkgp
-from dkgp import GPRegressor, SparseGPRegressor
+import dkgp.estimators.settings
+import dkgp.models.classification.exact
+import dkgp.models.classification.logistic
+from dkgp import LSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
+from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
-from dkgp.data import dataset_from_arrays, memory_dataset
+from dkgp.data import (
+    dataset_from_arrays,
+    memory_dataset,
+    open_classifier,
+    open_dataset,
+    open_model,
+    open_prediction,
+    save_model,
+)
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
 from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.kernels import SquaredExponential, UserKernel, White
-from dkgp.models import Hyperparameters
+from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.sparse.search import tune_by_bound
+from dkgp.models.classification.labels import LabelledData, labels_of
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic import RiskSettings
+from dkgp.models.exact import save, train
+from dkgp.models.prediction.predict import predict
 from dkgp.models.tuning.search import Choices, SearchSettings
-from dkgp.solvers import Cholesky
+from dkgp.operators.full_products import FullProducts
+from dkgp.operators.keeping import Keeping
+from dkgp.solvers import Choice, Cholesky, ConjugateGradient, FactorPreconditioning, TiledCholesky
+from dkgp.solvers.registry import solver_names
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 from tests.estimators.dense import dense_posterior
 
@@ -261,3 +286,284 @@ def test_means_alone_take_no_variance_and_no_thread(
         loaded.predict(problem.X_new[:1], return_std=True)
     monkeypatch.undo()
     np.testing.assert_array_equal(one, loaded.predict(problem.X_new)[:1])
+
+
+def test_a_saved_model_draws_and_updates_alone(problem: Problem, tmp_path: Path) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE, variance_gap=0.05).fit(problem.X, problem.y)
+    model.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(loaded.sample_y(problem.X_new, 2), model.sample_y(problem.X_new, 2))
+    loaded.update(problem.X_new[:4], problem.y_new[:4])
+    model.update(problem.X_new[:4], problem.y_new[:4])
+    np.testing.assert_array_equal(loaded.predict(problem.X_new), model.predict(problem.X_new))
+    loaded.save(tmp_path / "longer.zarr")
+    shutil.rmtree(tmp_path / "model.zarr")
+    again = GPRegressor.load(tmp_path / "longer.zarr")
+    np.testing.assert_array_equal(again.predict(problem.X_new), model.predict(problem.X_new))
+
+
+def test_text_kernels_and_several_targets_survive(problem: Problem, tmp_path: Path) -> None:
+    model = GPRegressor("rbf", optimizer=None, noise_variance=0.05).fit(problem.X, np.column_stack([problem.y]))
+    model.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+    assert loaded.kernel == "rbf"
+    assert loaded.predict(problem.X_new).shape == (60, 1)
+    assert json.dumps(open_model(tmp_path / "model.zarr").summary["estimator"])
+
+
+def test_engine_predicts_from_a_saved_estimator(problem: Problem, fitted: GPRegressor, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "model.zarr")
+    new = dataset_from_arrays(tmp_path / "new.zarr", problem.X_new, None)
+    predict(open_model(tmp_path / "model.zarr"), new, str(tmp_path / "out.zarr"), LocalExecutor(1))
+    found = open_prediction(tmp_path / "out.zarr")
+    np.testing.assert_array_equal(found.read("mean", 0, 60)[:, 0], fitted.predict(problem.X_new))
+
+
+@pytest.mark.filterwarnings("ignore:The feature:UserWarning")
+def test_estimator_loads_what_the_engine_trained(problem: Problem, fitted: GPRegressor, tmp_path: Path) -> None:
+    names = ["east", "unused", "north", "depth"]
+    url = str(tmp_path / "train.zarr")
+    dataset = dataset_from_arrays(url, problem.X, problem.y, feature_names=names, target_names=["load"])
+    trained = train(dataset, KERNEL, NOISE, LocalExecutor(1), solver=Cholesky())  # what auto picks for so few
+    save(trained, str(tmp_path / "model.zarr"), dataset)
+    shutil.rmtree(url)
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+    assert loaded.target_names_ == ("load",)
+    known = fitted.predict(problem.X_new)
+    np.testing.assert_array_equal(loaded.predict(problem.X_new), known)
+    loaded.update(problem.X_new[:3], problem.y_new[:3])
+    assert loaded.solution_["n"] == 303
+
+
+def test_model_without_targets_says_that_it_cannot_be_updated(problem: Problem, tmp_path: Path) -> None:
+    dataset = dataset_from_arrays(tmp_path / "train.zarr", problem.X[:, [0, 2, 3]], problem.y)
+    trained = train(dataset, KERNEL, NOISE, LocalExecutor(1))
+    save_model(
+        tmp_path / "bare.zarr",
+        kernel=KERNEL.to_json(),
+        noise_variance=NOISE,
+        alpha=trained.solution.alpha,
+        dataset=dataset,
+        certificate=trained.certificate.to_json(),
+    )
+    assert open_model(tmp_path / "bare.zarr").training_state() is None
+    loaded = GPRegressor.load(tmp_path / "bare.zarr")
+    with pytest.raises(InputError, match="without its training targets"):
+        loaded.update(problem.X_new[:, [0, 2, 3]], problem.y_new)
+    loaded.save(tmp_path / "copy.zarr")
+    copy = GPRegressor.load(tmp_path / "copy.zarr")
+    np.testing.assert_array_equal(
+        copy.predict(problem.X_new[:, [0, 2, 3]]), loaded.predict(problem.X_new[:, [0, 2, 3]])
+    )
+    assert open_dataset(tmp_path / "train.zarr").n_samples == 300
+
+
+def test_update_is_fitting_with_all_samples_under_the_old_scale(problem: Problem) -> None:
+    model = GPRegressor(KERNEL, noise_variance=NOISE)
+    assert model.partial_fit(problem.X, problem.y) is model
+    old = model.kernel_
+    for start in range(0, 30, 10):
+        model.partial_fit(problem.X_new[start : start + 10], problem.y_new[start : start + 10])
+    assert model.kernel_ == old
+    assert model.solution_["n"] == 330
+    X, y = np.vstack([problem.X, problem.X_new[:30]]), np.concatenate([problem.y, problem.y_new[:30]])
+    dense = dense_posterior(KERNEL, NOISE, X, y, problem.X_new, like=(problem.X, problem.y))
+    mean, bounds = model.predict(problem.X_new, return_bounds=True)
+    assert np.all(np.abs(mean - dense.mean) <= bounds.mean_error)
+
+
+def test_update_refuses_other_features_and_targets(problem: Problem, fitted: GPRegressor) -> None:
+    with pytest.raises(ValueError, match="features"):
+        fitted.update(problem.X_new[:, :2], problem.y_new)
+    with pytest.raises(InputError, match="2 targets; expected 1"):
+        fitted.update(problem.X_new, np.column_stack([problem.y_new, problem.y_new]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fitted.solution_["n"] == 300
+
+
+# Slow to the last digits, and measured for its speed alone.
+EVERY = [name for name in ("auto", *solver_names()) if name != "paramcg"]
+SETTINGS: list[Any] = [ConjugateGradient(FactorPreconditioning(40, 20, 10)), TiledCholesky(tile_rows=64)]
+OLD, ALL = slice(0, 110), slice(0, 130)
+
+
+def standardised(problem: Problem, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets on the scale of the first samples."""
+    X, y = problem.X[:, [0, 2, 3]], problem.y
+    inputs = (X[rows] - X[OLD].mean(axis=0)) / X[OLD].std(axis=0)
+    return inputs, (y[rows] - y[OLD].mean()) / y[OLD].std()
+
+
+def updated(gp: Any, problem: Problem, **noise: Any) -> Any:
+    old = {name: values[OLD] for name, values in noise.items()}
+    new = {name: values[110:130] for name, values in noise.items()}
+    return gp.fit(problem.X[OLD], problem.y[OLD], **old).update(problem.X[110:130], problem.y[110:130], **new)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("solver", [*EVERY, *SETTINGS], ids=str)
+def test_an_update_by_every_solver_is_the_dense_solution(solver: Any, problem: Problem) -> None:
+    gp = updated(GPRegressor(KERNEL, noise_variance=NOISE, solver=solver, tol=1e-7), problem)
+    assert gp.solution_["converged"]
+    Z, y = standardised(problem, ALL)
+    alpha = np.linalg.solve(KERNEL(Z, Z) + NOISE * np.eye(130), y)
+    np.testing.assert_allclose(gp._fitted.record.alpha[:, 0], alpha, atol=1e-4)
+    again = gp.update(problem.X[130:140], problem.y[130:140])
+    assert again.solution_["converged"]
+    assert again._fitted.record.n_samples == 140
+
+
+SPARSE = {"noise_variance": NOISE, "basis_size": 40}
+MODELS: dict[str, Callable[[], Any]] = {
+    "linear mean": lambda: GPRegressor(KERNEL, noise_variance=NOISE, mean="linear", tol=1e-9),
+    "constant mean, pcg": lambda: GPRegressor(KERNEL, noise_variance=NOISE, mean="constant", solver="pcg", tol=1e-9),
+    "with variances": lambda: GPRegressor(KERNEL, noise_variance=NOISE, with_variances=True, tol=1e-9),
+    **{name: lambda name=name: SparseGPRegressor(KERNEL, method=name, **SPARSE) for name in ("vfe", "sr", "dtc")},
+}
+
+
+@pytest.mark.filterwarnings("ignore:the subset of regressors' variances")
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_updated_model_predicts_as_one_of_all_samples(name: str, by_sample: bool, problem: Problem) -> None:
+    """Both under the standardisation of all samples, which the first ones are rescaled to have."""
+    X, y = problem.X[ALL].copy(), problem.y[ALL].copy()
+    for part in (OLD, slice(110, 130)):  # of each part mean and deviation are the same, and so are those of all
+        X[part] = (X[part] - X[part].mean(axis=0)) / np.where(X[part].std(axis=0) > 0.0, X[part].std(axis=0), 1.0)
+        y[part] = (y[part] - y[part].mean()) / y[part].std()
+    alike = Problem(X, y, problem.X_new, problem.y_new)
+    noise = {"sample_noise": np.linspace(0.01, 0.3, 130)} if by_sample else {}
+    gp = MODELS[name]()
+    if name in ("vfe", "sr", "dtc"):
+        gp.basis = np.arange(0, 80, 2)  # of the first samples, for both
+    found, whole = updated(gp, alike, **noise), MODELS[name]()
+    whole.basis = gp.basis if hasattr(gp, "basis") else None
+    whole.fit(X, y, **noise)
+    points = X[::7] + 0.1
+    got, expected = (gp.predict(points, return_std=True) for gp in (found, whole))
+    np.testing.assert_allclose(got[0], expected[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(got[1], expected[1], rtol=0.02)  # the width of an exact model's interval
+
+
+@pytest.mark.parametrize("method", ["sd", "fitc", "vif"])
+def test_models_without_an_update_refuse_it(method: str, problem: Problem) -> None:
+    gp = SparseGPRegressor(KERNEL, method=method, **SPARSE)
+    with pytest.raises(InputError, match=method):
+        updated(gp, problem)
+
+
+def test_no_estimator_with_an_update_is_forgotten() -> None:
+    able = {name for name in dkgp.__all__ if hasattr(getattr(dkgp, name), "update")}
+    assert able == {"GPRegressor", "SparseGPRegressor"}
+
+
+KERNEL, NOISE, N = SquaredExponential((0.8, 0.3)), 0.05, 600
+
+
+@pytest.fixture
+def samples(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    X = rng.normal(size=(N, 2))
+    return X, np.sin(2.0 * X[:, 0]) + X[:, 1]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The products, with itself, that each float32 product was decided by."""
+    found: list[float] = []
+    terms = FullProducts._keeping
+
+    def keeping(self: FullProducts, precision: Any) -> Keeping | None:
+        told = terms(self, precision)
+        if told is not None:
+            assert told.budget.measured
+            found.append(told.products)
+        return told
+
+    monkeypatch.setattr(FullProducts, "_keeping", keeping)
+    return found
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, where: Any, products: float | None) -> None:
+    """Have "auto" take conjugate gradients, which so few samples would not be given, and foresee so many products."""
+    choice = Choice("cg", "as the test says", products=products)
+    monkeypatch.setattr(where, "choose_solver_for", lambda *_, **__: replace(choice))
+
+
+def test_regressor(samples: tuple[np.ndarray, np.ndarray], asked: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {}
+    for products in (None, 9.5, 400.0):
+        asked.clear()
+        choose(monkeypatch, dkgp.estimators.settings, products)
+        models[products] = GPRegressor(KERNEL, noise_variance=NOISE).fit(*samples)
+        # Less one after each; from the third on the fall of the gradient may foresee more.
+        assert len(asked) > 4
+        assert asked[:3] == ([0.0] * 3 if products is None else [products, products - 1.0, products - 2.0])
+    means = {products: model.predict(samples[0]).tobytes() for products, model in models.items()}
+    assert len(set(means.values())) == 1
+    # One that is named foresees nothing.
+    asked.clear()
+    GPRegressor(KERNEL, noise_variance=NOISE, solver="cg").fit(*samples)
+    assert asked[:3] == [0.0] * 3
+
+
+def test_classifier(
+    samples: tuple[np.ndarray, np.ndarray], asked: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    X, labels = samples[0], (samples[1] > 0.0).astype(int)
+    dataset_from_arrays(tmp_path / "d.zarr", X, labels.astype(float), classes=("no", "yes"))
+    write_hyperparameters(tmp_path / "h.json", Hyperparameters(KERNEL, NOISE))
+    decisions, alphas = [], []
+    for products in (None, 7.5):
+        wanted = [0.0] * 3 if products is None else [7.5, 6.5, 5.5]
+        choose(monkeypatch, dkgp.models.classification.exact, products)
+        asked.clear()
+        decisions.append(LSSVC(KERNEL, noise_variance=NOISE).fit(X, labels).decision_function(X).tobytes())
+        assert asked[:3] == wanted
+        asked.clear()
+        out = tmp_path / f"{products}.zarr"
+        command = ["classify", tmp_path / "d.zarr", "--out", out, "--method", "exact", "--hyper", tmp_path / "h.json"]
+        ran = CliRunner().invoke(main, [str(each) for each in command])
+        assert ran.exit_code == 0, ran.output
+        assert asked[:3] == wanted
+        alpha = open_classifier(str(out)).alpha
+        assert alpha is not None
+        alphas.append(alpha.tobytes())
+    assert len(set(decisions)) == 1
+    assert len(set(alphas)) == 1
+
+
+@pytest.mark.parametrize("estimator", [KernelLogisticClassifier, pytest.param(GPClassifier, marks=pytest.mark.slow)])
+def test_likelihoods(
+    estimator: Any,
+    samples: tuple[np.ndarray, np.ndarray],
+    asked: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """By runs on subsets, where there are samples enough for these to be nothing beside the rest."""
+    X, labels = samples[0], (samples[1] > 0.0).astype(int)
+    kernel = SquaredExponential((0.8, 0.3), variance=5.0)
+    few = estimator(kernel).fit(X, labels).predict_proba(X)
+    assert asked[:3] == [0.0] * 3
+    monkeypatch.setattr(dkgp.models.classification.logistic, "SUBSETS", (100, 300))
+    monkeypatch.setattr(dkgp.models.classification.logistic, "FORESEEN_FROM", N)
+    asked.clear()
+    model = estimator(kernel).fit(X, labels)
+    # Those on the subsets are decided by nobody: the first run of three or more that falls by one.
+    wanted = dkgp.models.classification.logistic.foreseen_products
+    dataset = memory_dataset(X, labels.astype(float), classes=("no", "yes"))
+    likelihood = Likelihood.of("logit", "softmax", 2)
+    expected = wanted(LabelledData(dataset, labels_of(dataset)), kernel, RiskSettings(likelihood)).count
+    told = [products for products in asked if products > 0.0]
+    assert told[:3] == pytest.approx([expected, expected - 1.0, expected - 2.0])
+    assert model.predict_proba(X).tobytes() == few.tobytes()
+    # And so by the command.
+    dataset_from_arrays(tmp_path / "d.zarr", X, labels.astype(float), classes=("no", "yes"))
+    write_hyperparameters(tmp_path / "h.json", Hyperparameters(kernel, 1.0))
+    method = "gp" if estimator is GPClassifier else "logistic"
+    asked.clear()
+    command = ["classify", tmp_path / "d.zarr", "--out", tmp_path / "m.zarr", "--method", method]
+    ran = CliRunner().invoke(main, [str(each) for each in (*command, "--hyper", tmp_path / "h.json")])
+    assert ran.exit_code == 0, ran.output
+    assert next(products for products in asked if products > 0.0) == pytest.approx(expected)

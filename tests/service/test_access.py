@@ -1,4 +1,4 @@
-"""Tokens by name: kept as hashes, told apart, refused once they are revoked, expired or tampered with."""
+"""Tokens by name, and the audit log."""
 
 from __future__ import annotations
 

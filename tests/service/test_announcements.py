@@ -1,4 +1,4 @@
-"""A user's commands find that user's services, and send the token to nothing else."""
+"""The service's private folder and token, and records by which commands find a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which paths are inside the roots, compared with what the operating system really opens."""
+"""Places that jobs may touch, as texts and as links, and all places of a job."""
 
 from __future__ import annotations
 

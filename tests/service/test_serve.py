@@ -1,4 +1,4 @@
-"""The service as it is run: it listens, says where, runs a job, and ends in good order."""
+"""`dkgp serve`: addresses, warnings, the end by a signal; and two users on one machine."""
 
 from __future__ import annotations
 

@@ -1,12 +1,20 @@
-"""`LSSVC` and `FixedSizeLSSVC` on arrays: against dense solutions, labels of all sorts, in scikit-learn's tools."""
+"""Least-squares machines against dense solves; class weights, hostile samples, and lazy inputs."""
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import dask
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
+from dask.base import collections_to_expr
+from distributed import Client
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.metrics import log_loss
@@ -15,19 +23,15 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 from dkgp import LSSVC, FixedSizeLSSVC
+from dkgp.data import ClassifierRecord, DatasetWriter, dataset_from_arrays, open_classifier, save_classifier
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
-from tests.estimators.classification.conftest import KERNEL, NAMES, NOISE, Labelled
+from tests.cli.invoke import run_json
+from tests.estimators.classification.conftest import KERNEL, NAMES, NOISE, Labelled, standard
 
 SMALL: dict[str, Any] = {"noise_variance": NOISE, "pool": 30, "folds": 3, "search": "none"}
 EACH = [LSSVC(KERNEL, noise_variance=NOISE), FixedSizeLSSVC(KERNEL, **SMALL)]
-
-
-def standard(data: Labelled) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs as the machines see them: without the feature that is constant."""
-    X, new = data.X[:, [0, 2]], data.X_new[:, [0, 2]]
-    return (X - X.mean(axis=0)) / X.std(axis=0), (new - X.mean(axis=0)) / X.std(axis=0)
 
 
 def dense(data: Labelled, signs: np.ndarray, noise: np.ndarray | float = NOISE) -> np.ndarray:
@@ -235,3 +239,283 @@ def test_scikit_learns_tools(labelled: Labelled, estimator: Any) -> None:
     assert cross_val_score(search.best_estimator_, X, y, cv=3).min() > 0.6
     calibrated = CalibratedClassifierCV(clone(estimator).set_params(probability=False), cv=3).fit(X, y)
     assert calibrated.predict_proba(X).shape == (90, 3)
+
+
+SETTINGS = {"pool": 50, "probability": False, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def rare() -> tuple[np.ndarray, np.ndarray]:
+    """Two classes that overlap, one of 6 % of the samples."""
+    rng = np.random.default_rng(0)
+    codes = (rng.uniform(size=700) < 0.06).astype(np.int64)
+    return rng.standard_normal((700, 2)) + 1.6 * codes[:, None], np.array(["common", "rare"])[codes]
+
+
+@pytest.fixture(scope="module")
+def automatic(rare: tuple[np.ndarray, np.ndarray]) -> FixedSizeLSSVC:
+    with pytest.warns(UserWarning, match=r"considered, and taken: balanced. Balanced error .*class_weight=None or"):
+        return FixedSizeLSSVC(**SETTINGS).fit(*rare)
+
+
+def test_a_rare_class_is_found_more_often_and_what_was_taken_is_told(
+    rare: tuple[np.ndarray, np.ndarray], automatic: FixedSizeLSSVC
+) -> None:
+    X, y = rare
+    assert automatic.class_weight == "auto"
+    weights, count = automatic.class_weight_, int((y == "rare").sum())
+    assert weights["rare"] / weights["common"] == pytest.approx((700 - count) / count)
+    plain, balanced = automatic.solution_["weighings"]
+    assert balanced["balanced_error"] < plain["balanced_error"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        without = FixedSizeLSSVC(**SETTINGS, class_weight=None).fit(X, y)
+    assert without.class_weight_ is None
+    assert without.solution_["weighings"] is None
+    recalls = [float(np.mean(model.predict(X)[y == "rare"] == "rare")) for model in (automatic, without)]
+    assert recalls[0] > recalls[1] + 0.1
+
+
+def test_the_command_takes_the_same(
+    rare: tuple[np.ndarray, np.ndarray], automatic: FixedSizeLSSVC, tmp_path: Path
+) -> None:
+    X, y = rare
+    names = ("common", "rare")
+    dataset_from_arrays(tmp_path / "t.zarr", X, np.searchsorted(names, y).astype(float), classes=names)
+    command = ("classify", tmp_path / "t.zarr", "--out", tmp_path / "m.zarr", "--pool", 50, "--no-probability")
+    document = run_json(*command, "--cluster", "none")
+    assert document["weighings"] == automatic.solution_["weighings"]
+    assert document["weighted"] is automatic.solution_["weighted"] is True
+    assert document["class_weights"] == automatic.class_weight_
+    assert document["misclassification"] == automatic.solution_["misclassification"]
+
+
+def test_where_no_class_is_rare_nothing_is_considered(rng: np.random.Generator) -> None:
+    X = rng.standard_normal((120, 2))
+    y = X[:, 0] + 0.5 * rng.standard_normal(120) > 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        automatic = FixedSizeLSSVC(**SETTINGS).fit(X, y)
+        without = FixedSizeLSSVC(**SETTINGS, class_weight=None).fit(X, y)
+    assert automatic.solution_["weighings"] is None
+    np.testing.assert_array_equal(automatic.decision_function(X), without.decision_function(X))
+
+
+def test_samples_weigh_on_both_sides(rare: tuple[np.ndarray, np.ndarray]) -> None:
+    """Weights of samples are in the balanced ones too: what weighs nothing is not there."""
+    X, y = rare
+    weight = np.ones(len(y))
+    weight[::7] = 0.0
+    kept = weight > 0.0
+    with pytest.warns(UserWarning, match="taken: balanced"):
+        weighted = FixedSizeLSSVC(**SETTINGS).fit(X, y, sample_weight=weight)
+    with pytest.warns(UserWarning, match="taken: balanced"):
+        left_out = FixedSizeLSSVC(**SETTINGS).fit(X[kept], y[kept])
+    np.testing.assert_allclose(weighted.decision_function(X), left_out.decision_function(X), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("value", ["equal", 2.0])
+def test_other_words_are_refused(rare: tuple[np.ndarray, np.ndarray], value: object) -> None:
+    with pytest.raises(InputError, match=r'class_weight= takes "auto", "balanced" or weights by class'):
+        FixedSizeLSSVC(**SETTINGS, class_weight=value).fit(*rare)
+
+
+ODD: dict[str, Any] = {
+    "four samples": (np.arange(4.0)[:, None], [0, 1, 1, 0]),
+    "inputs all the same": (np.ones((10, 2)), np.arange(10) % 2),
+    "repeated, consistent": (np.repeat(np.arange(4.0)[:, None], 10, axis=0), np.repeat([0, 1, 0, 1], 10)),
+    "repeated, contradicting": (np.repeat(np.arange(4.0)[:, None], 10, axis=0), np.arange(40) % 2),
+    "tiny inputs": (1e-130 * np.sin(np.arange(40.0)).reshape(20, 2), np.arange(20) % 2),
+    "more features than samples": (np.sin(np.arange(2000.0)).reshape(20, 100), np.arange(20) % 2),
+    "far apart": (
+        np.concatenate([np.sin(np.arange(20.0)), 100.0 + np.sin(np.arange(20.0))])[:, None],
+        [0] * 20 + [1] * 20,
+    ),
+    "two of a class": (np.sin(np.arange(80.0)).reshape(40, 2), np.arange(40) < 2),
+    "many classes": (np.sin(np.arange(200.0)).reshape(100, 2), np.arange(100) % 20),
+}
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
+@pytest.mark.parametrize("name", ODD)
+def test_answers_are_finite_and_of_the_classes(kind: Any, name: str) -> None:
+    X, y = ODD[name][0], np.asarray(ODD[name][1])
+    model = kind().fit(X, y)
+    assert np.isfinite(model.decision_function(X)).all()
+    probabilities = model.predict_proba(X)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    assert (probabilities >= 0.0).all()
+    labels = model.predict(X)
+    assert set(labels.tolist()) <= set(y.tolist())
+    if name in ("repeated, consistent", "far apart"):
+        np.testing.assert_array_equal(labels, y)
+
+
+def test_weights_of_all_magnitudes(rng: np.random.Generator) -> None:
+    X, y, weight = rng.normal(size=(60, 2)), np.arange(60) % 2, 10.0 ** rng.uniform(-8.0, 8.0, size=60)
+    for kind in (LSSVC, FixedSizeLSSVC):
+        model = kind().fit(X, y, sample_weight=weight)
+        assert np.isfinite(model.predict_proba(X)).all()
+        heavy = int(np.argmax(weight))
+        assert model.predict(X[heavy : heavy + 1])[0] == y[heavy]
+
+
+@pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
+def test_values_that_overflow_or_underflow_are_refused(kind: Any, rng: np.random.Generator) -> None:
+    with pytest.raises(InputError, match="too large to be standardised"):
+        kind().fit(1e200 * rng.normal(size=(20, 2)), np.arange(20) % 2)
+    with pytest.raises(InputError, match="too near to each other to be standardised"):
+        kind().fit(1e-200 * rng.normal(size=(20, 2)), np.arange(20) % 2)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("row", [[0.0], [3.0, -2.0]])
+def test_a_kernel_that_is_zero_everywhere_says_zero(row: list[float], fit_intercept: bool) -> None:
+    # Equal rows are all zero once they are standardised, and so are all products of them.
+    X = np.tile(row, (6, 1))
+    model = LSSVC(kernel="linear", fit_intercept=fit_intercept).fit(X, [0, 1, 0, 1, 0, 1])
+    decisions, bounds = model.decision_function(X, return_bounds=True)
+    assert (np.abs(decisions) <= bounds).all()
+
+
+COLUMNS = ["east", "unused", "north"]
+OPTIONS: dict[type, dict[str, Any]] = {LSSVC: {"tol": 1e-8}, FixedSizeLSSVC: {"pool": 40, "folds": 3, "search": "none"}}
+
+
+def table_of(X: np.ndarray, y: np.ndarray | None = None) -> xr.Dataset:
+    variables = {name: ("time", X[:, column]) for column, name in enumerate(COLUMNS)}
+    table = xr.Dataset(variables, coords={"time": np.arange(len(X)) * 10})
+    return table if y is None else table.assign(kind=("time", y))
+
+
+@pytest.mark.parametrize("name", ["exact", "fixed"])
+def test_dask_out_is_what_arrays_give(labelled: Labelled, name: str, request: pytest.FixtureRequest) -> None:
+    fitted = request.getfixturevalue(name)
+    X = da.from_array(labelled.X_new, chunks=((20, 15, 5), 2))
+    label, decision, probability = (
+        fitted.predict(X),
+        fitted.decision_function(X),
+        fitted.predict_proba(X),
+    )
+    assert all(isinstance(part, da.Array) for part in (label, decision, probability))
+    assert label.dtype == fitted.classes_.dtype
+    assert (label.chunks, decision.chunks) == (((20, 15, 5),), ((20, 15, 5), (3,)))
+    np.testing.assert_array_equal(label.compute(), fitted.predict(labelled.X_new))
+    np.testing.assert_array_equal(decision.compute(), fitted.decision_function(labelled.X_new))
+    np.testing.assert_array_equal(probability.compute(), fitted.predict_proba(labelled.X_new))
+
+
+def test_labels_and_certificates_come_from_one_task_a_chunk(labelled: Labelled, exact: LSSVC) -> None:
+    X = da.from_array(labelled.X_new, chunks=(20, 3))
+    label, certified = exact.predict(X, return_certified=True)
+    bounds = exact.decision_function(X, return_bounds=True)[1]
+    assert certified.dtype == bool
+    known = exact.predict(labelled.X_new, return_certified=True)
+    for found, expected in zip(dask.compute(label, certified), known, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(bounds.compute(), exact.decision_function(labelled.X_new, return_bounds=True)[1])
+    graph = dict(collections_to_expr((label, certified)).optimize().__dask_graph__())
+    assert len([key for key in graph if "dkgp-predict" in str(key)]) <= 2
+
+
+@pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
+def test_xarray_keeps_its_coordinates(labelled: Labelled, kind: Any) -> None:
+    fitted = kind(KERNEL, noise_variance=NOISE, **OPTIONS[kind]).fit(table_of(labelled.X, labelled.y), "kind")
+    assert fitted.feature_names_in_.tolist() == COLUMNS
+    table = table_of(labelled.X_new)
+    shuffled = table[["north", "unused", "east"]].assign(other=("time", labelled.X_new[:, 0]))
+    label, probability = fitted.predict(shuffled), fitted.predict_proba(shuffled)
+    assert (label.name, label.dims) == ("kind", ("time",))
+    assert (probability.name, probability.dims) == ("kind_probability", ("time", "class_name"))
+    assert probability.class_name.values.tolist() == list(NAMES)
+    np.testing.assert_array_equal(label.time, table.time)
+    by_array = kind(KERNEL, noise_variance=NOISE, **OPTIONS[kind]).fit(labelled.X, labelled.y)
+    np.testing.assert_array_equal(label.values, by_array.predict(labelled.X_new))
+    np.testing.assert_array_equal(probability.sel(class_name="bee"), by_array.predict_proba(labelled.X_new)[:, 1])
+    chunked = fitted.predict(table.chunk(time=25))
+    assert isinstance(chunked.data, da.Array)
+    np.testing.assert_array_equal(chunked.values, label.values)
+    assert fitted.score(table_of(labelled.X_new, labelled.y_new), "kind") == by_array.score(
+        labelled.X_new, labelled.y_new
+    )
+    if kind is LSSVC:
+        _, bounds = fitted.decision_function(table, return_bounds=True)
+        assert bounds.name == "kind_decision_error_bound"
+
+
+@pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
+def test_training_on_lazy_data_is_training_on_arrays(labelled: Labelled, kind: Any, tmp_path: Path) -> None:
+    options = {"noise_variance": NOISE, **OPTIONS[kind]}
+    known = kind(KERNEL, **options).fit(labelled.X, labelled.y).decision_function(labelled.X_new)
+    X, y = da.from_array(labelled.X, chunks=(60, 3)), da.from_array(labelled.y, chunks=70)
+    model = kind(KERNEL, **options, store=str(tmp_path / "mine")).fit(X, y)
+    np.testing.assert_allclose(model.decision_function(labelled.X_new), known, atol=1e-6)
+    assert model.classes_.tolist() == list(NAMES)
+    (store,) = (tmp_path / "mine").iterdir()
+    again = kind(KERNEL, **options).fit(store)
+    assert again.classes_.tolist() == list(NAMES)
+    np.testing.assert_array_equal(again.decision_function(labelled.X_new), model.decision_function(labelled.X_new))
+    with pytest.raises(InputError, match="brings its own targets"):
+        kind().fit(store, labelled.y)
+    with pytest.raises(InputError, match="as many"):
+        kind(KERNEL, **options).fit(X, y[:-5])
+
+
+def test_a_stores_labels_are_matched_by_name(labelled: Labelled, exact: LSSVC, tmp_path: Path) -> None:
+    names = ("cat", "bee", "ape")
+    codes = np.array([names.index(name) for name in labelled.y_new])
+    place = tmp_path / "new.zarr"
+    dataset_from_arrays(place, labelled.X_new, codes, target_names=["kind"], classes=names, chunk_rows=25)
+    assert exact.score(place) == exact.score(labelled.X_new, labelled.y_new)
+    assert isinstance(exact.predict(place).data, da.Array)
+    unseen = tmp_path / "unseen.zarr"
+    dataset_from_arrays(unseen, labelled.X_new, codes, target_names=["kind"], classes=("dog", "bee", "ape"))
+    with pytest.raises(InputError, match="'dog'"):
+        exact.score(unseen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [LSSVC, FixedSizeLSSVC])
+def test_workers_elsewhere_read_the_model_from_a_store(
+    labelled: Labelled, kind: Any, outer_client: Client, tmp_path: Path
+) -> None:
+    options = {"noise_variance": NOISE, **OPTIONS[kind]}
+    known = kind(KERNEL, **options).fit(labelled.X, labelled.y)
+    model = kind(KERNEL, **options, client=outer_client, store=str(tmp_path)).fit(labelled.X, labelled.y)
+    np.testing.assert_allclose(model.predict_proba(labelled.X_new), known.predict_proba(labelled.X_new), atol=1e-9)
+    lazy = model.predict(da.from_array(labelled.X_new, chunks=(20, 3)))
+    np.testing.assert_array_equal(lazy.compute(scheduler=outer_client), known.predict(labelled.X_new))
+
+
+def test_models_of_the_command_line_open(labelled: Labelled, exact: LSSVC, tmp_path: Path) -> None:
+    """Without what an estimator adds, labels are the classes' names."""
+    exact.save(tmp_path / "model.zarr")
+    record: ClassifierRecord = open_classifier(tmp_path / "model.zarr")
+    bare = replace(record, summary={name: value for name, value in record.summary.items() if name != "estimator"})
+    save_classifier(tmp_path / "bare.zarr", bare, dataset=exact._fitted.dataset)
+    loaded = LSSVC.load(tmp_path / "bare.zarr")
+    np.testing.assert_array_equal(loaded.predict(labelled.X_new), exact.predict(labelled.X_new))
+    assert loaded.kernel == KERNEL
+
+
+@pytest.mark.parametrize("estimator", [LSSVC, FixedSizeLSSVC])
+def test_a_stores_own_weights(labelled: Labelled, tmp_path: Path, rng: np.random.Generator, estimator: type) -> None:
+    """Those of a store are as if they were given, and those that are given take their place."""
+    classes, codes = np.unique(labelled.y, return_inverse=True)
+    weights = rng.uniform(0.1, 3.0, len(codes))
+    names = [str(name) for name in classes]
+    with DatasetWriter.create(tmp_path / "w.zarr", COLUMNS, ["kind"], classes=names, weight_name="w") as writer:
+        writer.append(labelled.X, codes, weights)
+        writer.finish()
+
+    def decisions(*given: Any, **weighed: Any) -> np.ndarray:
+        fitted = estimator(kernel=KERNEL, noise_variance=NOISE, **OPTIONS[estimator]).fit(*given, **weighed)
+        return np.asarray(fitted.decision_function(np.asarray(labelled.X_new)))
+
+    store, names_given = str(tmp_path / "w.zarr"), np.array(names)[codes]
+    own = decisions(store)
+    np.testing.assert_array_equal(own, decisions(labelled.X, names_given, sample_weight=weights))
+    even = decisions(store, sample_weight=np.ones(len(codes)))
+    np.testing.assert_array_equal(even, decisions(labelled.X, names_given, sample_weight=np.ones(len(codes))))
+    assert np.abs(own - even).max() > 1e-3

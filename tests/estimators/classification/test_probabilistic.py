@@ -25,7 +25,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.classification.likelihoods import Link
 from tests.covering import few
-from tests.estimators.classification.conftest import NAMES, Labelled
+from tests.estimators.classification.conftest import NAMES, Labelled, standard
 
 KERNEL = SquaredExponential((0.8, 0.6), 4.0)
 EACH = [
@@ -37,12 +37,6 @@ EACH = [
 ]
 IDS = ["logistic", "gp", "logistic-basis", "gp-basis", "gp-near"]
 every = pytest.mark.parametrize("estimator", EACH, ids=IDS)
-
-
-def standard(data: Labelled) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs as the models see them: without the feature that is constant."""
-    X, new = data.X[:, [0, 2]], data.X_new[:, [0, 2]]
-    return (X - X.mean(axis=0)) / X.std(axis=0), (new - X.mean(axis=0)) / X.std(axis=0)
 
 
 def dense(data: Labelled, one_hot: np.ndarray, penalty: float, weights: np.ndarray) -> np.ndarray:

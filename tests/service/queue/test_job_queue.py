@@ -1,4 +1,4 @@
-"""The queue: order, room, keys, outputs, states; what it refuses, and what a crash or a full disk leaves."""
+"""The queue: jobs kept, claimed and ended; quotas; reserved places; turns between owners and memory."""
 
 from __future__ import annotations
 

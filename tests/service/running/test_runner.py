@@ -1,4 +1,4 @@
-"""A job's process: whose job it is, how its end is recorded, what it prints, what it does with what an attempt left."""
+"""A job's process: how it ends, what it recovers, and the secrets that it keeps to itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody gets in without the token; without one, no web page of another site does."""
+"""Access over HTTP: tokens, their scopes, the audit log, and requests of other sites."""
 
 from __future__ import annotations
 

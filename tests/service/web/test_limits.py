@@ -1,4 +1,4 @@
-"""Bodies that are too large, too slow or no JSON are refused before anything is done with them."""
+"""Limits of requests and of connections."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Known noise, and weights, of estimators' samples: against a dense Gaussian process and repeated samples."""
+"""Noise of samples: noise models, known variances and weights, against dense Gaussian processes."""
 
 from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,162 @@ import scipy.linalg
 from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.data import ingest
 from dkgp.errors import InputError, NumericalError
+from dkgp.kernels import SquaredExponential
 from dkgp.solvers.registry import solver_names
 from tests.estimators.conftest import KERNEL, NOISE, Problem
+
+PLACES = np.array([[-1.5, 0.0], [0.0, 0.5], [1.5, -1.0]])
+
+
+def samples(n: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(4)
+    X = rng.uniform(-2.0, 2.0, (n, 2)) * [1.0, 100.0]
+    return X, 5.0 + 20.0 * (np.sin(2.0 * X[:, 0]) + deviation(X) * rng.standard_normal(n))
+
+
+def deviation(X: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(-1.5 + 0.8 * X[:, 0]))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> GPRegressor:
+    return GPRegressor(noise_model="auto", tol=1e-6).fit(*samples())
+
+
+def dense(
+    gp: GPRegressor, X: np.ndarray, y: np.ndarray, where: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, deviation of the function and of an observation, in the standardisation of the first samples."""
+    first_X, first_y = samples()
+    centre, spread = first_X.mean(axis=0), first_X.std(axis=0)
+    Z, T = (X - centre) / spread, (where - centre) / spread
+    model = gp.hyperparameters_.noise_model
+    assert model is not None
+
+    def noise(rows: np.ndarray) -> np.ndarray:
+        return np.asarray(np.clip(np.exp(model.offset + rows @ np.array(model.weights)), model.lowest, model.highest))
+
+    matrix, cross = gp.kernel_(Z, Z) + np.diag(noise(Z)), gp.kernel_(T, Z)
+    mean = cross @ np.linalg.solve(matrix, (y - first_y.mean()) / first_y.std())
+    latent = 1.0 - np.einsum("ij,ji->i", cross, np.linalg.solve(matrix, cross.T))
+    scale = first_y.std()
+    return mean * scale + first_y.mean(), np.sqrt(latent) * scale, np.sqrt(latent + noise(T)) * scale
+
+
+def test_deviations_follow_the_noise(fitted: GPRegressor) -> None:
+    assert fitted.hyperparameters_.noise_comparison["kind"] == "linear"  # type: ignore[index]
+    mean, of_function, of_observation = dense(fitted, *samples(), PLACES)
+    found, std = fitted.predict(PLACES, return_std=True)
+    np.testing.assert_allclose(found, mean, atol=1e-3)
+    np.testing.assert_allclose(std, of_observation, rtol=0.02)
+    np.testing.assert_allclose(fitted.predict(PLACES, return_std=True, latent=True)[1], of_function, rtol=0.02)
+    np.testing.assert_allclose(std, 20.0 * deviation(PLACES), rtol=0.25)
+    even = GPRegressor().fit(*samples()).predict(PLACES, return_std=True)[1]
+    assert even[0] > 2.5 * std[0]
+
+
+def test_intervals_are_proven(fitted: GPRegressor) -> None:
+    _, bounds = fitted.predict(PLACES, return_bounds=True)
+    variance = dense(fitted, *samples(), PLACES)[2] ** 2
+    assert (bounds.variance_lower <= variance).all()
+    assert (variance <= bounds.variance_upper).all()
+
+
+def test_copies_and_stores_predict_alike(fitted: GPRegressor, tmp_path: Path) -> None:
+    expected = fitted.predict(PLACES, return_std=True)[1]
+    fitted.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+    assert loaded.hyperparameters_ == fitted.hyperparameters_
+    for other in (loaded, pickle.loads(pickle.dumps(fitted))):
+        np.testing.assert_array_equal(other.predict(PLACES, return_std=True)[1], expected)
+        assert other.noise_model == "auto"
+    again = GPRegressor(kernel=fitted.hyperparameters_, tol=1e-6).fit(*samples())
+    np.testing.assert_allclose(again.predict(PLACES, return_std=True)[1], expected, rtol=0.02)
+
+
+def test_updates_take_the_noise_of_the_new_samples() -> None:
+    X, y = samples()
+    gp = GPRegressor(noise_model="linear", tol=1e-7).fit(X, y)
+    more = np.array([[1.8, 0.0], [-1.8, 0.0]])
+    gp.update(more, np.array([100.0, -15.0]))
+    both = np.vstack([X, more]), np.append(y, [100.0, -15.0])
+    mean, _, of_observation = dense(gp, *both, PLACES)
+    found, std = gp.predict(PLACES, return_std=True)
+    np.testing.assert_allclose(found, mean, atol=1e-3)
+    np.testing.assert_allclose(std, of_observation, rtol=0.02)
+    # The far one lies where the noise is large, and hardly moves the function.
+    moved = np.abs(dense(gp, X, y, more)[0] - dense(gp, *both, more)[0])
+    assert moved[0] < 0.2 * (100.0 - dense(gp, X, y, more)[0][0])
+
+
+def test_what_cannot_be_is_refused() -> None:
+    X, y = samples(60)
+    with pytest.raises(InputError, match="noise_model= takes 'none', 'linear', 'gp' or 'auto'; got 'cubic'"):
+        GPRegressor(noise_model="cubic").fit(X, y)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is found where a kernel is tuned"):
+        GPRegressor(kernel=SquaredExponential((1.0, 1.0)), noise_variance=0.1, noise_model="gp").fit(X, y)
+    with pytest.raises(InputError, match="is found where a kernel is tuned"):
+        GPRegressor(optimizer=None, noise_model="gp").fit(X, y)
+    with pytest.raises(InputError, match="held fixed"):
+        GPRegressor(noise_variance=0.1, noise_model="linear").fit(X, y)
+
+
+def test_noise_that_is_told_is_not_reckoned_too(fitted: GPRegressor) -> None:
+    X, y = samples(60)
+    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+        GPRegressor(noise_model="linear").fit(X, y, sample_noise=np.ones(60))
+    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+        GPRegressor(kernel=fitted.hyperparameters_).fit(X, y, sample_weight=np.full(60, 2.0))
+    gp = GPRegressor(kernel=fitted.hyperparameters_).fit(X, y)
+    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+        gp.update(X[:5], y[:5], sample_noise=np.ones(5))
+
+
+def test_a_noise_variance_beside_hyperparameters_is_for_all(fitted: GPRegressor) -> None:
+    gp = GPRegressor(kernel=fitted.hyperparameters_, noise_variance=0.2).fit(*samples())
+    plain = GPRegressor(kernel=replace(fitted.hyperparameters_, noise_model=None), noise_variance=0.2).fit(*samples())
+    found, expected = (of.predict(PLACES, return_std=True)[1] for of in (gp, plain))
+    np.testing.assert_array_equal(found, expected)
+    assert gp.noise_variance_ == 0.2
+
+
+def with_outliers(n: int = 250) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(6)
+    X = rng.uniform(-2.0, 2.0, (n, 2))
+    f = 100.0 * np.sin(2.0 * X[:, 0]) + X[:, 1]
+    return X, f + np.where(rng.random(n) < 0.08, rng.normal(0.0, 200.0, n), rng.normal(0.0, 5.0, n)), f
+
+
+def test_outliers_pull_less_under_students_t(tmp_path: Path) -> None:
+    X, y, f = with_outliers()
+    robust, normal = (GPRegressor(likelihood=of).fit(X, y) for of in ("auto", "gaussian"))
+    errors = [float(np.sqrt(np.mean((gp.predict(X) - f) ** 2))) for gp in (robust, normal)]
+    assert errors[0] < 0.6 * errors[1]
+    t = robust.hyperparameters_.student_t
+    assert t is not None
+    assert robust.solution_["weights"]["turns"] > 2
+    # Of an observation the variance of t, of the function its own.
+    std, own = (robust.predict(X[:5], return_std=True, latent=latent)[1] for latent in (False, True))
+    np.testing.assert_allclose(std**2 - own**2, t.variance * y.std() ** 2, rtol=0.02)
+    robust.save(tmp_path / "model.zarr")
+    loaded = GPRegressor.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(loaded.predict(X[:5], return_std=True)[1], std)
+    assert loaded.hyperparameters_.student_t == t
+    with pytest.raises(InputError, match="fit again with all of them"):
+        robust.update(X[:3], y[:3])
+
+
+def test_likelihoods_that_cannot_be_are_refused() -> None:
+    X, y, _ = with_outliers(60)
+    with pytest.raises(InputError, match="likelihood= takes 'gaussian', 'student-t' or 'auto'; got 'cauchy'"):
+        GPRegressor(likelihood="cauchy").fit(X, y)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="leave one of them out"):
+        GPRegressor(likelihood="student-t", noise_model="linear").fit(X, y)
+    with pytest.raises(InputError, match="is found where a kernel is tuned"):
+        GPRegressor(kernel=SquaredExponential((1.0, 1.0)), noise_variance=0.1, likelihood="auto").fit(X, y)
+    with pytest.raises(InputError, match="weighs samples by one target"):
+        GPRegressor(likelihood="student-t").fit(X, np.column_stack([y, y]))
+
 
 KEPT = [0, 2, 3]
 
@@ -28,7 +183,7 @@ def variances(problem: Problem) -> np.ndarray:
     return np.asarray(problem.y.var() * np.linspace(0.0, 1.0, 300) ** 2)
 
 
-def dense(X: np.ndarray, y: np.ndarray, noise: np.ndarray, T: np.ndarray, like: Any = None) -> Any:
+def solved(X: np.ndarray, y: np.ndarray, noise: np.ndarray, T: np.ndarray, like: Any = None) -> Any:
     """Mean and the function's variance in the target's units, for noise (n,) on the standardised scale."""
     inputs, targets = (X, y) if like is None else like
     mean, std = inputs[:, KEPT].mean(axis=0), inputs[:, KEPT].std(axis=0)
@@ -42,7 +197,7 @@ def dense(X: np.ndarray, y: np.ndarray, noise: np.ndarray, T: np.ndarray, like: 
 
 def test_known_noise_is_that_of_the_dense_process(problem: Problem, variances: np.ndarray) -> None:
     gp = GPRegressor(KERNEL, noise_variance=NOISE, tol=1e-8).fit(problem.X, problem.y, sample_noise=variances)
-    mean, variance = dense(problem.X, problem.y, NOISE + variances / problem.y.var(), problem.X_new)
+    mean, variance = solved(problem.X, problem.y, NOISE + variances / problem.y.var(), problem.X_new)
     found, var, bounds = gp.predict(problem.X_new, return_var=True, return_bounds=True, latent=True)
     assert (np.abs(found - mean) <= bounds.mean_error).all()
     assert bounds.mean_error.max() < 1e-3
@@ -78,7 +233,7 @@ def test_noise_beyond_float32_ends_with_every_solver(solver: str, largest: float
         return
     noise = np.full(80, 0.1)
     noise[:3] = 1e30
-    mean, _ = dense(X, y, noise, problem.X_new)
+    mean, _ = solved(X, y, noise, problem.X_new)
     np.testing.assert_allclose(gp.predict(problem.X_new), mean, atol=1e-4 * y.std())
 
 
@@ -131,7 +286,7 @@ def test_a_weight_counts_as_so_many_samples(problem: Problem, kind: Any) -> None
     # Above and below one; against the dense answer.
     weights = np.geomspace(0.05, 20.0, 120)
     mixed = model.fit(X, y, sample_weight=weights)
-    mean, _ = dense(X, y, NOISE / weights, problem.X_new)
+    mean, _ = solved(X, y, NOISE / weights, problem.X_new)
     found, bounds = mixed.predict(problem.X_new, return_bounds=True)
     assert (np.abs(found - mean) <= bounds.mean_error).all()
 
@@ -209,7 +364,7 @@ def test_noise_in_the_units_of_several_targets_is_refused(problem: Problem) -> N
     with pytest.raises(InputError, match="units of one target, and there are 2"):
         GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, y, sample_noise=np.ones(300))
     weighed = GPRegressor(KERNEL, noise_variance=NOISE, tol=1e-7).fit(problem.X, y, sample_weight=np.full(300, 0.1))
-    mean, _ = dense(problem.X, problem.y, np.full(300, 10.0 * NOISE), problem.X_new)
+    mean, _ = solved(problem.X, problem.y, np.full(300, 10.0 * NOISE), problem.X_new)
     np.testing.assert_allclose(weighed.predict(problem.X_new)[:, 0], mean, rtol=1e-4)
 
 
@@ -221,7 +376,7 @@ def test_new_samples_bring_their_noise(problem: Problem, variances: np.ndarray) 
     gp.update(problem.X_new[30:40], problem.y_new[30:40], sample_weight=np.full(10, 4.0))
     noise = np.r_[NOISE + variances / scale, np.full(20, NOISE + 0.3), np.full(10, NOISE), np.full(10, NOISE / 4.0)]
     X, y = np.vstack([problem.X, problem.X_new[:40]]), np.r_[problem.y, problem.y_new[:40]]
-    mean, variance = dense(X, y, noise, problem.X_new, like=(problem.X, problem.y))
+    mean, variance = solved(X, y, noise, problem.X_new, like=(problem.X, problem.y))
     found, bounds = gp.predict(problem.X_new, return_bounds=True, latent=True)
     assert (np.abs(found - mean) <= bounds.mean_error).all()
     assert (bounds.variance_lower <= variance * (1 + 1e-9)).all()
@@ -230,7 +385,7 @@ def test_new_samples_bring_their_noise(problem: Problem, variances: np.ndarray) 
     plain = GPRegressor(KERNEL, noise_variance=NOISE, tol=1e-7).fit(problem.X, problem.y)
     plain.update(problem.X_new[:20], problem.y_new[:20], sample_noise=np.full(20, 0.3 * scale))
     noise = np.r_[np.full(300, NOISE), np.full(20, NOISE + 0.3)]
-    mean, _ = dense(X[:320], y[:320], noise, problem.X_new, like=(problem.X, problem.y))
+    mean, _ = solved(X[:320], y[:320], noise, problem.X_new, like=(problem.X, problem.y))
     found, bounds = plain.predict(problem.X_new, return_bounds=True)
     assert (np.abs(found - mean) <= bounds.mean_error).all()
     with pytest.raises(InputError, match=r"sample_noise has shape \(3,\); expected \(20,\)"):
@@ -240,7 +395,7 @@ def test_new_samples_bring_their_noise(problem: Problem, variances: np.ndarray) 
 def test_a_sparse_model_of_known_noise(problem: Problem, variances: np.ndarray) -> None:
     model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=120)
     model.fit(problem.X, problem.y, sample_noise=variances)
-    mean, _ = dense(problem.X, problem.y, NOISE + variances / problem.y.var(), problem.X_new)
+    mean, _ = solved(problem.X, problem.y, NOISE + variances / problem.y.var(), problem.X_new)
     found, bounds = model.predict(problem.X_new, return_bounds=True)
     assert (np.abs(found - mean) <= bounds.mean_error).all()
     relative = 1.0 + variances / problem.y.var() / NOISE
