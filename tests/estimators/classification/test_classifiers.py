@@ -493,7 +493,7 @@ def test_models_of_the_command_line_open(labelled: Labelled, exact: LSSVC, tmp_p
     exact.save(tmp_path / "model.zarr")
     record: ClassifierRecord = open_classifier(tmp_path / "model.zarr")
     bare = replace(record, summary={name: value for name, value in record.summary.items() if name != "estimator"})
-    save_classifier(tmp_path / "bare.zarr", bare, dataset=exact._fitted.dataset)
+    save_classifier(tmp_path / "bare.zarr", bare, dataset=exact._fitted._training_set())
     loaded = LSSVC.load(tmp_path / "bare.zarr")
     np.testing.assert_array_equal(loaded.predict(labelled.X_new), exact.predict(labelled.X_new))
     assert loaded.kernel == KERNEL
