@@ -43,12 +43,12 @@ from dkgp.estimators.outputs.outputs import what_holds
 from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.certificate import Certificate
-from dkgp.models.sparse.search import tune_by_bound
 from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic import RiskSettings
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import predict
+from dkgp.models.sparse.search import tune_by_bound
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.keeping import Keeping
