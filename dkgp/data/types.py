@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Public as `dkgp.data.Progress`.
+from dkgp.progress import Progress as Progress
+from dkgp.progress import ProgressCallback as ProgressCallback
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -23,22 +26,6 @@ LEAST_BLOCKS = 8
 LEAST_BLOCK_ROWS = 256
 # Rows that compiled loops evaluate at once (`LANES` of the kernels).
 VECTOR_ROWS = 16
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a long piece of work; handed to a progress callback.
-
-    `total` is None while it is not known. `unit` is the unit of `done` and `total` ("rows", "bytes").
-    """
-
-    phase: str
-    done: int
-    total: int | None
-    unit: str
-
-
-ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
 def block_rows(n_samples: int) -> int:

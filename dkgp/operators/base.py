@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError
 from dkgp.kernels import EntryCount, Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.progress import Progress, ProgressCallback
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]

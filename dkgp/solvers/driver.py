@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
-from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import CheckpointError, InterruptedRunError
+from dkgp.progress import Progress, ProgressCallback
 from dkgp.solvers.base import Saved
 from dkgp.solvers.stopping import StopReason
 

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data.types import Progress
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
+from dkgp.progress import Progress
 from dkgp.solvers.greedy_basis import BorderedFactor
 from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
 from dkgp.solvers.pursuit.rivals import homotopy

@@ -12,9 +12,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data.types import Progress
 from dkgp.operators import ArrayInputs
 from dkgp.operators.base import FloatArray
+from dkgp.progress import Progress
 from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
 from dkgp.solvers.pursuit.rivals import homotopy
 from dkgp.solvers.pursuit.systems import RowSystem

@@ -28,8 +28,9 @@ from dkgp.data.stores.dataset_writer import DatasetWriter
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.standardisation import TransformName
 from dkgp.data.stores.writable import ensure_writable
-from dkgp.data.types import FloatArray, Json, Location, ProgressCallback
+from dkgp.data.types import FloatArray, Json, Location
 from dkgp.errors import InputError, UsageError
+from dkgp.progress import ProgressCallback
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.dataset import ColumnNames, Dataset, TrainingColumns
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
 from dkgp.data.stores.standardisation import Standardisation, TransformName, require_positive, require_varying_targets
-from dkgp.data.types import BoolArray, FloatArray, Progress, ProgressCallback, quoted
+from dkgp.data.types import BoolArray, FloatArray, quoted
 from dkgp.errors import InputError
+from dkgp.progress import Progress, ProgressCallback
 
 # Beyond so many different inputs, or so many samples, repeated inputs are not counted.
 _MOST_INPUTS = 5000

@@ -16,8 +16,9 @@ from dkgp.data.stores.dataset import DATASET_KIND, Dataset
 from dkgp.data.stores.dataset_writer import DatasetWriter
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import ensure_writable
-from dkgp.data.types import FloatArray, Location, Progress, ProgressCallback
+from dkgp.data.types import FloatArray, Location
 from dkgp.errors import InputError
+from dkgp.progress import Progress, ProgressCallback
 
 GENERATION_ROWS = 8192
 # Training samples, test samples and the function itself come from separate random streams.

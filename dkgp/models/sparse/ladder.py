@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
-from dkgp.data.types import Progress, ProgressCallback
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models.context import RunContext
 from dkgp.models.memory import RUNTIME_BYTES, Processes, mib, plan_within
@@ -47,6 +46,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.exact_sums import unit_count
+from dkgp.progress import Progress, ProgressCallback
 from dkgp.solvers import Choice, GradientInfNorm, GreedyBlockCoordinateDescent, MaxPasses, Solver, StoppingRule, solve
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.base import Clock

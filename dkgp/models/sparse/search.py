@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.data.remote.storage import exists, read_object, remove_object, write_object
-from dkgp.data.types import Progress
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
@@ -49,6 +48,7 @@ from dkgp.models.tuning.search import Choices, LikelihoodSearch, Optimum, Search
 from dkgp.models.tuning.space import NOISE_NAME
 from dkgp.models.tuning.subsets import require_finite
 from dkgp.operators.base import FloatArray
+from dkgp.progress import Progress
 from dkgp.solvers.driver import interrupted
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
-from dkgp.data.types import Progress
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
@@ -27,6 +26,7 @@ from dkgp.models.sparse.near import FittedNear, Near, fit_near
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.progress import Progress
 from dkgp.solvers import GreedyBlockCoordinateDescent, MaxPasses, Solution, solve
 from dkgp.solvers.base import Clock
 from dkgp.solvers.driver import interrupted

@@ -12,13 +12,13 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32, SquaredExponential, White
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.settings import plan_sparse
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.operators.product_error import ProductError
+from dkgp.progress import Progress
 from dkgp.solvers import Checkpointing
 
 N = 500

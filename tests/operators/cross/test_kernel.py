@@ -14,7 +14,6 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.executors.dask import DaskGraph
 from dkgp.data import dataset_from_arrays
-from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Kernel, Linear, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, exact_sums
@@ -23,6 +22,7 @@ from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.tasks import cross_bytes, runs_of
 from dkgp.operators.low_rank import products
 from dkgp.operators.low_rank.pivots import jitter
+from dkgp.progress import Progress
 from tests.workers import on_dask
 
 N, D, M, T = 2100, 3, 70, 2

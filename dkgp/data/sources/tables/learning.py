@@ -31,8 +31,9 @@ from dkgp.data.sources.tables.encoding import (
     gaps,
     level_names,
 )
-from dkgp.data.types import FloatArray, IntArray, Progress, ProgressCallback, quoted
+from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError, UsageError
+from dkgp.progress import Progress, ProgressCallback
 
 MOST_LEVELS = 1000
 # Stands for bytes that are no text in the encoding that was read.

@@ -31,8 +31,9 @@ from dkgp.data.sources.tables.encoding import (
     texts_of,
 )
 from dkgp.data.sources.tables.learning import DATE_FORMATS, MOST_LEVELS, TableOptions
-from dkgp.data.types import FloatArray, Progress, ProgressCallback, joined
+from dkgp.data.types import FloatArray, joined
 from dkgp.errors import InputError
+from dkgp.progress import Progress, ProgressCallback
 
 # Texts among numbers that people write for a gap.
 _GAP_TEXTS = frozenset({"?", "-", "--", ".", "*", "na", "n/a", "nan", "none", "null", "missing", "unknown", "nil"})

@@ -10,7 +10,6 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor
 from dkgp.data import Dataset, dataset_from_arrays
-from dkgp.data.types import Progress
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import Linear, SquaredExponential
 from dkgp.models import RunContext
@@ -18,6 +17,7 @@ from dkgp.models.sparse import bound as slopes_module
 from dkgp.models.sparse.bound import BoundObjective, BoundValue
 from dkgp.operators import ArrayInputs
 from dkgp.operators.cross import tasks as cross_tasks
+from dkgp.progress import Progress
 from tests.kernels.table import CASES, Case
 from tests.models.sparse.bound.evidence_in_digits import in_digits
 from tests.workers import on_dask
