@@ -24,49 +24,40 @@ from dkgp.errors import InputError
 
 
 def _assembled(
-    inputs: RowArray | FloatArray,
-    targets: RowArray | FloatArray,
+    rows: tuple[RowArray | FloatArray, RowArray | FloatArray],
     standardisation: Standardisation,
-    names: tuple[Sequence[str], Sequence[str]],
+    names: ColumnNames,
+    fingerprint: str,
     *,
     origin: str = " in memory",
-    fingerprint: str,
     chunk_rows: int | None = None,
-    classes: Sequence[str] | None = None,
     constants: FloatArray | None = None,
-    noise: tuple[str, RowArray] | None = None,
+    noise: RowArray | None = None,
 ) -> Dataset:
-    """Return a data set of standardised rows, (n, d) and (n, p), in memory or elsewhere.
+    """Return a data set of standardised inputs and targets, (n, d) and (n, p), in memory or elsewhere.
 
-    `names` are those of all features and of the targets. `constants` (d_raw,) are the values of features that the
-    standardisation drops, where they are known; `noise` is the name and the array of the known noise.
+    `constants` (d_raw,) are the values of features that the standardisation drops, where they are known; `noise` is the
+    known noise, under its name among `names`.
     """
-    n, d = inputs.shape
-    standard_inputs, standard_targets = (
-        MemoryArray(rows) if isinstance(rows, np.ndarray) else rows for rows in (inputs, targets)
-    )
-    feature_names, target_names = names
-    dropped = np.full(len(feature_names), np.nan) if constants is None else constants
-    arrays: dict[str, RowArray] = {
-        "X": InSourceUnits(standard_inputs, partial(standardisation.inputs_back, dropped=dropped), len(feature_names)),
-        # Codes are their own standardised form.
-        "y": standard_targets
-        if classes is not None
-        else InSourceUnits(standard_targets, standardisation.targets_back, len(target_names)),
-    }
-    if noise is not None:
-        arrays["noise"] = noise[1]
+    standard_inputs, standard_targets = (MemoryArray(part) if isinstance(part, np.ndarray) else part for part in rows)
+    n, d = standard_inputs.shape
+    dropped = np.full(len(names.features), np.nan) if constants is None else constants
+    raw_inputs = InSourceUnits(standard_inputs, partial(standardisation.inputs_back, dropped=dropped), len(dropped))
+    # Codes are their own standardised form.
+    raw_targets: RowArray = standard_targets
+    if names.classes is None:
+        raw_targets = InSourceUnits(standard_targets, standardisation.targets_back, len(names.targets))
     return Dataset(
         f"{n} samples{origin}",
-        arrays,
-        feature_names=feature_names,
-        target_names=target_names,
+        {"X": raw_inputs, "y": raw_targets, **({} if noise is None else {"noise": noise})},
+        feature_names=names.features,
+        target_names=names.targets,
         standardisation=standardisation,
         fingerprint=fingerprint,
         n_samples=n,
-        chunk_rows=chunk_rows or sample_chunk_rows(n, d + len(target_names)),
-        classes=None if classes is None else tuple(classes),
-        noise_name=None if noise is None else noise[0],
+        chunk_rows=chunk_rows or sample_chunk_rows(n, d + len(names.targets)),
+        classes=names.classes,
+        noise_name=names.noise,
         standard=(standard_inputs, standard_targets),
     )
 
@@ -111,13 +102,11 @@ def memory_dataset(
     for values in (inputs, targets):
         digest.update(hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).digest())
     return _assembled(
-        standardisation.inputs(inputs),
-        standardisation.targets(targets),
+        (standardisation.inputs(inputs), standardisation.targets(targets)),
         standardisation,
-        (names.features, names.targets),
-        fingerprint=digest.hexdigest(),
+        names,
+        digest.hexdigest(),
         chunk_rows=sample_chunk_rows(len(inputs), d + p),
-        classes=names.classes,
         constants=inputs[0].copy(),
     )
 
@@ -126,7 +115,7 @@ def standardised_inputs(inputs: FloatArray, feature_names: Sequence[str]) -> Dat
     """A data set of inputs (n, d) to predict at, in memory and standardised already. It has no targets."""
     n, d = inputs.shape
     identity = Standardisation.identity(d, 0)
-    return _assembled(inputs, np.empty((n, 0)), identity, (feature_names, ()), fingerprint="")
+    return _assembled((inputs, np.empty((n, 0))), identity, ColumnNames(tuple(feature_names), ()), "")
 
 
 def assembled_dataset(
@@ -148,15 +137,8 @@ def assembled_dataset(
     raw_names = tuple(raw_feature_names or ()) or tuple(
         next(kept) if keep else f"(constant {index})" for index, keep in enumerate(standardisation.kept)
     )
-    return _assembled(
-        inputs,
-        targets,
-        standardisation,
-        (raw_names, target_names),
-        origin=" of a model",
-        fingerprint=fingerprint,
-        classes=classes,
-    )
+    names = ColumnNames(raw_names, tuple(target_names), None if classes is None else tuple(classes))
+    return _assembled((inputs, targets), standardisation, names, fingerprint, origin=" of a model")
 
 
 def standardisation_of(
@@ -241,21 +223,17 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
             )
     earlier = dataset.standard or (InputsOf(dataset), MemoryArray(dataset.all_targets()))
     known = dataset.all_sample_noise(standardised=False)
-    noise: tuple[str, RowArray] | None = None
-    if known is not None and dataset.noise_name is not None:
-        noise = dataset.noise_name, MemoryArray(np.append(known, np.zeros(len(inputs))))
+    noise = None if known is None else MemoryArray(np.append(known, np.zeros(len(inputs))))
     digest = hashlib.sha256(dataset.fingerprint.encode())
     for values in added:
         digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
     return _assembled(
-        _joined(earlier[0], added[0]),
-        _joined(earlier[1], added[1]),
+        (_joined(earlier[0], added[0]), _joined(earlier[1], added[1])),
         standardisation,
-        (dataset.raw_feature_names, dataset.target_names),
+        ColumnNames(dataset.raw_feature_names, dataset.target_names, dataset.classes, noise=dataset.noise_name),
+        digest.hexdigest(),
         origin=", the last of them in memory",
-        fingerprint=digest.hexdigest(),
         chunk_rows=dataset.chunk_rows,
-        classes=dataset.classes,
         noise=noise,
     )
 
