@@ -28,7 +28,6 @@ from dkgp.estimators.parameters import (
     address,
     check_value,
 )
-from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import BaseEstimator, ConvergenceWarning, RegressorMixin, TakesSparse, check_is_fitted
 from dkgp.estimators.settings import (
     OBJECTIVES,
@@ -39,7 +38,14 @@ from dkgp.estimators.settings import (
     shortfall_of_tuning,
 )
 from dkgp.estimators.targets import EstimatorMean, of_groups, require_centred
-from dkgp.estimators.training_set import feature_names_of, new_samples, outer_client, plain_inputs, true_targets
+from dkgp.estimators.training_set import (
+    SampleNoise,
+    feature_names_of,
+    new_samples,
+    outer_client,
+    plain_inputs,
+    true_targets,
+)
 from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset

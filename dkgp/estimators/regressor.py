@@ -25,7 +25,6 @@ from dkgp.estimators.parameters import (
     check_parameters,
     check_value,
 )
-from dkgp.estimators.sample_noise import BOTH, SampleNoise
 from dkgp.estimators.scikit_learn import check_is_fitted, seed_of
 from dkgp.estimators.settings import (
     OBJECTIVES,
@@ -36,7 +35,7 @@ from dkgp.estimators.settings import (
     stopping_of,
 )
 from dkgp.estimators.targets import EstimatorMean, fits_groups, kind_of, of_groups, require_centred
-from dkgp.estimators.training_set import training_set
+from dkgp.estimators.training_set import BOTH, SampleNoise, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.exact import train

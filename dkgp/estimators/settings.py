@@ -1,7 +1,10 @@
-"""From an estimator's parameters to what the layers below take: hyperparameters, a solver, a stopping rule, workers."""
+"""From an estimator's parameters to arguments of the layers below: hyperparameters, solver, stopping rule, workers."""
 
 from __future__ import annotations
 
+import logging
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,10 +13,17 @@ from typing import Any, cast
 import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions, open_executor
-from dkgp.cluster.client_executor import open_client_executor
+from dkgp.cluster.client_executor import (
+    client_around,
+    compare_versions,
+    fetch_versions,
+    is_in_process,
+    open_client_executor,
+)
+from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES
 from dkgp.data import Dataset
-from dkgp.errors import InputError
-from dkgp.estimators.ambient import ambient_client_for
+from dkgp.data.remote.addresses import is_local
+from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import Kernel, fold_white, kernel_from_json, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.problem import Problem
@@ -169,3 +179,79 @@ def settings_of(saved: Mapping[str, Any]) -> dict[str, Any]:
         inner = settings["kernel"].get("hyperparameters")
         settings["kernel"] = kernel_from_json(settings["kernel"]) if inner is None else Hyperparameters.from_json(inner)
     return settings
+
+
+logger = logging.getLogger("dkgp.estimators")
+
+# Clients that a message was logged about, by the kind of the message.
+_LOGGED: dict[str, weakref.WeakSet[Any]] = {}
+_KEEP = "Give `client=` to decide, or set dask's `scheduler` configuration, as in dask.config.set(scheduler='threads')"
+
+
+def ambient_client(n_samples: int) -> Any:
+    """Return the program's default client if it helps with so many samples; None otherwise.
+
+    It does not help if a round is shorter than the scheduler's round trip, within a task, which would wait for the
+    worker that it occupies, or if dask's `scheduler` configuration names another scheduler. Workers without dkgp, or
+    with another version, cannot be used; the log says so once. It also says once that a client is used.
+    """
+    if n_samples <= SMALL_PROBLEM_SAMPLES:
+        return None
+    client: Any = client_around()
+    if client is None or not (is_in_process(client) or _is_fit(client)):
+        return None
+    address: str = client.scheduler.address
+    _log_once(
+        client, "used", logging.INFO, f"using the dask client that is around, of the scheduler at {address}. {_KEEP}"
+    )
+    return client
+
+
+def ambient_client_for(dataset: Any) -> Any:
+    """Return `ambient_client` if its workers can read the training set, a `Dataset` or an object with one."""
+    client = ambient_client(dataset.n_samples)
+    if client is None or is_in_process(client):
+        return client
+    stored = getattr(dataset, "dataset", dataset)
+    if not (isinstance(stored, Dataset) and stored.is_stored):
+        return None
+    url = stored.url
+    if not is_local(url):
+        return client
+    seen = client.run(os.path.exists, url, on_error="ignore")
+    if seen and all(seen.values()):
+        return client
+    blind = ", ".join(sorted(worker for worker, sees in seen.items() if not sees)[:3]) or "no worker answered"
+    _log_once(
+        client,
+        "blind",
+        logging.WARNING,
+        f"the dask client that is around is not used: its workers ({blind}) cannot read the training set at '{url}'. "
+        "Give `store=`, a folder or URL that all of them can read",
+    )
+    return None
+
+
+def _is_fit(client: Any) -> bool:
+    """Return True if all workers have this process's dkgp, as of now: workers come and go."""
+    try:
+        software = fetch_versions(client)
+        if not software.workers:
+            raise ClusterError("it has no workers at the moment")
+        compare_versions(software)
+    except ClusterError as error:
+        _log_once(
+            client,
+            "unfit",
+            logging.WARNING,
+            f"the dask client that is around is not used, and the work done in this process: {error}. {_KEEP}",
+        )
+        return False
+    return True
+
+
+def _log_once(client: Any, kind: str, level: int, message: str) -> None:
+    clients = _LOGGED.setdefault(kind, weakref.WeakSet())
+    if client not in clients:
+        clients.add(client)
+        logger.log(level, message)

@@ -15,10 +15,9 @@ from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedSparse, Workspace
 from dkgp.estimators.inputs import numeric, numeric_samples
 from dkgp.estimators.parameters import CheckedElsewhere, CountOrNone, PositiveOrNone, check_parameters
-from dkgp.estimators.sample_noise import SampleNoise
 from dkgp.estimators.scikit_learn import check_is_fitted, seed_of
 from dkgp.estimators.settings import executor_for
-from dkgp.estimators.training_set import training_set
+from dkgp.estimators.training_set import SampleNoise, training_set
 from dkgp.models.noise import Noise, check_relative
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.settings import (

@@ -18,7 +18,7 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from dkgp import ConjugateDirectionsPursuit, GaussianProcessRegressor, GPRegressor, KernelLogisticClassifier
 from dkgp.cluster.client_executor import client_around, is_in_process, open_client_executor
 from dkgp.errors import UsageError
-from dkgp.estimators import ambient, settings
+from dkgp.estimators import settings
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
 
@@ -39,8 +39,8 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
         return real(client)
 
     monkeypatch.setattr(settings, "open_client_executor", watched)
-    monkeypatch.setattr(ambient, "SMALL_PROBLEM_SAMPLES", 100)
-    monkeypatch.setattr(ambient, "_TOLD", {})
+    monkeypatch.setattr(settings, "SMALL_PROBLEM_SAMPLES", 100)
+    monkeypatch.setattr(settings, "_LOGGED", {})
     return seen
 
 
@@ -108,9 +108,9 @@ def test_small_problems_and_other_schedulers_do_without(
     with clients["inner"].as_current():
         with dask.config.set(scheduler="threads"):
             model.fit(problem.X, problem.y)
-        monkeypatch.setattr(ambient, "SMALL_PROBLEM_SAMPLES", 300)
+        monkeypatch.setattr(settings, "SMALL_PROBLEM_SAMPLES", 300)
         model.fit(problem.X, problem.y)
-    monkeypatch.setattr(ambient, "SMALL_PROBLEM_SAMPLES", 100)
+    monkeypatch.setattr(settings, "SMALL_PROBLEM_SAMPLES", 100)
     model.fit(problem.X, problem.y)  # no client is around any more
     assert used == []
 
@@ -132,13 +132,13 @@ def test_workers_without_dkgp_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    real = ambient.fetch_versions
+    real = settings.fetch_versions
 
     def without(client: Client) -> Any:
         software = real(client)
         return replace(software, workers={name: {**of, "dkgp": None} for name, of in software.workers.items()})
 
-    monkeypatch.setattr(ambient, "fetch_versions", without)
+    monkeypatch.setattr(settings, "fetch_versions", without)
     model = GPRegressor(KERNEL, noise_variance=NOISE)
     with clients["outer"].as_current():
         model.fit(problem.X, problem.y).fit(problem.X, problem.y)

@@ -17,7 +17,7 @@ from sklearn.gaussian_process import kernels as sk
 from dkgp import GaussianProcessClassifier, GaussianProcessRegressor
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.estimators.drop_in.dense import DensePosterior
-from dkgp.estimators.drop_in.engine import EnginePosterior
+from dkgp.estimators.drop_in.regressor import EnginePosterior
 
 
 class Small(GaussianProcessRegressor):
