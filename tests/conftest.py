@@ -111,7 +111,7 @@ def pytest_collection() -> Generator[None, object, object]:
 FIRST = (
     "tests/cli/test_interruption.py",
     "tests/cli/test_runs.py",
-    "tests/models/linear/test_train.py",
+    "tests/models/test_linear.py",
     "tests/service/queue/test_earlier_queue.py",
     "tests/service/running/test_runner.py",
     "tests/service/test_certificate.py",

@@ -15,7 +15,7 @@ from dkgp.commands.reporting.plots import plot_weights
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.commands.run import Run, warn_of_labels
 from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, save_linear_model
-from dkgp.models.linear.train import LinearSettings, PathOfTarget, TrainedLinear, train_linear
+from dkgp.models.linear import LinearSettings, PathOfTarget, TrainedLinear, train_linear
 from dkgp.operators.base import FloatArray
 from dkgp.options import Part, check_ranges
 from dkgp.registry import Option

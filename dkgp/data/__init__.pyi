@@ -9,13 +9,15 @@ from .stores.factor_store import FactorRecord, FactorWriter, discard_factor, ope
 from .stores.manifest import is_committed, recognise
 from .stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
 from .stores.models.classifier import (
+    AnyModel,
     ClassifierRecord,
+    find_any_model,
     find_classifier,
     memory_classifier,
+    open_any_model,
     open_classifier,
     save_classifier,
 )
-from .stores.models.memory import AnyModel, find_any_model, open_any_model
 from .stores.models.model import is_resident
 from .stores.models.regression import (
     LINEAR_MODEL_KIND,

@@ -15,8 +15,7 @@ from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.standardisation import RunningMoments
 from dkgp.errors import InputError
-from dkgp.models.target_units import TargetUnits
-from dkgp.models.variance_scores import ScoredVariances, VarianceTally
+from dkgp.models.target_units import ScoredVariances, TargetUnits, VarianceTally
 from dkgp.operators.base import FloatArray
 
 CURVE_LEVELS = 101

@@ -6,15 +6,18 @@ variances and intervals are of T(y), and the attribute `transform` names T for e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dkgp.data import Prediction
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.standardisation import TargetTransform, require_positive
-from dkgp.models.rounding import known, outward
-from dkgp.models.variance_scores import ScoredVariances
+from dkgp.errors import InputError
+from dkgp.models.noise import StudentT
+from dkgp.models.rounding import known, middle, outward
 from dkgp.operators.base import FloatArray
 
 
@@ -127,3 +130,166 @@ class TargetUnits:
         if not self.transformed:
             return np.zeros(truth.shape[1])
         return np.array([float(np.sum(of.log_slope(truth[:, t]))) for t, of in enumerate(self._transforms)])
+
+
+NORMAL_95 = 1.959963984540054
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class Variances(NamedTuple):
+    """Variances (rows, p) to score by, and the ends between which the exact ones lie; all three are one without."""
+
+    middle: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+@dataclass(frozen=True)
+class ScoredVariances:
+    """Reads variances as the targets need them: of observations, or of the function; in the targets' units squared.
+
+    Those of an exact model are proven to lie in an interval, of which the middle is taken: older stores have its upper
+    end as the variance, which is the wider the less was computed. A sparse method's own are taken as they are.
+    """
+
+    prediction: Prediction
+    noise: FloatArray  # (p,): of all observations; beside it a test sample may have its own, which the store tells
+    sign: float  # what is added to the stored ones: the noise, its negative, or nothing
+    proven: bool
+    student: StudentT | None = None  # of the noise of observations, in the targets' units, where it is not normal
+
+    @classmethod
+    def of(cls, prediction: Prediction, noise_free: bool) -> ScoredVariances | None:
+        """Find out what is stored; None where there are no variances."""
+        if "variance" not in prediction.variables:
+            return None
+        p = prediction.n_targets
+        ends = {"variance_lower", "variance_upper"} <= set(prediction.variables)
+        proven = ends and "method" not in prediction.attributes
+        stored = prediction.attributes.get("variance")
+        noise = prediction.attributes.get("noise_variance")
+        if stored is None or noise is None:
+            if noise_free:
+                raise InputError(
+                    f"'{prediction.url}' does not say whether its variances contain the noise; predict again, or "
+                    "evaluate against noisy targets"
+                )
+            return cls(prediction, np.zeros(p), 0.0, proven)
+        with described_whole(prediction.url, "predict again"):
+            noise_variance = np.asarray(noise, dtype=np.float64).reshape(p)
+            sign = float(bool(stored["latent"])) - float(noise_free)
+            student = None if noise_free else StudentT.held(prediction.attributes.get("student_t"))
+        return cls(prediction, noise_variance, sign, proven, student)
+
+    def read(self, start: int, stop: int) -> Variances:
+        """Variances of the rows start:stop, (rows, p) each, in the targets' own units squared."""
+        noise = self.noise
+        if "noise" in self.prediction.variables:
+            noise = noise + self.prediction.read("noise", start, stop)
+        if not self.proven:
+            own = self._needed(self.prediction.read("variance", start, stop), noise)
+            return Variances(own, own, own)
+        lower, upper = (self.prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
+        return Variances(*(self._needed(stored, noise) for stored in (middle(lower, upper), lower, upper)))
+
+    def normal_scores(self, error: FloatArray, variance: FloatArray) -> FloatArray:
+        """Errors over deviations, (rows, p); of Student's t numbers of the same order that are as normal as those."""
+        if self.student is None:
+            return np.asarray(error / np.sqrt(variance))
+        return self.student.normal_scores(error[:, 0], _function_of(variance, self.student))[:, None]
+
+    def half_widths(self, variance: FloatArray) -> FloatArray:
+        """Half the widths of central 95 % intervals, (rows, p)."""
+        return half_widths(variance, self.student)
+
+    def _needed(self, stored: FloatArray, noise: FloatArray) -> FloatArray:
+        # Where rounding of the noise hides the function's variance, that is not known to be zero.
+        return np.asarray(np.maximum(stored + self.sign * noise, _EPS * noise))
+
+
+def _function_of(variance: FloatArray, student: StudentT) -> FloatArray:
+    """Variances of the function (rows,) in those of observations (rows, 1)."""
+    return np.asarray(np.maximum(variance[:, 0] - student.variance, 0.0))
+
+
+def half_widths(variance: FloatArray, student: StudentT | None) -> FloatArray:
+    """Half the widths of central 95 % intervals of observations with such variances, (rows, p)."""
+    if student is None:
+        return np.asarray(NORMAL_95 * np.sqrt(variance))
+    return student.half_widths(_function_of(variance, student), NORMAL_95)[:, None]
+
+
+class VarianceTally:
+    """Adds up the scores of variances, target by target.
+
+    Parameters
+    ----------
+    scale
+        Standard deviations of the training targets, (p,): densities are of normalised targets.
+    proven
+        Whether the ends of intervals count, too; not those of Student's t.
+    student
+        Of the noise, where it is not normal: densities and coverage are then of t around a normal distribution.
+    """
+
+    def __init__(self, scale: FloatArray, proven: bool, student: StudentT | None = None) -> None:
+        # What is squared is in units of a power of two: no bit changes, and nothing overflows on its way.
+        self._power = np.frexp(scale)[1]
+        self._unit = np.ldexp(scale, -self._power)
+        self._proven, self._student, self._scale = proven and student is None, student, scale
+        p = len(scale)
+        # Middle, least and most of each.
+        self._density, self._covered, self._squared = ([np.zeros(p) for _ in range(3)] for _ in range(3))
+
+    def add(self, error: FloatArray, variances: Variances) -> None:
+        """Take in errors (rows, p), in the units of the square roots of the variances."""
+        if self._student is not None:
+            latent = _function_of(variances.middle, self._student)
+            density = -self._student.log_density(error[:, 0], latent) - math.log(self._scale[0])
+            scores = self._student.normal_scores(error[:, 0], latent)[:, None]
+            self._count(0, error**2 / variances.middle, density[:, None], covered=scores**2)
+            return
+        middle, lower, upper = (np.ldexp(variance, -2 * self._power) for variance in variances)
+        # Beyond 1e154 deviations; and a lower end of the function's own variance may be zero.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            squared = np.ldexp(error, -self._power) ** 2
+            self._count(0, squared / middle, self._log_density(middle, squared))
+            if not self._proven:
+                return
+            # Of an error e the density is best at the variance e^2, and worst at an end.
+            best = self._log_density(np.clip(squared, lower, upper), squared)
+            ends = np.fmax(self._log_density(lower, squared), self._log_density(upper, squared))
+            self._count(1, np.where(squared == 0.0, 0.0, squared / upper), best, covered=squared / lower)
+            self._count(2, np.where(squared == 0.0, 0.0, squared / lower), ends, covered=squared / upper)
+
+    def _count(self, place: int, z: FloatArray, density: FloatArray, covered: FloatArray | None = None) -> None:
+        self._density[place] += np.sum(density, axis=0)
+        self._covered[place] += np.sum((z if covered is None else covered) <= NORMAL_95**2, axis=0)
+        self._squared[place] += np.sum(z, axis=0)
+
+    def _log_density(self, variance: FloatArray, squared: FloatArray) -> FloatArray:
+        z = squared / variance
+        return np.asarray(0.5 * (np.log(2.0 * math.pi * variance / self._unit**2) + z))
+
+    def figures(self, n: int, shift: FloatArray) -> dict[str, Any]:
+        """Means over n samples and all targets; with `shift` (p,) from normalised densities to the targets' units."""
+        means = self.per_target(n, shift)
+        result: dict[str, Any] = {name: float(np.mean(values)) for name, values in means.items()}
+        if self._proven:
+            for name, sums, add in (
+                ("nlpd", self._density, 0.0),
+                ("nlpd_raw", self._density, shift),
+                ("coverage_95", self._covered, 0.0),
+                ("mean_standardised_squared_error", self._squared, 0.0),
+            ):
+                result[f"{name}_range"] = [float(np.mean(end / n + add)) for end in sums[1:]]
+        return result
+
+    def per_target(self, n: int, shift: FloatArray) -> dict[str, FloatArray]:
+        """Means over n samples, (p,) each, at the variances that count."""
+        return {
+            "nlpd": self._density[0] / n,
+            "nlpd_raw": self._density[0] / n + shift,
+            "coverage_95": self._covered[0] / n,
+            "mean_standardised_squared_error": self._squared[0] / n,
+        }

@@ -29,8 +29,7 @@ from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.models.references import training_set_named
 from dkgp.models.classification.metrics import ClassMetrics, Reliability
 from dkgp.models.metrics import check_belonging, coverage_band
-from dkgp.models.target_units import TargetUnits
-from dkgp.models.variance_scores import NORMAL_95, ScoredVariances
+from dkgp.models.target_units import NORMAL_95, ScoredVariances, TargetUnits
 from dkgp.operators.base import FloatArray
 
 # Fewer test samples tell nothing.

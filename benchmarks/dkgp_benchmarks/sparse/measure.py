@@ -23,7 +23,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.kernels import fold_white
 from dkgp.models import read_hyperparameters
 from dkgp.models.sparse.model import METHODS
-from dkgp.models.variance_scores import NORMAL_95
+from dkgp.models.target_units import NORMAL_95
 from dkgp_benchmarks.peers.interpreters import find_interpreters
 from dkgp_benchmarks.peers.runner import PEERS
 from dkgp_benchmarks.sparse.job import CONTENDERS_MODULE, BenchSparseJob

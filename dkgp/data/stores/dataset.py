@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.classes import check_classes, code_map, codes_of_numbers, codes_of_targets, plain_names, signs_of
-from dkgp.data.panels import dataset_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, row_ranges, target_layout
 from dkgp.data.stores.manifest import (
@@ -35,7 +34,7 @@ from dkgp.data.stores.row_arrays import RowArray
 from dkgp.data.stores.standardisation import Standardisation, standardised_noise
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
-from dkgp.html import html_repr
+from dkgp.html import dataset_panel, html_repr
 
 DATASET_KIND = "dataset"
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from dkgp.data.classes import check_classes, codes_of_targets, plain_names
-from dkgp.data.panels import prediction_panel
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.storage import (
     exists,
@@ -49,7 +48,7 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.stores.writable import new_store
 from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StorageError, StoreError
-from dkgp.html import html_repr
+from dkgp.html import html_repr, prediction_panel
 
 PREDICTION_KIND = "prediction"
 # `noise` is a test sample's noise variance beside the common one, known or by a noise model: part of the variance of a

@@ -37,8 +37,7 @@ from dkgp.models.classification.laplace import (
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.rounding import assumptions, certified_row_errors
 from dkgp.models.sparse.near import NearPredictor, near_of
-from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, Sums
-from dkgp.models.support import CachedModel, StoredPoints
+from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, CachedModel, StoredPoints, Sums
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 

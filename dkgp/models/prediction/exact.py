@@ -18,8 +18,17 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.noise import NoiseModel, StudentT
 from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
-from dkgp.models.sums import EVERY_ENTRY, SHARE_OF_BOUND, Piece, Rows, Sums, chosen_sums, joined
-from dkgp.models.support import SupportInputs, bounded_means
+from dkgp.models.sums import (
+    EVERY_ENTRY,
+    SHARE_OF_BOUND,
+    Piece,
+    Rows,
+    Sums,
+    SupportInputs,
+    bounded_means,
+    chosen_sums,
+    joined,
+)
 from dkgp.models.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.greedy import BasisRun

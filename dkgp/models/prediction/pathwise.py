@@ -36,8 +36,7 @@ from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.kernels.spectrum import RandomFeatures
 from dkgp.models.noise import Noise
 from dkgp.models.solver_choice import factor_for
-from dkgp.models.sums import cross_products, finite_sums
-from dkgp.models.support import SupportInputs
+from dkgp.models.sums import SupportInputs, cross_products, finite_sums
 from dkgp.models.trend import Trend, columns_at, mean_kind
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray

@@ -24,8 +24,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.exact import allowed_errors, mean_task
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
-from dkgp.models.sums import MemorySums, Rows, joined
-from dkgp.models.support import SupportInputs
+from dkgp.models.sums import MemorySums, Rows, SupportInputs, joined
 from dkgp.models.trend import Trend
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.neighbours.run import NeighbourRun

@@ -13,8 +13,7 @@ from dkgp.data.classes import class_name
 from dkgp.data.exports import write_table
 from dkgp.models.metrics import check_same_samples
 from dkgp.models.noise import StudentT
-from dkgp.models.target_units import InUnits, TargetUnits
-from dkgp.models.variance_scores import half_widths
+from dkgp.models.target_units import InUnits, TargetUnits, half_widths
 from dkgp.operators.base import FloatArray
 
 Columns = dict[str, NDArray[Any]]

@@ -23,10 +23,10 @@ from dkgp.codec import rule
 from dkgp.errors import InputError
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.noise import Noise
+from dkgp.models.target_units import NORMAL_95
 from dkgp.models.variance.batch import BatchOptions, batch_bytes, relative_gap, solve_batch
 from dkgp.models.variance.nystrom import FactorSource
 from dkgp.models.variance.scaled import ScaledInputs, scaled_kernel
-from dkgp.models.variance_scores import NORMAL_95
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext

@@ -36,6 +36,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise import SAME_NOISE, Noise
+from dkgp.models.target_units import NORMAL_95
 from dkgp.models.trend import CENTRED, MeanKind, columns_at, require_independent
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.families import KernelFamily, family_bytes, family_of
@@ -62,7 +63,6 @@ from dkgp.models.tuning.search import (
 )
 from dkgp.models.tuning.space import LogNormal
 from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets, require_finite
-from dkgp.models.variance_scores import NORMAL_95
 
 DEFAULT_SUBSET = 2000
 

@@ -15,7 +15,7 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.errors import InputError
 from dkgp.models.certificate import Certificate
-from dkgp.models.support import certified_means
+from dkgp.models.sums import certified_means
 from dkgp.models.variance.batch import BatchVariance, ProductTally, relative_gap
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.settings import TestRows, VarianceSettings

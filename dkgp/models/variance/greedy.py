@@ -36,7 +36,7 @@ from dkgp.errors import MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, outward
-from dkgp.models.support import certified_means
+from dkgp.models.sums import certified_means
 from dkgp.models.variance.iterative import default_memory_bytes
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray

@@ -25,7 +25,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import ActiveDimensions, Kernel, Linear, Product
 from dkgp.models.noise import Noise
 from dkgp.models.rounding import EPS, outward
-from dkgp.models.support import NoisySupport
+from dkgp.models.sums import NoisySupport
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray

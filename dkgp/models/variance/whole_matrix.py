@@ -40,7 +40,7 @@ from dkgp.errors import CheckpointError, NumericalError, StorageError, StoreErro
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
-from dkgp.models.support import SupportInputs
+from dkgp.models.sums import SupportInputs
 from dkgp.models.variance.batch import BatchVariance, ProductTally, VarianceBounds
 from dkgp.models.variance.batched import BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples

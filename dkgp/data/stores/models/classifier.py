@@ -17,14 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray
 from dkgp.data.stores.dataset import Dataset
-from dkgp.data.stores.models.model import Layout, SupportedModel, array
-from dkgp.data.stores.models.regression import NearArrays
+from dkgp.data.stores.manifest import recognise
+from dkgp.data.stores.models.model import Layout, SupportedModel, array, resident_model
+from dkgp.data.stores.models.regression import ModelRecord, NearArrays, SparseRecord
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError
 
@@ -219,3 +221,21 @@ def find_classifier(url: str, *, reference: str | None = None) -> ClassifierReco
 def memory_classifier(record: ClassifierRecord, dataset: Dataset | None = None) -> ClassifierRecord:
     """Return a classifier with an address in this process; the inputs of one of all samples are the training set's."""
     return record.supported_by(dataset).resident()
+
+
+AnyModel: TypeAlias = ModelRecord | SparseRecord | ClassifierRecord
+
+_KINDS: tuple[type[AnyModel], ...] = (ModelRecord, SparseRecord, ClassifierRecord)
+
+
+def find_any_model(url: str, *, reference: str | None = None) -> AnyModel:
+    """Return the model of any kind at an address; parameters and errors as for `Model.find`."""
+    model = resident_model(url)
+    return model if isinstance(model, _KINDS) else open_any_model(url, reference=reference)
+
+
+def open_any_model(url: Location, *, reference: str | None = None) -> AnyModel:
+    """Open the store of a model of any kind; parameters and errors as for `Model.open`."""
+    found = recognise(normalise_url(url))
+    kind = next((kind for kind in _KINDS if kind.kind == found), ModelRecord)
+    return kind.open(url, reference=reference)

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.codec import fields_from_json, rule, to_json
-from dkgp.data.panels import model_panel
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays, row_ranges
 from dkgp.data.stores.dataset import Dataset
@@ -29,7 +28,7 @@ from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError, StoreError
-from dkgp.html import html_repr
+from dkgp.html import html_repr, model_panel
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
 """Shape and dimension names of an array."""

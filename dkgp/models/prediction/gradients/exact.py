@@ -26,7 +26,7 @@ from dkgp.models.certificate import Certificate, slope_rounding
 from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.predictor import Predictor, standardised
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, known
-from dkgp.models.support import SupportInputs
+from dkgp.models.sums import SupportInputs
 from dkgp.models.trend import Trend
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings

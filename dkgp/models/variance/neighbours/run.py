@@ -31,7 +31,7 @@ from dkgp.cluster.executors.base import BlockExecutor, PendingRound
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
-from dkgp.models.support import NoisySupport
+from dkgp.models.sums import NoisySupport
 from dkgp.models.variance.batch import BatchVariance, ProductTally, VarianceBounds
 from dkgp.models.variance.batched import REGIONS, UNPROVEN, BatchedRun
 from dkgp.models.variance.landmarks import SupportSamples

@@ -27,7 +27,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.terms import Term, Terms, terms_of
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
-from dkgp.models.support import NoisySupport
+from dkgp.models.sums import NoisySupport
 from dkgp.models.variance.row_scales import differences
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext

@@ -110,7 +110,7 @@ def test_limits_hold_for_what_is_named_and_end_with_their_block(model: Path, tmp
 
 def test_a_worker_opens_what_its_coordinator_has_checked_and_nothing_else(model: Path, tmp_path: Path) -> None:
     """Between the two the store may have been changed."""
-    from dkgp.models.support import SupportInputs
+    from dkgp.models.sums import SupportInputs
 
     found = SupportInputs.of(open_model(model), "version")
     assert found.reference == str(tmp_path / "train.zarr")

@@ -20,8 +20,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
 from dkgp.models.prediction import exact
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.sums import Sums
-from dkgp.models.support import SupportInputs
+from dkgp.models.sums import Sums, SupportInputs
 from dkgp.models.variance import ways
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.neighbours.samples import Distances

@@ -1,7 +1,7 @@
-"""Training of a linear regression with few weights: one pass over the samples, or one for each choice.
+"""Linear regressions with few weights: paths by cardinality, sums over samples, and training.
 
-Where sums of products of all features fit in memory, for each fold, a pass over the samples brings everything that
-paths, cross-validation and intercepts take. Where they do not, a path of a given cardinality takes a pass a feature.
+If the sums of products of all features fit in memory, for each fold, one pass over the samples brings everything that
+paths, cross-validation and intercepts need. If they do not, a path of a fixed cardinality takes one pass per feature.
 """
 
 from __future__ import annotations
@@ -17,12 +17,181 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, stop_rule
-from dkgp.models.linear.paths import METHODS, LinearPath, follow
-from dkgp.models.linear.sums import RowSums, reading_bytes, sums_bytes
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option
-from dkgp.solvers.pursuit.systems import GramSystem, RowSystem
+from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
+from dkgp.solvers.pursuit.rivals import HomotopyPath, homotopy, matching_pursuit
+from dkgp.solvers.pursuit.systems import GramSystem, PursuitSystem, RowSystem
+
+METHODS = {
+    "scdp": "sparse conjugate directions pursuit: the feature of the largest gradient joins, all that joined are "
+    "refitted",
+    "omp": "orthogonal matching pursuit, another way to the same path",
+    "mp": "matching pursuit: one weight a step, nothing is refitted",
+    "lars": "least angle regression",
+    "lasso": "least squares with a penalty on the sum of |weights|, as it falls",
+}
+# Steps of matching pursuit, and the share of the first gradient at which it is done: it only ever comes nearer.
+MOST_STEPS, SETTLED = 20_000, 1e-6
+
+
+@dataclass(frozen=True)
+class LinearPath:
+    """Weights by cardinality."""
+
+    # Features with a weight, by cardinality 0, 1, ...; fewer than that many where two joined, or one left, at once
+    supports: list[IndexArray]
+    weights: list[FloatArray]
+    reason: str  # why it ends, in words
+
+    @property
+    def longest(self) -> int:
+        """The last cardinality."""
+        return len(self.supports) - 1
+
+    def at(self, k: int) -> tuple[IndexArray, FloatArray]:
+        """Features and weights of cardinality k; the last of the path where it is shorter."""
+        k = min(k, self.longest)
+        return self.supports[k], self.weights[k]
+
+    def solution(self, k: int, size: int) -> FloatArray:
+        """w of cardinality k with its zeros: (size,)."""
+        full = np.zeros(size)
+        support, weights = self.at(k)
+        full[support] = weights
+        return full
+
+    def errors(self, A: FloatArray, b: FloatArray, square: float, of: IndexArray) -> FloatArray:
+        """Squared errors y'y - 2 w'b + w'A w by cardinality, of A (q, q) and b (q,) of the features `of`, sorted."""
+        errors = np.empty(len(self.supports))
+        for k, (support, weights) in enumerate(zip(self.supports, self.weights, strict=True)):
+            places = np.searchsorted(of, support)
+            quadratic = weights @ A[np.ix_(places, places)] @ weights
+            errors[k] = square - 2.0 * (weights @ b[places]) + quadratic
+        return np.maximum(errors, 0.0)
+
+    def used(self) -> IndexArray:
+        """All features that have a weight somewhere on it, sorted."""
+        return np.unique(np.concatenate(self.supports)).astype(np.intp)
+
+
+def follow(
+    method: str, system: PursuitSystem, rhs: FloatArray, most: int, *, candidates: int | None = None, seed: int = 0
+) -> LinearPath:
+    """Follow a path up to a number of nonzero weights.
+
+    `method`: of `METHODS`. `system`, `rhs`: as of `dkgp.solvers.pursue`, with one right-hand side. `candidates`,
+    `seed`: of `scdp`: as of `PursuitSettings`.
+
+    Raises `InputError`, `MemoryBudgetError`: as of `dkgp.solvers.pursue`.
+    """
+    if method in ("scdp", "omp"):
+        path = pursue(system, rhs, PursuitSettings(most, candidates=candidates, seed=seed))
+        supports = [path.order[:k] for k in range(len(path) + 1)]
+        return LinearPath(supports, [path.weights_at(k)[:, 0] for k in range(len(path) + 1)], path.reason.message)
+    if method == "mp":
+        least = SETTLED * float(np.abs(system.project(rhs)).max(initial=0.0))
+        steps = matching_pursuit(system, rhs, most=most, iterations=MOST_STEPS, tolerance=least)
+        count = len(steps.order)
+        reason = f"{count:,} features used"
+        if steps.iterations and steps.iterations[-1] == MOST_STEPS:
+            reason = f"{MOST_STEPS:,} steps taken; the path may end short of its last weights"
+        return LinearPath([steps.order[:k] for k in range(count + 1)], [np.empty(0), *steps.weights], reason)
+    return _by_cardinality(homotopy(system, rhs, drops=method == "lasso", most=most))
+
+
+def _by_cardinality(path: HomotopyPath) -> LinearPath:
+    """A homotopy by cardinality: of each, the last break before one more feature joins."""
+    supports: list[IndexArray] = []
+    weights: list[FloatArray] = []
+    for at in path:
+        some = at.weights != 0.0
+        active = len(at.support)  # up to here: a weight that has just come to zero is among them
+        while len(supports) < active:  # two joined at once: what came before them stands for the first
+            supports.append(supports[-1])
+            weights.append(weights[-1])
+        if len(supports) > active:
+            del supports[-1], weights[-1]
+        supports.append(at.support[some])
+        weights.append(at.weights[some])
+    return LinearPath(supports, weights, f"{len(supports) - 1:,} features used")
+
+
+# A share of a feature's square over all samples: less than that in a part of them is rounding of a difference of sums.
+CONSTANT = 1e-12
+# Matrices of the sums' size that the coordinator works with, beside those of the folds.
+WORKING = 5
+# Copies of a block's rows that a task has at once: as read, standardised, with targets, and a group's.
+BLOCKS = 5
+# Levels of the tree that a sum goes up by, each of which may hold a value.
+LEVELS = 7
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Z'Z of rows Z = [1, X, y]."""
+
+    values: FloatArray  # (1 + d + p, 1 + d + p)
+    size: int  # features, d
+    scale: FloatArray  # (d,): diagonal of X'X over all samples, also where these sums are of a part
+
+    @classmethod
+    def of(cls, values: FloatArray, size: int) -> RowSums:
+        """Sums over all samples."""
+        return cls(values, size, np.diagonal(values)[1 : 1 + size].copy())
+
+    @property
+    def n(self) -> int:
+        """Samples."""
+        return round(float(self.values[0, 0]))
+
+    @property
+    def means(self) -> FloatArray:
+        """Of all columns of X and y: (d + p,)."""
+        return np.asarray(self.values[0, 1:] / self.values[0, 0])
+
+    def without(self, part: FloatArray) -> RowSums:
+        """Sums over the samples that are not in a part, whose sums these are."""
+        return RowSums(self.values - part, self.size, self.scale)
+
+    def centred(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """X'X (d, d), X'y (d, p) and the squares y'y (p,) of centred columns.
+
+        A feature that hardly varies here, though it does elsewhere, is left out: its row and column are zero.
+        """
+        inner = self.values[1:, 1:] - np.outer(self.values[0, 1:], self.means)
+        A, b = inner[: self.size, : self.size].copy(), inner[: self.size, self.size :].copy()
+        flat = ~(np.diagonal(A) > CONSTANT * self.scale)
+        A[flat], A[:, flat], b[flat] = 0.0, 0.0, 0.0
+        return A, b, np.maximum(np.diagonal(inner)[self.size :], 0.0)
+
+    def intercept(self, support: IndexArray, weights: FloatArray, target: int) -> float:
+        """The intercept that least squares gives to these weights."""
+        means = self.means
+        return float(means[self.size + target] - weights @ means[support])
+
+    def squared_errors(self, part: FloatArray, path: LinearPath, target: int) -> FloatArray:
+        """Sums of squared errors in another part of the samples, by cardinality, of a path fitted to these."""
+        errors = np.empty(path.longest + 1)
+        for k, (support, weights) in enumerate(zip(path.supports, path.weights, strict=True)):
+            # y - w'x - c is a sum of columns of Z, and its square a quadratic form of their sums.
+            columns = np.concatenate([[0], 1 + support, [1 + self.size + target]])
+            factors = np.concatenate([[-self.intercept(support, weights, target)], -weights, [1.0]])
+            errors[k] = factors @ part[np.ix_(columns, columns)] @ factors
+        return np.maximum(errors, 0.0)
+
+
+def sums_bytes(d: int, p: int, groups: int, threads: int) -> int:
+    """Bytes in the coordinator's process of sums by group, while `threads` threads add them up and work with them."""
+    one = 8 * (1 + d + p) ** 2
+    return one * (groups * (threads + LEVELS) + WORKING)
+
+
+def reading_bytes(chunk_bytes: int, block_bytes: int, threads: int) -> int:
+    """Bytes that `threads` threads take to read rows and multiply them."""
+    return threads * (2 * chunk_bytes + BLOCKS * block_bytes)
+
 
 # Features of a path whose end no user has set.
 LONGEST = 100
