@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dkgp.data import Dataset
     from dkgp.models import Hyperparameters, TunedParameter
     from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, Reliability
-    from dkgp.models.linear.train import PathOfTarget
+    from dkgp.models.linear import PathOfTarget
     from dkgp.models.metrics import CoverageCurve
 
 FloatArray = NDArray[np.float64]
