@@ -25,8 +25,9 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data import open_model
 from dkgp.errors import DkgpError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.prediction.gradients.exact import GradientPredictor
-from dkgp.models.prediction.predictor import Predictor
+from dkgp.models.prediction.exact import ExactPosterior
+from dkgp.models.prediction.gradients import MeanGradients
+from dkgp.models.prediction.posterior import Want, forget
 from dkgp.models.variance.settings import VarianceSettings
 
 FloatArray = NDArray[np.float64]
@@ -114,7 +115,7 @@ def _measured(job: BenchLatencyJob, n: int, url: str, reporter: Reporter) -> lis
 def _contenders(url: str, n: int, *, null: bool) -> list[_Contender]:
     """All but deviations; each with what it takes of the model in its own hands."""
     loaded, record = GPRegressor.load(url), open_model(url)
-    predictor, gradients = Predictor(record, f"latency-{n}"), GradientPredictor(record, f"latency-{n}")
+    predictor, gradients = ExactPosterior(record, Want.in_memory(f"latency-{n}")), MeanGradients(record, f"latency-{n}")
     to = record.standardisation
     inputs, alpha = np.ascontiguousarray(record.inputs(0, n)), record.alpha[:, 0]
 
@@ -147,11 +148,11 @@ def _contenders(url: str, n: int, *, null: bool) -> list[_Contender]:
 def _with_deviations(url: str, tests: FloatArray, seconds: float, reporter: Reporter) -> list[_Contender]:
     """Deviations, as long as there is time; NumPy has none, since K does not fit."""
     loaded, record = GPRegressor.load(url), open_model(url)
-    started: list[Predictor] = []
+    started: list[ExactPosterior] = []
 
     def by_predictor(x: FloatArray) -> Any:
         if not started:  # what variances take is part of the first call
-            started.append(Predictor(record, "latency-deviations", VarianceSettings()))
+            started.append(ExactPosterior(record, Want.in_memory("latency-deviations", VarianceSettings())))
         return started[0](x)
 
     contenders = [
@@ -171,7 +172,7 @@ def _with_deviations(url: str, tests: FloatArray, seconds: float, reporter: Repo
                 show(WorkProgress(contender.by, call + 1, len(tests) - 1, "calls"))
                 if time.perf_counter() - began > seconds / 2.0:
                     break
-    Predictor.forget("latency-deviations")
+    forget("latency-deviations")
     return [contender for contender in contenders if contender.seconds]
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dkgp.estimators.drop_in.classifier import GaussianProcessClassifier
     from dkgp.estimators.drop_in.regressor import GaussianProcessRegressor
-    from dkgp.estimators.gradients.acquisition import (
+    from dkgp.estimators.gradients import (
         Acquisition,
+        PredictionGradients,
         expected_improvement,
         log_expected_improvement,
         upper_confidence_bound,
     )
-    from dkgp.estimators.gradients.predictions import PredictionGradients
     from dkgp.estimators.least_squares import LSSVC, FixedSizeLSSVC
     from dkgp.estimators.likelihoods import GPClassifier, KernelLogisticClassifier
-    from dkgp.estimators.outputs.outputs import PredictionBounds
+    from dkgp.estimators.outputs import PredictionBounds
     from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
     from dkgp.estimators.regressor import GPRegressor
     from dkgp.estimators.sparse import OverconfidenceWarning, SparseGPRegressor
@@ -46,7 +46,7 @@ __all__ = [
 # Where each of them is: one is loaded without what the others take.
 _MODULES = {
     "LSSVC": "least_squares",
-    "Acquisition": "gradients.acquisition",
+    "Acquisition": "gradients",
     "ConjugateDirectionsPursuit": "pursuit",
     "FixedSizeLSSVC": "least_squares",
     "GPClassifier": "likelihoods",
@@ -55,12 +55,12 @@ _MODULES = {
     "GaussianProcessRegressor": "drop_in.regressor",
     "KernelLogisticClassifier": "likelihoods",
     "OverconfidenceWarning": "sparse",
-    "PredictionBounds": "outputs.outputs",
-    "PredictionGradients": "gradients.predictions",
+    "PredictionBounds": "outputs",
+    "PredictionGradients": "gradients",
     "SparseGPRegressor": "sparse",
-    "expected_improvement": "gradients.acquisition",
-    "log_expected_improvement": "gradients.acquisition",
-    "upper_confidence_bound": "gradients.acquisition",
+    "expected_improvement": "gradients",
+    "log_expected_improvement": "gradients",
+    "upper_confidence_bound": "gradients",
 }
 
 

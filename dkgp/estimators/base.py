@@ -13,10 +13,9 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.estimators.fitted import Fitted, Workspace
-from dkgp.estimators.gradients.predictions import PredictionGradients, prediction_gradients
+from dkgp.estimators.gradients import PredictionGradients, prediction_gradients
 from dkgp.estimators.inputs import Table, computed, is_plain, numeric_samples, read_inputs, weights_of_score
-from dkgp.estimators.outputs.frames import frame_index
-from dkgp.estimators.outputs.outputs import predictions
+from dkgp.estimators.outputs import frame_index, predictions
 from dkgp.estimators.parameters import (
     Client,
     Place,

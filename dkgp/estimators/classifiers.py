@@ -29,8 +29,7 @@ from dkgp.estimators.inputs import (
     require_same_order,
     weights_of_score,
 )
-from dkgp.estimators.outputs.frames import framed, renamed
-from dkgp.estimators.outputs.outputs import quantities
+from dkgp.estimators.outputs import framed, quantities, renamed
 from dkgp.estimators.parameters import (
     AllowedError,
     CheckedElsewhere,

@@ -28,17 +28,14 @@ from dkgp.data import (
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.errors import StoreError
 from dkgp.forks import fork_safe, remove_with
-from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
-from dkgp.models.prediction.predictor import Predictor, PredictorSource
-from dkgp.models.prediction.sparse import SparsePredictor, SparsePredictorSource
+from dkgp.models.prediction.classes import ROWS_PLANNED_FOR
+from dkgp.models.prediction.posterior import Posterior, forget
+from dkgp.models.prediction.predict import PosteriorSource, posterior_of
+from dkgp.models.prediction.sparse import SparsePosterior
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, update_sparse
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import ProductError
-
-AnySource = PredictorSource | SparsePredictorSource | ClassPredictorSource
-AnyPredictor = Predictor | SparsePredictor | ClassPredictor
-
 
 # Estimators by the form of the classifiers that they train.
 CLASSIFIERS = {
@@ -83,8 +80,8 @@ class Fitted(ABC):
         self.version = f"fitted-{uuid.uuid4().hex}"
         self._lock = fork_safe(threading.Lock())
         self._url: str | None = None
-        self._predictors: dict[AnySource, AnyPredictor] = {}
-        weakref.finalize(self, Predictor.forget, self.version)
+        self._posteriors: dict[PosteriorSource, Posterior[Any]] = {}
+        weakref.finalize(self, forget, self.version)
 
     @classmethod
     def of(cls, model: AnyModel, workspace: Workspace, about: dict[str, Any]) -> Self:
@@ -98,11 +95,11 @@ class Fitted(ABC):
         return cls(cls.kind.find(url), workspace)
 
     @abstractmethod
-    def source(self, variance: VarianceSettings | None, n_test: int) -> AnySource:
-        """Return the source that tasks of this process take their predictor from."""
+    def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
+        """Return the address that tasks make their process's posterior from."""
 
-    @abstractmethod
-    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> AnyPredictor: ...
+    def _posterior(self, source: PosteriorSource) -> Posterior[Any]:
+        return posterior_of(self.record, source.want())
 
     @property
     def about(self) -> dict[str, Any]:
@@ -131,13 +128,13 @@ class Fitted(ABC):
                 self._url = url
             return self._url
 
-    def predictor(self, variance: VarianceSettings | None, n_test: int) -> AnyPredictor:
-        """Return the predictor of this process, made when first asked for."""
-        key = self.source(variance, n_test)
+    def posterior(self, variance: VarianceSettings | None, n_test: int) -> Posterior[Any]:
+        """Return the posterior of this process, made when first asked for."""
+        source = self.source(variance, n_test)
         with self._lock:
-            if key not in self._predictors:
-                self._predictors[key] = self._predictor(variance, n_test)
-            return self._predictors[key]
+            if source not in self._posteriors:
+                self._posteriors[source] = self._posterior(source)
+            return self._posteriors[source]
 
     def _training_set(self) -> Dataset | None:
         """Return the training set if this process knows its targets."""
@@ -187,15 +184,10 @@ class FittedModel(Fitted):
     def _training_set(self) -> Dataset | None:
         return self.dataset
 
-    def source(self, variance: VarianceSettings | None, n_test: int) -> PredictorSource:
-        """Return the source that tasks of this process take their predictor from."""
-        record = self.record
-        return PredictorSource(
-            record.url, self.version, variance, _rounded(n_test), record.reference, self.product_error
-        )
-
-    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> Predictor:
-        return Predictor(self.record, self.version, variance, n_test=_rounded(n_test), error=self.product_error)
+    def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
+        """Return the address that tasks make their process's posterior from."""
+        record, planned = self.record, _rounded(n_test)
+        return PosteriorSource(record.url, self.version, record.reference, variance, planned, error=self.product_error)
 
 
 class FittedSparse(Fitted):
@@ -225,12 +217,13 @@ class FittedSparse(Fitted):
         updated = update_sparse(self.opened, dataset, relative_noise, sample_noise)
         return FittedSparse(updated.resident(), self.workspace)
 
-    def source(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictorSource:
-        """Return the source that tasks of this process take their predictor from; `n_test` plays no part."""
-        return SparsePredictorSource(self.record.url, self.version, variance is not None, _is_latent(variance))
+    def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
+        """Return the address that tasks make their process's posterior from; of the settings `latent` alone counts."""
+        settings = None if variance is None else VarianceSettings(latent=variance.latent)
+        return PosteriorSource(self.record.url, self.version, variance=settings)
 
-    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> SparsePredictor:
-        return SparsePredictor(self.opened, variance=variance is not None, latent=_is_latent(variance))
+    def _posterior(self, source: PosteriorSource) -> SparsePosterior:
+        return SparsePosterior(self.record, source.want(), self.opened)
 
 
 class FittedClassifier(Fitted):
@@ -256,17 +249,17 @@ class FittedClassifier(Fitted):
         support = self.record._support
         return support if isinstance(support, Dataset) and is_resident(self.record.url) else None
 
-    def source(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictorSource:
-        """Return the source that tasks of this process take their predictor from: of decisions alone by default."""
+    def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
+        """Return the address that tasks make their process's posterior from: without `variance` of decisions alone."""
         record, plug_in = self.record, variance is None
-        return ClassPredictorSource(record.url, self.version, record.reference, plug_in, self.product_error)
-
-    def _predictor(self, variance: VarianceSettings | None, n_test: int) -> ClassPredictor:
-        return ClassPredictor(self.record, self.version, plug_in=variance is None, error=self.product_error)
-
-
-def _is_latent(variance: VarianceSettings | None) -> bool:
-    return variance is not None and variance.latent
+        return PosteriorSource(
+            record.url,
+            self.version,
+            record.reference,
+            n_test=ROWS_PLANNED_FOR,
+            plug_in=plug_in,
+            error=self.product_error,
+        )
 
 
 def _rounded(n_test: int) -> int:

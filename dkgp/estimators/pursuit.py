@@ -17,7 +17,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import TargetsRegressor
 from dkgp.estimators.fitted import Workspace
 from dkgp.estimators.inputs import computed, is_dask, is_plain, numeric, numeric_samples, read_inputs, read_samples
-from dkgp.estimators.outputs.frames import frame_index, framed, map_rows
+from dkgp.estimators.outputs import frame_index, framed, map_rows
 from dkgp.estimators.parameters import (
     Client,
     Count,

@@ -15,7 +15,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
 from dkgp.estimators.inputs import computed
-from dkgp.estimators.outputs.outputs import what_holds
+from dkgp.estimators.outputs import what_holds
 from dkgp.estimators.parameters import (
     AllowedError,
     CheckedElsewhere,
@@ -42,7 +42,7 @@ from dkgp.models.exact import train
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise import Noise
 from dkgp.models.prediction.pathwise import PosteriorFunctions
-from dkgp.models.prediction.predictor import standardised
+from dkgp.models.prediction.posterior import standardised
 from dkgp.models.problem import Problem
 from dkgp.models.trend import CENTRED, MeanKind, mean_kind
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood, tune_likelihood, tune_noise
@@ -216,7 +216,7 @@ class GPRegressor(GPEstimator):
         self._mean = mean
         self._keep(trained.model(dataset), (dataset, workspace), hyperparameters, several=several)
         if self.with_variances:
-            self._fitted.predictor(self._variance_settings(latent=False), 1)
+            self._fitted.posterior(self._variance_settings(latent=False), 1)
         return self
 
     @of_groups

@@ -21,8 +21,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import is_dask, is_plain, numbers_of, numeric_samples, take_rows
-from dkgp.estimators.outputs.frames import framed
-from dkgp.estimators.outputs.outputs import PredictionBounds
+from dkgp.estimators.outputs import PredictionBounds, framed
 from dkgp.estimators.scikit_learn import clone
 from dkgp.estimators.training_set import default_targets, target_names_of
 from dkgp.models.rounding import shifted_bound

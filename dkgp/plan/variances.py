@@ -19,13 +19,14 @@ from dkgp.data import Dataset, ModelRecord, memory_model
 from dkgp.errors import InputError
 from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
-from dkgp.models.certificate import Certificate
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.noise import Noise
 from dkgp.models.prediction.foreseen import foreseen_products
-from dkgp.models.variance.iterative import VarianceRun
+from dkgp.models.variance.iterative import IterativeRun
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
+from dkgp.models.variance.run import Request
+from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import SentRows, VarianceSettings
 from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
 from dkgp.operators.base import FloatArray
@@ -82,19 +83,19 @@ class ForeseenVariances:
     # Training samples; the model that training will make of them, but for its coefficients; the run on one worker.
     dataset: Dataset
     model: ModelRecord
-    run: VarianceRun
+    run: IterativeRun
     neighbours: ForeseenNeighbours | None = None  # None where they do not serve, or a trial misses the gap
 
-    def on(self, workers: int, threads_per_worker: int) -> VarianceRun:
+    def on(self, workers: int, threads_per_worker: int) -> IterativeRun:
         """Return the run as it would be laid out on so many workers."""
         planned = PlannedWorkers(workers, threads_per_worker)
         return _laid_out(self.model, self.dataset, self.settings, self.tests, planned, self.run.landmarks)
 
-    def phases(self, run: VarianceRun, sizes: Sizes, single: float, double: float) -> list[Phase]:
+    def phases(self, run: IterativeRun, sizes: Sizes, single: float, double: float) -> list[Phase]:
         """Return the work of a run whose samples take part in so many products."""
         return (shared_phases if run.is_shared else variance_phases)(sizes, run.batches(single, double, run.threads))
 
-    def worker_bytes(self, run: VarianceRun, resident_bytes: int) -> int:
+    def worker_bytes(self, run: IterativeRun, resident_bytes: int) -> int:
         """Return the peak of a worker's process that held so much before: features, factors, and batches under way."""
         memory = run.memory
         at_once = min(int(run.plan["batch_size"]), int(run.plan["together"]))
@@ -150,9 +151,8 @@ def _foresee_neighbours(
         return None
     rows, settings = SentRows(_map_rows(model, tests, settings.seed)), replace(settings, batch_size=MAP_ROWS)
     try:
-        run = NeighbourRun(
-            context, model.noise_variance, None, rows, PlannedWorkers(1, 1), settings, patience=NEAR_PATIENCE
-        )
+        subject = Subject(model, kernel, context)
+        run = NeighbourRun(Request(subject, None, rows, PlannedWorkers(1, 1), settings), NEAR_PATIENCE)
     except InputError:  # too many samples are near
         return None
     finally:
@@ -181,16 +181,7 @@ def _laid_out(
     tests: int,
     workers: PlannedWorkers,
     landmarks: Landmarks | None = None,
-) -> VarianceRun:
+) -> IterativeRun:
     kernel = kernel_from_json(model.kernel)
-    return VarianceRun(
-        model,
-        kernel,
-        BlockContext("plan", dataset, kernel, model.n_samples),
-        Certificate(model.noise_variance, model.n_samples, (), (), (), ()),  # nothing is predicted by it
-        dataset,
-        workers,
-        settings,
-        n_test=tests,
-        landmarks=landmarks,
-    )
+    subject = Subject(model, kernel, BlockContext("plan", dataset, kernel, model.n_samples))
+    return IterativeRun(Request(subject, None, dataset, workers, settings, tests=tests), landmarks=landmarks)

@@ -132,7 +132,7 @@ def test_resuming_tells_of_the_whole_store(
     more = ("--variance", "--variance-gap", 1e-3, *WIDE, "--chunk-rows", 50, "--cluster", "none", "--json")
     with monkeypatch.context() as patch:
         # What a run has computed itself it does not read back.
-        patch.delattr(sys.modules["dkgp.models.prediction.streaming"], "open_prediction")
+        patch.delattr(sys.modules["dkgp.models.prediction.predict"], "open_prediction")
         whole = run_json(*command(pipeline, tmp_path / "whole.zarr", *more))
     assert whole["variance"]["computed"] == 200
     asked = iter([False, False, True])

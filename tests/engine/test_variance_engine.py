@@ -24,7 +24,7 @@ from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
-from dkgp.models.variance.iterative import BatchLayout, VarianceRun
+from dkgp.models.variance.iterative import BatchLayout, IterativeRun
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import AfterSubmit, Problem, opened
@@ -139,13 +139,13 @@ def test_a_trial_takes_its_samples_along_to_other_processes(
     model: ModelRecord, tests: Dataset, tmp_path: Path, processes: BlockExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gaps: list[np.ndarray] = []
-    prepare = VarianceRun.prepare
+    prepare = IterativeRun.prepare
 
-    def trying(self: VarianceRun, of: Any) -> str:
+    def trying(self: IterativeRun) -> str:
         gaps.append(self.tried(tests.inputs(10, 40))[0])
-        return prepare(self, of)
+        return prepare(self)
 
-    monkeypatch.setattr(VarianceRun, "prepare", trying)
+    monkeypatch.setattr(IterativeRun, "prepare", trying)
     with opened("none", 1) as executor:
         predict(model, tests, str(tmp_path / "here"), executor, variance=PLANS["conjugate"])
     predict(model, tests, str(tmp_path / "there"), processes, variance=PLANS["conjugate"])

@@ -29,7 +29,7 @@ from dkgp import (
     SparseGPRegressor,
 )
 from dkgp.errors import InputError
-from dkgp.estimators.outputs import lazy
+from dkgp.estimators import outputs
 from dkgp.kernels import SquaredExponential
 from tests.estimators.conftest import KERNEL, NOISE, Problem, make_problem
 
@@ -184,13 +184,13 @@ def test_it_is_the_model_of_the_arrays(
     assert model.feature_names_in_.tolist() == NAMES
     assert model.target_names_ == ("load",)
     calls = []
-    compute = lazy._PredictBlock.__call__
+    compute = outputs._PredictBlock.__call__
 
     def counted(self: Any, block: Any) -> Any:
         calls.append(len(block))
         return compute(self, block)
 
-    monkeypatch.setattr(lazy._PredictBlock, "__call__", counted)
+    monkeypatch.setattr(outputs._PredictBlock, "__call__", counted)
     # In another order, beside a column that the model does not know.
     mean, std, bounds = model.predict(new[["load", *NAMES[::-1]]], return_std=True, return_bounds=True)
     assert isinstance(mean, dd.Series)

@@ -19,12 +19,12 @@ from dkgp import (
     SparseGPRegressor,
 )
 from dkgp.errors import DkgpError, InputError
-from dkgp.estimators.outputs import outputs
+from dkgp.estimators import outputs
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.estimators.sparse import OverconfidenceWarning
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, Periodic, Polynomial, RationalQuadratic, SquaredExponential
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.prediction.predictor import standardised
+from dkgp.models.prediction.posterior import standardised
 from tests.estimators.attack import attacked
 from tests.models.variance.variance_problems import VarianceProblem, exact_in_50_digits
 

@@ -21,7 +21,7 @@ from dask.base import collections_to_expr
 from dkgp import GPRegressor
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import ClusterError, InputError
-from dkgp.estimators.outputs import lazy
+from dkgp.estimators import outputs
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
 NAMES = ["east", "unused", "north", "depth"]
@@ -71,13 +71,13 @@ def test_mean_and_variance_come_from_one_task_a_chunk(
     problem: Problem, fitted: GPRegressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    compute = lazy._PredictBlock.__call__
+    compute = outputs._PredictBlock.__call__
 
     def counted(self: Any, block: Any) -> Any:
         calls.append(len(block))
         return compute(self, block)
 
-    monkeypatch.setattr(lazy._PredictBlock, "__call__", counted)
+    monkeypatch.setattr(outputs._PredictBlock, "__call__", counted)
     dask.compute(*fitted.predict(da.from_array(problem.X_new, chunks=(20, 4)), return_std=True, return_var=True))
     assert sorted(calls) == [20, 20, 20]
 

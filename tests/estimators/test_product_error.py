@@ -124,22 +124,22 @@ def test_means_in_memory_are_sums_within_an_error(
     for _ in range(2):  # as many other rows have another order
         T = rng.uniform(size=(150, 2))
         # Without variances, beside which means evaluate every entry.
-        found = model._fitted.predictor(None, 150)(T)
+        found = model._fitted.posterior(None, 150)(T)
         assert sorted(small_sums) == [22, 64, 64]
         small_sums.clear()
-        full = every._fitted.predictor(None, 150)(T)
+        full = every._fitted.posterior(None, 150)(T)
         assert not small_sums
         exact = KERNEL((T - X.mean(axis=0)) / X.std(axis=0), Z) @ alpha * y.std() + y.mean()
-        assert (np.abs(found.mean[:, 0] - exact) <= found.mean_error[:, 0]).all()
-        assert 0.0 < np.abs(found.mean - full.mean).max() <= most
-        assert (found.mean_error > full.mean_error).any()
-        assert (found.mean_error <= full.mean_error + most).all()
-        np.testing.assert_array_equal(model.predict(T), found.mean[:, 0])
+        assert (np.abs(found["mean"][:, 0] - exact) <= found["mean_error_bound"][:, 0]).all()
+        assert 0.0 < np.abs(found["mean"] - full["mean"]).max() <= most
+        assert (found["mean_error_bound"] > full["mean_error_bound"]).any()
+        assert (found["mean_error_bound"] <= full["mean_error_bound"] + most).all()
+        np.testing.assert_array_equal(model.predict(T), found["mean"][:, 0])
         small_sums.clear()
     # Lazily, chunk by chunk.
     lazy = model.predict(dask.array.from_array(T, chunks=(75, 2))).compute(scheduler="sync")
     assert sorted(small_sums) == [11, 11, 64, 64]
-    assert (np.abs(lazy - exact) <= found.mean_error[:, 0] + most).all()
+    assert (np.abs(lazy - exact) <= found["mean_error_bound"][:, 0] + most).all()
 
 
 @pytest.mark.parametrize("estimator", [LSSVC, KernelLogisticClassifier])

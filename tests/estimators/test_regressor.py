@@ -39,7 +39,7 @@ from dkgp.data import (
 )
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
-from dkgp.estimators.outputs.outputs import what_holds
+from dkgp.estimators.outputs import what_holds
 from dkgp.kernels import SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.certificate import Certificate
@@ -279,7 +279,7 @@ def test_means_alone_take_no_variance_and_no_thread(
     def used(*_: Any, **__: Any) -> None:
         raise AssertionError("not for means")
 
-    monkeypatch.setattr("dkgp.models.prediction.predictor.chosen_run", used)
+    monkeypatch.setattr("dkgp.models.prediction.exact.chosen_run", used)
     monkeypatch.setattr("dkgp.cluster.executors.base.LocalExecutor.start", used)
     one = loaded.predict(problem.X_new[:1])
     with pytest.raises(AssertionError, match="not for means"):

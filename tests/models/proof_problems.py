@@ -15,10 +15,11 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.data.stores.models.regression import memory_model
 from dkgp.kernels import Kernel
 from dkgp.models.exact import TrainedModel, train
-from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
+from dkgp.models.prediction.posterior import Columns, forget, standardised
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm, MaxIterations, Solver
 from tests.models.exact_gp import ExactGP, mp
+from tests.models.posteriors import exact_posterior
 
 _RUNS = itertools.count()
 
@@ -65,12 +66,12 @@ class Problem:
             certificate=trained.certificate.to_json(),
         )
 
-    def predicted(self, **settings: Any) -> Predicted:
+    def predicted(self, **settings: Any) -> Columns:
         version = f"proof-{next(_RUNS)}"
         try:
-            return Predictor(self.model, version, VarianceSettings(**settings), n_test=len(self.T))(self.T)
+            return exact_posterior(self.model, version, VarianceSettings(**settings), n_test=len(self.T))(self.T)
         finally:
-            Predictor.forget(version)
+            forget(version)
 
     @cached_property
     def exact(self) -> ExactGP:
@@ -90,32 +91,30 @@ class Problem:
             self.model.noise,
         )
 
-    def mean_ratios(self, predicted: Predicted) -> np.ndarray:
+    def mean_ratios(self, predicted: Columns) -> np.ndarray:
         """Error over bound of each mean, in the targets' units: (t, p)."""
         to = self.model.standardisation
-        ratios = np.empty(predicted.mean.shape)
+        ratios = np.empty(predicted["mean"].shape)
         for row, means in enumerate(self.exact.mean):
             for target, mean in enumerate(means):
                 exact = mean * mp.mpf(float(to.target_std[target])) + mp.mpf(float(to.target_mean[target]))
-                error = abs(mp.mpf(float(predicted.mean[row, target])) - exact)
-                ratios[row, target] = float(error / mp.mpf(float(predicted.mean_error[row, target])))
+                error = abs(mp.mpf(float(predicted["mean"][row, target])) - exact)
+                ratios[row, target] = float(error / mp.mpf(float(predicted["mean_error_bound"][row, target])))
         return ratios
 
-    def variance_violations(self, predicted: Predicted, latent: bool) -> tuple[np.ndarray, np.ndarray]:
+    def variance_violations(self, predicted: Columns, latent: bool) -> tuple[np.ndarray, np.ndarray]:
         """By how much each end of the intervals is on the wrong side, and the upper one above: (t, p), in units of it.
 
         The first is negative, or zero, where the interval is right.
         """
-        assert predicted.variance_lower is not None
-        assert predicted.variance_upper is not None
         to = self.model.standardisation
-        wrong, above = np.empty((2, *predicted.mean.shape))
+        wrong, above = np.empty((2, *predicted["mean"].shape))
         for row, variance in enumerate(self.exact.variance):
-            for target in range(predicted.mean.shape[1]):
+            for target in range(predicted["mean"].shape[1]):
                 exact = variance + (0 if latent else mp.mpf(self.trained.noise_variance))
                 exact *= mp.mpf(float(to.target_std[target])) ** 2
-                lower = mp.mpf(float(predicted.variance_lower[row, target]))
-                upper = mp.mpf(float(predicted.variance_upper[row, target]))
+                lower = mp.mpf(float(predicted["variance_lower"][row, target]))
+                upper = mp.mpf(float(predicted["variance_upper"][row, target]))
                 scale = abs(exact) + mp.mpf(1e-300)
                 wrong[row, target] = float(max(lower - exact, exact - upper) / scale)
                 above[row, target] = float((upper - exact) / scale)

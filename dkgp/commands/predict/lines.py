@@ -18,7 +18,7 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.csv import LONGEST_LINE_BYTES
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError
-from dkgp.models.prediction.rows import RowTable
+from dkgp.models.prediction.table import RowTable
 
 READ_BYTES = 64 * 1024
 

@@ -122,7 +122,7 @@ class PredictRun(Run):
 
     def conclude(self, result: PredictSummary, peak_bytes: int) -> Document:
         """Return the number of samples, seconds, the largest certified error of the mean, and how variances went."""
-        job, reporter, figures = self.job, self.reporter, result.to_json()
+        job, reporter, figures = self.job, self.reporter, dict(vars(result))
         if result.classes is None:
             figures.pop("classes")
         else:

@@ -44,7 +44,7 @@ from dkgp.estimators.drop_in.translation import to_dkgp
 from dkgp.estimators.drop_in.tree import Entries, Pair, tree_of
 from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.estimators.inputs import numbers_of, require_same_order, weights_of_score
-from dkgp.estimators.outputs.outputs import PredictionBounds, quantities
+from dkgp.estimators.outputs import PredictionBounds, quantities
 from dkgp.estimators.parameters import (
     CheckedElsewhere,
     Count,

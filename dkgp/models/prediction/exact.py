@@ -1,26 +1,29 @@
-"""Rounds that predict with an exact model: certified means, and beside them variances by `VarianceRun`."""
+"""The posterior of an exact model: certified means, and beside them variances in proven intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound, split_evenly
-from dkgp.data import Dataset, ModelRecord
+from dkgp.cluster.executors.base import PendingRound
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import ModelRecord
 from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
+from dkgp.forks import fork_safe
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise import NoiseModel, StudentT
-from dkgp.models.prediction.streaming import MEANS, VARIANCES, Rounds, Streamed, Together
+from dkgp.models.prediction.posterior import MEANS, VARIANCES, Columns, Pending, Posterior, Streamed, Want
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import (
     EVERY_ENTRY,
     SHARE_OF_BOUND,
+    MemorySums,
     Piece,
     Rows,
     Sums,
@@ -30,16 +33,13 @@ from dkgp.models.sums import (
     joined,
 )
 from dkgp.models.trend import Trend
-from dkgp.models.variance.batched import BatchedRun
-from dkgp.models.variance.greedy import BasisRun
-from dkgp.models.variance.neighbours.run import NeighbourRun
+from dkgp.models.variance.run import Ends, Parts, Request, VarianceRun
 from dkgp.models.variance.scaled import Subject
-from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.ways import Request, chosen_run
+from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
+from dkgp.models.variance.ways import chosen_run, may_be_near
+from dkgp.models.variance.whole_matrix import WholeFactor, WholeRun
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.product_error import EVERY_ENTRY as EXACT_PRODUCTS
-from dkgp.operators.product_error import ProductError
 
 Means = tuple[IndexArray, *tuple[FloatArray, ...]]
 
@@ -67,70 +67,10 @@ def bounded_mean_task(
     return mean_task(context, certificate, sums, test, pieces)
 
 
-def exact_rounds(
-    model: ModelRecord,
-    test: Dataset,
-    executor: BlockExecutor,
-    version: str,
-    variance: VarianceSettings | None,
-    stored: dict[str, Any] | None,
-    note: Callable[[str], None] | None,
-    error: ProductError = EXACT_PRODUCTS,
-) -> Rounds:
-    """Rounds that predict `test`, as the model sees it; workers' caches keep what they need under `version`.
-
-    `stored` are the attributes of a prediction that is resumed. Sums are within `error`; those of means with variances
-    evaluate every entry, unless variances are by neighbours.
-
-    Raises `InputError` for other settings than those of the prediction to resume and for a number as the `error` of a
-    kernel without proven bounds, `StoreError` where the model's support inputs cannot be read, `MemoryBudgetError`
-    where variances do not fit in their working memory.
-    """
-    kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
-    if noise_variance != model.noise_variance:
-        model = replace(model, kernel=kernel.to_json(), noise_variance=noise_variance)
-    context = BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples)
-    model.inputs(0, 1)  # support inputs that are gone are found out before anything is written
-    with described_whole(model.url, "train again"):
-        certificate = Certificate.from_json(dict(model.certificate))
-    if note is not None and not certificate.complete:
-        note(
-            "the model was certified by an older version, which did not count every rounding; train it again (a warm "
-            "start from it takes one pass) for bounds that do"
-        )
-
-    def means_by(sums: Sums) -> _Means:
-        return _Means(context, test, executor, model, certificate, sums)
-
-    def sums_within() -> Sums:
-        errors = allowed_errors(model, context, certificate)
-        return chosen_sums(context, executor, model.alpha, test.n_samples, error, errors, stored, note)
-
-    if variance is None:
-        return means_by(sums_within())
-    plan = None if stored is None else stored.get("variance")
-    if plan is not None and ("basis" in plan) != (variance.basis is not None):
-        raise InputError(
-            "the prediction to resume found its variances another way, with a `basis` for each or without; repeat it "
-            "as it was, or `overwrite`"
-        )
-    subject = Subject.of(model, context)
-    rows = subject.tests(test)
-    if variance.basis is not None:
-        by_basis = BasisRun(subject.context, model.noise_variance, certificate, rows, executor, variance)
-        return _MeansAndVariances(means_by(EVERY_ENTRY), by_basis, model, subject)
-    asked = Request(subject.model, subject.kernel, subject.context, certificate, rows, executor, variance, plan)
-    run = chosen_run(asked, note)
-    if isinstance(run, NeighbourRun):
-        # Variances of many rows that take less than means of all entries would.
-        return _MeansAndVariances(means_by(sums_within()), run.without_means(), model, subject)
-    return _MeansAndVariances(means_by(EVERY_ENTRY), run, model, subject)
-
-
 def allowed_errors(model: ModelRecord, context: BlockContext, certificate: Certificate) -> FloatArray:
     """Return the errors of each column's sums, (t,), that a forecast may choose: they depend on the model alone.
 
-    That is a share of a mean's bound, or of the noise's deviation where that is less: a solve that stopped early has
+    They are a share of a mean's bound, or of the noise's deviation where that is less: a solve that stopped early has
     bounds of many deviations, and its means are far closer to the exact ones than these.
     """
     bound = certificate.mean_error_bound(context.kernel.diagonal(model.inputs(0, 1)))[0]
@@ -145,128 +85,191 @@ def allowed_errors(model: ModelRecord, context: BlockContext, certificate: Certi
     return errors
 
 
-def student_attributes(model: ModelRecord, scale: FloatArray) -> dict[str, Any]:
-    """The distribution of a new observation's noise in the target's units, where it is Student's t."""
-    t = StudentT.held(model.summary.get("student_t"))
-    return {} if t is None else {"student_t": replace(t, scale=t.scale * float(scale[0]) ** 2).to_json()}
+class ExactPosterior(Posterior[ModelRecord]):
+    """Means of an exact model, and variances where they are wanted.
 
+    In a store sums of means are within the wanted error; beside variances they evaluate every entry, unless variances
+    are by neighbours. For rows in memory a forecast decides for each call. Where neighbours may be quickest, the first
+    call chooses the way to variances, by its rows.
 
-class _Means(Rounds):
-    variables = MEANS
-    depth = 1
+    Raises
+    ------
+    InputError
+        Other settings than those of the prediction to resume; a number as the error of a kernel without proven bounds.
+    StoreError
+        The model's support inputs cannot be read.
+    MemoryBudgetError
+        Variances do not fit in their working memory.
+    """
 
-    def __init__(
-        self,
-        context: BlockContext,
-        test: Dataset,
-        executor: BlockExecutor,
-        model: ModelRecord,
-        certificate: Certificate,
-        sums: Sums,
-    ) -> None:
-        self._context, self.test, self._executor, self._sums = context, test, executor, sums
-        self._standardisation, self._certificate = model.standardisation, certificate
-        self.trend = Trend.held(model.trend)
-        self.n_support, self.assumes = model.n_samples, certificate.assumes
-        self.attributes = {} if certificate.assumes is None else {"assumes": certificate.assumes}
-        self.attributes |= sums.attributes
-        self.region_rows = sums.region_rows
+    _run: VarianceRun | None = None
+    _request: Request | None = None
 
-    def submit(self, start: int, stop: int) -> PendingRound:
-        pending = self.start(start, stop)
-        return pending if self.trend is None else Together([pending], also=((start, stop),))
-
-    def start(self, start: int, stop: int) -> PendingRound:
-        """Start the sums of a region."""
-        groups = split_evenly(self._sums.pieces(start, stop), self._executor.parallelism)
-        task = mean_task if self._sums.errors is None else bounded_mean_task
-        arguments = (self._context, self._certificate, self._sums, self.test)
-        return self._executor.submit("kmean", task, arguments, groups)
-
-    def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        if self.trend is None:
-            return self.of(*joined(results)[:2])
-        means, rows = results
-        mean, bound, *off = joined(means)
-        taken = self.trend.at(mean, bound, self.test.inputs(*rows), *off)
-        return self.of(taken.mean, taken.bound)
-
-    def by_variance(self, bound: FloatArray, highest: FloatArray) -> FloatArray:
-        """Return bounds (r, p) that take the upper ends of variances (r,) into account."""
-        return self._certificate.by_variance(bound, self._context.kernel, highest)
-
-    def of(self, mean: FloatArray, bound: FloatArray) -> dict[str, FloatArray]:
-        to = self._standardisation
-        raw, raw_bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
-        return {"mean": raw, "mean_error_bound": raw_bound}
-
-
-class _MeansAndVariances(Rounds):
-    variables: tuple[str, ...] = VARIANCES
-
-    def __init__(self, means: _Means, run: BatchedRun | BasisRun, model: ModelRecord, subject: Subject) -> None:
-        self._means, self._run, self._subject = means, run, subject
+    def __init__(self, model: ModelRecord, want: Want) -> None:
+        kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
+        if noise_variance != model.noise_variance:
+            model = replace(model, kernel=kernel.to_json(), noise_variance=noise_variance)
+        self.model, self._want = model, want
+        self._context = BlockContext(want.version, SupportInputs.of(model, want.version), kernel, model.n_samples)
+        with described_whole(model.url, "train again"):
+            self._certificate = Certificate.from_json(dict(model.certificate))
+        self._trend, self._noise = Trend.held(model.trend), NoiseModel.held(model.noise_model)
         self._scale = np.asarray(model.standardisation.target_std)
-        self.n_support, self.assumes = means.n_support, means.assumes
-        self._noise = NoiseModel.held(model.noise_model)
-        if self._noise is not None:
+        self.n_support, self.assumes = model.n_samples, self._certificate.assumes
+        self._lock = fork_safe(threading.Lock())
+        if want.test is not None:
+            model.inputs(0, 1)  # support inputs that are gone are noticed before anything is written
+            if not self._certificate.complete:
+                want.say(
+                    "the model was certified by an older version, which did not count every rounding; train it again "
+                    "(a warm start from it takes one pass) for bounds that do"
+                )
+        self.variables = MEANS if want.variance is None else VARIANCES
+        if want.variance is not None and self._noise is not None:
             self.variables = (*VARIANCES, "noise")
-        self.attributes = {
-            **means.attributes,
-            "variance": run.plan,
-            "noise_variance": (model.noise_variance * self._scale**2).tolist(),
-            **student_attributes(model, self._scale),
-        }
-        self.depth = run.depth
-        self._apart = isinstance(run, NeighbourRun)  # means are by rounds of their own
-        self.region_rows = run.region_rows
+        run = self._run = None if want.variance is None else self._asked(want, want.variance)
+        self._sums: Sums | MemorySums = self._memory_sums() if want.test is None else self._store_sums(want)
+        self.depth = 1 if run is None else run.depth
+        if run is not None:
+            self.region_rows = run.region_rows
+        elif isinstance(self._sums, Sums):
+            self.region_rows = self._sums.region_rows
+        self.attributes = self._described(want)
 
-    def prepare(self) -> str:
-        return self._run.prepare(self._subject.model)
+    def _asked(self, want: Want, settings: VarianceSettings) -> VarianceRun | None:
+        """Request variances; return their run, unless rows that are yet to come choose its way."""
+        plan = None if want.stored is None else want.stored.get("variance")
+        subject, rows = Subject.of(self.model, self._context), want.rows(self.model.n_features)
+        tests = None if want.test is not None else max(1, want.n_test)
+        self._request = Request(subject, self._certificate, rows, want.executor, settings, plan, tests)
+        if want.test is not None:
+            return chosen_run(self._request, want.note)
+        if settings.basis is not None:
+            raise InputError(
+                "a `basis` for each variance is of use in predictions of a regression's store; leave it out"
+            )
+        return None if may_be_near(self._request) else self._run_at(rows)
 
-    def submit(self, start: int, stop: int) -> PendingRound:
-        if isinstance(self._run, NeighbourRun):
-            parts = None if self.parts is None else self.parts(start, stop)
-            variances = self._run.submit(start, stop, parts)
-            return Together([variances, self._means.start(start, stop)], also=((start, stop),))
-        pending = self._run.submit(start, stop)
-        alone = self._noise is None and self._means.trend is None
-        return pending if alone else Together([pending], also=((start, stop),))
+    def _store_sums(self, want: Want) -> Sums:
+        assert want.test is not None
+        if self._run is not None and self._run.has_means:
+            return EVERY_ENTRY
+        errors = allowed_errors(self.model, self._context, self._certificate)
+        tests, weights = want.test.n_samples, self.model.alpha
+        return chosen_sums(self._context, want.executor, weights, tests, want.error, errors, want.stored, want.note)
 
-    def values(self, results: list[Any]) -> dict[str, FloatArray]:
-        trend, off = self._means.trend, []
-        if self._noise is None and trend is None and not self._apart:
-            return self._values(*self._collected(results))
-        of_run, *of_means, rows = results
-        mean, bound, lower, upper = self._collected(of_run)
-        if self._apart:
-            mean, bound, *off = joined(of_means[0])
-            bound = self._means.by_variance(bound, upper)
-        inputs = self._means.test.inputs(*rows)
-        if trend is not None:
-            taken = trend.at(mean, bound, inputs, *off)
+    def _memory_sums(self) -> MemorySums:
+        model, context = self.model, self._context
+        return MemorySums(
+            context, self._want.error, lambda: (model.alpha, allowed_errors(model, context, self._certificate))
+        )
+
+    def _described(self, want: Want) -> dict[str, Any]:
+        """Return the attributes of a store."""
+        attributes: dict[str, Any] = {} if self.assumes is None else {"assumes": self.assumes}
+        if isinstance(self._sums, Sums):
+            attributes |= self._sums.attributes
+        if want.variance is not None:
+            student = StudentT.held(self.model.summary.get("student_t"))
+            attributes["variance"] = {"latent": self._latent} if self._run is None else self._run.plan
+            attributes["noise_variance"] = (self.model.noise_variance * self._scale**2).tolist()
+            if student is not None:
+                attributes["student_t"] = replace(student, scale=student.scale * float(self._scale[0]) ** 2).to_json()
+        return attributes
+
+    @property
+    def _latent(self) -> bool:
+        return self._request is not None and self._request.settings.latent
+
+    def prepare(self) -> str | None:
+        """Build the factors of variances."""
+        return None if self._run is None else self._run.prepare()
+
+    def _run_at(self, rows: TestRows) -> VarianceRun:
+        """Return the run of variances, which the first rows choose."""
+        assert self._request is not None
+        with self._lock, single_threaded_blas():
+            if self._run is None:
+                request = self._request
+                if rows.n_samples:
+                    request = replace(request, rows=rows, tests=max(rows.n_samples, request.n_test))
+                self._run = chosen_run(request)
+                if isinstance(self._run, WholeRun):
+                    self._run.prepare()
+                self._run.request = self._request  # the first rows need not stay
+            return self._run
+
+    def interval(self, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the ends of the variances' intervals at standardised rows (r, d), without a noise model: (r,) each."""
+        test = SentRows(rows)
+        run = self._run_at(test)
+        with single_threaded_blas():
+            ends = run.collect(run.submit(test, 0, len(rows)).result())
+        return ends.lower, ends.upper
+
+    def whole_factor(self) -> WholeFactor:
+        """Return the factor of all samples that variances come from, where their `way` is "cholesky"."""
+        assert self._request is not None
+        run = self._run_at(self._request.rows)
+        assert isinstance(run, WholeRun)
+        return run.factor()
+
+    def submit(self, rows: TestRows, start: int, stop: int, parts: Parts | None = None) -> Pending:
+        """Start a region."""
+        run = None if self._request is None else self._run_at(rows)
+        rounds: list[PendingRound] = [] if run is None else [run.submit(rows, start, stop, parts)]
+        order, apart = None, run is None or not run.has_means
+        if apart:
+            means, order = self._start_means(rows, start, stop)
+            rounds.append(means)
+
+        def conclude(results: list[Any]) -> Columns:
+            ends = None if run is None else run.collect(results[0])
+            off: list[FloatArray] = []
+            if ends is None or apart:
+                mean, bound, *off = joined(results[-1], order)
+            else:
+                mean, bound = ends.mean, ends.error
+            if ends is not None:
+                bound = self._certificate.by_variance(bound, self._context.kernel, ends.upper)
+            depends = self._trend is not None or (self._noise is not None and ends is not None)
+            return self._columns(mean, bound, off, rows.inputs(start, stop) if depends else None, ends)
+
+        return Pending(rounds, conclude)
+
+    def _start_means(self, rows: TestRows, start: int, stop: int) -> tuple[PendingRound, IndexArray | None]:
+        """Start the sums of a region's means; return the order of its rows too, where they are taken in another."""
+        sums, order = (self._sums, None) if isinstance(self._sums, Sums) else self._sums.at(rows.inputs(start, stop))
+        if order is not None:
+            rows = SentRows(rows.inputs(start, stop)[order])
+        task = mean_task if sums.errors is None else bounded_mean_task
+        arguments = (self._context, self._certificate, sums, rows)
+        return self._start("kmean", task, arguments, sums.pieces(start, stop)), order
+
+    def _columns(
+        self, mean: FloatArray, bound: FloatArray, off: list[FloatArray], inputs: FloatArray | None, ends: Ends | None
+    ) -> Columns:
+        """Return standardised predictions in the targets' units; inputs are known where a trend or noise needs them."""
+        taken = None if self._trend is None or inputs is None else self._trend.at(mean, bound, inputs, *off)
+        if taken is not None:
             mean, bound = taken.mean, taken.bound
+        to = self.model.standardisation
+        columns = Columns(zip(MEANS, mean_in_units(mean, bound, to.target_std, to.target_mean), strict=True))
+        if ends is None:
+            return columns
+        lower, upper = ends.lower, ends.upper
+        if taken is not None:
             lower, upper = taken.widened(lower, upper)
-        if self._noise is None:
-            return self._values(mean, bound, lower, upper)
-        if not self._run.plan["latent"]:
-            lower, upper = self._noise.widened(lower, upper, inputs)
-        beyond = self._noise.beyond_least(inputs)[:, None] * self._scale**2
-        return {**self._values(mean, bound, lower, upper), "noise": beyond}
-
-    def _collected(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Means, their bounds, and ends of variances' intervals, standardised."""
-        mean, bound, lower, upper = self._run.collect(results)
-        lower, upper = self._subject.interval(lower, upper)
-        return mean, bound if self._apart else self._means.by_variance(bound, upper), lower, upper
-
-    def _values(
-        self, mean: FloatArray, bound: FloatArray, lower: FloatArray, upper: FloatArray
-    ) -> dict[str, FloatArray]:
+        if self._noise is not None and inputs is not None:
+            if not self._latent:
+                lower, upper = self._noise.widened(lower, upper, inputs)
+            columns["noise"] = self._noise.beyond_least(inputs)[:, None] * self._scale**2
         low, high = variance_in_units(lower, upper, self._scale)
-        ends = {"variance_lower": low, "variance_upper": high}
-        return {**self._means.of(mean, bound), "variance": middle(low, high), **ends}
+        return Columns({**columns, "variance": middle(low, high), "variance_lower": low, "variance_upper": high})
 
-    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
+        """Return figures of the variances."""
+        if self._run is None:
+            return None
         figures = self._run.summary(seconds)
         return {**figures, **streamed.gaps(figures["gap"])}

@@ -1,8 +1,13 @@
-"""Predictions to a store: the mean with its proven error bound, and on request the variance with its interval."""
+"""Predictions to a store: the mean with its proven error bound, and on request the variance with its interval.
+
+A region of the store is computed, written and marked as done by itself, so memory does not depend on the number of test
+samples and an interrupted prediction goes on where it was.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,17 +18,47 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.codec import to_json
-from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, PredictionWriter, SparseRecord, exists
+from dkgp.data import (
+    AnyModel,
+    ClassifierRecord,
+    Dataset,
+    LinearRecord,
+    ModelRecord,
+    PredictionWriter,
+    Progress,
+    SparseRecord,
+    exists,
+    open_prediction,
+)
 from dkgp.data.remote.claims import locked
-from dkgp.errors import InputError
+from dkgp.data.stores.models.classifier import find_any_model
+from dkgp.errors import InputError, InterruptedRunError
 from dkgp.models.context import RunContext
-from dkgp.models.prediction.classes import class_rounds
-from dkgp.models.prediction.exact import exact_rounds
-from dkgp.models.prediction.linear import LinearRounds
-from dkgp.models.prediction.sparse_rounds import SparseRounds, SparseRoundsWithBases
-from dkgp.models.prediction.streaming import Rounds, WithTestNoise, stream
+from dkgp.models.prediction.classes import ClassPosterior
+from dkgp.models.prediction.exact import ExactPosterior
+from dkgp.models.prediction.posterior import (
+    Columns,
+    LinearPosterior,
+    Pending,
+    Posterior,
+    Region,
+    Streamed,
+    Want,
+)
+from dkgp.models.prediction.sparse import SparsePosterior
+from dkgp.models.sums import CachedModel
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.operators.product_error import OLD_NAME, ProductError
+from dkgp.operators.base import FloatArray
+from dkgp.operators.product_error import AUTO, OLD_NAME, ProductError
+from dkgp.solvers.driver import Watch
+
+# The posterior of each kind of model.
+POSTERIORS: dict[type, type[Posterior[Any]]] = {
+    ModelRecord: ExactPosterior,
+    SparseRecord: SparsePosterior,
+    ClassifierRecord: ClassPosterior,
+    LinearRecord: LinearPosterior,
+}
 
 
 @dataclass(frozen=True)
@@ -58,10 +93,6 @@ class PredictSummary:
     assumes: str | None = None
     classes: dict[str, Any] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(self.__dict__)
-
 
 @dataclass(frozen=True)
 class Destination:
@@ -83,6 +114,54 @@ class Destination:
     chunk_rows: int | None = None
     overwrite: bool = False
     resume: bool = False
+
+
+def posterior_of(model: AnyModel | LinearRecord, want: Want) -> Posterior[Any]:
+    """Return the posterior of a model of any kind; errors as of the kind's class."""
+    kind: Any = POSTERIORS[type(model)]
+    posterior: Posterior[Any] = kind(model, want)
+    return posterior
+
+
+@dataclass(frozen=True)
+class PosteriorSource:
+    """Address of a posterior of rows in memory: travels with tasks, and each process makes its own posterior from it.
+
+    `url` is the model's: a store that the process can read, or a model in its own memory. `reference` is as for
+    `SupportInputs`, other fields as for `Want.in_memory`.
+    """
+
+    url: str
+    version: str
+    reference: str | None = None
+    variance: VarianceSettings | None = None
+    n_test: int = 1
+    plug_in: bool = False
+    error: ProductError = AUTO
+
+    def posterior(self) -> Posterior[Any]:
+        """Return this process's posterior for calls by single threads; the first call makes it, others wait."""
+        key = (self.version, "posterior", self.variance, self.n_test, self.plug_in, self.error)
+        return worker_cache().get(key, lambda: posterior_of(self._record(), self.want(threads=1)))
+
+    def want(self, threads: int | None = None) -> Want:
+        """Return the request of a process's posterior, for so many threads, all by default."""
+        return Want.in_memory(
+            self.version,
+            self.variance,
+            threads=threads,
+            n_test=self.n_test,
+            plug_in=self.plug_in,
+            error=self.error,
+        )
+
+    def _record(self) -> Any:
+        return worker_cache().get((self.version, "model"), self._opened).record
+
+    def _opened(self) -> CachedModel[Any]:
+        record = find_any_model(self.url, reference=self.reference)
+        weights = {ModelRecord: "alpha", ClassifierRecord: "coefficients", SparseRecord: "weights"}[type(record)]
+        return CachedModel(record, int(getattr(record, weights).nbytes))
 
 
 def predict(
@@ -144,8 +223,7 @@ def predict(
     """
     started = time.perf_counter()
     context, out = RunContext.of(context), out if isinstance(out, Destination) else Destination(out)
-    executor, url = context.executor, out.url
-    of_classes = isinstance(model, ClassifierRecord)
+    url, of_classes = out.url, isinstance(model, ClassifierRecord)
     if plug_in and not (isinstance(model, ClassifierRecord) and model.form == "gp"):
         raise InputError(
             f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
@@ -162,68 +240,183 @@ def predict(
         with locked(url), single_threaded_blas():
             begins = out.resume and PredictionWriter.lacks_arrays(url)
             writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) and not begins else None
-            rounds: Rounds
             stored = None if writer is None else writer.attributes
             if stored is not None and OLD_NAME in stored:
                 raise InputError(
                     f"the predictions in '{url}' were begun by an earlier version with sums by a tree, which this one "
                     "does not take; start afresh with `overwrite`"
                 )
-            if isinstance(model, ClassifierRecord):
-                rounds = of_labels = class_rounds(
-                    model, test, context, version, plug_in=plug_in, variance=variance, stored=stored, note=note
-                )
-                if note is not None and of_labels.lacks is not None:
-                    note(of_labels.lacks)
-            elif isinstance(model, LinearRecord):
-                rounds = LinearRounds(model, test, executor, variance is not None)
-            elif isinstance(model, SparseRecord) and variance is not None and variance.basis is not None:
-                rounds = SparseRoundsWithBases(model, test, executor, version, variance)
-            elif isinstance(model, SparseRecord):
-                rounds = SparseRounds(model, test, executor, version, variance)
-            else:
-                rounds = exact_rounds(model, test, executor, version, variance, stored, note, context.product_error)
-            if variance is not None and test.noise_name is not None:
-                rounds = WithTestNoise(rounds, test, variance.latent)
+            want = Want(
+                version,
+                context.executor,
+                variance,
+                plug_in,
+                context.product_error,
+                test,
+                stored=stored,
+                note=note,
+            )
+            posterior = posterior_of(model, want)
+            noise = None if variance is None or test.noise_name is None else _TestNoise(test, variance.latent)
             attributes = {
                 "model": model.url,
                 "model_fingerprint": model.fingerprint,
                 "data_fingerprint": dataset.fingerprint,
                 "target_std": np.asarray(model.standardisation.target_std).tolist(),
-                **_transforms(model),
-                **rounds.attributes,
+                **transform_attribute(model),
+                **posterior.attributes,
+                **({} if noise is None else {"noise": test.noise_name}),
             }
+            variables = posterior.variables if noise is None else (*posterior.variables, "noise")
             if writer is None:
-                rows = rounds.region_rows if out.chunk_rows is None else out.chunk_rows
+                rows = posterior.region_rows if out.chunk_rows is None else out.chunk_rows
                 writer = PredictionWriter.create(
                     url,
                     dataset.n_samples,
                     model.target_names,
-                    rounds.variables,
+                    tuple(dict.fromkeys(variables)),  # a noise model has the variable, too
                     rows,
                     attributes,
                     out.overwrite or begins,
-                    rounds.classes,
+                    posterior.classes,
                 )
             elif writer.attributes != attributes:
                 raise InputError(
                     f"'{url}' was predicted from another model or other data, or with other settings; "
                     "start afresh with `overwrite`"
                 )
-            streamed = stream(writer, rounds, context, note)
+            streamed = _stream(writer, posterior, want, noise, context)
     finally:
         worker_cache().discard_run(version)
     seconds = time.perf_counter() - started
-    figures = rounds.summary(seconds, streamed)
-    about = (dataset.n_samples, rounds.n_support, seconds)
+    figures = posterior.summary(seconds, streamed)
+    about = (dataset.n_samples, posterior.n_support, seconds)
     if figures is not None and of_classes:
         figures["largest_decision_error_bound"] = streamed.bound
-        return PredictSummary(*about, None, None, str(url), None, rounds.assumes, figures)
+        return PredictSummary(*about, None, None, str(url), None, posterior.assumes, figures)
     bounds = streamed.bound, streamed.bound_root_mean_square
-    return PredictSummary(*about, *bounds, str(url), figures, rounds.assumes)
+    return PredictSummary(*about, *bounds, str(url), figures, posterior.assumes)
 
 
-def _transforms(model: AnyModel | LinearRecord) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _TestNoise:
+    """Noise of test samples that know their own: a new observation has it beside the common one."""
+
+    test: Dataset
+    latent: bool  # variances are of the function, and the noise is stored beside them
+
+    def added(self, columns: Columns, start: int, stop: int) -> Columns:
+        """Add the noise to variances of a new observation, outward."""
+        noise = self.test.sample_noise(start, stop, standardised=False)
+        assert noise is not None
+        known = noise[:, None]
+        if not self.latent:
+            for name, end in (("variance_lower", -np.inf), ("variance_upper", np.inf), ("variance", np.inf)):
+                columns[name] = np.maximum(np.nextafter(columns[name] + known, end), 0.0)
+        return Columns({**columns, "noise": known + columns.get("noise", 0.0)})
+
+
+class _RegionParts:
+    """Parts of a region that are kept beside the store until the region is whole, and the watch over them."""
+
+    def __init__(self, writer: PredictionWriter, watch: Watch, start: int, stop: int, done: int) -> None:
+        self._writer, self._watch, self._start, self._stop, self._done = writer, watch, start, stop, done
+
+    def load(self, count: int) -> dict[int, FloatArray]:
+        """Return the parts, of so many, that are kept there."""
+        parts = self._writer.read_parts(self._start, self._stop)
+        kept = {number: values for number, values in parts.items() if number < count}
+        self._done += sum(values.shape[1] for values in kept.values())
+        return kept
+
+    def keep(self, number: int, values: FloatArray) -> None:
+        """Keep a part, values of (rows) each, and report progress."""
+        self._writer.write_part(self._start, self._stop, number, values)
+        self._done += values.shape[1]
+        if self._watch.within is not None:
+            self._watch.within(Progress("samples", self._done, self._writer.n_samples, "samples"))
+
+    def interrupted(self) -> bool:
+        """Return True if an end is asked for."""
+        return self._watch.interrupted is not None and self._watch.interrupted()
+
+    def end(self) -> None:
+        """Raise `InterruptedRunError`."""
+        raise _interrupted(self._writer, self._done)
+
+
+def _interrupted(writer: PredictionWriter, done: int) -> InterruptedRunError:
+    return InterruptedRunError(
+        f"interrupted after {done} of {writer.n_samples} test samples; continue with `resume`", writer.url
+    )
+
+
+def _stream(
+    writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: Watch
+) -> Streamed:
+    """Compute, write and finish what a store lacks; the watch is told of samples that are done, and asked for an end.
+
+    Raises `InterruptedRunError`: an end was asked for; regions that are done stay. A store without any is removed,
+    whatever the error.
+    """
+    try:
+        if writer.pending_regions():
+            want.say(posterior.prepare())
+        regions = _write(writer, posterior, want, noise, watch)
+        writer.commit()
+        want.say(posterior.remark())
+    except BaseException:
+        if not writer.done_regions() and not writer.has_parts():
+            writer.abort()
+        raise
+    n, rows = writer.n_samples, writer.chunk_rows
+    computed = sum(min(start + rows, n) - start for start in regions)
+    if computed < n:
+        regions = _with_earlier_regions(regions, writer.url)
+    return Streamed(list(regions.values()), computed)
+
+
+def _write(
+    writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: Watch
+) -> dict[int, Region]:
+    """Compute and write the missing regions; return the figures of each, by its first row."""
+    assert want.test is not None
+    regions: dict[int, Region] = {}
+    todo = deque(
+        (start, min(start + writer.chunk_rows, last))
+        for first, last in writer.pending_regions()
+        for start in range(first, last, writer.chunk_rows)
+    )
+    done = writer.n_samples - sum(stop - start for start, stop in todo)
+    under_way: deque[tuple[int, int, Pending]] = deque()
+    while todo or under_way:
+        if watch.interrupted is not None and watch.interrupted():
+            raise _interrupted(writer, done)
+        while todo and len(under_way) < posterior.depth:
+            start, stop = todo.popleft()
+            parts = _RegionParts(writer, watch, start, stop, done)
+            under_way.append((start, stop, posterior.submit(want.test, start, stop, parts)))
+        start, stop, pending = under_way.popleft()
+        values = pending.result() if noise is None else noise.added(pending.result(), start, stop)
+        writer.write(start, **values)
+        regions[start] = Region.of(values, writer.attributes)
+        done += stop - start
+        if watch.within is not None:
+            watch.within(Progress("samples", done, writer.n_samples, "samples"))
+    return regions
+
+
+def _with_earlier_regions(regions: dict[int, Region], url: str) -> dict[int, Region]:
+    """The regions of the whole store; those that an earlier run wrote are read back."""
+    stored = open_prediction(url)
+    return {
+        start: regions.get(start)
+        or Region.of({name: stored.read(name, start, stop) for name in stored.variables}, stored.attributes)
+        for start, stop in stored.row_chunks()
+    }
+
+
+def transform_attribute(model: AnyModel | LinearRecord) -> dict[str, Any]:
     """The attribute of predictions that are on the scale of transformed targets."""
     transforms = model.standardisation.transforms
     return {"transform": to_json(transforms)} if transforms else {}

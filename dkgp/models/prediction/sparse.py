@@ -1,61 +1,64 @@
-"""Predictions of a sparse model at rows in memory: the method's own mean and variance, beside what is proven.
+"""The posterior of a sparse model: the method's own mean and variance, beside what is proven of the exact model's.
 
 The mean comes with a bound on its distance from the exact model's, the variance with a proven interval of the exact
-one, all from the sparse model alone. Of one with neighbours proofs are those of the basis' own mean f, and |m - f| is
-added to the bound of its mean m. Results do not depend on how many threads share the work.
+one, all from the sparse model alone. With neighbours the proofs are those of the basis' own mean f, and |m - f| is
+added to the bound of its mean m. A worker's first task opens the model's store, and keeps it for the others. Pieces of
+a region are the same whoever computes them, and so are the bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+import psutil
 
+from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import PendingRound
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data.stores.models.regression import SparseRecord
-from dkgp.models.metrics import outside_interval
-from dkgp.models.prediction.predictor import standardised
-from dkgp.models.rounding import EPS, mean_in_units, outward, variance_in_units
+from dkgp.data import ClassifierRecord, SparseRecord, memory_model
+from dkgp.data.stores.manifest import described_whole
+from dkgp.data.stores.models.references import referenced_training_set
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.prediction.posterior import (
+    MEANS,
+    VARIANCES,
+    Columns,
+    Pending,
+    Posterior,
+    Streamed,
+    Want,
+    pieces_of,
+)
+from dkgp.models.rounding import EPS, assumptions, mean_in_units, outward, variance_in_units
 from dkgp.models.sparse.bounds import Points
+from dkgp.models.sparse.model import method_named
+from dkgp.models.sparse.near import held_bytes, near_task_bytes, points_bytes
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse
+from dkgp.models.variance.greedy import BasisRun
+from dkgp.models.variance.run import Parts, Request
+from dkgp.models.variance.scaled import Subject
+from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import BlockContext
 
 PIECE_ROWS = 1024
+# Settings of variances that only an exact model uses.
+_EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor")
 
 
-@dataclass(frozen=True)
-class SparsePredicted:
-    """Predictions in the targets' own units, float64."""
-
-    # (r, p): the mean, and a bound on its distance from the exact model's.
-    mean: FloatArray
-    mean_error: FloatArray
-    variance: FloatArray | None = None  # (r, p): the method's own; None where variances were not asked for
-    # (r, p): the proven interval of the exact model's.
-    variance_lower: FloatArray | None = None
-    variance_upper: FloatArray | None = None
-    unproven: int = 0  # samples whose neighbours may not be the nearest
-
-    @property
-    def outside(self) -> float | None:
-        """Share of samples whose own variance is proven to be too small, or too large; None without variances."""
-        if self.variance is None or self.variance_lower is None or self.variance_upper is None:
-            return None
-        count = outside_interval(self.variance, self.variance_lower, self.variance_upper)
-        return count / max(1, len(self.variance))
-
-
-class SparsePredictor:
-    """Predicts rows in memory.
+class SparseEvaluator:
+    """Predicts standardised rows by an opened model, in this process.
 
     `variance`: predict variances too. Bounds on means are narrower then: by the exact variance's upper end instead of
-    k(x, x). `latent`: variances of the function, without the noise. `threads`: all cores by default.
+    k(x, x). `latent`: variances of the function, without the noise. `threads`: all cores by default; results do not
+    depend on them.
     """
 
-    def __init__(
-        self, opened: OpenedSparse, *, variance: bool = False, latent: bool = False, threads: int | None = None
-    ) -> None:
+    def __init__(self, opened: OpenedSparse, *, variance: bool, latent: bool, threads: int | None = None) -> None:
         self._opened, self._threads = opened, threads
         self._interval = opened.interval() if variance else None
         self._noise = 0.0 if latent else opened.record.noise_variance
@@ -69,41 +72,35 @@ class SparsePredictor:
         nbytes += 0 if self._opened.near is None else self._opened.near.nbytes
         return min(nbytes, worker_cache().budget_bytes)
 
-    def __call__(self, inputs: FloatArray) -> SparsePredicted:
-        """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
-
-        Raises `InputError`: another number of features, or values that are not finite.
-        """
-        return self.at(standardised(self._opened.record, inputs))
-
-    def at(self, rows: FloatArray) -> SparsePredicted:
-        """The same at standardised inputs (r, d)."""
+    def at(self, rows: FloatArray) -> tuple[Columns, int]:
+        """Return the columns at standardised inputs (r, d), and the rows whose neighbours may not be the nearest."""
         r, p = len(rows), self._opened.record.n_targets
         mean, bound = np.empty((r, p)), np.empty((r, p))
-        variance_of_method, lower, upper = np.empty(r), np.empty(r), np.empty(r)
+        variance, lower, upper = np.empty(r), np.empty(r), np.empty(r)
 
         def work(piece: int) -> None:
             where = slice(piece * PIECE_ROWS, (piece + 1) * PIECE_ROWS)
-            parts = (values[where] for values in (rows, mean, bound, variance_of_method, lower, upper))
+            parts = (values[where] for values in (rows, mean, bound, variance, lower, upper))
             self._predict(*parts)
 
         with single_threaded_blas():
             in_parallel(work, -(-r // PIECE_ROWS), self._threads)
         unproven = 0
         if self._near is not None:
-            near, variance_of_method, missed = self._near.predicted(rows, self._threads)
+            near, variance, missed = self._near.predicted(rows, self._threads)
             unproven = int(missed.sum())
             # A difference of two numbers, and a sum.
             mean, bound = near, (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
         to = self._opened.record.standardisation
-        means = mean_in_units(mean, bound, to.target_std, to.target_mean)
+        columns = Columns(zip(MEANS, mean_in_units(mean, bound, to.target_std, to.target_mean), strict=True))
         if self._interval is None:
-            return SparsePredicted(*means, unproven=unproven)
+            return columns, unproven
         low, high = outward(lower + self._noise, upper + self._noise)
         with np.errstate(over="ignore"):  # as the interval's ends: infinite beyond the largest number
-            variance = (variance_of_method + self._noise)[:, None] * np.asarray(to.target_std) ** 2
-        interval = variance_in_units(np.maximum(low, 0.0), high, to.target_std)
-        return SparsePredicted(*means, variance, *interval, unproven)
+            columns["variance"] = (variance + self._noise)[:, None] * np.asarray(to.target_std) ** 2
+        ends = variance_in_units(np.maximum(low, 0.0), high, to.target_std)
+        columns["variance_lower"], columns["variance_upper"] = ends
+        return columns, unproven
 
     def _predict(
         self,
@@ -126,19 +123,263 @@ class SparsePredictor:
 
 
 @dataclass(frozen=True)
-class SparsePredictorSource:
-    """Source of a process's predictor; travels with tasks."""
+class SparseSource:
+    """Address of a worker's evaluator; travels with tasks. Other fields are as for `SparseEvaluator`."""
 
     url: str  # of the model: a store that the process can read, or a model in its own memory
-    version: str  # under which the process's cache keeps what belongs to the model
-    # As for `SparsePredictor`.
+    version: str  # key under which the worker's cache keeps what belongs to the model
     variance: bool
     latent: bool
 
-    def predictor(self) -> SparsePredictor:
-        """Return this process's predictor for calls by single threads; the first call makes it, others wait."""
-        return worker_cache().get((self.version, "predictor", self.variance, self.latent), self._make)
+    def evaluator(self) -> SparseEvaluator:
+        """Return this process's evaluator for calls by single threads; the first call makes it, others wait."""
+        return worker_cache().get((self.version, "evaluator", self.variance, self.latent), self._make)
 
-    def _make(self) -> SparsePredictor:
+    def _make(self) -> SparseEvaluator:
         opened = opened_sparse(SparseRecord.find(self.url))
-        return SparsePredictor(opened, variance=self.variance, latent=self.latent, threads=1)
+        return SparseEvaluator(opened, variance=self.variance, latent=self.latent, threads=1)
+
+
+def sparse_mean_task(source: SparseSource, test: TestRows, pieces: list[tuple[int, int]]) -> list[tuple[Columns, int]]:
+    """Predictions of the test rows of each piece."""
+    evaluator = source.evaluator()
+    return [evaluator.at(test.inputs(start, stop)) for start, stop in pieces]
+
+
+@needs_one_arithmetic
+def sparse_variance_task(
+    source: SparseSource, test: TestRows, pieces: list[tuple[int, int]]
+) -> list[tuple[Columns, int]]:
+    """The same with variances, or neighbours, which take triangular solves of LAPACK's."""
+    return sparse_mean_task(source, test, pieces)
+
+
+@dataclass(frozen=True)
+class PredictionMemory:
+    """Projected bytes of a worker's process that predicts with a sparse model."""
+
+    # Basis samples, features, targets.
+    m: int
+    d: int
+    p: int
+    threads: int  # tasks at once
+    variance: bool
+    # Of a model with neighbours: samples, and neighbours of each prediction
+    n: int = 0
+    neighbours: int = 0
+    by_target: bool = False  # a noise and a triangle for each, as of a classifier's latent functions
+
+    @classmethod
+    def of(cls, model: SparseRecord | ClassifierRecord, threads: int, variance: bool) -> PredictionMemory:
+        """Of a stored model; of a classifier one with neighbours."""
+        n = 0 if model.near_inputs is None else len(model.near_inputs)
+        m = model.basis_size if isinstance(model, SparseRecord) else model.n_support
+        p = model.n_targets if isinstance(model, SparseRecord) else model.n_outputs
+        by_target = isinstance(model, ClassifierRecord)
+        return cls(m, model.n_features, p, threads, variance, n, model.neighbours or 0, by_target)
+
+    @property
+    def model_bytes(self) -> int:
+        """Of the model: weights, prototypes and two triangles, and the subset's for intervals."""
+        basis = 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
+        if not self.n:
+            return basis
+        rows = held_bytes(self.n, self.m) + points_bytes(self.n, self.d)
+        triangles, noise = (2 * self.p, 2 * self.p) if self.by_target else (1, 1)  # two: also in another order
+        return basis + 8 * (triangles * self.m**2 + self.n * (self.d + self.p + noise)) + rows
+
+    @property
+    def making_bytes(self) -> int:
+        """Further bytes while it is opened: chunks, arrays in two orders, and what judges a triangle."""
+        # Points and their features, before they are in kd order.
+        triangles = (4 if self.variance else 2) + (self.p if self.by_target else 0)
+        return 8 * self.m**2 * triangles + self.n * (12 * self.d + 40)
+
+    @property
+    def task_bytes(self) -> int:
+        """Of one task: a few columns of the basis by rows of a piece, and the rows."""
+        columns = 5 * self.m if self.variance else 0
+        basis = 8 * PIECE_ROWS * (columns + 4 * self.d + 8 * self.p + 16)
+        return basis + (near_task_bytes(self.neighbours, self.d, self.m, self.p) if self.n else 0)
+
+    @property
+    def worker_bytes(self) -> int:
+        """Of the process."""
+        return self.model_bytes + max(self.making_bytes, self.threads * self.task_bytes)
+
+    def require(self, allowed_bytes: int | None) -> None:
+        """Refuse what exceeds the memory that was asked for, or what is free on this machine.
+
+        Raises `MemoryBudgetError`: names the parts.
+        """
+        budget = int(psutil.virtual_memory().available) if allowed_bytes is None else allowed_bytes
+        if self.worker_bytes > budget:
+            less = "Train with fewer basis samples"
+            if not self.by_target:
+                alone = ", predict means alone" if self.variance else ""
+                less = f"Raise `memory_bytes`{alone}, or train with fewer basis samples"
+            near = f" and {self.n:,} samples near" if self.n else ""
+            raise MemoryBudgetError(
+                f"predicting with a sparse model of {self.m:,} basis samples{near} takes "
+                f"{self.worker_bytes / 1e6:,.4g} MB in each worker's process: "
+                f"{self.model_bytes / 1e6:,.4g} MB for the model, "
+                f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
+                f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
+                f"{less}"
+            )
+
+
+def of_unproven(unproven: int, computed: int, searched: int | None) -> str | None:
+    """A line on so many of the predictions computed, whose neighbours may not be the nearest; None where all are."""
+    if not unproven:
+        return None
+    return (
+        f"of {100.0 * unproven / computed:.3g} % of these samples the neighbours may not be the nearest: each search "
+        f"looked at {searched:,} samples at most, and is exact with more"
+    )
+
+
+def refuse_exact_settings(settings: VarianceSettings) -> None:
+    """Refuse settings of variances that a sparse model has no use for; `InputError`."""
+    default = {field.name: field.default for field in fields(VarianceSettings)}
+    unused = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
+    if unused:
+        named = ", ".join(f"`{name}`" for name in unused)
+        raise InputError(
+            f"{named}: of use with exact models only. Variances of a sparse model are its method's own, and their "
+            "proven intervals as wide as its basis leaves them; leave this out, or train an exact model"
+        )
+
+
+class SparsePosterior(Posterior[SparseRecord]):
+    """Predictions of a sparse model.
+
+    With a `basis` for each variance, the interval is the part that the model's own and that of bases of training
+    samples have in common. The training samples are read where they were when the model was trained.
+
+    Parameters
+    ----------
+    opened : OpenedSparse, optional
+        The model, for rows in memory, where it is open already.
+
+    Raises
+    ------
+    InputError
+        A method that this dkgp does not know; settings of variances that only an exact model takes; a basis where the
+        samples have a noise of their own.
+    StoreError
+        With a basis: the training set is gone, has changed or may not be named.
+    MemoryBudgetError
+        The model does not fit in a worker's memory.
+    """
+
+    def __init__(self, model: SparseRecord, want: Want, opened: OpenedSparse | None = None) -> None:
+        method, variance = method_named(model.method), want.variance
+        self.model, self._want = model, want
+        self._computed = self._unproven = 0
+        latent = variance is not None and variance.latent
+        self._solves = variance is not None or method.neighbours
+        if variance is not None and variance.basis is not None and want.test is not None:
+            self._refuse_noise()
+            variance = VarianceSettings(latent=latent, memory_bytes=variance.memory_bytes)
+        self._evaluator: SparseEvaluator | None = None
+        if want.test is None:
+            of_model, threads = opened or opened_sparse(model), want.executor.parallelism
+            self._evaluator = SparseEvaluator(of_model, variance=variance is not None, latent=latent, threads=threads)
+            self.nbytes = self._evaluator.nbytes
+        else:
+            self._require(want, variance)
+        self._source = SparseSource(model.url, want.version, variance is not None, latent)
+        self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
+        self.variables = MEANS if variance is None else VARIANCES
+        self.attributes = {} if self.assumes is None else {"assumes": self.assumes}
+        self.attributes |= {"method": method.name, "basis_size": model.basis_size}
+        scale = np.asarray(model.standardisation.target_std)
+        with described_whole(model.url, "train again"):
+            distance = np.array(model.certificate["rms_bound"], dtype=np.float64) * scale
+        if not method.neighbours:
+            # In the targets' units, as `dkgp info` has it; of the mean of a model with neighbours there is none.
+            self.attributes["rms_bound_raw"] = distance.tolist()
+        if variance is not None:
+            self.attributes["variance"] = {"latent": latent, "gap": None}
+            self.attributes["noise_variance"] = (model.noise_variance * scale**2).tolist()
+        self._bases: BasisRun | None = None
+        if want.test is not None and want.variance is not None and want.variance.basis is not None:
+            bases = self._bases = BasisRun(self._basis_request(want, want.variance))
+            self.attributes["variance"] = bases.plan
+            self.depth, self.region_rows = bases.depth, bases.region_rows
+
+    def _require(self, want: Want, variance: VarianceSettings | None) -> None:
+        """Refuse settings without use here, unlike workers, and a model that does not fit into their memory."""
+        if variance is not None:
+            refuse_exact_settings(variance)
+        if self._solves:
+            want.executor.require_one_arithmetic()
+        memory = PredictionMemory.of(self.model, want.executor.threads_per_process, variance is not None)
+        memory.require(None if variance is None else variance.memory_bytes)
+
+    def _refuse_noise(self) -> None:
+        if self.model.basis_noise is not None or "noise_by_sample" in self.model.summary:
+            raise InputError(
+                f"`basis`: '{self.model.url}' was fitted with a noise of its own for each sample, which it does not "
+                "have of all; leave it out"
+            )
+
+    def _basis_request(self, want: Want, variance: VarianceSettings) -> Request:
+        assert want.test is not None
+        training = referenced_training_set(self.model.url, self.model.described(), None)
+        kernel, noise_variance = fold_white(kernel_from_json(self.model.kernel), self.model.noise_variance)
+        context = BlockContext(want.version, training, kernel, training.n_samples)
+        unknown = np.broadcast_to(0.0, (training.n_samples, self.model.n_targets))  # nothing is predicted by it
+        samples = memory_model(training, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
+        subject = Subject(samples, kernel, context)
+        return Request(subject, None, want.test, want.executor, variance)
+
+    def prepare(self) -> str | None:
+        """Say what the bases will take."""
+        return None if self._bases is None else self._bases.prepare()
+
+    def remark(self) -> str | None:
+        """Say of how many samples the neighbours may not be the nearest, if of any."""
+        return of_unproven(self._unproven, self._computed, self.model.search_samples)
+
+    def submit(self, rows: TestRows, start: int, stop: int, parts: Parts | None = None) -> Pending:
+        """Start a region; rows in memory are one piece, which threads share."""
+        if self._evaluator is not None:
+            columns, _ = self._evaluator.at(rows.inputs(start, stop))
+            return Pending([], lambda results: columns)
+        task = sparse_variance_task if self._solves else sparse_mean_task
+        rounds: list[PendingRound] = [
+            self._start("ksparse", task, (self._source, rows), pieces_of(start, stop, PIECE_ROWS))
+        ]
+        if self._bases is not None:
+            rounds.append(self._bases.submit(rows, start, stop))
+        return Pending(rounds, self._joined)
+
+    def _joined(self, results: list[Any]) -> Columns:
+        """Join a region's pieces, and bases."""
+        pieces = [columns for columns, _ in results[0]]
+        columns = Columns({name: np.concatenate([piece[name] for piece in pieces]) for name in self.variables})
+        self._computed += len(columns["mean"])
+        self._unproven += sum(unproven for _, unproven in results[0])
+        if self._bases is not None:
+            ends = self._bases.collect(results[1])
+            low, high = variance_in_units(ends.lower, ends.upper, self.model.standardisation.target_std)
+            low, high = np.maximum(columns["variance_lower"], low), np.minimum(columns["variance_upper"], high)
+            if (low > high).any():
+                raise NumericalError("bounds on a variance contradict each other: the kernel is not positive definite")
+            columns["variance_lower"], columns["variance_upper"] = low, high
+        return columns
+
+    def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
+        """Return figures of the variances, and of the bases: among them outside, a share, gap_mean and gap_max."""
+        if self._want.variance is None or self._want.test is None:
+            return None
+        return {
+            **({} if self._bases is None else self._bases.summary(seconds)),
+            "method": self.model.method,
+            "latent": self.attributes["variance"]["latent"],
+            "outside": streamed.outside / self._want.test.n_samples,
+            "seconds_per_sample": seconds / max(1, streamed.computed),
+            **streamed.gaps(None),
+        }

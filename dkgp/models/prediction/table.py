@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data import Dataset, Prediction
+from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, Prediction, SparseRecord
 from dkgp.data.classes import class_name
 from dkgp.data.exports import write_table
+from dkgp.data.types import BoolArray, IntArray, Json
+from dkgp.errors import InputError
 from dkgp.models.metrics import check_same_samples
 from dkgp.models.noise import StudentT
+from dkgp.models.prediction.classes import ROWS_PLANNED_FOR
+from dkgp.models.prediction.posterior import Columns, Want, forget
+from dkgp.models.prediction.predict import posterior_of, transform_attribute
+from dkgp.models.prediction.sparse import PredictionMemory, refuse_exact_settings
 from dkgp.models.target_units import InUnits, TargetUnits, half_widths
+from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 
-Columns = dict[str, NDArray[Any]]
+Table: TypeAlias = dict[str, NDArray[Any]]
 
 # Of a classifier, in the table's order; those with a column for each class have its name behind a dot.
 _CLASS_COLUMNS = (
@@ -33,7 +42,7 @@ _CLASS_COLUMNS = (
 class PredictionTable:
     """Predictions, with the true targets and identifiers of the samples where a data set tells.
 
-    Columns, in this order: `row` (from 1), the identifiers, the targets under their names, then what is predicted.
+    Table, in this order: `row` (from 1), the identifiers, the targets under their names, then what is predicted.
     Of numbers these are `mean`, `std`, `lower_95`, `upper_95` and `mean_error_bound`, before which the target's name
     and a dot stand where there are several; of classes `class`, `certified`, and `probability.NAME` and `decision`.
     An identifier or a target that has the name of another column gets `id.` or `true.` before it.
@@ -61,16 +70,16 @@ class PredictionTable:
         self.prediction, self.dataset = prediction, dataset
         self._has_targets = dataset is not None and set(prediction.target_names) <= set(dataset.target_names)
 
-    def blocks(self) -> Iterator[Columns]:
+    def blocks(self) -> Iterator[Table]:
         """The rows of each chunk, columns by name."""
         for start, stop in self.prediction.row_chunks():
             yield self.rows(start, stop)
 
-    def rows(self, start: int, stop: int) -> Columns:
+    def rows(self, start: int, stop: int) -> Table:
         """The rows of the samples [start, stop), columns by name. Errors as of `Prediction.read`."""
         of_classes = "class" in self.prediction.variables
         predicted = self._classes(start, stop) if of_classes else self._numbers(start, stop)
-        columns: Columns = {"row": np.arange(start + 1, stop + 1)}
+        columns: Table = {"row": np.arange(start + 1, stop + 1)}
         taken = {*columns, *predicted}
         for prefix, known in (("id", self._identifiers(start, stop)), ("true", self._truth(start, stop))):
             for name, values in known.items():
@@ -81,13 +90,13 @@ class PredictionTable:
                 columns[unique] = values
         return columns | predicted
 
-    def _identifiers(self, start: int, stop: int) -> Columns:
+    def _identifiers(self, start: int, stop: int) -> Table:
         if self.dataset is None:
             return {}
         texts = self.dataset.ids(start, stop)
         return {name: texts[:, column] for column, name in enumerate(self.dataset.id_names)}
 
-    def _truth(self, start: int, stop: int) -> Columns:
+    def _truth(self, start: int, stop: int) -> Table:
         dataset, names = self.dataset, self.prediction.target_names
         if dataset is None or not self._has_targets:
             return {}
@@ -100,7 +109,7 @@ class PredictionTable:
             return columns
         return {name: np.array([class_name(value) for value in values], object) for name, values in columns.items()}
 
-    def _numbers(self, start: int, stop: int) -> Columns:
+    def _numbers(self, start: int, stop: int) -> Table:
         units = TargetUnits(self.prediction)
         quantities = self._back(units.read(start, stop)) if units.transformed else self._as_stored(start, stop)
         names = self.prediction.target_names
@@ -111,7 +120,7 @@ class PredictionTable:
         }
 
     @staticmethod
-    def _back(units: InUnits) -> Columns:
+    def _back(units: InUnits) -> Table:
         """Predictions of targets that were transformed, in their units: there is a median beside the mean."""
         quantities = {
             "mean": units.mean,
@@ -122,7 +131,7 @@ class PredictionTable:
         }
         return {name: values for name, values in quantities.items() if values is not None}
 
-    def _as_stored(self, start: int, stop: int) -> Columns:
+    def _as_stored(self, start: int, stop: int) -> Table:
         prediction = self.prediction
         quantities = {"mean": prediction.read("mean", start, stop)}
         variance = self._variance(start, stop)
@@ -148,9 +157,9 @@ class PredictionTable:
         lower, upper = (prediction.read(f"variance_{end}", start, stop) for end in ("lower", "upper"))
         return np.asarray(lower + 0.5 * (upper - lower))
 
-    def _classes(self, start: int, stop: int) -> Columns:
+    def _classes(self, start: int, stop: int) -> Table:
         prediction, names = self.prediction, self.prediction.classes or ()
-        columns: Columns = {"class": np.array(names, dtype=object)[prediction.labels(start, stop)]}
+        columns: Table = {"class": np.array(names, dtype=object)[prediction.labels(start, stop)]}
         if "certified" in prediction.variables:
             columns["certified"] = prediction.certified(start, stop)
         for variable in _CLASS_COLUMNS:
@@ -175,3 +184,97 @@ def export(prediction: Prediction, dataset: Dataset | None, path: str) -> list[s
     table = PredictionTable(prediction, dataset)
     write_table(path, table.blocks())
     return list(table.rows(0, 1))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Predictions in memory, with what `PredictionTable` asks of a store."""
+
+    url: str
+    target_names: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    attributes: Json
+    values: Columns
+    variables: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variables", tuple(self.values))
+
+    @property
+    def n_targets(self) -> int:
+        return len(self.target_names)
+
+    @property
+    def n_samples(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        values = self.values[name][start:stop]
+        return values[:, None] if values.ndim == 1 else values
+
+    def labels(self, start: int = 0, stop: int | None = None) -> IntArray:
+        return self.read("class", start, stop)[:, 0].astype(np.int64)
+
+    def certified(self, start: int = 0, stop: int | None = None) -> BoolArray:
+        return np.asarray(self.read("certified", start, stop)[:, 0] > 0.0)
+
+
+class RowTable:
+    """Tables of predictions at rows in memory, as `dkgp export` writes them, without numbers of rows.
+
+    Parameters
+    ----------
+    model : ModelRecord, SparseRecord, ClassifierRecord or LinearRecord
+    variance : VarianceSettings, optional
+        Predict variances too.
+
+    Raises
+    ------
+    InputError
+        Variances of a model that has none, or settings of them that rows in memory have no use for.
+    MemoryBudgetError
+        They do not fit in memory.
+    """
+
+    def __init__(self, model: AnyModel | LinearRecord, variance: VarianceSettings | None = None) -> None:
+        self._model = model
+        self._version = f"rows-{model.fingerprint}-{time.time_ns():x}"
+        if variance is not None:
+            self._refuse(variance)
+        averages = isinstance(model, ClassifierRecord)
+        want = Want.in_memory(self._version, None if averages else variance, n_test=ROWS_PLANNED_FOR)
+        self._posterior = posterior_of(model, want)
+
+    @property
+    def middle(self) -> FloatArray:
+        """Raw inputs in the middle of the training set, (d,)."""
+        return self._model.standardisation.input_mean
+
+    def __call__(self, inputs: FloatArray) -> Table:
+        """Columns (r,) by name, of raw inputs (r, d) or, with features that were constant, (r, d_raw).
+
+        Raises `InputError`: another number of features, or values that are not finite.
+        """
+        posterior, model = self._posterior, self._model
+        attributes = {**posterior.attributes, **transform_attribute(model)}
+        rows = _Rows(model.url, model.target_names, posterior.classes, attributes, posterior(inputs))
+        columns = PredictionTable(cast(Prediction, rows)).rows(0, len(inputs))
+        return {name: values for name, values in columns.items() if name != "row"}
+
+    def close(self) -> None:
+        """Drop what this process keeps of the model."""
+        forget(self._version)
+
+    def _refuse(self, variance: VarianceSettings) -> None:
+        model = self._model
+        if isinstance(model, ClassifierRecord | LinearRecord):
+            kind = "classifier" if isinstance(model, ClassifierRecord) else "linear regression"
+            raise InputError(
+                f"`variance` is of regressions by Gaussian processes; '{model.url}' is a {kind}. Leave it out"
+            )
+        for name, value in (("basis", variance.basis), ("keep_factor", variance.keep_factor)):
+            if value:
+                raise InputError(f"`{name}` is of predictions in a store, and none is written here; leave it out")
+        if isinstance(model, SparseRecord):
+            refuse_exact_settings(variance)
+            PredictionMemory.of(model, 1, True).require(variance.memory_bytes)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ import scipy.linalg
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import TileBudget
-from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, PendingRound
+from dkgp.cluster.executors.base import HereExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
@@ -38,7 +38,8 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, outward
 from dkgp.models.sums import certified_means
 from dkgp.models.variance.iterative import default_memory_bytes
-from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.run import Ends, Request, VarianceRun
+from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -184,59 +185,46 @@ class BasisSearch:
 
 
 @dataclass(frozen=True)
-class _Options:
+class BasisWay:
+    """A worker's part: travels with every task."""
+
+    context: BlockContext
+    noise_variance: float
     settings: GreedySettings
     memory_bytes: int
+
+    def of_row(self, row: int) -> GreedySettings:
+        """Return the settings for a test sample: its draws are its own, in any batch."""
+        return replace(self.settings, seed=self.settings.seed + row)
 
 
 @needs_one_arithmetic
 def basis_task(
-    context: BlockContext,
-    noise_variance: float,
-    certificate: Certificate | None,
-    test: TestRows,
-    options: _Options,
-    batches: list[tuple[int, int]],
+    way: BasisWay, certificate: Certificate | None, test: TestRows, batches: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray, list[BasisBounds]]]:
     """Mean and its error bound (rows, p), and the bounds of each row; without a certificate p = 0."""
-    search = BasisSearch(context.kernel, noise_variance, context.source, options.memory_bytes)
+    search = BasisSearch(way.context.kernel, way.noise_variance, way.context.source, way.memory_bytes)
     results = []
     try:
         for start, stop in batches:
             inputs = test.inputs(start, stop)
-            bounds = [search(inputs[[row - start]], _of_row(options.settings, row)) for row in range(start, stop)]
+            bounds = [search(inputs[[row - start]], way.of_row(row)) for row in range(start, stop)]
             mean = error = np.zeros((len(inputs), 0))
             if certificate is not None:
-                mean, error = certified_means(context, certificate, inputs)
+                mean, error = certified_means(way.context, certificate, inputs)
             results.append((mean, error, bounds))
     finally:
         search.close()
     return results
 
 
-def _of_row(settings: GreedySettings, row: int) -> GreedySettings:
-    """The settings for a test sample: draws are its own, whatever batch it is of."""
-    return GreedySettings(settings.size, gap=settings.gap, gap_of="risk", seed=settings.seed + row)
-
-
-class BasisRun:
-    """One prediction's variances by a basis for each sample: its plan, its rounds, its figures.
-
-    Parameters
-    ----------
-    context : BlockContext
-        Of the training inputs and the kernel.
-    certificate : Certificate or None
-        Of the means; None where they are not wanted.
-    test : TestRows
-        A data set as the model sees it.
-    settings : VarianceSettings
-        Whose `basis` is a number.
+class BasisRun(VarianceRun):
+    """Variances by a basis for each sample; the settings' `basis` is a number.
 
     Attributes
     ----------
     plan : dict
-        What the store records: basis, basis_gap, latent, seed. `gap` is None: no interval's width was asked for.
+        Entries: basis, basis_gap, latent, seed. `gap` is None: no interval's width was asked for.
 
     Raises
     ------
@@ -244,20 +232,15 @@ class BasisRun:
         The basis' columns do not fit.
     """
 
-    def __init__(
-        self,
-        context: BlockContext,
-        noise_variance: float,
-        certificate: Certificate | None,
-        test: TestRows,
-        executor: BlockExecutor,
-        settings: VarianceSettings,
-    ) -> None:
+    _label, _task = "kbasis", staticmethod(basis_task)
+
+    def __init__(self, request: Request) -> None:
+        settings, executor, context = request.settings, request.executor, request.context
         assert settings.basis is not None
         executor.require_one_arithmetic()
-        self._context, self._noise_variance, self._certificate = context, noise_variance, certificate
-        self._test, self._executor = test, executor
-        self._noise = 0.0 if settings.latent else noise_variance
+        super().__init__(request)
+        s2 = request.model.noise_variance
+        self._noise = 0.0 if settings.latent else s2
         most = min(settings.basis, context.n)
         memory = (settings.memory_bytes or default_memory_bytes(context.n)) // executor.threads_per_process
         needed = 8 * (VECTORS * context.n + 6 * most * most)
@@ -266,58 +249,41 @@ class BasisRun:
                 f"a basis of {most:,} samples takes {needed / 1e6:,.3g} MB for each test sample at work; its share of "
                 f"the variance memory is {memory / 1e6:,.3g} MB. Lower `basis`, or raise `memory_bytes`"
             )
-        self._options = _Options(
-            GreedySettings(most, gap=settings.gap, gap_of="risk", seed=settings.seed), memory - needed
-        )
-        self._batch = min(settings.batch_size or BATCH, max(1, test.n_samples))
-        self.plan: dict[str, Any] = {
+        greedy = GreedySettings(most, gap=settings.gap, gap_of="risk", seed=settings.seed)
+        self._basis_way = BasisWay(context, s2, greedy, memory - needed)
+        self._batch = min(settings.batch_size or BATCH, max(1, self._n_test))
+        self.plan = {
             "gap": None,
             "basis": int(most),
             "basis_gap": settings.gap,
             "latent": settings.latent,
             "seed": settings.seed,
         }
-        self._met, self._kernels = 0, list[int]()
+        self._kernels: list[int] = []
 
-    @property
-    def region_rows(self) -> int:
-        """Rows of a region of the store."""
-        return self._batch * max(1, math.ceil(self._test.n_samples / (REGIONS * self._batch)))
+    def _way(self, batches: int) -> BasisWay:
+        return self._basis_way
 
-    @property
-    def depth(self) -> int:
-        """Regions under way at once: enough to keep every worker thread busy."""
-        batches = max(1, self.region_rows // self._batch)
-        return max(1, math.ceil(self._executor.parallelism / batches)) + 1
-
-    def prepare(self, model: Any = None) -> str:
+    def prepare(self) -> str:
         """Find the bases of a few samples, to say what all of them will take."""
-        n, threads = self._test.n_samples, self._executor.parallelism
+        n, threads = self._n_test, self._executor.parallelism
         rows = sorted({round(place * (n - 1)) for place in np.linspace(0.0, 1.0, PROBED)})
         began, found = 0.0, list[BasisBounds]()
         for row in rows:
             # Without what is compiled, or read for the first time.
             began = time.perf_counter()
-            ((_, _, bounds),) = basis_task(
-                self._context, self._noise_variance, None, self._test, self._options, [(row, row + 1)]
-            )
+            ((_, _, bounds),) = basis_task(self._basis_way, None, self.request.test, [(row, row + 1)])
             found += bounds
         seconds = time.perf_counter() - began
         kernels = max(some.kernels for some in found)
         return (
-            f"each variance takes a basis of its own, up to {kernels:,} of {self._context.n:,} samples for the first "
-            f"{len(found)} looked at: about {n * seconds / threads:,.1f} s for {n:,} samples on {threads} threads like "
-            "this one. Without `basis` test samples share their work, which takes less where they are many"
+            f"each variance takes a basis of its own, up to {kernels:,} of {self.request.context.n:,} samples for the "
+            f"first {len(found)} looked at: about {n * seconds / threads:,.1f} s for {n:,} samples on {threads} "
+            "threads like this one. Without `basis` test samples share their work, which takes less where they are many"
         )
 
-    def submit(self, start: int, stop: int) -> PendingRound:
-        """Start a region: one task for each batch."""
-        groups = [[(first, min(first + self._batch, stop))] for first in range(start, stop, self._batch)]
-        arguments = (self._context, self._noise_variance, self._certificate, self._test, self._options)
-        return self._executor.submit("kbasis", basis_task, arguments, groups)
-
-    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Join a region's batches: mean and error (rows, p), lower and upper (rows,), standardised; keep count."""
+    def collect(self, results: list[Any]) -> Ends:
+        """Join a region's batches, and count them."""
         mean, error = (np.concatenate(parts) for parts in list(zip(*results, strict=True))[:2])
         found: list[BasisBounds] = [some for *_, bounds in results for some in bounds]
         self._met += sum(some.met for some in found)
@@ -326,7 +292,7 @@ class BasisRun:
         if self._noise:
             lower, upper = outward(lower + self._noise, upper + self._noise)
             lower = np.maximum(lower, self._noise)
-        return mean, error, lower, upper
+        return Ends(mean, error, *self.request.subject.interval(lower, upper))
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Figures of the samples of this run; those that a resumed run found done are not among them."""

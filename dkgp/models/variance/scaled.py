@@ -80,7 +80,7 @@ class ScaledInputs:
 class ScaledSupport:
     """Training samples (x, s) under one noise for all.
 
-    `record`: the exact model that they are of, which may keep a factor.
+    `record`: the exact model that they belong to, which may keep a factor; None of a classifier.
     """
 
     source: ScaledInputs | NoisySupport
@@ -171,8 +171,8 @@ class Subject:
         return ScaledTest(test) if self.is_scaled else test
 
     def interval(self, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Intervals of the model's variances, from those of the subject's: (rows,) both."""
-        if not self.is_scaled:
+        """Return intervals of a regression's variances from the subject's, outward of the rounding of s_i: (rows,)."""
+        if not isinstance(self.model, ScaledSupport) or self.model.record is None:
             return lower, upper
         low, high = outward(lower * (1.0 - 4.0 * EPS), upper * (1.0 + 4.0 * EPS))
         return np.maximum(low, 0.0), high

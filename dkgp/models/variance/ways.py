@@ -36,21 +36,21 @@ from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, InputError, NumericalError, StoreError
 from dkgp.kernels import Kernel, TileEvaluator
-from dkgp.models.certificate import Certificate
 from dkgp.models.variance.batch import BatchOptions, local_samples, relative_gap, solve_batch, value_error_goal
-from dkgp.models.variance.batched import UNPROVEN, BatchedRun
+from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.iterative import (
+    IterativeRun,
     Memory,
-    VarianceRun,
     chosen_halo,
     chosen_rank,
     default_memory_bytes,
     precision_of,
 )
-from dkgp.models.variance.landmarks import Landmarks, SupportSamples, choose_landmarks, enough_trace, judged
+from dkgp.models.variance.landmarks import Landmarks, choose_landmarks, enough_trace, judged
 from dkgp.models.variance.neighbours.run import NeighbourRun, serves
 from dkgp.models.variance.nystrom import GROUP, FactorSource, leaves_of
 from dkgp.models.variance.row_scales import RowScales
+from dkgp.models.variance.run import UNPROVEN, Request, VarianceRun
 from dkgp.models.variance.scaled import record_of
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.whole_matrix import (
@@ -98,71 +98,7 @@ WIDER, WORTH_TELLING = 0.1, 3.0
 Note = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Request:
-    """A prediction's variances: of what, and how they are asked for; see `VarianceRun`."""
-
-    model: SupportSamples
-    kernel: Kernel
-    context: BlockContext
-    certificate: Certificate | None
-    test: TestRows
-    executor: BlockExecutor
-    settings: VarianceSettings
-    stored: dict[str, Any] | None = None
-    tests: int | None = None  # test samples in all, where `test` is a part of them
-
-    @property
-    def n_test(self) -> int:
-        """Test samples in all."""
-        return self.test.n_samples if self.tests is None else self.tests
-
-    def iterative(self, landmarks: Landmarks | None = None) -> VarianceRun:
-        """The run by a partial factor and conjugate gradients."""
-        return VarianceRun(
-            self.model,
-            self.kernel,
-            self.context,
-            self.certificate,
-            self.test,
-            self.executor,
-            self.settings,
-            self.stored,
-            n_test=self.tests,
-            landmarks=landmarks,
-        )
-
-    def whole(self, place: Tiles | str | None) -> WholeRun:
-        """The run by the factor of the whole matrix."""
-        s2 = self.model.noise_variance
-        return WholeRun(
-            self.context,
-            s2,
-            self.certificate,
-            self.test,
-            self.executor,
-            self.settings,
-            place=place,
-            stored=self.stored,
-            n_test=self.tests,
-        )
-
-    def by_neighbours(self, patience: float = math.inf) -> NeighbourRun:
-        """The run by the samples near each test sample."""
-        return NeighbourRun(
-            self.context,
-            self.model.noise_variance,
-            self.certificate,
-            self.test,
-            self.executor,
-            self.settings,
-            stored=self.stored,
-            n_test=self.tests,
-            patience=patience,
-        )
-
-
-def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
+def chosen_run(request: Request, note: Note | None = None) -> VarianceRun:
     """The run by the way that is asked for, or that was taken before, or that is foreseen to take least.
 
     Raises
@@ -171,8 +107,13 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
         The whole factor is asked for where it cannot be: no room for it, or nothing that it would prove.
     """
     settings, stored = request.settings, request.stored
+    if stored is not None and ("basis" in stored) != (settings.basis is not None):
+        raise InputError(
+            "the prediction to resume found its variances another way, with a `basis` for each or without; repeat it "
+            "as it was, or `overwrite`"
+        )
     if settings.basis is not None:
-        return request.iterative()  # which refuses
+        return BasisRun(request)
     way = settings.way
     if stored is not None:
         taken = str(stored.get("way", "iterative"))
@@ -188,10 +129,10 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
     elif way == "auto" and _keeps_partial(request):
         way = "iterative"
     if way == "iterative":
-        return request.iterative()
+        return IterativeRun(request)
     if way == "neighbours":
         request.executor.require_one_arithmetic()
-        return request.by_neighbours()
+        return NeighbourRun(request)
     if way == "auto":
         near = _near_run(request, note)
         if near is not None:
@@ -202,16 +143,16 @@ def chosen_run(request: Request, note: Note | None = None) -> BatchedRun:
             raise InputError(f"{lacks}; take the iterative `way`")
         return _by_whole(request, place, note)
     if lacks is not None:
-        return request.iterative()
+        return IterativeRun(request)
     request.executor.require_one_arithmetic()
     run = _Choice(request, place, note or (lambda words: None)).run()
     if isinstance(run, WholeRun) and not _is_sure(request):
         try:
-            run.prepare(request.model)
+            run.prepare()
         except NumericalError:
             if isinstance(place, MemoryTiles):
                 forget_tiles(request.context)
-            return request.iterative()
+            return IterativeRun(request)
     return run
 
 
@@ -232,12 +173,12 @@ def _nominal(request: Request) -> Forecast:
 
 def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     """The run by neighbours, where a trial meets the gap and it takes less than any other way could; else None."""
-    if not request.test.n_samples or not may_be_near(request):
+    if not request.rows.n_samples or not may_be_near(request):
         return None
     t, forecast = request.n_test, _nominal(request)
     request.executor.require_one_arithmetic()
     try:
-        run = request.by_neighbours(NEAR_PATIENCE)
+        run = NeighbourRun(request, NEAR_PATIENCE)
     except InputError:  # too many samples are near
         return None
     seconds = run.trial.seconds * t / forecast.threads
@@ -252,26 +193,28 @@ def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
 
 def _partial_is_quicker(request: Request, forecast: Forecast, seconds: float) -> bool:
     """Return True if a partial factor is expected to suffice at a rank that takes less than so many seconds."""
-    model, settings, n = request.model, request.settings, request.model.n_samples
+    settings, n = request.settings, request.model.n_samples
     most = chosen_rank(n, request.n_test, None, settings.memory_bytes or default_memory_bytes(n))
     rank = forecast.worthwhile_rank(most, seconds)
     if rank < LEAST_RANK:
         return False
-    goal, s2 = value_error_goal(settings.gap), model.noise_variance
+    return _drawn(request, rank, DRAWING_SHARE * seconds * forecast.threads)[1]
+
+
+def _drawn(request: Request, rank: int, seconds: float) -> tuple[Landmarks, bool]:
+    """Draw at most so many landmarks, in so many core-seconds; return whether a factor on them is to suffice, too."""
+    model, kernel, settings = request.model, request.kernel, request.settings
+    goal, n, s2 = value_error_goal(settings.gap), model.n_samples, model.noise_variance
     landmarks = choose_landmarks(
         model,
-        request.kernel,
+        kernel,
         gap=goal,
         largest_rank=rank,
         latent=settings.latent,
         seed=settings.seed,
-        hopeful=_Hope(
-            rank,
-            DRAWING_SHARE * seconds * forecast.threads,
-            lambda d: enough_trace(d, s2, goal, n, GROUP, latent=settings.latent),
-        ),
+        hopeful=_Hope(rank, seconds, lambda d: enough_trace(d, s2, goal, n, GROUP, latent=settings.latent)),
     )
-    return judged(landmarks, model, request.kernel, gap=goal, latent=settings.latent)[1]
+    return judged(landmarks, model, kernel, gap=goal, latent=settings.latent)
 
 
 @UNPROVEN
@@ -292,19 +235,19 @@ def _by_whole(request: Request, place: Tiles | str | None, note: Note | None) ->
     """The run by a whole factor, by one that is kept where it will do."""
     url = _kept(request)
     if url is None:
-        return request.whole(place)
+        return WholeRun(request, place)
     try:
         if not isinstance(place, MemoryTiles):
-            return request.whole(url)
+            return WholeRun(request, url)
         if place.description() is None:
             load_tiles(url, whole_layout(request.model.n_samples), place)
-        return request.whole(place)
+        return WholeRun(request, place)
     except (StoreError, CheckpointError) as error:
         if isinstance(place, MemoryTiles):
             place.clear()
         if note is not None:
             note(f"the factor kept with the model is of no use: {error}")
-        return request.whole(place)
+        return WholeRun(request, place)
 
 
 def _keeps_partial(request: Request) -> bool:
@@ -368,35 +311,22 @@ class _Choice:
         threads, in_memory = max(1, request.executor.parallelism), isinstance(place, MemoryTiles)
         self._forecast = Forecast(self._n, self._t, d, threads, in_memory, Measured.nominal(d))
 
-    def run(self) -> BatchedRun:
+    def run(self) -> VarianceRun:
         """Decide."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
         if forecast.whole() * forecast.threads <= NO_QUESTION:
-            return request.whole(self._place)
+            return WholeRun(request, self._place)
         forecast = self._forecast = replace(forecast, measured=Measured.of(request.context))
         memory_bytes = settings.memory_bytes or default_memory_bytes(self._n)
         rank = chosen_rank(self._n, self._t, None, memory_bytes)
-        goal = value_error_goal(settings.gap)
-        worthwhile = forecast.worthwhile_rank(rank)
-        s2, seconds = request.model.noise_variance, DRAWING_SHARE * forecast.whole() * forecast.threads
-        landmarks = choose_landmarks(
-            request.model,
-            request.kernel,
-            gap=goal,
-            largest_rank=worthwhile,
-            latent=settings.latent,
-            seed=settings.seed,
-            hopeful=_Hope(
-                worthwhile, seconds, lambda d: enough_trace(d, s2, goal, self._n, GROUP, latent=settings.latent)
-            ),
-        )
-        landmarks, smooth = judged(landmarks, request.model, request.kernel, gap=goal, latent=settings.latent)
+        seconds = DRAWING_SHARE * forecast.whole() * forecast.threads
+        landmarks, smooth = _drawn(request, forecast.worthwhile_rank(rank), seconds)
         return self._tried(landmarks) if smooth else self._counted(rank, memory_bytes)
 
-    def _tried(self, landmarks: Landmarks) -> BatchedRun:
+    def _tried(self, landmarks: Landmarks) -> VarianceRun:
         """Build a partial factor that is expected to suffice, and see on a few samples if it does."""
         request, forecast = self._request, self._forecast
-        run, inputs = request.iterative(landmarks), _spread_rows(request.test)
+        run, inputs = IterativeRun(request, landmarks=landmarks), _spread_rows(request.test)
         seconds = forecast.alone(landmarks.rank)
         if len(inputs):
             gaps, _ = run.tried(inputs)
@@ -414,7 +344,7 @@ class _Choice:
         )
         return run
 
-    def _counted(self, rank: int, memory_bytes: int) -> BatchedRun:
+    def _counted(self, rank: int, memory_bytes: int) -> VarianceRun:
         """Decide where no partial factor suffices, between the whole one and conjugate gradients, counted in small."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
         memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=feature_width(request.kernel))
@@ -433,12 +363,12 @@ class _Choice:
                 less = min(seconds, forecast.iterative(rank, halo, wider.single, wider.double))
                 words += f", to {WIDER:.2g} about {forecast.shown(less)}"
             self._note(f"{words}; a Cholesky factor of all samples, {forecast.shown(whole)}")
-        return self._watched(request.iterative(), counted)
+        return self._watched(IterativeRun(request), counted)
 
-    def _watched(self, run: VarianceRun, counted: Counted) -> BatchedRun:
+    def _watched(self, run: IterativeRun, counted: Counted) -> VarianceRun:
         """Solve for a few of many test samples first: conjugate gradients go on if they do about as was counted."""
         request, forecast = self._request, self._forecast
-        if self._t < LEAST_SHARED * TRIED or not request.test.n_samples:
+        if self._t < LEAST_SHARED * TRIED or not request.rows.n_samples:
             return run
         rank, halo, inputs = int(run.plan["rank"]), int(run.plan["halo"]), _spread_rows(request.test)
         limit, began = WORSE * forecast.whole(), time.perf_counter()
@@ -476,7 +406,7 @@ class _Choice:
             self._note(f"{why}; {words}")
         else:
             self._tell(seconds, words)
-        return self._request.whole(self._place)
+        return WholeRun(self._request, self._place)
 
     def _tell(self, seconds: float, words: str) -> None:
         if seconds * self._forecast.measured.slowdown >= WORTH_TELLING:

@@ -38,15 +38,12 @@ from dkgp.data.remote.storage import join
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, NumericalError, StorageError, StoreError
 from dkgp.kernels import fold_white, kernel_from_json
-from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.sums import SupportInputs
 from dkgp.models.variance.batch import BatchVariance, ProductTally, VarianceBounds
-from dkgp.models.variance.batched import BatchedRun
-from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.row_scales import RowScales
+from dkgp.models.variance.run import Request, VarianceRun
 from dkgp.models.variance.scaled import Subject
-from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.tile_factor import (
@@ -339,24 +336,19 @@ class WholeSource:
         return self.factor().solve(inputs, self.gap, latent=self.latent, threads=self.threads)
 
 
-class WholeRun(BatchedRun):
-    """One prediction's variances by the factor of the whole matrix.
+class WholeRun(VarianceRun):
+    """Variances by the factor of the whole matrix.
 
     Parameters
     ----------
-    context : BlockContext
-        Of the model's support inputs.
-    certificate : Certificate or None
-        Of the means; None where they are not wanted.
+    request : Request
     place : Tiles, str or None
         Where the tiles go: memory, a folder that all workers reach, or one among this machine's temporary files.
-    stored : dict, optional
-        Plan of the prediction that is resumed.
 
     Attributes
     ----------
     plan : dict
-        What the store records: way, gap, max_passes, latent, seed, tile_rows, batch_size.
+        Entries: way, gap, max_passes, latent, seed, tile_rows, batch_size.
 
     Raises
     ------
@@ -368,35 +360,19 @@ class WholeRun(BatchedRun):
 
     _label = "kwhole"
 
-    def __init__(
-        self,
-        context: BlockContext,
-        noise_variance: float,
-        certificate: Certificate | None,
-        test: TestRows,
-        executor: BlockExecutor,
-        settings: VarianceSettings,
-        *,
-        place: Tiles | str | None,
-        stored: dict[str, Any] | None = None,
-        n_test: int | None = None,
-    ) -> None:
-        super().__init__(certificate, test, executor, settings, n_test)
+    def __init__(self, request: Request, place: Tiles | str | None) -> None:
+        super().__init__(request)
+        context, s2, settings = request.context, request.model.noise_variance, request.settings
         layout = whole_layout(context.n)
-        batch = settings.batch_size or whole_batch(context.n, self._n_test)
-        self.plan = {
-            "way": "cholesky",
-            **self._requested,
-            "tile_rows": layout.rows,
-            "batch_size": int(batch),
-        }
-        self._require_same(stored, self.plan)
-        system = SystemOf(executor, context, noise_variance)
+        self._batch = int(settings.batch_size or whole_batch(context.n, self._n_test))
+        self.plan = {"way": "cholesky", **self._requested, "tile_rows": layout.rows, "batch_size": self._batch}
+        self._require_same(self.plan)
+        system = SystemOf(request.executor, context, s2)
         self._factor = TileFactor(system, layout, place, BUILDING_BYTES, None, expanded=False)
-        self._source = WholeSource(context, noise_variance, self._factor.tiles, settings.gap, settings.latent)
+        self._source = WholeSource(context, s2, self._factor.tiles, settings.gap, settings.latent)
         self._in_memory = isinstance(place, MemoryTiles)
 
-    def prepare(self, model: SupportSamples) -> str:
+    def prepare(self) -> str:
         """Have the factor built, but for tiles that are there."""
         started = time.perf_counter()
         loaded = self._factor.is_complete

@@ -248,7 +248,7 @@ def test_decisions_and_classes_of_two_take_no_variance(
     def never(*given: Any, **named: Any) -> Any:
         raise AssertionError("a variance was computed")
 
-    monkeypatch.setattr("dkgp.models.prediction.class_predictor.ClassVariances", never)
+    monkeypatch.setattr("dkgp.models.prediction.classes.ClassVariances", never)
     monkeypatch.setattr("dkgp.models.prediction.deciders._basis_variances", never)
     again = clone(model).fit(labelled.X, labelled.two)
     np.testing.assert_array_equal(again.predict(labelled.X_new), expected)

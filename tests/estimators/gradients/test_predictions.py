@@ -108,7 +108,7 @@ def test_means_alone_take_no_variance(
     def used(*_: Any, **__: Any) -> None:
         raise AssertionError("not for means")
 
-    monkeypatch.setattr("dkgp.models.prediction.predictor.chosen_run", used)
+    monkeypatch.setattr("dkgp.models.prediction.exact.chosen_run", used)
     monkeypatch.setattr("dkgp.models.variance.whole_matrix.WholeFactor.weights", used)
     got = loaded.predict_gradients(problem.X_new)
     np.testing.assert_array_equal(got.mean_gradient, fitted.predict_gradients(problem.X_new).mean_gradient)

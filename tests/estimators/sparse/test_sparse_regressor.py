@@ -32,12 +32,12 @@ from dkgp.errors import ClusterError, InputError, NumericalError, OutputExistsEr
 from dkgp.estimators import OverconfidenceWarning, PredictionBounds
 from dkgp.kernels import SquaredExponential, White
 from dkgp.models import Hyperparameters, write_hyperparameters
-from dkgp.models.prediction.sparse import SparsePredictor
 from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 from tests.estimators.test_lazy import NAMES, table_of
+from tests.models.posteriors import sparse_posterior
 from tests.models.sparse.dense_models import Dense
 
 KEPT = [0, 2, 3]  # of the features: one is constant
@@ -439,11 +439,11 @@ def test_a_store_holds_the_certificate(problem: Problem, tmp_path: Path) -> None
 
 def test_it_is_what_the_engine_saves_and_opens(problem: Problem, sparse: SparseGPRegressor, tmp_path: Path) -> None:
     sparse.save(tmp_path / "mine.zarr")
-    found = SparsePredictor(open_sparse(tmp_path / "mine.zarr"), variance=True)(problem.X_new)
+    found = sparse_posterior(open_sparse(tmp_path / "mine.zarr"), variance=True)(problem.X_new)
     mean, _, variance, bounds = sparse.predict(problem.X_new, **ALL)
-    np.testing.assert_array_equal(found.mean[:, 0], mean)
-    np.testing.assert_array_equal(found.variance[:, 0], variance)
-    np.testing.assert_array_equal(found.variance_upper[:, 0], bounds.variance_upper)
+    np.testing.assert_array_equal(found["mean"][:, 0], mean)
+    np.testing.assert_array_equal(found["variance"][:, 0], variance)
+    np.testing.assert_array_equal(found["variance_upper"][:, 0], bounds.variance_upper)
     names = ["east", "unused", "north", "depth"]
     with pytest.warns(UserWarning, match="The feature"):
         dataset = dataset_from_arrays(
@@ -521,8 +521,8 @@ def test_training_on_a_store(problem: Problem, tmp_path: Path) -> None:
     assert isinstance(lazily.data, da.Array)
     model.save(tmp_path / "model.zarr")
     dataset = open_dataset(tmp_path / "train.zarr")
-    found = SparsePredictor(open_sparse(tmp_path / "model.zarr"))(problem.X[:, dataset.standardisation.kept])
-    np.testing.assert_array_equal(lazily.values, found.mean[:, 0])
+    found = sparse_posterior(open_sparse(tmp_path / "model.zarr"))(problem.X[:, dataset.standardisation.kept])
+    np.testing.assert_array_equal(lazily.values, found["mean"][:, 0])
     assert model.score(tmp_path / "train.zarr") > 0.9
     with pytest.raises(InputError, match="expected"):
         model.predict(da.zeros((10, 2), chunks=5))

@@ -34,10 +34,11 @@ from dkgp.models.classification.likelihoods import Likelihood, LikelihoodName
 from dkgp.models.classification.logistic import RiskSettings, TrainedLogistic, train_logistic
 from dkgp.models.classification.metrics import ClassMetrics, ClassTally, mean_area
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.prediction.class_predictor import ClassPredicted, ClassPredictor
+from dkgp.models.prediction.posterior import Columns
 from dkgp.operators.block_tasks import BlockContext
 from tests.models.classification.references import dense_decisions, digits_decisions, digits_minimiser, long_minimiser
 from tests.models.exact_gp import mp
+from tests.models.posteriors import class_posterior
 from tests.solvers.basis_risk.dense import dense_minimum
 from tests.watching import in_context
 
@@ -124,8 +125,8 @@ class RiskProblem(Problem):
         return memory_classifier(self.trained.record(self.data), self.dataset)
 
     @cached_property
-    def predicted(self) -> ClassPredicted:
-        return ClassPredictor(self.record, f"risk-{next(_RUNS)}", threads=1)(self.T)
+    def predicted(self) -> Columns:
+        return class_posterior(self.record, f"risk-{next(_RUNS)}", threads=1)(self.T)
 
     @property
     def reference(self) -> tuple[Any, ...]:
@@ -141,16 +142,16 @@ class RiskProblem(Problem):
         """Error over bound of each decision, by 50 digits: (r, t)."""
         exact, miss = self.digits
         found = self.predicted
-        assert miss < 1e-18 * found.bounds.min() + 1e-30, "the reference is not exact enough"
-        return digit_ratios(found.decision, found.bounds, exact)
+        assert miss < 1e-18 * found["decision_error_bound"].min() + 1e-30, "the reference is not exact enough"
+        return digit_ratios(found["decision"], found["decision_error_bound"], exact)
 
     def long_errors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Errors beyond what the reference may miss, bounds, and which certified labels are wrong."""
         assert isinstance(self.kernel, SquaredExponential)
         exact, miss = long_minimiser(*self.reference)
         found = self.predicted
-        wrong = found.certified & (decided(found.decision) != decided(exact))
-        return np.abs(found.decision - exact) - miss, found.bounds, wrong
+        wrong = (found["certified"] > 0.0) & (decided(found["decision"]) != decided(exact))
+        return np.abs(found["decision"] - exact) - miss, found["decision_error_bound"], wrong
 
 
 @dataclass(eq=False)

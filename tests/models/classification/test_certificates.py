@@ -403,7 +403,7 @@ def test_no_certified_label_of_many_samples_is_wrong() -> None:
             made.settings = {"product_error": 1e-8, **LOOSE} if end == "bounded" else RISK_ENDS[end]
             made.settings = {"limits": MaxIterations(100), **made.settings}
             errors, bounds, wrong = made.long_errors()
-            counts += [len(T), made.predicted.certified.sum(), wrong.sum(), (errors > bounds).sum()]
+            counts += [len(T), (made.predicted["certified"] > 0.0).sum(), wrong.sum(), (errors > bounds).sum()]
     print(f"\n{counts[0]:,} labels, {counts[1]:,} certified, {counts[2]} of them wrong, {counts[3]} beyond a bound")
     assert counts[0] >= 50_000
     assert counts[1] >= 10_000

@@ -25,10 +25,10 @@ from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.near import NearSettings, TrainedNear, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.prediction import sparse_rounds
-from dkgp.models.prediction.class_predictor import ClassPredictor
+from dkgp.models.prediction import sparse
+from dkgp.models.prediction.classes import ClassPosterior
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.sparse_rounds import PredictionMemory
+from dkgp.models.prediction.sparse import PredictionMemory
 from dkgp.models.sparse.near import Near, NearPredictor, fit_near
 from dkgp.models.sparse.vif import Neighbours
 from dkgp.models.tuning.laplace import column_mode, latent_predictions
@@ -36,6 +36,7 @@ from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.operators.cross.kernel import CrossKernel
 from tests.models.classification.modes import KERNEL, N, rows
+from tests.models.posteriors import class_posterior
 from tests.workers import on_dask
 
 TESTS, ROWS = 90, 30
@@ -80,10 +81,10 @@ def unseen(rng: np.random.Generator, tmp_path: Path) -> Dataset:
     return dataset_from_arrays(tmp_path / "test.zarr", rng.standard_normal((TESTS, 2)), None, chunk_rows=ROWS)
 
 
-def in_memory(dataset: Dataset, found: TrainedNear) -> ClassPredictor:
+def in_memory(dataset: Dataset, found: TrainedNear) -> ClassPosterior:
     """Predictions without a store."""
     record = memory_classifier(found.record(LabelledData(dataset, labels_of(dataset))))
-    return ClassPredictor(record, record.url, threads=1)
+    return class_posterior(record, record.url, threads=1)
 
 
 def predicted(
@@ -146,8 +147,8 @@ def test_with_all_samples_near_predictions_are_dense_laplaces(
         evidence += mode.objective - float(np.log(np.diagonal(work)).sum())
         mean, variance = latent_predictions(mode, work, across, KERNEL.diagonal(tests))
         np.testing.assert_allclose(found.values[:, column], mode.values, atol=1e-6)
-        np.testing.assert_allclose(values.decision[:, column], mean, atol=1e-5)
-        np.testing.assert_allclose(values.latent_variance_lower[:, column], variance, atol=1e-5)
+        np.testing.assert_allclose(values["decision"][:, column], mean, atol=1e-5)
+        np.testing.assert_allclose(values["latent_variance_lower"][:, column], variance, atol=1e-5)
         if link == "probit":
             average = ndtr(mean / np.sqrt(1.0 + variance))
         else:
@@ -158,10 +159,10 @@ def test_with_all_samples_near_predictions_are_dense_laplaces(
     expected = positive / positive.sum(axis=1, keepdims=True)
     if n_classes == 2:
         expected = np.concatenate([1.0 - positive, positive], axis=1)
-    np.testing.assert_allclose(values.probability, expected, atol=1e-5)
-    decision = values.decision
+    np.testing.assert_allclose(values["probability"], expected, atol=1e-5)
+    decision = values["decision"]
     codes = (decision[:, 0] > 0.0) if n_classes == 2 else decision.argmax(axis=1)
-    np.testing.assert_array_equal(values.code, codes)
+    np.testing.assert_array_equal(values["class"].astype(int), codes)
 
 
 def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
@@ -231,7 +232,7 @@ def test_a_store_without_what_is_near_is_refused(unseen: Dataset, tmp_path: Path
         replace(record, search_samples=0),
     ):
         with pytest.raises(StoreError, match="train again"):
-            ClassPredictor(damaged, f"damaged-{tmp_path}")
+            class_posterior(damaged, f"damaged-{tmp_path}")
         with pytest.raises(StoreError, match="train again"):
             predict(damaged, unseen, Destination(str(tmp_path / "pred.zarr")), one_thread)
         assert not (tmp_path / "pred.zarr").exists()
@@ -241,7 +242,7 @@ def test_a_store_without_what_is_near_is_refused(unseen: Dataset, tmp_path: Path
         shutil.copytree(tmp_path / "model.zarr", tmp_path / "torn.zarr")
         shutil.rmtree(tmp_path / "torn.zarr" / name)
         with pytest.raises(StoreError):
-            ClassPredictor(open_classifier(tmp_path / "torn.zarr"), f"torn-{tmp_path}")
+            class_posterior(open_classifier(tmp_path / "torn.zarr"), f"torn-{tmp_path}")
         shutil.rmtree(tmp_path / "torn.zarr")
 
 
@@ -279,7 +280,7 @@ def test_memory_counts_each_functions_noise_and_triangle(
     class Little:
         available = free
 
-    monkeypatch.setattr(sparse_rounds.psutil, "virtual_memory", lambda: Little)
+    monkeypatch.setattr(sparse.psutil, "virtual_memory", lambda: Little)
     to = Destination(str(tmp_path / "pred.zarr"))
     with pytest.raises(MemoryBudgetError, match=r"160 samples near takes .* free\. Train with fewer basis samples$"):
         predict(open_classifier(tmp_path / "model.zarr"), unseen, to, one_thread)
@@ -291,15 +292,15 @@ def test_memory_counts_each_functions_noise_and_triangle(
 def test_nothing_near_is_as_far_as_the_prior_reaches(tmp_path: Path) -> None:
     """Far from all samples a probability is a half, whatever the labels; on one, the variance is not above the rest."""
     dataset, found = stored(tmp_path)
-    here = ClassPredictor(open_classifier(tmp_path / "model.zarr"), f"far-{tmp_path}", threads=1)
+    here = class_posterior(open_classifier(tmp_path / "model.zarr"), f"far-{tmp_path}", threads=1)
     far = here(np.array([[1e4, -1e4]]))
-    np.testing.assert_allclose(far.probability, 0.5, atol=1e-6)
-    np.testing.assert_allclose(far.latent_variance_upper, 9.0, rtol=1e-9)
+    np.testing.assert_allclose(far["probability"], 0.5, atol=1e-6)
+    np.testing.assert_allclose(far["latent_variance_upper"], 9.0, rtol=1e-9)
     on = here(dataset.raw_inputs(0, 20))
-    assert (on.latent_variance_upper > 0.0).all()
-    assert (on.latent_variance_upper < 0.7 * 9.0).all()
+    assert (on["latent_variance_upper"] > 0.0).all()
+    assert (on["latent_variance_upper"] < 0.7 * 9.0).all()
     # Of other neighbours than the fit has.
-    assert np.corrcoef(on.decision[:, 0], found.values[:20, 0])[0, 1] > 0.97
+    assert np.corrcoef(on["decision"][:, 0], found.values[:20, 0])[0, 1] > 0.97
 
 
 def test_kernels_of_one_distance_only_are_not_presumed(tmp_path: Path, one_thread: LocalExecutor) -> None:
@@ -317,7 +318,7 @@ def test_kernels_of_one_distance_only_are_not_presumed(tmp_path: Path, one_threa
     assert found.near.embedding is not None
     save_classifier(str(tmp_path / "model.zarr"), found.record(LabelledData(dataset, labels)))
     T = np.random.default_rng(1).standard_normal((20, 2))
-    opened = ClassPredictor(open_classifier(tmp_path / "model.zarr"), f"sum-{tmp_path}", threads=1)(T)
+    opened = class_posterior(open_classifier(tmp_path / "model.zarr"), f"sum-{tmp_path}", threads=1)(T)
     here = in_memory(dataset, found)(T)
-    assert opened.decision.tobytes() == here.decision.tobytes()
-    assert opened.latent_variance_lower.tobytes() == here.latent_variance_lower.tobytes()
+    assert opened["decision"].tobytes() == here["decision"].tobytes()
+    assert opened["latent_variance_lower"].tobytes() == here["latent_variance_lower"].tobytes()

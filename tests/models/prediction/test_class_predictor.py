@@ -11,7 +11,8 @@ from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.prediction.class_predictor import ClassPredictor, ClassPredictorSource
+from dkgp.models.prediction.predict import PosteriorSource
+from tests.models.posteriors import class_posterior
 
 KERNEL = SquaredExponential(gamma=(0.7, 0.2))
 
@@ -41,30 +42,30 @@ def test_decisions_are_sums_over_prototypes(rng: np.random.Generator, names: tup
     assert record.prototypes is not None
     assert record.weights is not None
     known = KERNEL(record.standardisation.inputs(X), record.prototypes) @ record.weights + record.intercept
-    found = ClassPredictor(record, f"test-sums-{len(names)}")(X)
-    np.testing.assert_allclose(found.decision, known, rtol=1e-10, atol=1e-12)
+    found = class_posterior(record, f"test-sums-{len(names)}")(X)
+    np.testing.assert_allclose(found["decision"], known, rtol=1e-10, atol=1e-12)
     codes = (known[:, 0] >= 0.0).astype(int) if len(names) == 2 else known.argmax(axis=1)
-    np.testing.assert_array_equal(found.code, codes)
+    np.testing.assert_array_equal(found["class"].astype(int), codes)
     assert record.calibration is not None
-    np.testing.assert_allclose(found.probability, from_json(Calibration, record.calibration).probabilities(known))
+    np.testing.assert_allclose(found["probability"], from_json(Calibration, record.calibration).probabilities(known))
     # The same bits by one thread, by a source, and a row at a time.
     for predictor in (
-        ClassPredictor(record, f"test-one-{len(names)}", threads=1),
-        ClassPredictorSource(record.url, f"test-source-{len(names)}", "").predictor(),
+        class_posterior(record, f"test-one-{len(names)}", threads=1),
+        PosteriorSource(record.url, f"test-source-{len(names)}", "").posterior(),
     ):
-        np.testing.assert_array_equal(predictor(X).decision, found.decision)
-    np.testing.assert_array_equal(predictor(X[:1]).decision, found.decision[:1])
-    assert predictor(X[:0]).decision.shape == (0, len(known[0]))
+        np.testing.assert_array_equal(predictor(X)["decision"], found["decision"])
+    np.testing.assert_array_equal(predictor(X[:1])["decision"], found["decision"][:1])
+    assert predictor(X[:0])["decision"].shape == (0, len(known[0]))
 
 
 def test_what_is_not_there_is_said(rng: np.random.Generator) -> None:
-    predictor = ClassPredictor(fixed_size(rng, ("no", "yes"), calibrated=False), "test-missing")
+    predictor = class_posterior(fixed_size(rng, ("no", "yes"), calibrated=False), "test-missing")
     found = predictor(np.zeros((2, 2)))
-    assert found.decision_error_bound is None
+    assert "decision_error_bound" not in found
     with pytest.raises(InputError, match="trained without probabilities"):
-        _ = found.probability
+        _ = found["probability"]
     with pytest.raises(InputError, match="proves nothing of an exact one"):
-        _ = found.certified
+        _ = found["certified"] > 0.0
     with pytest.raises(InputError, match=r"inputs have shape \(2, 3\)"):
         predictor(np.zeros((2, 3)))
     with pytest.raises(InputError, match="nan in row 1"):

@@ -17,9 +17,9 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, UserKernel, parse_kernel
 from dkgp.kernels.tiles.slopes import SlopeEvaluator, SlopeSizes
 from dkgp.models.certificate import Certificate, slope_rounding
-from dkgp.models.prediction.gradients import exact as module
-from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
-from dkgp.models.prediction.predictor import Predictor
+from dkgp.models.prediction import gradients as module
+from dkgp.models.prediction.gradients import DeviationGradients, MeanGradients
+from dkgp.models.prediction.posterior import forget
 from dkgp.models.rounding import slope_roundings
 from dkgp.models.variance.whole_matrix import WholeFactor
 from dkgp.operators import cross_sums
@@ -51,17 +51,17 @@ def ratios(problem: Problem, latent: bool | None = None) -> tuple[np.ndarray, np
     exact = ExactGradients(problem.exact)
     try:
         if latent is None:
-            got = GradientPredictor(problem.model, version)(problem.T)
+            got = MeanGradients(problem.model, version)(problem.T)
             standardised = exact.means
             gradient, error = got.gradient, got.error
         else:
-            of = DeviationPredictor(problem.model, version, latent=latent)(problem.T)
+            of = DeviationGradients(problem.model, version, latent=latent)(problem.T)
             rows = exact.deviations(0.0 if latent else problem.model.noise_variance)
             standardised = [[row] * len(to.target_std) for row in rows]
             assert of.error is not None
             gradient, error = of.gradient, of.error
     finally:
-        Predictor.forget(version)
+        forget(version)
     over, relative = np.empty((2, *gradient.shape))
     for place in np.ndindex(*gradient.shape):
         row, target, feature = place
@@ -126,7 +126,7 @@ def test_errors_of_sums_do_not_grow_with_the_bound(rng: np.random.Generator, mon
         Certificate, "gradient_error_bound", lambda _, sizes, *__: np.full((len(sizes.slope), 2, 2), np.inf)
     )
     solved = problem("rbf", rng)
-    error = GradientPredictor(solved.model, f"gradients-{next(_VERSIONS)}")(solved.T).error
+    error = MeanGradients(solved.model, f"gradients-{next(_VERSIONS)}")(solved.T).error
     assert np.isinf(error).all()
     slope = SlopeEvaluator(parse_kernel("rbf", 2)).sizes(np.zeros((1, 2))).slope[0]
     np.testing.assert_allclose(asked[0], np.broadcast_to(0.01 * np.sqrt(0.02) * slope, (4, 2, 2)), rtol=1e-12)
@@ -184,8 +184,8 @@ def test_bounds_are_in_proportion_to_the_units(rng: np.random.Generator) -> None
     for scaled, targets in ((X, y), (X * factors + offsets, 1e5 * y + 3.0)):
         model = Problem(scaled, targets, scaled, SquaredExponential((0.5, 0.3)), 0.1, tolerance=1e-3).model
         version = f"gradients-{next(_VERSIONS)}"
-        got.append(GradientPredictor(model, version)(scaled[:5]))
-        Predictor.forget(version)
+        got.append(MeanGradients(model, version)(scaled[:5]))
+        forget(version)
     np.testing.assert_allclose(got[1].gradient, got[0].gradient * 1e5 / factors, rtol=1e-6)
     np.testing.assert_allclose(got[1].error, got[0].error * 1e5 / factors, rtol=0.01)  # of roundings, which differ
 
@@ -197,12 +197,12 @@ def model_of(kernel: Kernel, rng: np.random.Generator, n: int = 24) -> ModelReco
 
 def test_rows_are_taken_a_piece_at_a_time(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     model, T = model_of(SquaredExponential((0.5, 0.3)), rng, 600), rng.normal(size=(11, 2))
-    expected = GradientPredictor(model, "gradients-whole")(T), DeviationPredictor(model, "gw", latent=True)(T)
+    expected = MeanGradients(model, "gradients-whole")(T), DeviationGradients(model, "gw", latent=True)(T)
     monkeypatch.setattr(module, "PIECE_ROWS", 4)
     monkeypatch.setattr(module, "SOLVED_TOGETHER", 4)
-    pieces = GradientPredictor(model, "gradients-whole")(T), DeviationPredictor(model, "gw", latent=True)(T)
-    Predictor.forget("gradients-whole")
-    Predictor.forget("gw")
+    pieces = MeanGradients(model, "gradients-whole")(T), DeviationGradients(model, "gw", latent=True)(T)
+    forget("gradients-whole")
+    forget("gw")
     np.testing.assert_array_equal(pieces[0].gradient, expected[0].gradient)
     np.testing.assert_array_equal(pieces[0].error, expected[0].error)
     np.testing.assert_allclose(pieces[1].gradient, expected[1].gradient, rtol=1e-9)
@@ -211,8 +211,8 @@ def test_rows_are_taken_a_piece_at_a_time(rng: np.random.Generator, monkeypatch:
 def test_the_bound_of_an_old_certificate_says_nothing(rng: np.random.Generator) -> None:
     model = model_of(SquaredExponential((0.5, 0.3)), rng)
     old = {**model.certificate, "rounding": [1e-12], "largest": 1.0, "magnitude": [], "spread": []}
-    got = GradientPredictor(replace(model, certificate=old), "gradients-old")(model.inputs(0, 2))
-    Predictor.forget("gradients-old")
+    got = MeanGradients(replace(model, certificate=old), "gradients-old")(model.inputs(0, 2))
+    forget("gradients-old")
     assert np.isinf(got.error).all()
     assert np.isfinite(got.gradient).all()
 
@@ -223,28 +223,28 @@ def test_a_users_function_with_a_derivative(rng: np.random.Generator) -> None:
     got = []
     for kernel in (declared, rq):  # one and the same
         model = model_of(kernel, np.random.default_rng(2))
-        got.append(GradientPredictor(model, f"gradients-{kernel.type_name}")(model.inputs(0, 5)))
-        Predictor.forget(f"gradients-{kernel.type_name}")
+        got.append(MeanGradients(model, f"gradients-{kernel.type_name}")(model.inputs(0, 5)))
+        forget(f"gradients-{kernel.type_name}")
     np.testing.assert_allclose(got[0].gradient, got[1].gradient, rtol=1e-6)
     assert (got[0].error < 1e-5).all()
 
 
 def test_what_cannot_be_is_refused(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="'matern12' has no gradient"):
-        GradientPredictor(model_of(parse_kernel("matern12", 2), rng), "gradients-12")
+        MeanGradients(model_of(parse_kernel("matern12", 2), rng), "gradients-12")
     model = model_of(SquaredExponential((0.5, 0.3)), rng)
     monkeypatch.setattr(module, "MEMORY_SHARE", 0.0)
     with pytest.raises(InputError, match="a Cholesky factor of all 24 samples.* fit a SparseGPRegressor"):
-        DeviationPredictor(model, "gradients-large", latent=False)
+        DeviationGradients(model, "gradients-large", latent=False)
 
 
 def test_no_factor_is_built_for_the_mean(rng: np.random.Generator) -> None:
     model = model_of(SquaredExponential((0.5, 0.3)), rng)
-    GradientPredictor(model, "gradients-mean")(model.inputs(0, 3))
+    MeanGradients(model, "gradients-mean")(model.inputs(0, 3))
     assert worker_cache().bytes_of("gradients-mean", "whole tiles") == 0
-    DeviationPredictor(model, "gradients-mean", latent=False)
+    DeviationGradients(model, "gradients-mean", latent=False)
     assert worker_cache().bytes_of("gradients-mean", "whole tiles") > 0
-    Predictor.forget("gradients-mean")
+    forget("gradients-mean")
     assert math.isclose(worker_cache().bytes_of("gradients-mean", "whole tiles"), 0.0)
 
 
@@ -334,8 +334,8 @@ def test_the_roundings_of_the_deviations_sums_are_counted(
     """Twice, as the sum is, over twice the deviation."""
     model, T = model_of(SquaredExponential((0.5, 0.3)), rng), rng.normal(size=(3, 2))
     monkeypatch.setattr(module, "slope_rounding", lambda *arguments: np.ones((3, 3, 2)))
-    got = DeviationPredictor(model, "gradients-counted", latent=True)(T)
-    Predictor.forget("gradients-counted")
+    got = DeviationGradients(model, "gradients-counted", latent=True)(T)
+    forget("gradients-counted")
     to = model.standardisation
     expected = (to.target_std / got.deviation)[:, :, None] * to.target_std[:, None] / to.input_std
     assert got.error is not None

@@ -11,11 +11,11 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import Matern32
-from dkgp.models.prediction.predictor import standardised
-from dkgp.models.prediction.sparse import SparsePredictor
+from dkgp.models.prediction.posterior import standardised
 from dkgp.models.sparse.stored import OpenedSparse, open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from tests.models.exact_gp import ExactGP, mp
+from tests.models.posteriors import share_outside, sparse_posterior
 
 N, NOISE = 60, 0.05
 KERNEL = Matern32(gamma=(0.5, 0.8), variance=1.2)
@@ -38,7 +38,7 @@ def problem(folder: Path, method: str) -> tuple[Dataset, np.ndarray, np.ndarray,
 @pytest.mark.parametrize("method", ["vfe", "sr", "sd"])
 def test_bounds_hold_in_the_targets_units(method: str, latent: bool, tmp_path: Path) -> None:
     dataset, T, y, opened = problem(tmp_path, method)
-    found = SparsePredictor(opened, variance=True, latent=latent)(T)
+    found = sparse_posterior(opened, variance=True, latent=latent)(T)
     to = dataset.standardisation
     rows = [
         [
@@ -48,40 +48,39 @@ def test_bounds_hold_in_the_targets_units(method: str, latent: bool, tmp_path: P
         for row in y
     ]
     exact = ExactGP(dataset.inputs(0, N), standardised(opened.record, T), rows, KERNEL, NOISE)
-    assert found.variance_lower is not None
-    assert found.variance_upper is not None
     for row in range(len(T)):
         for target in range(2):
             std = mp.mpf(float(to.target_std[target]))
             mean = exact.mean[row][target] * std + mp.mpf(float(to.target_mean[target]))
             variance = (exact.variance[row] + (0 if latent else mp.mpf(NOISE))) * std**2
-            assert abs(mp.mpf(float(found.mean[row, target])) - mean) <= mp.mpf(float(found.mean_error[row, target]))
-            assert mp.mpf(float(found.variance_lower[row, target])) <= variance
-            assert variance <= mp.mpf(float(found.variance_upper[row, target]))
-    assert found.variance is not None
+            assert abs(mp.mpf(float(found["mean"][row, target])) - mean) <= mp.mpf(
+                float(found["mean_error_bound"][row, target])
+            )
+            assert mp.mpf(float(found["variance_lower"][row, target])) <= variance
+            assert variance <= mp.mpf(float(found["variance_upper"][row, target]))
     own = opened.model.variance(standardised(opened.record, T)) + (0.0 if latent else NOISE)
-    np.testing.assert_allclose(found.variance, own[:, None] * np.asarray(to.target_std) ** 2, rtol=1e-12)
-    assert found.outside == 0.0
+    np.testing.assert_allclose(found["variance"], own[:, None] * np.asarray(to.target_std) ** 2, rtol=1e-12)
+    assert share_outside(found) == 0.0
 
 
 def test_means_alone_have_the_wider_bound_and_any_threads_the_same_bits(tmp_path: Path) -> None:
     _, T, _, opened = problem(tmp_path, "vfe")
     T = np.repeat(T, 400, axis=0)
-    both, alone = SparsePredictor(opened, variance=True)(T), SparsePredictor(opened, threads=1)(T)
-    np.testing.assert_array_equal(both.mean, alone.mean)
-    assert np.all(both.mean_error <= alone.mean_error)
-    assert alone.variance is alone.variance_lower is alone.outside is None
-    one = SparsePredictor(opened, variance=True, threads=1)(T)
-    for name in ("mean", "mean_error", "variance", "variance_lower", "variance_upper"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(both, name))
+    both, alone = sparse_posterior(opened, variance=True)(T), sparse_posterior(opened, threads=1)(T)
+    np.testing.assert_array_equal(both["mean"], alone["mean"])
+    assert np.all(both["mean_error_bound"] <= alone["mean_error_bound"])
+    assert list(alone) == ["mean", "mean_error_bound"]
+    one = sparse_posterior(opened, variance=True, threads=1)(T)
+    for name, values in both.items():
+        np.testing.assert_array_equal(one[name], values)
 
 
 def test_no_rows_and_rows_that_are_none(tmp_path: Path) -> None:
     _, T, _, opened = problem(tmp_path, "vfe")
-    empty = SparsePredictor(opened, variance=True)(T[:0])
-    assert empty.mean.shape == (0, 2)
-    assert empty.outside == 0.0
+    empty = sparse_posterior(opened, variance=True)(T[:0])
+    assert empty["mean"].shape == (0, 2)
+    assert share_outside(empty) == 0.0
     with pytest.raises(InputError, match="is nan in row 1"):
-        SparsePredictor(opened)(np.where(np.arange(6)[:, None] == 1, np.nan, T))
+        sparse_posterior(opened)(np.where(np.arange(6)[:, None] == 1, np.nan, T))
     with pytest.raises(InputError, match=r"inputs have shape \(6, 1\)"):
-        SparsePredictor(opened)(T[:, :1])
+        sparse_posterior(opened)(T[:, :1])

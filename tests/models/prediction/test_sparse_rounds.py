@@ -25,12 +25,12 @@ from dkgp.kernels import Matern32
 from dkgp.models.context import RunContext
 from dkgp.models.metrics import evaluate
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.sparse import PIECE_ROWS, SparsePredictor
-from dkgp.models.prediction.sparse_rounds import PredictionMemory
+from dkgp.models.prediction.sparse import PIECE_ROWS, PredictionMemory
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.settings import VarianceSettings
 from tests.engine.helpers import opened
+from tests.models.posteriors import share_outside, sparse_posterior
 
 N, M, TESTS, CHUNK = 500, 30, 2 * PIECE_ROWS + 700, PIECE_ROWS + 300
 KERNEL = Matern32(gamma=(0.5, 0.8), variance=1.2)
@@ -98,20 +98,18 @@ def test_the_store_holds_what_rows_in_memory_get(method: str, latent: bool, worl
         summary = predict(
             model, world.test, Destination(str(tmp_path / "p"), chunk_rows=PIECE_ROWS), executor, variance=settings
         )
-    found = SparsePredictor(open_sparse(model.url), variance=True, latent=latent)(world.X_test)
+    found = sparse_posterior(open_sparse(model.url), variance=True, latent=latent)(world.X_test)
     stored = open_prediction(str(tmp_path / "p"))
     for name in stored.variables:
-        own = "mean_error" if name == "mean_error_bound" else name
-        np.testing.assert_array_equal(stored.read(name), getattr(found, own))
-    assert found.variance is not None
+        np.testing.assert_array_equal(stored.read(name), found[name])
     assert (stored.attributes["method"], stored.attributes["basis_size"]) == (method, M)
     assert stored.attributes["variance"] == {"latent": latent, "gap": None}
     figures = summary.variance
     assert figures is not None
-    assert figures["outside"] == found.outside
+    assert figures["outside"] == share_outside(found)
     assert (figures["method"], figures["latent"], figures["computed"]) == (method, latent, TESTS)
     assert summary.n_support == M
-    assert summary.largest_mean_error_bound == found.mean_error.max()
+    assert summary.largest_mean_error_bound == found["mean_error_bound"].max()
 
 
 def test_of_the_function_and_of_observations_differ_by_the_noise(world: World, tmp_path: Path) -> None:
@@ -240,11 +238,11 @@ def test_the_plan_holds_what_predicting_takes(variance: bool, tmp_path: Path) ->
     save_sparse(train_sparse(dataset, kernel, 0.1, executor, SparseSettings("vfe", m)), tmp_path / "m", dataset)
     executor.close()
     T = rng.standard_normal((PIECE_ROWS, 3))
-    SparsePredictor(open_sparse(tmp_path / "m"), variance=variance, threads=1)(T)
+    sparse_posterior(open_sparse(tmp_path / "m"), variance=variance, threads=1)(T)
     planned = PredictionMemory(m, 3, 1, 1, variance)
     tracemalloc.start()
     try:
-        predictor = SparsePredictor(open_sparse(tmp_path / "m"), variance=variance, threads=1)
+        predictor = sparse_posterior(open_sparse(tmp_path / "m"), variance=variance, threads=1)
         kept, opening = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         predictor(T)

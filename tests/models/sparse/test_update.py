@@ -14,10 +14,10 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_sparse_model, save_sparse_model
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
-from dkgp.models.prediction.sparse import SparsePredictor
 from dkgp.models.sparse.model import SparseFit
 from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, sparse_record, update_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
+from tests.models.posteriors import sparse_posterior
 from tests.models.sparse.judge import Judged, Problem
 
 NOISE, OLD, NEW, M = 0.05, 20, 5, 7
@@ -108,9 +108,9 @@ def test_it_is_saved_and_predicts_without_any_training_set(tmp_path: Path, one_t
     save_sparse_model(tmp_path / "model.zarr", record)
     again = opened_sparse(open_sparse_model(tmp_path / "model.zarr"))
     T = np.random.default_rng(0).standard_normal((6, 2))
-    one, other = (SparsePredictor(each, variance=True)(T) for each in (opened_sparse(record), again))
-    for name in ("mean", "mean_error", "variance", "variance_lower", "variance_upper"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    one, other = (sparse_posterior(each, variance=True)(T) for each in (opened_sparse(record), again))
+    for name, values in one.items():
+        np.testing.assert_array_equal(other[name], values)
     # Who knows more samples is no less certain.
     assert (again.model.variance(T) <= found.opened.model.variance(T) * (1.0 + 1e-12)).all()
 

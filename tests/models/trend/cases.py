@@ -17,14 +17,15 @@ from dkgp.data import (
 from dkgp.kernels import Kernel
 from dkgp.models import RunContext
 from dkgp.models.exact import TrainedModel, train
-from dkgp.models.prediction.gradients.exact import GradientPredictor
-from dkgp.models.prediction.predictor import Predicted, Predictor, standardised
+from dkgp.models.prediction.gradients import MeanGradients
+from dkgp.models.prediction.posterior import Columns, forget, standardised
 from dkgp.models.trend import MeanKind, columns_at
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver
 from tests.models.exact_gp import ExactGP, mp, numbers
 from tests.models.exact_gradients import ExactGradients
+from tests.models.posteriors import exact_posterior
 
 _RUNS = itertools.count()
 
@@ -70,12 +71,14 @@ class Case:
     def model(self) -> ModelRecord:
         return self.trained.model(self.dataset).resident()
 
-    def predicted(self, **settings: Any) -> Predicted:
+    def predicted(self, **settings: Any) -> Columns:
         version = f"trend-{next(_RUNS)}"
         try:
-            return Predictor(self.model, version, VarianceSettings(latent=True, **settings), n_test=len(self.T))(self.T)
+            return exact_posterior(self.model, version, VarianceSettings(latent=True, **settings), n_test=len(self.T))(
+                self.T
+            )
         finally:
-            Predictor.forget(version)
+            forget(version)
 
     @cached_property
     def tests(self) -> np.ndarray:
@@ -147,8 +150,8 @@ class Case:
         """The largest error of a derivative of the mean over its bound, and over the largest of its sample."""
         at_tests, _, betas = self.solved
         to, version = self.model.standardisation, f"trend-{next(_RUNS)}"
-        got = GradientPredictor(self.model, version)(self.T)
-        Predictor.forget(version)
+        got = MeanGradients(self.model, version)(self.T)
+        forget(version)
         ratio = relative = 0.0
         for row, sums in enumerate(ExactGradients(at_tests).means):
             for target, beta in enumerate(betas):
@@ -166,20 +169,18 @@ class Case:
     def violations(self) -> tuple[float, float]:
         """The largest error of a mean over its bound, and of a variance beyond its interval, in units of it."""
         predicted, to = self.predicted(), self.model.standardisation
-        assert predicted.variance_lower is not None
-        assert predicted.variance_upper is not None
         ratio = wrong = 0.0
         for row, (means, variance) in enumerate(zip(*self.exact(), strict=True)):
             for target, mean in enumerate(means):
                 scale = mp.mpf(float(to.target_std[target]))
                 error = abs(
-                    mp.mpf(float(predicted.mean[row, target])) - mean * scale - mp.mpf(float(to.target_mean[target]))
+                    mp.mpf(float(predicted["mean"][row, target])) - mean * scale - mp.mpf(float(to.target_mean[target]))
                 )
-                ratio = max(ratio, float(error / mp.mpf(float(predicted.mean_error[row, target]))))
+                ratio = max(ratio, float(error / mp.mpf(float(predicted["mean_error_bound"][row, target]))))
                 exact = variance * scale**2
                 for beyond in (
-                    mp.mpf(float(predicted.variance_lower[row, target])) - exact,
-                    exact - mp.mpf(float(predicted.variance_upper[row, target])),
+                    mp.mpf(float(predicted["variance_lower"][row, target])) - exact,
+                    exact - mp.mpf(float(predicted["variance_upper"][row, target])),
                 ):
                     wrong = max(wrong, float(beyond / exact))
         return ratio, wrong

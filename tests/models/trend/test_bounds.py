@@ -10,8 +10,8 @@ import pytest
 from dkgp.errors import InputError
 from dkgp.kernels import Matern32, SquaredExponential, parse_kernel
 from dkgp.models.certificate import Certificate
-from dkgp.models.prediction.gradients.exact import DeviationPredictor, GradientPredictor
-from dkgp.models.prediction.predictor import Predictor
+from dkgp.models.prediction.gradients import DeviationGradients, MeanGradients
+from dkgp.models.prediction.posterior import forget
 from dkgp.models.trend import Trend, columns_at, fit_trend
 from dkgp.solvers import Cholesky
 from tests.models.trend.cases import Case, nearly_the_same, steep
@@ -81,13 +81,13 @@ def test_gradients_are_the_slopes_of_predictions() -> None:
     X, Y = steep()["X"], steep()["Y"][:, :1]
     model = Case(X, Y, np.array([[3000.0, 9000.0]]), Matern32((1.0, 0.5)), 0.02).model
     version = "trend-slopes-far-out"
-    got = GradientPredictor(model, version)(np.array([[3000.0, 9000.0]]))
+    got = MeanGradients(model, version)(np.array([[3000.0, 9000.0]]))
     coefficients = np.array(Trend.from_json(dict(model.trend or {})).coefficients)[1:, 0]
     to = model.standardisation
     np.testing.assert_allclose(got.gradient[0, 0], coefficients * to.target_std / to.input_std, rtol=1e-12)
     with pytest.raises(InputError, match="the deviation of this model holds that of its mean's coefficients"):
-        DeviationPredictor(model, version, latent=True)
-    Predictor.forget(version)
+        DeviationGradients(model, version, latent=True)
+    forget(version)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -164,6 +164,4 @@ def test_bounds_say_something_of_a_solution_that_is_rough() -> None:
     ratio, _ = ATTACKS["solved roughly"].violations()
     assert ratio > 0.02
     predicted = replace(ATTACKS["solved"]).predicted(gap=1e-6)
-    assert predicted.variance_lower is not None
-    assert predicted.variance_upper is not None
-    np.testing.assert_allclose(predicted.variance_upper, predicted.variance_lower, rtol=1e-5)
+    np.testing.assert_allclose(predicted["variance_upper"], predicted["variance_lower"], rtol=1e-5)

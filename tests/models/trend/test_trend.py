@@ -39,9 +39,8 @@ def test_predictions_are_those_of_the_printed_equations(mean: MeanKind, known: b
         **steep(), kernel=Matern32((1.0, 0.5)), noise_variance=0.02, mean=mean, sample_noise=noise, tolerance=1e-11
     )
     predicted, (means, variances), to = case.predicted(gap=1e-8), case.dense(), case.model.standardisation
-    np.testing.assert_allclose(predicted.mean, means * to.target_std + to.target_mean, rtol=1e-8)
-    assert predicted.variance is not None
-    np.testing.assert_allclose(predicted.variance, variances[:, None] * to.target_std**2, rtol=1e-6)
+    np.testing.assert_allclose(predicted["mean"], means * to.target_std + to.target_mean, rtol=1e-8)
+    np.testing.assert_allclose(predicted["variance"], variances[:, None] * to.target_std**2, rtol=1e-6)
 
 
 def test_a_linear_mean_extrapolates_where_a_centred_one_falls_back() -> None:
@@ -49,14 +48,11 @@ def test_a_linear_mean_extrapolates_where_a_centred_one_falls_back() -> None:
     far = case.T = case.X.mean(axis=0) + np.array([[20.0, 0.0], [-20.0, 100.0]])
     truth = 5.0 + 4.0 * (far[:, 0] - 300.0)
     centred = Case(case.X, case.Y, far, case.kernel, case.noise_variance, "centred", tolerance=1e-8)
-    assert np.abs(case.predicted().mean[:, 0] - truth).max() < 4.0
-    assert np.abs(centred.predicted().mean[:, 0] - truth).min() > 50.0
+    assert np.abs(case.predicted()["mean"][:, 0] - truth).max() < 4.0
+    assert np.abs(centred.predicted()["mean"][:, 0] - truth).min() > 50.0
     # Its error bars know of the slope's uncertainty: they grow with the distance, a centred model's do not.
-    variance, of_centred = case.predicted().variance, centred.predicted().variance
-    assert variance is not None
-    assert of_centred is not None
-    near = replace(case, T=case.X.mean(axis=0)[None] + 3.0).predicted().variance
-    assert near is not None
+    variance, of_centred = case.predicted()["variance"], centred.predicted()["variance"]
+    near = replace(case, T=case.X.mean(axis=0)[None] + 3.0).predicted()["variance"]
     assert (variance[:, 0] > 1.5 * near[0, 0]).all()
     np.testing.assert_allclose(of_centred[:, 0], 0.1 * centred.model.standardisation.target_std[0] ** 2, rtol=1e-6)
 
@@ -68,8 +64,8 @@ def test_every_solver_takes_the_columns_beside_the_targets(name: str) -> None:
     )
     (means, _), predicted, to = case.dense(), case.predicted(), case.model.standardisation
     expected = means * to.target_std + to.target_mean
-    np.testing.assert_allclose(predicted.mean, expected, rtol=5e-3)
-    assert (np.abs(predicted.mean - expected) <= predicted.mean_error + 1e-10 * np.abs(expected)).all()
+    np.testing.assert_allclose(predicted["mean"], expected, rtol=5e-3)
+    assert (np.abs(predicted["mean"] - expected) <= predicted["mean_error_bound"] + 1e-10 * np.abs(expected)).all()
 
 
 def test_coefficients_are_told_in_the_units_of_the_data() -> None:

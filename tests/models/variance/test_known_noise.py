@@ -17,11 +17,12 @@ from dkgp.errors import InputError
 from dkgp.kernels import Linear, SquaredExponential
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.pathwise import PosteriorFunctions
+from dkgp.models.prediction.posterior import forget
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.predictor import Predictor
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.whole_matrix import keep_whole
 from dkgp.solvers import ConjugateGradient, GradientInfNorm
+from tests.models.posteriors import exact_posterior
 from tests.models.proof_problems import Problem
 from tests.models.test_sample_noise import CASES, Case, trained_on
 
@@ -66,29 +67,28 @@ def test_intervals_hold_the_dense_variance(
 ) -> None:
     version = f"known-noise-{next(RUNS)}"
     chosen = VarianceSettings(latent=latent, **settings)
-    predicted = Predictor(model_of(case, executor), version, chosen, n_test=45)(places(case))
-    Predictor.forget(version)
+    predicted = exact_posterior(model_of(case, executor), version, chosen, n_test=45)(places(case))
+    forget(version)
     mean, variance = dense(case, places(case))
     variance = variance if latent else variance + case.noise_variance * case.y.var()
     slack = 1e-9 * case.y.var()  # of the dense formula, which cancels
-    lower, upper = predicted.variance_lower, predicted.variance_upper
+    lower, upper = predicted["variance_lower"], predicted["variance_upper"]
     assert lower is not None
     assert upper is not None
     assert (lower[:, 0] <= variance + slack).all()
     assert (variance <= upper[:, 0] + slack).all()
     if "max_passes" not in settings:
         assert (upper - lower <= 1.01 * chosen.gap * upper + slack).all()
-    assert (np.abs(predicted.mean[:, 0] - mean) <= predicted.mean_error[:, 0]).all()
+    assert (np.abs(predicted["mean"][:, 0] - mean) <= predicted["mean_error_bound"][:, 0]).all()
 
 
 @every_case
 def test_one_noise_for_all_would_be_too_sure(case: Case, executor: LocalExecutor) -> None:
     dataset, version = memory_dataset(case.X, case.y), f"one-noise-{next(RUNS)}"
     model = replace(trained_on(case, executor).model(dataset), sample_noise=None).resident()
-    plain = Predictor(model, version, VarianceSettings(latent=True, way="cholesky"))(places(case))
-    Predictor.forget(version)
-    assert plain.variance is not None
-    assert (plain.variance[:, 0] < 0.9 * dense(case, places(case))[1]).any()
+    plain = exact_posterior(model, version, VarianceSettings(latent=True, way="cholesky"))(places(case))
+    forget(version)
+    assert (plain["variance"][:, 0] < 0.9 * dense(case, places(case))[1]).any()
 
 
 @pytest.mark.long
@@ -135,7 +135,7 @@ def test_a_factor_of_the_whole_matrix_is_kept(executor: LocalExecutor, tmp_path:
 def test_a_partial_factor_is_not_kept(executor: LocalExecutor) -> None:
     model = model_of(CASES["growing"], executor)
     with pytest.raises(InputError, match="`keep_factor` is of use with a model .* whose samples have one noise"):
-        Predictor(model, "refused", VarianceSettings(keep_factor=True))
+        exact_posterior(model, "refused", VarianceSettings(keep_factor=True))
 
 
 def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
@@ -143,7 +143,7 @@ def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
     trained = trained_on(case, executor).model(memory_dataset(case.X, case.y))
     model = replace(trained, sample_noise=np.full(240, 1e300)).resident()
     with pytest.raises(InputError, match="too far for variances"):
-        Predictor(model, "refused", VarianceSettings())
+        exact_posterior(model, "refused", VarianceSettings())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance import iterative
-from dkgp.models.variance.iterative import BatchLayout, VarianceRun
+from dkgp.models.variance.iterative import BatchLayout, IterativeRun
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.variances import PlannedWorkers
 from dkgp.solvers.conjugate.preconditioner import Batches
@@ -70,9 +70,9 @@ def test_a_run_that_goes_on_may_be_laid_out_anew(world: World, tmp_path: Path, m
     """Bits are the plan's, and the layout is no part of it."""
     settings = VarianceSettings(gap=0.01, rank=30, halo=50, batch_size=30)
     whole, _ = predicted(world, tmp_path / "whole", workers(0, 1), settings)
-    solved, collect = [], VarianceRun.collect
+    solved, collect = [], IterativeRun.collect
 
-    def stops(self: VarianceRun, results: list) -> object:
+    def stops(self: IterativeRun, results: list) -> object:
         solved.append(self.is_shared)
         if len(solved) == 2:
             raise KeyboardInterrupt
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_may_be_laid_out_anew(world: World, tmp_path: Path, m
 
     monkeypatch.setattr(BatchLayout, "is_shared", property(lambda self: True))
     with monkeypatch.context() as patched:
-        patched.setattr(VarianceRun, "collect", stops)
+        patched.setattr(IterativeRun, "collect", stops)
         with pytest.raises(KeyboardInterrupt):
             predicted(world, Destination(str(tmp_path / "p")), workers(2, 1), settings)
     assert solved == [True, True]

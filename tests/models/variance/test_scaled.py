@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, parse_kernel
-from dkgp.models.variance.iterative import VarianceRun
-from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, ScaledTest, scaled_kernel
+from dkgp.models.variance.iterative import IterativeRun
+from dkgp.models.variance.run import Request
+from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, Subject, scaled_kernel
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.inputs import ArrayInputs
@@ -51,13 +52,13 @@ def intervals(
 ) -> tuple[FloatArray, FloatArray]:
     source = ScaledInputs(rows, 0)
     context = BlockContext(f"scaled-{next(RUNS)}", source, scaled_kernel(kernel, rows.n_features), rows.n_samples)
-    support, queries = ScaledSupport(source), ScaledTest(ArrayInputs(test))
+    subject, queries = Subject(ScaledSupport(source), context.kernel, context), ArrayInputs(test)
     executor = LocalExecutor(threads)
     try:
         chosen = VarianceSettings(latent=True, **settings)  # type: ignore[arg-type]
-        run = VarianceRun(support, context.kernel, context, None, queries, executor, chosen)
-        run.prepare(support)
-        mean, _, lower, upper = run.collect(run.submit(0, len(test)).result())
+        run = IterativeRun(Request(subject, None, queries, executor, chosen))
+        run.prepare()
+        mean, _, lower, upper = run.collect(run.submit(queries, 0, len(test)).result())
     finally:
         executor.close()
     assert mean.shape == (len(test), 0)

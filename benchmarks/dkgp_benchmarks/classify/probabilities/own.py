@@ -19,7 +19,8 @@ from dkgp.errors import InputError
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData
-from dkgp.models.prediction.class_predictor import ClassPredictor
+from dkgp.models.prediction.classes import ClassPosterior
+from dkgp.models.prediction.posterior import Want
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp_benchmarks.classify.trial import Classifier, Trial
 
@@ -81,9 +82,9 @@ class _TrainedProcess(_Trained):
         """Probabilities of class 1, and how wide their intervals are: (r,) both."""
         variance = None if self.gap is None else VarianceSettings(gap=self.gap)
         record = self.model._fitted.record
-        predictor = ClassPredictor(record, f"bench-{self.gap}", variance=variance, n_test=len(inputs))
+        predictor = ClassPosterior(record, Want.in_memory(f"bench-{self.gap}", variance, n_test=len(inputs)))
         found = predictor(inputs)
-        return found.probability[:, 1], (found.probability_upper - found.probability_lower)[:, 1]
+        return found["probability"][:, 1], (found["probability_upper"] - found["probability_lower"])[:, 1]
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
-from dkgp.cluster.executors.base import BlockExecutor, PendingRound
+from dkgp.cluster.executors.base import PendingRound
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.sums import NoisySupport
 from dkgp.models.variance.batch import BatchVariance, ProductTally, VarianceBounds
-from dkgp.models.variance.batched import REGIONS, UNPROVEN, BatchedRun
-from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.neighbours.samples import (
     Boxes,
     Distances,
@@ -46,7 +43,8 @@ from dkgp.models.variance.neighbours.samples import (
     plain_context,
     position_error,
 )
-from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.run import REGIONS, UNPROVEN, Ends, Parts, Request, VarianceRun
+from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -75,7 +73,7 @@ JITTER = 1e-12
 
 
 @dataclass(frozen=True)
-class Ends:
+class TileEnds:
     """Bounds of the function's variance at test points: (t,) each.
 
     `loosened`: True if too many samples were near for an approximation of the others that is as good as asked for.
@@ -156,7 +154,7 @@ class Tile:
         errors = samples.evaluator.row_errors(inputs)
         return cls(samples, inputs[:, list(samples.distances.features)], float(prior[0]), float(errors.max()))
 
-    def ends(self, count: int, width: float, noise_variance: float = 0.0) -> Ends:
+    def ends(self, count: int, width: float, noise_variance: float = 0.0) -> TileEnds:
         """Bound the variances by `count` samples nearest to the tile.
 
         `width`: of intervals, relative to the upper end with `noise_variance` added. Far samples' approximation is as
@@ -191,12 +189,12 @@ class Tile:
                 break
             tolerance, loosened = tolerance * LOOSER, True
         else:
-            return Ends(np.zeros(len(value)), value + slack, loosened=True)
+            return TileEnds(np.zeros(len(value)), value + slack, loosened=True)
         far = self._far(split, box)
         beside = np.setdiff1d(samples.members(split.beside), near, assume_unique=True)
         square = self._remainder((near, v, residual), (beside, ring), (split, far), box, (entry, noisy))
         below = prior * (highest_share(samples) + 4.0 * UNIT)
-        return Ends(value - slack - below - square, value + slack, loosened)
+        return TileEnds(value - slack - below - square, value + slack, loosened)
 
     def _ring(self, points: FloatArray) -> FloatArray:
         """Points around the samples that are solved for, and within: (q, k)."""
@@ -427,22 +425,6 @@ def serves(context: BlockContext) -> bool:
     return True
 
 
-class Parts(Protocol):
-    """A place that keeps batches of a region until the region is whole."""
-
-    def load(self, count: int) -> dict[int, FloatArray]:
-        """Return the batches, of so many, that are kept there."""
-
-    def keep(self, batch: int, values: FloatArray) -> None:
-        """Keep a batch's values (3, rows)."""
-
-    def interrupted(self) -> bool:
-        """Return True if an end is asked for."""
-
-    def end(self) -> None:
-        """Raise `InterruptedRunError`."""
-
-
 @dataclass(frozen=True)
 class NeighbourOptions:
     """Options of a batch."""
@@ -634,27 +616,21 @@ class _Region:
         return [self._results[batch] for batch in sorted(self._results)]
 
 
-class NeighbourRun(BatchedRun):
-    """One prediction's variances by neighbours.
+class NeighbourRun(VarianceRun):
+    """Variances by neighbours.
 
     Parameters
     ----------
-    context : BlockContext
-        Of the model's support inputs.
-    noise_variance : float
-    certificate : Certificate or None
-        Of the means; None where they are not wanted.
-    stored : dict, optional
-        Plan of the prediction that is resumed.
+    request : Request
     patience : float
         Core-seconds after which no larger number of neighbours is tried.
 
     Attributes
     ----------
     plan : dict
-        What the store records: way, gap, max_passes, latent, seed, neighbours, most_neighbours, batch_size.
+        Entries: way, gap, max_passes, latent, seed, neighbours, most_neighbours, batch_size.
     trial : Trial
-        That of the number of neighbours; of no tiles where the prediction is resumed.
+        The trial of the number of neighbours; of no tiles where the prediction is resumed.
 
     Raises
     ------
@@ -663,37 +639,28 @@ class NeighbourRun(BatchedRun):
         resume.
     """
 
+    has_means = False
     _label = "kneighbours"
     _most = MOST  # samples around a tile
 
-    def __init__(
-        self,
-        context: BlockContext,
-        noise_variance: float,
-        certificate: Certificate | None,
-        test: TestRows,
-        executor: BlockExecutor,
-        settings: VarianceSettings,
-        *,
-        stored: dict[str, Any] | None = None,
-        n_test: int | None = None,
-        patience: float = math.inf,
-    ) -> None:
-        super().__init__(certificate, test, executor, settings, n_test)
+    def __init__(self, request: Request, patience: float = math.inf) -> None:
+        super().__init__(request)
+        context, s2, settings = request.context, request.model.noise_variance, request.settings
         self._width = len(Distances.of(plain_context(context).kernel).features)
-        self._source = NeighbourSource(context, noise_variance, NeighbourOptions(settings.gap, settings.latent, 0))
-        batch = settings.batch_size or BATCH_POINTS
+        self._source = NeighbourSource(context, s2, NeighbourOptions(settings.gap, settings.latent, 0))
+        self._batch = int(settings.batch_size or BATCH_POINTS)
         if settings.memory_bytes is not None:
-            threads = executor.threads_per_process
+            threads = request.executor.threads_per_process
             self._most = largest_count(settings.memory_bytes, context.n, self._width, threads)
+        stored = request.stored
         self.plan = {
             "way": "neighbours",
             **self._requested,
             "neighbours": 0 if stored is None else int(stored.get("neighbours", 0)),
             "most_neighbours": self._most,
-            "batch_size": int(batch),
+            "batch_size": self._batch,
         }
-        self._require_same(stored, self.plan)
+        self._require_same(self.plan)
         self.trial = Trial(1.0, 0.0)
         if stored is None:
             self.plan["neighbours"] = self._chosen_count(context.n, patience)
@@ -702,7 +669,7 @@ class NeighbourRun(BatchedRun):
     def _chosen_count(self, n: int, patience: float) -> int:
         """Return the least number of samples to solve for with which nearly all points of a few tiles meet the gap."""
         count, most = LEAST[self._width], min(n, self._most)
-        if not self._test.n_samples:
+        if not self.request.rows.n_samples:
             return min(USUAL[self._width], n)
         samples, settings = self._source.samples(), self._settings
         noise = 0.0 if settings.latent else self._source.noise_variance
@@ -735,7 +702,7 @@ class NeighbourRun(BatchedRun):
         while not suffices(count) and count < most and time.thread_time() < deadline:
             short, count = count, min(int(count * STEP), most)
         count = min(count, most)
-        trial, tries = self.trial, HALVINGS if short and self._test.n_samples > WORTH_HALVING else 0
+        trial, tries = self.trial, HALVINGS if short and self.request.rows.n_samples > WORTH_HALVING else 0
         for _ in range(tries if trial.met >= LEAST_MET else 0):
             between = int(math.sqrt(short * count))
             if suffices(between):
@@ -747,12 +714,12 @@ class NeighbourRun(BatchedRun):
 
     def _tried_batches(self) -> list[FloatArray]:
         """Inputs of one batch in the middle of each of a few regions."""
-        n, size, source = self._test.n_samples, int(self.plan["batch_size"]), self._source
+        n, size, source = self.request.rows.n_samples, self._batch, self._source
         rows = min(self._rows, n)
         distances = Distances.of(plain_context(source.context).kernel)
         batches = []
         for start in np.unique(np.linspace(0, n - rows, TRIED).astype(int)):
-            inputs = source.plain(self._test.inputs(int(start), int(start) + rows))
+            inputs = source.plain(self.request.test.inputs(int(start), int(start) + rows))
             parts = _Batches.of(distances, inputs, size).rows
             batches.append(inputs[parts[len(parts) // 2]])
         return batches
@@ -769,21 +736,21 @@ class NeighbourRun(BatchedRun):
     @property
     def depth(self) -> int:
         """Regions under way at once: one, unless its batches keep the worker threads busy for moments only."""
-        threads, batches = self._executor.parallelism, batch_count(self.region_rows, int(self.plan["batch_size"]))
+        threads, batches = self._executor.parallelism, batch_count(self.region_rows, self._batch)
         return 1 if WAVES * threads <= batches else 1 + math.ceil(threads / batches)
 
-    def submit(self, start: int, stop: int, parts: Parts | None = None) -> _Region:
-        """Start a region; what its batches come to is kept in `parts`."""
-        size, source = int(self.plan["batch_size"]), self._way(1)
-        arguments = (source, self._test, (start, stop), size)
+    def submit(self, rows: TestRows, start: int, stop: int, parts: Parts | None = None) -> _Region:
+        """Start a region; batches that end are kept in `parts`."""
+        source = self._way(1)
+        arguments = (source, self.request.subject.tests(rows), (start, stop), self._batch)
 
         def begin(batch: int) -> PendingRound:
             return self._executor.submit(self._label, neighbour_task, arguments, [[batch]])
 
-        return _Region(begin, batch_count(stop - start, size), self._executor.parallelism + 1, parts)
+        return _Region(begin, batch_count(stop - start, self._batch), self._executor.parallelism + 1, parts)
 
-    def collect(self, results: list[Any]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Put a region's batches in the order of its rows, without means; keep count."""
+    def collect(self, results: list[Any]) -> Ends:
+        """Put a region's batches in the order of its rows, without means, and count them."""
         rows, *ends = np.concatenate(results, axis=1)
         in_order = [np.empty_like(end) for end in ends]
         for array, end in zip(in_order, ends, strict=True):
@@ -791,8 +758,8 @@ class NeighbourRun(BatchedRun):
         none = np.zeros((len(rows), 0))
         return super().collect([(none, none, *in_order, np.zeros(len(rows)), ProductTally())])
 
-    def prepare(self, model: SupportSamples) -> str:
-        """Say what is done; each worker makes its tree of samples when it needs it."""
+    def prepare(self) -> str:
+        """Return a line on the tiles; each worker makes its tree of samples when it needs it."""
         return (
             f"variances by neighbours: {self.plan['neighbours']:,} samples around each tile of at most {TILE_POINTS} "
             "test samples, and all others by a proven bound"

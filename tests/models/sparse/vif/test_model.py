@@ -16,14 +16,22 @@ from dkgp.data import Dataset, dataset_from_arrays, open_prediction
 from dkgp.data.stores.models.regression import SparseRecord, save_sparse_model
 from dkgp.errors import InputError, NumericalError, StoreError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
+from dkgp.models.prediction.posterior import Columns, standardised
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.sparse import SparsePredicted, SparsePredictor
-from dkgp.models.prediction.sparse_rounds import PredictionMemory
+from dkgp.models.prediction.sparse import PredictionMemory, SparseEvaluator
 from dkgp.models.sparse.ladder import LadderTarget, climb
 from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.sparse.stored import open_sparse, opened_sparse, save_sparse, sparse_record, update_sparse
+from dkgp.models.sparse.stored import (
+    OpenedSparse,
+    open_sparse,
+    opened_sparse,
+    save_sparse,
+    sparse_record,
+    update_sparse,
+)
 from dkgp.models.sparse.train import SparseProblem, TrainedSparse, train_sparse
 from dkgp.models.variance.settings import VarianceSettings
+from tests.models.posteriors import sparse_posterior
 
 KERNEL, SUM = Matern32((4.0, 2.0)), Sum((Matern32((4.0, 2.0)), SquaredExponential((0.3, 0.0), 0.5)))
 N, S2 = 150, 0.02
@@ -46,8 +54,13 @@ def trained(
     return train_sparse(dataset, kernel, S2, executor, settings, sample_noise=NOISE if by_sample else None)
 
 
-def predictions(model: TrainedSparse, dataset: Dataset, T: np.ndarray) -> SparsePredicted:
-    return SparsePredictor(opened_sparse(sparse_record(model, dataset)), variance=True, latent=True)(T)
+def evaluated(opened: OpenedSparse, T: np.ndarray) -> tuple[Columns, int]:
+    """Predictions, and rows whose neighbours may not be the nearest."""
+    return SparseEvaluator(opened, variance=False, latent=False).at(standardised(opened.record, T))
+
+
+def predictions(model: TrainedSparse, dataset: Dataset, T: np.ndarray) -> Columns:
+    return sparse_posterior(opened_sparse(sparse_record(model, dataset)), variance=True, latent=True)(T)
 
 
 def exact(dataset: Dataset, kernel: Kernel, T: np.ndarray, *, by_sample: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -69,9 +82,8 @@ def test_with_all_samples_near_it_is_the_exact_model(
     mean, variance = exact(dataset, kernel, T, by_sample=by_sample)
     # All of the others: a quarter of so many are in a leaf, which has all that come before it.
     found = predictions(trained(dataset, kernel, one_thread, 4 * N, by_sample=by_sample), dataset, T)
-    np.testing.assert_allclose(found.mean, mean, rtol=1e-6, atol=1e-7)
-    assert found.variance is not None
-    np.testing.assert_allclose(found.variance, variance, rtol=1e-5)
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found["variance"], variance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("neighbours", [1, 8, 40])
@@ -88,17 +100,17 @@ def test_the_exact_mean_is_within_what_is_proven(
     mean, variance = exact(dataset, KERNEL, T, by_sample=by_sample)
     model = trained(dataset, KERNEL, one_thread, neighbours, by_sample=by_sample)
     found = predictions(model, dataset, T)
-    apart = np.abs(found.mean - mean)
-    assert (apart <= found.mean_error).all()
+    apart = np.abs(found["mean"] - mean)
+    assert (apart <= found["mean_error_bound"]).all()
     # Worth something: no more than what the basis alone proves, and how far the two means are apart.
     alone = replace(opened_sparse(sparse_record(model, dataset)), near=None)
-    basis = SparsePredictor(alone, variance=True, latent=True)(T)
-    assert (found.mean_error <= (basis.mean_error + np.abs(found.mean - basis.mean)) * (1.0 + 1e-12)).all()
-    assert np.sqrt(np.mean(apart**2)) < 0.9 * np.sqrt(np.mean((basis.mean - mean) ** 2))
-    assert found.variance_lower is not None
-    assert found.variance_upper is not None
-    assert (found.variance_lower <= variance * (1.0 + 1e-9)).all()
-    assert (variance <= found.variance_upper * (1.0 + 1e-9)).all()
+    basis = sparse_posterior(alone, variance=True, latent=True)(T)
+    assert (
+        found["mean_error_bound"] <= (basis["mean_error_bound"] + np.abs(found["mean"] - basis["mean"])) * (1.0 + 1e-12)
+    ).all()
+    assert np.sqrt(np.mean(apart**2)) < 0.9 * np.sqrt(np.mean((basis["mean"] - mean) ** 2))
+    assert (found["variance_lower"] <= variance * (1.0 + 1e-9)).all()
+    assert (variance <= found["variance_upper"] * (1.0 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("kernel", [pytest.param(KERNEL, marks=pytest.mark.slow), SUM], ids=["one distance", "sum"])
@@ -114,10 +126,10 @@ def test_what_was_saved_predicts_the_same_without_the_training_set(
     shutil.rmtree(tmp_path / "train.zarr")
     opened = open_sparse(tmp_path / "model.zarr")
     assert opened.record.neighbours == 16
-    after = SparsePredictor(opened, variance=True, latent=True, threads=2)(T)
-    np.testing.assert_array_equal(after.mean, before.mean)
-    np.testing.assert_array_equal(after.variance, before.variance)
-    np.testing.assert_array_equal(after.mean_error, before.mean_error)
+    after = sparse_posterior(opened, variance=True, latent=True, threads=2)(T)
+    np.testing.assert_array_equal(after["mean"], before["mean"])
+    np.testing.assert_array_equal(after["variance"], before["variance"])
+    np.testing.assert_array_equal(after["mean_error_bound"], before["mean_error_bound"])
     stores = []
     for threads, chunk_rows in ((1, 80), (2, None)):
         executor = LocalExecutor(threads)
@@ -127,8 +139,8 @@ def test_what_was_saved_predicts_the_same_without_the_training_set(
         finally:
             executor.close()
         stores.append(open_prediction(url).read("mean", 0, 240))
-    np.testing.assert_array_equal(stores[1], before.mean)
-    np.testing.assert_allclose(stores[0], before.mean, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(stores[1], before["mean"])
+    np.testing.assert_allclose(stores[0], before["mean"], rtol=1e-12, atol=1e-12)
 
 
 def test_a_store_without_its_neighbours_is_refused(tmp_path: Path, one_thread: LocalExecutor) -> None:
@@ -189,18 +201,18 @@ def test_a_limited_search_says_of_how_many_it_may_have_missed_nearer_ones(
         save_sparse(model, tmp_path / f"{limit}.zarr", dataset)
         stored = open_sparse(tmp_path / f"{limit}.zarr")
         assert stored.record.search_samples == limit
-        found.append(SparsePredictor(stored)(T))
-    limited, enough, default = found
+        found.append(evaluated(stored, T))
+    (limited, missed), (enough, none), (default, nothing) = found
     assert 0.5 < shares[0] <= 1.0
     assert shares[1:] == [0.0, 0.0]
-    assert 0.5 * len(T) < limited.unproven <= len(T)
-    assert enough.unproven == default.unproven == 0
-    np.testing.assert_array_equal(enough.mean, default.mean)
-    assert np.abs(limited.mean - enough.mean).max() > 0.0
-    assert np.sqrt(np.mean((limited.mean - enough.mean) ** 2)) < 0.3 * enough.mean.std()
+    assert 0.5 * len(T) < missed <= len(T)
+    assert none == nothing == 0
+    np.testing.assert_array_equal(enough["mean"], default["mean"])
+    assert np.abs(limited["mean"] - enough["mean"]).max() > 0.0
+    assert np.sqrt(np.mean((limited["mean"] - enough["mean"]) ** 2)) < 0.3 * enough["mean"].std()
     # A store of before there was a limit is exact.
     old = opened_sparse(replace(open_sparse(tmp_path / "40.zarr").record, search_samples=None))
-    assert SparsePredictor(old)(T).unproven == 0
+    assert evaluated(old, T)[1] == 0
 
 
 @pytest.mark.long
@@ -223,7 +235,7 @@ def test_memory_is_what_is_planned_at_most(d: int, tmp_path: Path, one_thread: L
     T = np.random.default_rng(1).standard_normal((1024, d))
     tracemalloc.start()
     opened = opened_sparse(replace(record, near_inputs=record.near_inputs.copy()))  # type: ignore[union-attr]
-    SparsePredictor(opened, variance=True, threads=1)(T)
+    sparse_posterior(opened, variance=True, threads=1)(T)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.1 * planned < peak < planned

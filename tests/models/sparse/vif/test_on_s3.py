@@ -9,10 +9,10 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import dataset_from_arrays, open_dataset
-from dkgp.models.prediction.sparse import SparsePredictor
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import train_sparse
+from tests.models.posteriors import sparse_posterior
 from tests.models.sparse.vif.test_model import KERNEL, S2, problem
 from tests.s3 import s3_server, use_s3
 
@@ -32,5 +32,5 @@ def test_it_predicts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, o
             save_sparse(train_sparse(dataset, KERNEL, S2, one_thread, settings), place, dataset)
             stored = open_sparse(place)
             assert stored.record.search_samples == 64
-            means.append(SparsePredictor(stored, variance=True)(T).mean)
+            means.append(sparse_posterior(stored, variance=True)(T).mean)
     np.testing.assert_allclose(means[1], means[0], rtol=1e-10)

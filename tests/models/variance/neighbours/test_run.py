@@ -24,6 +24,7 @@ from dkgp.models.sums import Sums, SupportInputs
 from dkgp.models.variance import ways
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.neighbours.samples import Distances
+from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import Forecast, Measured
 from dkgp.operators.block_tasks import BlockContext
@@ -142,7 +143,7 @@ def test_too_many_samples_near_are_refused_at_the_start(
     model = replace(made(data, "centredFalse", one), kernel=kernel.to_json())
     context = BlockContext(f"near {way}", SupportInputs.of(model, f"near {way}"), kernel, N)
     seen = data[2].as_seen_by(model.feature_names, model.target_names, model.standardisation)
-    request = ways.Request(model, kernel, context, None, seen, one, replace(SETTINGS, gap=1e-6, way=way))
+    request = ways.Request(Subject(model, kernel, context), None, seen, one, replace(SETTINGS, gap=1e-6, way=way))
     if way == "auto":
         assert ways.chosen_run(request).plan["way"] == "cholesky"
         return
@@ -316,7 +317,7 @@ def test_a_partial_factor_of_a_smooth_problem_is_quicker(
     kernel = SquaredExponential((gamma, gamma))
     model = replace(made(data, "centredFalse", one), kernel=kernel.to_json())
     context = BlockContext(f"quicker {gamma} {seconds}", SupportInputs.of(model, "quicker"), kernel, N)
-    request = ways.Request(model, kernel, context, None, data[2], one, SETTINGS)
+    request = ways.Request(Subject(model, kernel, context), None, data[2], one, SETTINGS)
     forecast = Forecast(N, 100, 2, 1, True, Measured.nominal(2))
     assert ways._partial_is_quicker(request, forecast, seconds) is quicker
 

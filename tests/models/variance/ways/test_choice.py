@@ -18,7 +18,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance import ways
 from dkgp.models.variance.batch import ProductTally
-from dkgp.models.variance.iterative import VarianceRun
+from dkgp.models.variance.iterative import IterativeRun
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import Counted, Forecast, Measured
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
@@ -122,12 +122,12 @@ def test_a_partial_factor_is_tried_on_a_few_samples(
     """As where rank 2,758 was expected to suffice, and 342 of 1,979 samples missed the gap."""
     seen: list[int] = []
 
-    def tried(self: VarianceRun, inputs: np.ndarray) -> tuple[np.ndarray, ProductTally]:
+    def tried(self: IterativeRun, inputs: np.ndarray) -> tuple[np.ndarray, ProductTally]:
         seen.append(len(inputs))
         return np.where(np.arange(len(inputs)) < missing, 0.5, 1e-4), ProductTally()
 
     asking.setattr(ways, "judged", lambda landmarks, *rest, **options: (landmarks, True))
-    asking.setattr(VarianceRun, "tried", tried)
+    asking.setattr(IterativeRun, "tried", tried)
     asking.setattr(Forecast, "whole", lambda self: 2e-4)
     notes = predicted(world, executor, tmp_path / "p", replace(AUTO, gap=0.02))
     assert seen == [64]
@@ -150,7 +150,7 @@ def test_conjugate_gradients_that_do_worse_than_was_counted_are_given_up(
 ) -> None:
     limits: list[float] = []
 
-    def tried(self: VarianceRun, inputs: np.ndarray, max_passes: float) -> tuple[np.ndarray, ProductTally]:
+    def tried(self: IterativeRun, inputs: np.ndarray, max_passes: float) -> tuple[np.ndarray, ProductTally]:
         limits.append(max_passes)
         count = len(inputs)
         return np.where(np.arange(count) < missing, 0.5, 1e-4), ProductTally(single * count, count)
@@ -159,7 +159,7 @@ def test_conjugate_gradients_that_do_worse_than_was_counted_are_given_up(
     asking.setattr(ways, "count_products", lambda *arguments, **sizes: Counted(2.0, 1.0, 1.0))
     asking.setattr(Forecast, "whole", lambda self: 1.0)
     asking.setattr(ways, "LEAST_SHARED", 1)
-    asking.setattr(VarianceRun, "tried", tried)
+    asking.setattr(IterativeRun, "tried", tried)
     notes = predicted(world, executor, tmp_path / "p")
     assert plan(tmp_path / "p").get("way", "iterative") == way
     assert limits == [20.0]
@@ -172,13 +172,14 @@ def test_what_a_trial_finds_is_what_the_factor_alone_leaves(
     world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials: list[np.ndarray] = []
-    whole = VarianceRun.prepare
+    whole = IterativeRun.prepare
 
-    def prepare(self: VarianceRun, model: Any) -> str:
-        trials.append(self.tried(self._test.inputs(0, self._test.n_samples))[0])
-        return whole(self, model)
+    def prepare(self: IterativeRun) -> str:
+        rows = self.request.rows
+        trials.append(self.tried(rows.inputs(0, rows.n_samples))[0])
+        return whole(self)
 
-    monkeypatch.setattr(VarianceRun, "prepare", prepare)
+    monkeypatch.setattr(IterativeRun, "prepare", prepare)
     settings = VarianceSettings(gap=0.01, rank=40, max_passes=0)
     predicted(world, executor, tmp_path / "p", settings)
     stored = open_prediction(str(tmp_path / "p"))

@@ -1,7 +1,7 @@
-"""Acquisition functions: where to try next, by what a model predicts there; with gradients in the inputs.
+"""Gradients of an estimator's predictions in its inputs, and acquisition functions made of them: where to try next.
 
-All are to be maximised, also where the target is to be minimised. With z = (mean - best) / std, or (best - mean) / std,
-and h(z) = phi(z) + z Phi(z), phi and Phi the normal density and distribution,
+Acquisition functions are to be maximised, also where the target is to be minimised. With z = (mean - best) / std, or
+(best - mean) / std, and h(z) = phi(z) + z Phi(z), phi and Phi the normal density and distribution,
 
     expected improvement = std h(z),    d / dx = Phi(z) d mean + phi(z) d std.
 
@@ -29,10 +29,18 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from scipy.special import erfcx, ndtr
 
+from dkgp.cluster.cache import worker_cache
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.gradients.predictions import PredictionGradients
+from dkgp.estimators.fitted import Fitted, FittedModel, FittedSparse
 from dkgp.estimators.parameters import Takes, check_value
+from dkgp.models.prediction.gradients import (
+    DeviationGradients,
+    GradientPredictor,
+    MeanGradients,
+    SparseDeviationGradients,
+    SparseMeanGradients,
+)
 from dkgp.registry import Option
 
 # Below -TAIL by the continued fraction, of so many terms: above, 1 - t m loses less than two digits. Both are found by
@@ -172,3 +180,67 @@ def _improvement(z: FloatArray) -> _Improvement:
     value = _density(close) + close * ndtr(close)
     log[near], distribution[near], density[near] = np.log(value), ndtr(close) / value, _density(close) / value
     return _Improvement(log, distribution, density)
+
+
+class PredictionGradients(NamedTuple):
+    """Predictions and their gradients in the inputs, in the units of inputs and targets.
+
+    Arrays of float64: values (r,) and gradients (r, d), with several targets (r, p) and (r, p, d). What was not asked
+    for is None.
+
+    Attributes
+    ----------
+    mean, mean_error
+        The mean, and a proven bound on how far it is from the exact Gaussian process's.
+    mean_gradient, mean_gradient_error
+        d mean / d x_l, and a proven bound on how far each derivative is from the exact Gaussian process's.
+    std, std_gradient : ndarray or None
+        The standard deviation and its derivatives.
+    std_gradient_error : ndarray or None
+        Bound on what the derivatives are off from the exact Gaussian process's. None of a sparse model, whose
+        deviations are its own.
+    """
+
+    mean: FloatArray
+    mean_error: FloatArray
+    mean_gradient: FloatArray
+    mean_gradient_error: FloatArray
+    std: FloatArray | None = None
+    std_gradient: FloatArray | None = None
+    std_gradient_error: FloatArray | None = None
+
+
+def prediction_gradients(
+    fitted: Fitted, inputs: Any, *, deviations: bool, latent: bool, several: bool
+) -> PredictionGradients:
+    """Differentiate predictions at raw inputs (r, d) in memory; predictors are made once and kept.
+
+    Raises
+    ------
+    InputError
+        Inputs that do not fit; a kernel without gradient; deviations that take more memory than there is, or whose
+        noise depends on the inputs.
+    """
+    rows = np.asarray(inputs, dtype=np.float64)
+    predicted, means = fitted.posterior(None, len(rows))(rows), _gradients(fitted)(rows)
+    values: list[Any] = [predicted["mean"], predicted["mean_error_bound"], means.gradient, means.error]
+    if deviations:
+        found = _gradients(fitted, latent)(rows)
+        values += [found.deviation, found.gradient, found.error]
+    if not several:
+        values = [None if value is None else value[:, 0] for value in values]
+    return PredictionGradients(*values)
+
+
+def _gradients(fitted: Fitted, latent: bool | None = None) -> GradientPredictor:
+    """Return the predictor of the mean's gradients, or of the deviation's, latent or not."""
+
+    def make() -> GradientPredictor:
+        if isinstance(fitted, FittedSparse):
+            opened = fitted.opened
+            return SparseMeanGradients(opened) if latent is None else SparseDeviationGradients(opened, latent=latent)
+        assert isinstance(fitted, FittedModel)
+        model, version = fitted.record, fitted.version
+        return MeanGradients(model, version) if latent is None else DeviationGradients(model, version, latent=latent)
+
+    return worker_cache().get((fitted.version, "gradients", latent), make)

@@ -1,4 +1,4 @@
-"""A Series and a DataFrame that answer to what scikit-learn asks of arrays; see `dkgp.estimators.outputs.frames`."""
+"""A Series and a DataFrame that answer to what scikit-learn asks of arrays; see `dkgp.estimators.outputs`."""
 
 from __future__ import annotations
 

@@ -5,11 +5,21 @@ The mean's is a sum over all training samples, as the mean is. With w = Kbar^-1 
     dV / dx_l = dk(x, x) / dx_l - 2 (dk_x / dx_l)'w,
 
 and the deviation dV / dx_l / (2 sqrt V), the noise being the same everywhere. w comes from a Cholesky factor of all
-samples: one of an exact model that memory holds, built once. A sparse model has its own, of its basis.
+samples: one of an exact model that memory holds, built once.
+
+The mean of a sparse model's basis is f(x) = k_m(x)' beta. The proof of it, |f - f*|_H <= sqrt(2 w) for the exact mean
+f*, holds for its derivatives by their norm: |df / dx_l - df* / dx_l| <= G_l(x) sqrt(2 w). With phi = L^-1 k_m(x) the
+method's variance is |C^-1 phi|^2, with k(x, x) - |phi|^2 added but by the subset of regressors, so that
+
+    dV / dx_l = dk(x, x) / dx_l + 2 (dk_m / dx_l)' L^-T (C^-T C^-1 phi - phi).
+
+A model with neighbours predicts by these too: its derivatives are those of `NearPredictor`. The bound on its mean's is
+the bound of f's and the distance between the two.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +34,10 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.certificate import Certificate, slope_rounding
 from dkgp.models.noise import NoiseModel
-from dkgp.models.prediction.predictor import Predictor, standardised
+from dkgp.models.prediction.exact import ExactPosterior
+from dkgp.models.prediction.posterior import Want, standardised
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, known
+from dkgp.models.sparse.stored import OpenedSparse
 from dkgp.models.sums import SupportInputs
 from dkgp.models.trend import Trend
 from dkgp.models.variance.scaled import Subject
@@ -34,6 +46,7 @@ from dkgp.models.variance.whole_matrix import are_held, whole_layout
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, CachedRows
 from dkgp.operators.cross_sums import cross_slopes
+from dkgp.operators.low_rank.pivots import whiten
 
 # Test samples whose sums one thread takes at a time, and whose deviations are solved for together.
 PIECE_ROWS, SOLVED_TOGETHER = 64, 64
@@ -46,74 +59,79 @@ MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Gradients:
-    """Derivatives in raw inputs, of values in the targets' units, and bounds on their errors: (r, p, d) each."""
+    """Derivatives in raw inputs, of values in the targets' units: (r, p, d).
 
-    gradient: FloatArray
-    error: FloatArray
-
-
-@dataclass(frozen=True)
-class DeviationGradients:
-    """Deviations (r, p) and their derivatives, with bounds on those' errors, (r, p, d), in the targets' units.
-
-    Of a sparse model's own deviations, which are made of nothing but its basis, there is no bound.
+    `error`: bounds on their errors; None of a sparse model's own deviations, which come from nothing but its basis.
+    `deviation`: the deviations (r, p), where the derivatives are of these.
     """
 
-    deviation: FloatArray
     gradient: FloatArray
     error: FloatArray | None
+    deviation: FloatArray | None = None
 
 
-class GradientPredictor:
-    """Gradients of the mean of an exact model at rows in memory.
+class GradientPredictor(ABC):
+    """Gradients of a model's predictions at rows in memory; `InputError` for a kernel without gradient."""
+
+    nbytes = 0  # in a worker's cache, which counts columns and factors by themselves
+    model: KernelModel
+
+    def __call__(self, inputs: FloatArray) -> Gradients:
+        """Differentiate at raw inputs: (r, d), or (r, d_raw) with those that were constant.
+
+        Raises `InputError`: another number of features, or values that are not finite.
+        """
+        found, width = self._at(standardised(self.model, inputs)), inputs.shape[1]
+        bound = np.zeros_like(found.gradient) if found.error is None else found.error
+        gradient, error = in_units(self.model, found.gradient, bound, width)
+        scale = np.asarray(self.model.standardisation.target_std)
+        deviation = None if found.deviation is None else found.deviation[:, None] * scale
+        return Gradients(gradient, None if found.error is None else error, deviation)
+
+    @abstractmethod
+    def _at(self, rows: FloatArray) -> Gradients:
+        """Return derivatives and bounds (r, p, d), and deviations (r,), standardised, at standardised rows (r, d)."""
+
+
+class MeanGradients(GradientPredictor):
+    """Gradients of the mean of an exact model.
 
     At many rows of a model of many samples, sums are within proven errors that add a hundredth to the bounds at most.
 
-    `model`, `version`: as for `Predictor`.
-
-    Raises `InputError` for a kernel without gradient.
+    `version`: as for `Want`.
     """
 
-    nbytes = 0  # in a worker's cache, which counts columns by themselves
-
     def __init__(self, model: ModelRecord, version: str) -> None:
-        self._model = model
+        self.model, self._alpha = model, model.alpha
         kernel, noise_variance = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         self._deviation = float(np.sqrt(noise_variance))
         self._slopes = SlopeSums(BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples))
         self._certificate = Certificate.from_json(dict(model.certificate))
         self._trend = Trend.held(model.trend)
 
-    def __call__(self, inputs: FloatArray) -> Gradients:
-        """Differentiate the mean at raw inputs: (r, d), or (r, d_raw) with those that were constant.
-
-        Raises `InputError`: another number of features, or values that are not finite.
-        """
-        rows = standardised(self._model, inputs)
+    def _at(self, rows: FloatArray) -> Gradients:
         sizes = self._slopes.evaluator.sizes(rows)
         bound = self._certificate.gradient_error_bound(sizes, self._slopes.errors, self._slopes.evaluator.leaves)
         errors = SHARE_OF_BOUND * np.minimum(bound, self._deviation * sizes.slope[:, None, :])
-        gradient, off = self._slopes.within(rows, self._model.alpha, errors)
+        gradient, off = self._slopes.within(rows, self._alpha, errors)
         if off is not None:
             bound = np.nextafter(bound + off, np.inf)
         if self._trend is not None:
             gradient, bound = self._trend.slopes_at(gradient, bound, off)
-        return Gradients(*in_units(self._model, gradient, bound, inputs.shape[1]))
+        return Gradients(gradient, bound)
 
 
-class DeviationPredictor:
+class DeviationGradients(GradientPredictor):
     """Gradients of the deviation of an exact model, by a factor of all samples, which is built when this is made.
 
-    `model`, `version`: as for `Predictor`. `latent`: of the function itself; otherwise of a new observation.
+    `version`: as for `Want`. `latent`: of the function itself; otherwise of a new observation.
 
-    Raises `InputError` for a kernel without gradient, a factor that memory does not hold, noise that depends on the
-    inputs, and a mean whose coefficients are uncertain.
+    Raises `InputError` for a factor that memory does not hold, noise that depends on the inputs, and a mean whose
+    coefficients are uncertain.
     """
 
-    nbytes = 0  # in a worker's cache, which counts the factor by itself
-
     def __init__(self, model: ModelRecord, version: str, *, latent: bool) -> None:
-        self._model, self._latent = model, latent
+        self.model = model
         if not latent and NoiseModel.held(model.noise_model) is not None:
             raise InputError(
                 "the noise of this model depends on the inputs, and its gradient is not known; ask for that of the "
@@ -136,29 +154,22 @@ class DeviationPredictor:
                 f"{needed / 1e9:.3g} GB where {room / 1e9:.3g} GB are free for it; ask for the mean's alone, or fit a "
                 "SparseGPRegressor, whose deviations have gradients at any number of samples"
             )
-        # Narrow intervals: what deviations are, their gradients are relative to.
+        # Narrow intervals: the errors of gradients are in proportion to them.
         settings = VarianceSettings(way="cholesky", latent=latent, gap=1e-6)
-        self._predictor = Predictor(model, version, settings)
-        self._factor = self._predictor.whole_factor()
+        self._posterior = ExactPosterior(model, Want.in_memory(version, settings))
+        self._factor = self._posterior.whole_factor()
 
-    def __call__(self, inputs: FloatArray) -> DeviationGradients:
-        """Differentiate the deviation at raw inputs: (r, d), or (r, d_raw) with those that were constant.
-
-        Raises `InputError`: another number of features, or values that are not finite.
-        """
-        rows, width = standardised(self._model, inputs), inputs.shape[1]
+    def _at(self, rows: FloatArray) -> Gradients:
         starts = range(0, max(1, len(rows)), SOLVED_TOGETHER)
-        results = [self._at(rows[start : start + SOLVED_TOGETHER]) for start in starts]
+        results = [self._solved(rows[start : start + SOLVED_TOGETHER]) for start in starts]
         deviation, gradient, error = (np.concatenate(parts) for parts in zip(*results, strict=True))
-        scale = np.asarray(self._model.standardisation.target_std)
-        gradient, error = in_units(self._model, gradient[:, None, :], error[:, None, :], width)
-        return DeviationGradients(deviation[:, None] * scale, gradient, error)
+        return Gradients(gradient[:, None, :], error[:, None, :], deviation)
 
-    def _at(self, rows: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _solved(self, rows: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Deviations (r,), their derivatives and errors (r, d), standardised."""
         d = rows.shape[1]
         with single_threaded_blas():
-            lower, upper = self._predictor.standardised_interval(rows)
+            lower, upper = self._posterior.interval(rows)
             points = np.column_stack([rows, np.ones(len(rows))]) if self._subject.is_scaled else rows
             w, residual = self._factor.weights(points, threads=process_threads())
         sizes = self._slopes.evaluator.sizes(points)
@@ -263,3 +274,87 @@ def in_units(model: KernelModel, gradient: FloatArray, bound: FloatArray, width:
     whole = np.zeros((2, *result.shape[:2], width))
     whole[0][:, :, kept], whole[1][:, :, kept] = result, error
     return whole[0], whole[1]
+
+
+# Test samples that are taken at a time.
+SPARSE_ROWS = 256
+
+
+class SparseMeanGradients(GradientPredictor):
+    """Gradients of a sparse model's mean."""
+
+    def __init__(self, opened: OpenedSparse) -> None:
+        self._opened, model = opened, opened.model
+        self.model = opened.record
+        self._slopes = SlopeEvaluator(model.kernel)
+        self._columns = self._slopes.coordinates(model.prototypes)
+        self._errors = float(self._slopes.sizes(model.prototypes).errors.max())
+
+    def _at(self, rows: FloatArray) -> Gradients:
+        model, certificate = self._opened.model, self._opened.certificate
+        parts = []
+        for start in range(0, max(1, len(rows)), SPARSE_ROWS):
+            piece = rows[start : start + SPARSE_ROWS]
+            sizes = self._slopes.sizes(piece)
+            distance = np.sqrt(2.0 * certificate.excess) * (1.0 + 8.0 * EPS)
+            magnitude = np.asarray(certificate.magnitude)
+            bound = sizes.slope[:, None, :] * distance[:, None]
+            bound = bound + slope_rounding(sizes, self._errors, self._slopes.leaves, model.m, magnitude)
+            parts.append((self._slopes.sums(piece, self._columns, model.weights), known(bound)))
+        gradient, bound = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if self._opened.near_predictor is not None:
+            near = self._opened.near_predictor.slopes(rows, self._slopes, self._columns, of_variance=False)
+            # A difference of two numbers, and a sum.
+            gradient, bound = near, known((np.abs(near - gradient) + bound) * (1.0 + 4.0 * EPS))
+        return Gradients(gradient, bound)
+
+
+class SparseDeviationGradients(GradientPredictor):
+    """Gradients of a sparse model's own deviation, noise included unless `latent`."""
+
+    def __init__(self, opened: OpenedSparse, *, latent: bool) -> None:
+        self._opened, model = opened, opened.model
+        self.model = opened.record
+        self._slopes = SlopeEvaluator(model.kernel)
+        self._columns = self._slopes.coordinates(model.prototypes)
+        self._noise = 0.0 if latent else opened.record.noise_variance
+
+    def _at(self, rows: FloatArray) -> Gradients:
+        model, near = self._opened.model, self._opened.near_predictor
+        if near is None:
+            variance, steepness = model.variance(rows), self._steepness(rows)
+        else:
+            _, variance, _ = near.predicted(rows, None)
+            steepness = near.slopes(rows, self._slopes, self._columns, of_variance=True)[:, 0]
+        if model.method.variance != "regressors":
+            steepness = steepness + self._slopes.sizes(rows).along
+        deviation = np.sqrt(variance + self._noise)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slopes = np.where(deviation[:, None] > 0.0, steepness / deviation[:, None], 0.0)
+        return Gradients(slopes[:, None, :], None, deviation)
+
+    def _steepness(self, rows: FloatArray) -> FloatArray:
+        """Half of the basis' dV / dx at standardised rows, without that of k(x, x): (r, d)."""
+        model = self._opened.model
+        weights, steepness = np.empty((model.m, len(rows))), np.empty(rows.shape)
+        evaluator = model.evaluator()
+        prototypes = evaluator.prepare(model.prototypes)
+        for start in range(0, len(rows), SPARSE_ROWS):
+            where = slice(start, start + SPARSE_ROWS)
+            weights[:, where] = self._weights(evaluator.tile(prototypes, evaluator.prepare(rows[where])))
+        for i in range(len(rows)):
+            of_row = np.ascontiguousarray(weights[:, i : i + 1])
+            steepness[i] = self._slopes.sums(rows[i : i + 1], self._columns, of_row)[0, 0]
+        return steepness
+
+    def _weights(self, columns: FloatArray) -> FloatArray:
+        """L^-T (C^-T C^-1 phi - phi) of columns k_m (m, r); of the subset of regressors without the last term."""
+        model = self._opened.model
+        with single_threaded_blas():
+            phi = np.asarray(whiten(model.lower, columns, transposed=False))
+            result = np.zeros_like(phi)
+            if model.normal is not None:
+                result += whiten(model.normal, whiten(model.normal, phi, transposed=False), transposed=True)
+            if model.normal is None or model.method.variance != "regressors":
+                result -= phi
+            return np.asarray(whiten(model.lower, result, transposed=True))

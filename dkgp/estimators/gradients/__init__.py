@@ -1,3 +1,0 @@
-"""Gradients of predictions in the inputs, and acquisition functions made of them."""
-
-# Hangs on dkgp/models/exact.py.
