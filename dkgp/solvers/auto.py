@@ -2,15 +2,15 @@
 
 A look is a run of conjugate gradients on a subset of at most 2,000 samples, which foretells the iterations on all of
 them (`dkgp.solvers.conjugate.probe`). Halo, leaf and rank are searched for by such looks, the cheapest by projected
-time taken further; none goes on for longer than what it stands for could still be the best, or, far behind, beyond
-half of that. So a smooth problem gets a low-rank factor alone, a rough one a halo, and most of what lies between a halo
-with some landmarks. Time is flat about the best of them, and a run that proves harder than foreseen grows its halo: a
-look needs to be right within a third. Where float32 would not do, counts, prices and what is chosen are of float64.
+time taken further; none goes on once its candidate can no longer be the best, or, far behind, beyond half of that time.
+So a smooth problem gets a low-rank factor alone, a rough one a halo, and most in between a halo with some landmarks.
+Time is flat about the best of them, and a run that proves harder than foreseen grows its halo: a look needs to be right
+within a third. If float32 is too inaccurate, counts, prices and the choice are those of float64.
 
 The other candidates are the whole matrix' Cholesky factor, for few samples, and greedy block descent, which needs no
-factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is what a pivoted factor of rank R
-leaves of the kernel's diagonal (kin40k, california, friedman1, pumadyn32nm, sarcos_test4449 and abalone, n from 2,000
-to 20,000: 3.1 to 16.2 passes).
+factor: it takes 3 + 0.09 n e(R) / (R s2) column passes, R = 10 sqrt(n), where e(R) is the part of the kernel's diagonal
+that a pivoted factor of rank R leaves (kin40k, california, friedman1, pumadyn32nm, sarcos_test4449 and abalone, n from
+2,000 to 20,000: 3.1 to 16.2 passes).
 
 Prices are those of `dkgp.solvers.prices`: only their ratios matter, and nothing is timed at run time, so that a seeded
 run makes the same choice everywhere.
@@ -54,14 +54,14 @@ CANDIDATES = 60
 PROBE_SAMPLES, LEAST_PROBED, PROBED_SHARE = 2000, 500, 8
 # Nominal seconds of the whole matrix' factor. One that takes less is made without a look, which would take as long (up
 # to about 2,800 samples); where it takes less than the second (about 4,100), one look says whether conjugate gradients
-# with a halo take half of that at most, and a search would take longer than what it finds could save.
+# with a halo take half of that at most, and a search would take longer than its result could save.
 CHOLESKY_WITHOUT_A_LOOK, CHOLESKY_UNLESS_EASY, EASY = 0.25, 0.7, 0.5
 
 # Halos are searched for from this share of the samples, by factors of two; a leaf is half of its halo. Where one look
-# decides, halos are this much larger: at n = 3,000 of kin40k the best of Matern 1/2 and 3/2, whatever the noise.
+# decides, halos are this much larger: at n = 3,000 of kin40k the best of Matern 1/2 and 3/2, for any noise.
 HALO_SHARE, ONE_LOOK = 20, 2.0
 LEAST_HALO = 64
-# Halos are walked to while they take less than so many times what a rank alone does.
+# Halos are walked to while they take less than so many times the time of a rank alone.
 NEAR = 1.5
 # Ranks that are tried, in sqrt(n): 100, 300, 1,000 and 1,700 at n = 30,000.
 RANKS_PER_SQRT_N, LARGEST_RANK = (0.6, 1.75, 5.8, 10.0), 4000
@@ -91,7 +91,7 @@ class Choice:
     products : float or None
         Products with the whole matrix that are foreseen.
     projected : dict
-        For each solver considered its projected core seconds on a nominal machine; their ratios are what counts.
+        For each solver considered its projected core seconds on a nominal machine; only their ratios matter.
     """
 
     solver: str
@@ -143,7 +143,7 @@ def choose_solver(
     tolerance : float
         On max |g|.
     memory_bytes : int, optional
-        What a factor, of the matrix or of the preconditioner, may take; `factor_bytes_allowed` where nothing is said.
+        Memory limit of a factor, of the matrix or of the preconditioner; by default `factor_bytes_allowed`.
     seed : int
         Of the probe.
 
@@ -175,7 +175,7 @@ def choose_by(
     """Choose for the problem of a probe, which looks at its samples where sizes alone do not decide.
 
     With `double` kernel entries are evaluated in float64 throughout. Without `one_arithmetic` workers do not compute
-    alike, and only solvers are considered whose bits do not depend on who computes what. Products with a
+    alike, and only solvers are considered whose bits do not depend on the worker. Products with a
     number as their `product_error` are of use to conjugate gradients alone, with the factor that suits their price.
     """
     n, p, d = probe.n, probe.p, probe.kernel.n_features
@@ -266,7 +266,7 @@ def _precision(name: str, sizes: Sizes) -> Literal["mixed", "double"]:
 
 
 def _easy(look: _Factor, factor: float, double: bool) -> Choice:
-    """Choose for few samples: the factor of the matrix, unless what one look came to takes half of its time."""
+    """Choose for few samples: the factor of the matrix, unless one look promises half of its time."""
     projected = {"cholesky": factor}
     if math.isinf(look.seconds):
         return Choice("cholesky", f"{look.samples:,} samples are few for a problem that is not easy", projected)
@@ -276,7 +276,7 @@ def _easy(look: _Factor, factor: float, double: bool) -> Choice:
 
 @dataclass(frozen=True)
 class _Factor:
-    """A factor that was looked at, and what it comes to."""
+    """A factor that was looked at, with its projected count and time."""
 
     samples: int
     halo: int
@@ -320,7 +320,7 @@ class _Search:
         self.best = _Factor(sizes.n, 0, 0, 1, math.inf, math.inf)
 
     def first(self) -> _Factor:
-        """Return what one halo comes to, seconds infinite where that is beyond `limit`."""
+        """Return the factor of one halo, its seconds infinite if they exceed `limit`."""
         halo = self._halo(ONE_LOOK * self._first)
         if halo:
             self._look(halo, 0)
@@ -350,7 +350,7 @@ class _Search:
                     before = self.best.rank
                     self._look(0, self._rank(before * factor))
         if math.isinf(self.best.seconds):
-            # Nothing competes: what a factor within the memory comes to, for the record.
+            # Nothing competes: look at a factor within the memory, for the record.
             self._limit, self._seen = math.inf, {}
             halo = self._halo(self._first)
             self._look(*((halo, 0) if halo else (0, ranks[-1])))

@@ -202,8 +202,8 @@ class SolverState(Saved):
     - `exact`: whether `gradient` is one float64 product with alpha as it is, or with alpha before a step that a product
       in the same pass gave the share of, and no other step's share was added to it since.
     - `stepped` (n, p): |P| |A| of that step P A, for the roundings that it adds; empty where there was none.
-    - `moved` (p,): sum of squared float32 steps in alpha since the gradient was last computed in float64; what its
-      drift grows with.
+    - `moved` (p,): sum of squared float32 steps in alpha since the gradient was last computed in float64; its
+      drift grows with it.
     - `risk_width`: how far the regularised risk is from its least at most, by a bound that the solver knows of besides
       ||g||^2 / 2, targets added up; infinite where it knows of none.
     - `verified`: where the solve stood, before any step that came with it, when a recursion's gradient was last
@@ -237,7 +237,7 @@ class SolverState(Saved):
         else:
             self.gradient = operator.matmat(self.alpha) - self.rhs if gradient is None else gradient.copy()
         self.moved = np.zeros(self.rhs.shape[1])
-        # A gradient that is given may be of several products, in whatever order.
+        # A given gradient may be the sum of several products, in any order.
         self.exact = not warm or gradient is None
 
     def note_step(self, squared_norm: FloatArray) -> None:
@@ -276,7 +276,7 @@ class SolverState(Saved):
     def take_gradient(self, operator: KernelOperator, gradient: FloatArray) -> None:
         """Go on from a gradient that was computed anew in float64, and note where that says the solve stood."""
         recursion = not self.exact
-        if self.precision == "single":  # so is what the solver's own bound was evaluated in
+        if self.precision == "single":  # the solver's own bound was evaluated in float32 too
             self.risk_width = math.inf
         self.gradient = gradient
         self.moved = np.zeros(gradient.shape[1])
@@ -381,7 +381,7 @@ class Method(ABC, Generic[State]):
         return state
 
     def equip(self, operator: KernelOperator, state: State) -> None:
-        """Give a state what it holds besides its numbers."""
+        """Attach the helpers of a state that are not part of a checkpoint."""
 
     @abstractmethod
     def advance(self, operator: KernelOperator, state: State) -> dict[str, float]:
@@ -429,7 +429,7 @@ class Method(ABC, Generic[State]):
         return 0
 
     def finish(self, state: State) -> None:
-        """Give up what is kept outside the state, of a solve that has converged."""
+        """Release everything kept outside the state, once the solve has converged."""
 
 
 Solver: TypeAlias = Method[Any]
@@ -437,7 +437,7 @@ Solver: TypeAlias = Method[Any]
 
 
 def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:
-    """Return vectors as (n, p) float64 numbers; refuse other shapes, and what is not finite."""
+    """Return vectors as (n, p) float64 numbers; refuse other shapes, NaN and infinity."""
     columns = np.array(values, dtype=np.float64)
     if columns.ndim == 1:
         columns = columns[:, None]

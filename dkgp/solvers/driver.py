@@ -1,9 +1,9 @@
 """The loop of every iterative computation: round after round, with checkpoints, until a rule stops it.
 
-An `Iteration` says what a round does, when to stop and which of its attributes a checkpoint holds. `Loop` runs it: it
-restores the latest checkpoint, reports each round, saves the state from time to time, and ends the run when the user
-interrupts it. It knows no method and no problem. Linear systems and risks (`dkgp.solvers.method_run`), choices of a
-basis, pursuits, growing models and searches are all run by it.
+An `Iteration` defines a round, when to stop and which of its attributes a checkpoint holds. `Loop` runs it: it restores
+the latest checkpoint, reports each round, saves the state from time to time, and ends the run when the user interrupts
+it. It knows no method and no problem. Linear systems and risks (`dkgp.solvers.method_run`), choices of a basis,
+pursuits, growing models and searches are all run by it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dkgp.solvers.stopping import StopReason
 
 @dataclass
 class Checkpointing:
-    """Settings of a run's checkpoints: the place, how often, and what they must belong to.
+    """Settings of a run's checkpoints: the place, how often, and the run that they must belong to.
 
     Parameters
     ----------
     identity : dict
-        What the run computes (data fingerprint, kernel, noise); compared on resume.
+        Data fingerprint, kernel and noise of the run; compared on resume.
     resume : bool
         Continue from the latest checkpoint if there is one.
     """
@@ -119,10 +119,10 @@ class Iteration(Saved, ABC):
         return reason
 
     def finish(self, reason: StopReason) -> None:
-        """Release what the computation keeps outside its state, once it has ended for good."""
+        """Release everything kept outside the state, once the computation has ended for good."""
 
     def loop_metadata(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the loop itself, beside the state."""
+        """Return the loop's own part of a checkpoint, beside the state."""
         return {}
 
 

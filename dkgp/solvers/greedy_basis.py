@@ -1,4 +1,4 @@
-"""Greedy choice of basis samples: one engine, of which sparse greedy and matching pursuit are settings.
+"""Greedy choice of basis samples: one engine; sparse greedy and matching pursuit are settings of it.
 
 Each round draws candidates, scores them by sums over the samples, appends the best to the basis, and refits. Every
 score is a function of four things: c_i, A_ii, A_Si and the factor of A_SS, where A = K_mn D K_nm + K_mm, b = K_mn D y,
@@ -15,8 +15,8 @@ Scores of several targets are summed.
 
 Passes over the samples bring these numbers (`Sums`). Kernel entries between candidates and basis are the coordinator's,
 all else comes from the workers. The basis' columns stay with the workers if they have room (`GrowingBasis`). If the
-score takes A_SC, a round of few candidates is one pass; otherwise a second one for the chosen brings what the factor
-grows by. Candidates that only `single` screens are evaluated in float32.
+score takes A_SC, a round of few candidates is one pass; otherwise a second one brings the new rows of the
+factor. Candidates that only `single` screens are evaluated in float32.
 
 The factor grows by rows (`BorderedFactor`): A_SS = L L', L eta = b_S, A_SS beta = b_S. With the gradient
 c_i = b_i - A_iS beta of a new variable, its eta is c_i / sqrt(d_i), d_i = A_ii - |L^-1 A_Si|^2 its Schur complement:
@@ -47,7 +47,7 @@ from dkgp.solvers.cholesky.dense import solve_lower, solve_lower_transposed
 from dkgp.solvers.driver import NOBODY, Iteration, Loop, Watch
 from dkgp.solvers.stopping import StopReason
 
-# A variable of which others leave less than this share of A_ii is one of their span, as far as float64 can tell: a sum
+# A variable with less than this share of A_ii outside the others' span counts as part of that span in float64: a sum
 # over the samples is off by up to some 1,200 u, a tenth of it. The factor makes more of that where others' weights are
 # large, so that near the limit its solutions are good for scores, and for no more.
 LEAST_PIVOT = 1e-12
@@ -194,8 +194,8 @@ class GreedySettings:
       basis.
     - `score_rows`: screen by a fresh random sample of so many rows instead of all; `screen` is one at least then.
     - `gap`: stop at this duality gap; choosing S* for it takes entries here, and none elsewhere.
-    - `gap_of`: over what the two bounds' difference is taken: Smola and Bartlett's gap, over the log posterior's size,
-      or over the mean of the bounds on the least risk. That is half of y' Kbar^-1 y, what is taken off a variance where
+    - `gap_of`: the denominator of the two bounds' difference: Smola and Bartlett's gap takes the log posterior's size,
+      or over the mean of the bounds on the least risk. That is half of y' Kbar^-1 y, which a variance subtracts if
       y is a kernel column: their error bars are judged by it.
     - `dual`: find the gap in any case.
     """
@@ -261,8 +261,8 @@ class GreedyProgress:
     """State after a round.
 
     - `round`, `size`: rounds done, basis samples.
-    - `risk`: R of the refitted weights, summed over targets: what the data say of the weights before the round, less
-      what the round is known to take off.
+    - `risk`: R of the refitted weights, summed over targets: evaluated for the weights before the round, less
+      the known decrease of the round.
     - `least`: min R is at least this, by S*, but for roundings.
     - `gap`: see `GreedySettings.gap_of`.
     """
@@ -300,7 +300,7 @@ class GreedyBasis:
 
 @dataclass(frozen=True)
 class SystemSums:
-    """Of q candidates C, and a basis S with weights beta; A = K_mn D K_nm + K_mm.
+    """Sums for q candidates C, and a basis S with weights beta; A = K_mn D K_nm + K_mm.
 
     - `gradient` (q, p): c = b_C - A_CS beta.
     - `residual` (q, p): y_C - K_CS beta.
@@ -317,7 +317,7 @@ class SystemSums:
 
     @classmethod
     def joined(cls, parts: list[SystemSums]) -> SystemSums:
-        """Of candidates in several parts; what they have to do with each other is not known."""
+        """Join the sums of candidates in several parts; products between parts are not known."""
         if len(parts) == 1:
             return parts[0]
         columns = [part.between for part in parts if part.between is not None]
@@ -497,7 +497,7 @@ class DualSubset:
                 rows, columns = operator.features(drawn, "double"), active.features
                 error = error + matmat_in_parallel(operator.double, rows, columns, active.guide())
                 schur = curvature - np.sum(active.half_solve(active.rows(drawn)) ** 2, axis=1)
-                # What others leave of a sample's own variance is never less than its noise.
+                # A sample's conditional variance is never less than its noise.
                 curvature = np.maximum(schur, noise_at(operator.noise, drawn))
             scores = np.sum(error**2, axis=1) / curvature
             picked = best_in_groups(scores, drawn, 1, self._taken)
@@ -644,7 +644,7 @@ class GreedyEngine(Iteration):
         return score(kind, sums.gradient, sums.residual, sums.diagonal, None)[places]
 
     def _screened(self, candidates: IndexArray, values: FloatArray, groups: int) -> IndexArray:
-        """The best of each run, so many as are asked for; a run leaves out whom an earlier one took, as far as may be.
+        """The best of each run, as many as requested; a run leaves out those that an earlier one took, if it can.
 
         Candidates that were kept are in every run: they would leave nobody else in any.
         """
@@ -674,7 +674,7 @@ class GreedyEngine(Iteration):
         return pool, sums, values[places]
 
     def _join(self, picked: IndexArray, pool: IndexArray, sums: SystemSums | None, weights: FloatArray) -> int:
-        """Append to the factor what it can take; how many that is."""
+        """Append the variables that the factor accepts; return their number."""
         if not len(picked):
             return 0
         places = np.searchsorted(pool, picked)
@@ -710,7 +710,7 @@ class GreedyEngine(Iteration):
         self.history.append(GreedyProgress(self.iteration, self.factor.size, risk, least, gap, round(seconds, 6)))
 
     def close(self) -> None:
-        """Have the workers forget what they keep for this choice."""
+        """Release the columns that workers keep for this choice."""
         self._sums.close()
 
     def stop(self) -> StopReason | None:

@@ -1,4 +1,4 @@
-"""Solve Kbar alpha = y by any method: what is refused, and what is taken by default."""
+"""Solve Kbar alpha = y by any method, with defaults and checks of the arguments."""
 
 from __future__ import annotations
 

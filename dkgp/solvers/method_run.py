@@ -1,9 +1,9 @@
 """The run of a linear method: rounds in float32, verified by a gradient in float64.
 
-Float32 tiles serve a solve twice over: they take half the time, and what they are off by is bounded where the gradient
-is one float64 product with alpha as it is. Three things can go wrong with them, and `PrecisionPolicy` answers each: the
-recursion's gradient drifts from the true one (it is computed anew), float32 rounds come no closer (the solve goes on
-in float64), or they break down altogether (it begins again in float64).
+Float32 tiles serve a solve twice over: they take half the time, and their error is bounded if the gradient is one
+float64 product with alpha as it is. Three things can go wrong with them, and `PrecisionPolicy` answers each: the
+recursion's gradient drifts from the true one (it is computed anew), float32 rounds come no closer (the solve goes on in
+float64), or they break down altogether (it begins again in float64).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ State = TypeVar("State", bound=SolverState)
 # 40,000.
 DRIFT_PER_STEP = 5 * 2.3e-7
 # Nearly all of alpha's length is walked in the first rounds. Once the gradient has fallen to ten times their drift it
-# is computed anew, and what the remaining, short steps add to it stays far below.
+# is computed anew, and the drift of the remaining, short steps stays far below.
 LARGEST_DRIFT_SHARE = 0.1
-# Of a method whose rounds can compute the gradient anew, the last one does so: what has drifted until then may be up to
-# this share of what the tolerance allows.
+# If rounds can compute the gradient anew, the last one does so: the drift until then may be up to this share of the
+# tolerance.
 LARGEST_DRIFT_AT_THE_END = 0.3
 # The next round is taken to meet the tolerance where as large a step as the last ones were on average does with so much
 # to spare.
 FORESEEN = 0.7
-# The first round's fall is the larger: what is left of the one after it is so many times as much (Friedman1 and a wave
+# The first round's fall is the larger: the next one leaves so many times as large a share (Friedman1 and a wave
 # in two dimensions, low-rank factors, n = 8,000: 3 to 8 times where the first round leaves 1e-4 to .02).
 AFTER_THE_FIRST = 8.0
 # A verification in float64 that does not take the gradient below this share of the last one's has met its rounding.
@@ -97,7 +97,7 @@ class PrecisionPolicy:
         """True if the recursion's numbers cannot be true: not finite, or an objective above the start's."""
         highest = self._start_objective + 1e-6 * abs(self._start_objective) + 1e-9 * state.rhs.size
         if self._operator.approximate:
-            # Two products with alpha, each off by so much, say what it was and what it is.
+            # The objective before and the objective now each rest on one product with alpha, off by so much.
             highest += self._operator.error_bound * float(np.abs(state.alpha).sum())
         return not (math.isfinite(progress.gradient_inf_norm) and progress.objective <= highest)
 
@@ -124,7 +124,7 @@ class PrecisionPolicy:
 
         `falls` is by how much the gradient had to fall after each of the last rounds, of a method whose rounds can
         compute it anew on their way. Then drift is no matter where the end comes before it is, and the round that
-        should meet the tolerance, by what the last ones gained, is to be such a round.
+        should meet the tolerance, extrapolated from the last ones, is to be such a round.
         """
         if state.precision == "double" and state.moved.any():
             return True
@@ -142,7 +142,7 @@ class PrecisionPolicy:
         return self._foreseen
 
     def _drift(self, state: SolverState) -> float:
-        """Estimate what float32 steps have taken the gradient from the true one by, at the worst sample."""
+        """Estimate the drift of the gradient by float32 steps, at the worst sample."""
         if not state.moved.any():
             return 0.0
         if self._typical_entry is None:
@@ -181,9 +181,9 @@ class PrecisionPolicy:
     def stalled(self, state: SolverState, true: Progress, believed: Progress, claimed: bool) -> StopReason | None:
         """After a verification that failed: go on in float64 where float32 comes no closer; give up where it does not.
 
-        Float32 it may be that does not, too, because what the solver knows of the risk was evaluated in it. Where the
-        recursion had not `claimed` success, and the gradient is about what it was `believed` to be, there is nothing to
-        blame it for; but what was foreseen in vain is not foreseen again.
+        Float32 may be the reason too if the solver's bound on the risk was evaluated in it. If the recursion had not
+        `claimed` success, and the gradient is close to the `believed` one, the recursion is not to blame; but a
+        projection of the end that failed is not made again.
         """
         verified = state.verified or true
         deceived = verified.gradient_norm > DECEPTION * believed.gradient_norm
@@ -236,7 +236,7 @@ class PrecisionPolicy:
         }
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Go on from what a checkpoint tells."""
+        """Take over the numbers of a checkpoint."""
         self.refreshes = saved["refreshes"]
         self._single_failed = saved["single_failed"]
         self._verified = math.inf if saved.get("verified") is None else saved["verified"]
@@ -332,7 +332,7 @@ class Record:
         self._evaluations_at_start = operator.kernel_evaluations
 
     def measure(self, state: SolverState, timings: dict[str, float] | None = None) -> Progress:
-        """Return where a solve stands, and what it has taken to get there."""
+        """Return the record of the current state, with the time and the kernel entries so far."""
         standing = state.measured(self._operator)
         seconds, evaluations = self._clock.seconds, self._evaluations()
         return replace(standing, seconds=seconds, kernel_evaluations=evaluations, timings=timings or {})

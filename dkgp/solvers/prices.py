@@ -1,4 +1,4 @@
-"""Work counted in kernel entries, operations and bytes, phase by phase, and what these cost: one model for all solvers.
+"""Work counted in kernel entries, operations and bytes, phase by phase, and its prices: one model for all solvers.
 
 `auto` compares solvers by it, on one core of a nominal machine; `dkgp plan` lays the same phases out over workers of a
 machine whose prices it has measured. How often a phase comes about (products, column passes) is for the caller to say.
@@ -17,7 +17,7 @@ SPREAD = 1.5
 
 @dataclass(frozen=True)
 class Work:
-    """Counts of what takes time.
+    """Counts of the operations that take time.
 
     - `entries`, `double_entries`: kernel entries, evaluated in float32 and float64.
     - `filled`, `kept`: Float32 entries that are evaluated and kept for the first time, and that are read from where
@@ -110,12 +110,12 @@ class Phase:
     """Something that a solver does in the same way so many times.
 
     - `name`: as progress says it.
-    - `times`: how often; a fraction stands for what is expected.
+    - `times`: how often; an expected number may be a fraction.
     - `shared`, `threaded`, `alone`: work, each time: of the workers together, of the coordinator's threads together,
       and of one of them.
     - `rounds`, `pieces`: rounds of tasks, each time, and the pieces that their work comes in: there are no more tasks.
     - `paired`: the pieces are pairs of blocks, cut into squares whose sums workers add up.
-    - `sent`, `returned`, `sent_to_each`: bytes that go out and come back each time, in all tasks together, and what
+    - `sent`, `returned`, `sent_to_each`: bytes that go out and come back each time, in all tasks together, and bytes
       goes out with each.
     - `each`: work of every worker's process, by its threads together: a factor that each makes for itself.
     - `by_rows`: the same phase where several worker processes hold the vectors' rows, if that pays.
@@ -144,7 +144,7 @@ class Phase:
 
 
 def core_seconds(phases: Iterable[Phase], prices: Prices) -> float:
-    """Seconds of one core for a whole solve: what solvers are compared by."""
+    """Seconds of one core for a whole solve, the measure that solvers are compared by."""
     return sum(phase.core_seconds(prices) for phase in phases)
 
 
@@ -154,7 +154,7 @@ def check_phase(sizes: Sizes, times: float) -> Phase:
 
 
 def product_phase(name: str, sizes: Sizes, times: float, *, kept: float = 0.0) -> Phase:
-    """Float32 products with all of K, a share of which is read from kept tiles."""
+    """Float32 products with all of K; a share of the entries is read from kept tiles."""
     work = sizes.whole()
     work = replace(work, entries=(1.0 - kept) * work.entries, kept=kept * work.entries)
     # The vectors go out once, and the sums come back once: an integer, or two in double precision, for a number.

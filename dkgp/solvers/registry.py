@@ -1,9 +1,9 @@
 """Solvers by the names that users type, each declared in the file that defines it.
 
-A declaration says how a solver is built from its options, what it holds in memory and what it asks of the operator.
-Whatever offers a choice of solvers reads it here: the command line, the jobs service, the memory plan, the estimators,
-the benchmarks and `dkgp warm-up`. The modules of `dkgp.solvers` are found by themselves, and so are those that
-installed packages name under the entry point group "dkgp.solvers"; any other module counts from when it is imported.
+A declaration states how a solver is built from its options, its memory and its requirements of the operator. Every
+surface with a choice of solvers reads it here: the command line, the jobs service, the memory plan, the estimators, the
+benchmarks and `dkgp warm-up`. The modules of `dkgp.solvers` are found by themselves, and so are those that installed
+packages name under the entry point group "dkgp.solvers"; any other module counts from when it is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dkgp.solvers.base import Solver
 if TYPE_CHECKING:
     from dkgp.operators.product_error import ProductError
 
-# The name that stands for whichever solver suits the problem (`dkgp.solvers.auto`).
+# The name that lets `dkgp.solvers.auto` choose a solver for the problem.
 AUTO = "auto"
 # Names of settings that all solvers share; no solver's own option may have one.
 _GENERAL = (
@@ -46,8 +46,8 @@ class SolverMemory:
 
     - `memory`: directions of n p numbers that it remembers, each with its image.
     - `block_size`, `candidates`: variables of its dense subproblem, and candidates drawn for each.
-    - `own_bytes`, `factor_bytes`: what else it holds at the coordinator, and in the workers.
-    - `cached_bytes`: what workers keep besides as far as their caches go: on disk, or made again, beyond.
+    - `own_bytes`, `factor_bytes`: further memory at the coordinator, and in the workers.
+    - `cached_bytes`: further data that workers keep within their caches; the rest lies on disk or is made again.
     - `repeats_products`: whether it takes products with the whole matrix in single precision again and again, so that
       workers may keep tiles of it.
     """
@@ -65,20 +65,20 @@ class SolverMemory:
 class SolverDeclaration:
     """One solver, as users choose it.
 
-    - `name`, `help`: what users type, and what it is in a few words.
+    - `name`, `help`: the name that users type, and a short description.
     - `build`: returns the solver; takes each of `options` by its name and, where it has parameters of these names,
       `precision` ("mixed" or "double"), `seed`, and the `folder` of `Need.FOLDER`, which may be None.
     - `options`: its own. Solvers that share one list the same `Option`; in a help, `name` in backticks is another
       option.
     - `ignores`: names of options of other solvers that may be set and mean nothing here.
-    - `needs`: what it asks of its surroundings.
-    - `memory`: from the solver, resolved, n and the number of features to what it holds.
+    - `needs`: its requirements of the operator and the process.
+    - `memory`: from the solver, resolved, n and the number of features to its memory.
     - `bench_turn`: its turn in `dkgp bench solvers`, the quicker the sooner; None for one that runs there only when
       named.
-    - `label`, `paper`: what it is called in the GBCD paper, and the fields of the solver that differ there from the
+    - `label`, `paper`: its name in the GBCD paper, and the fields of the solver that differ there from the
       defaults here; None for one that is not among the paper's.
     - `compiles`: whether it has compiled code of its own, to be compiled beforehand by `dkgp warm-up`.
-    - `resuming`: from settings that a checkpoint holds, of whichever version, to the values of `options` that resume
+    - `resuming`: from settings that a checkpoint of any version holds to the values of `options` that resume
       it.
     """
 
@@ -237,6 +237,6 @@ def needs_rounds(solver: Solver) -> bool:
 
 
 def solver_memory(solver: Solver, n: int, d: int) -> SolverMemory:
-    """Return what a solver holds, its automatic choices made; of one that nobody has declared, a direction."""
+    """Return the memory of a solver, its automatic choices made; of an undeclared one that of a direction."""
     declared = _DECLARED.all().get(solver.name)
     return SolverMemory() if declared is None else declared.memory(solver, n, d)

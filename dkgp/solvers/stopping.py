@@ -27,8 +27,8 @@ class Progress:
     column_passes : float
         Kernel columns evaluated, in units of n.
     kernel_evaluations : int
-        Kernel entries evaluated: for columns, in selection and dense subproblems, for float64 products, anywhere. What
-        the coordinator evaluates instead of waiting for a cluster, and so the count, varies a little with its timing.
+        Kernel entries evaluated: for columns, in selection and dense subproblems, for float64 products, anywhere. The
+        count varies a little with timing: the coordinator evaluates entries instead of waiting for a cluster.
     seconds : float
         Wall time, earlier runs of a resumed solve included.
     gradient_inf_norm : float
@@ -75,7 +75,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StopReason:
-    """Reason why a solve stopped; `advice` says what to do where it stopped short."""
+    """Reason why a solve stopped; `advice` is for a solve that stopped short."""
 
     rule: str
     converged: bool
@@ -186,7 +186,7 @@ class Standstill:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget the rounds so far: what they seemed to have gained was not true, or is of another precision."""
+        """Forget the rounds so far: their gain was not real, or belongs to another precision."""
         self._since: tuple[int, float] | None = None  # rounds and passes at the last gain
         self._needed = self._norm = self._objective = self._needed_before = math.inf
         self._allowed = DEFAULT_PASSES / 2.0
@@ -244,10 +244,10 @@ def _require(name: str, value: float, least: float = 0.0) -> None:
 
 
 class ToTolerance(StoppingRule):
-    """Converged when a measure of progress has come down to a tolerance; a subclass says which, and in what words.
+    """Converged when a measure of progress has come down to a tolerance; a subclass defines the measure and its words.
 
     - `rule`, `message`: of the reason; the message has places for the `measure` and the `tolerance`.
-    - `subject`: what a tolerance that is refused is called.
+    - `subject`: the name of the tolerance in errors.
     """
 
     rule: ClassVar[str]

@@ -21,8 +21,8 @@ CHOICES = (250, 500, 750, 1000, 1500, 2000, 3000, 4000)
 # On problems that are done in a few passes, these fall with the block size about as m**-0.2 (Friedman1, california,
 # pumadyn32nm); a solve starts as if it was one of those.
 PASSES_EXPONENT = 0.2
-# Whatever the block size, a tenfold decrease of the gradient takes about this many passes: every variable has to be
-# moved. What a problem takes beyond that falls about as 1 / m (kin40k, sarcos, 500 to 4,000 variables).
+# For any block size, a tenfold decrease of the gradient takes about this many passes: every variable has to be
+# moved. The further passes of a problem fall about as 1 / m (kin40k, sarcos, 500 to 4,000 variables).
 LEAST_PASSES_PER_DECADE = 0.8
 EXCESS_EXPONENT = 1.0
 MOST_PASSES_PER_DECADE = 1000.0
@@ -66,7 +66,7 @@ class BlockSizes:
     def of(
         cls, n: int, d: int, candidates: int, first: int | Literal["auto"], largest: int | Literal["auto"]
     ) -> BlockSizes:
-        """Choose what is open; only blocks that candidates are drawn for grow, and unasked only automatic ones."""
+        """Choose the open sizes; only blocks that candidates are drawn for grow, and unasked only automatic ones."""
         size = min(n, automatic_block_size(n, d, candidates) if first == "auto" else first)
         if not candidates:
             largest = size
@@ -109,7 +109,7 @@ class BlockGrowth:
 def projected_round(n: int, d: int, candidates: int, m: int, entry_share: float = 1.0) -> float:
     """Projected core seconds of a round with block size m, up to a common factor.
 
-    - `entry_share`: what a kernel entry costs, over the usual price.
+    - `entry_share`: the price of a kernel entry over the usual one.
     """
     prices = Prices.nominal(d)
     entries = entry_share * (n * m + candidates * m * m / 2)
@@ -123,14 +123,14 @@ def automatic_block_size(n: int, d: int, candidates: int) -> int:
 
 
 def largest_automatic_block_size(n: int, start: int) -> int:
-    """Return what a block of `start` variables may grow to."""
+    """Return the largest size that a block of `start` variables may grow to."""
     return max(start, min(CHOICES[-1], int(LARGEST_SHARE * n)))
 
 
 def grown_candidates(candidates: int, start: int, m: int) -> int:
     """Return kappa for blocks that have grown from `start` to m variables.
 
-    The number of draws in a round stays what it was, so that the cost of scoring them grows as m only; in blocks that
+    The number of draws in a round stays the same, so that the cost of scoring them grows as m only; in blocks that
     are a large share of the samples it makes little difference.
     """
     return min(candidates, max(LEAST_CANDIDATES, candidates * start // m))

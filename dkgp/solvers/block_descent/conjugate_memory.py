@@ -67,7 +67,7 @@ def advance_gradient(gradient, product, images, used, coefficients, step, image_
     n, p = gradient.shape
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
-        # By loops: what says that two slices do not fit takes seconds to compile.
+        # By loops: the check that two slices fit takes seconds to compile.
         for i in range(first, last):
             for t in range(p):
                 image_out[i, t] = product[i, t]
@@ -109,7 +109,7 @@ LEAST_CONJUGATE_SHARE = 1e-4
 
 @dataclass(frozen=True)
 class BlockStep:
-    """A block step whose scalars are known: what turns Kbar[:, B] delta into the new gradient.
+    """A block step whose scalars are known: they turn Kbar[:, B] delta into the new gradient.
 
     - `indices`, `delta` (m,), (m, p): the active set B, and the minimiser over it.
     - `used`, `coefficients` (k,), (k, p): the remembered steps that take part, by slot, and c_j: p = delta - sum_j c_j
@@ -197,7 +197,7 @@ class ConjugateMemory:
         advance_gradient(gradient, product, self.images, step.used, step.coefficients, step.step, image)
 
     def settled_at(self, indices: IndexArray, gradient: FloatArray, step: BlockStep, product: FloatArray) -> FloatArray:
-        """Return what the gradient will be at a few samples, from `product` there; the bits are those of `settle`."""
+        """Return the coming gradient at a few samples, from `product` there; the bits are those of `settle`."""
         return settled(step, product, gradient[indices], np.ascontiguousarray(self.images[:, indices]))[0]
 
     def clear(self) -> None:

@@ -49,7 +49,7 @@ from dkgp.solvers.registry import SolverDeclaration, SolverMemory, register_solv
 class BlockState(SolverState):
     """A solve between two rounds.
 
-    - `blocks`: the active sets to come; what was chosen ahead is not part of a checkpoint, and chosen again.
+    - `blocks`: the active sets to come; those chosen ahead are not part of a checkpoint, and chosen again.
     - `rows`: the vectors' rows on the workers, where they hold them; `alpha` and `gradient` then fetch all of them.
     - `keeps_rows`: False once workers lost their rows too often.
     """
@@ -142,7 +142,7 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         m, variables moved in a round. "auto" weighs kernel updates, selection and dense solves by n and d alone, so
         that a seeded run is the same everywhere.
     largest_block_size : int or "auto"
-        What m may grow to where the gradient falls slowly for the columns spent, with the greedy selection. "auto" lets
+        Largest m, if the gradient falls slowly for the columns spent, with the greedy selection. "auto" lets
         an automatic block grow up to 4,000 variables or half of all, and leaves one that is given as it is.
     memory : int, default 5
         Steps kept to make the next one conjugate; 0 is the paper's method.
@@ -204,7 +204,7 @@ class GreedyBlockCoordinateDescent(Method[BlockState]):
         }
 
     def equip(self, operator: KernelOperator, state: BlockState) -> None:
-        """Resolve the settings, once, into what the rounds go by."""
+        """Resolve the settings once for all rounds."""
         n, p = state.rhs.shape
         state.memory = ConjugateMemory(n, p, self.memory)
         sizes = self._sizes(n, operator.kernel.n_features)
@@ -346,7 +346,7 @@ def _with(selection: Selection) -> Callable[..., GreedyBlockCoordinateDescent]:
 
 
 def _memory(solver: GreedyBlockCoordinateDescent, n: int, d: int) -> SolverMemory:
-    """Of the largest blocks: one that grows draws fewer candidates for each variable, but never fewer in all."""
+    """Memory with the largest blocks: these draw fewer candidates for each variable, but never fewer in all."""
     size, largest = int(solver.block_size), max(int(solver.block_size), int(solver.largest_block_size))
     candidates, grown = 1, solver.grown_selection(largest)
     if isinstance(solver.selection, GreedySelection) and isinstance(grown, GreedySelection):

@@ -84,7 +84,7 @@ class SelectionPipeline:
         self.growth.review(columns, gradient_norm)
         if self._operator.holds_inputs and not by_rows:
             return None
-        # What this round brings can be looked at once it is back: by the next selection, or, where that runs while
+        # The next selection reads the results of this round once they are back, or, if that runs while
         # the round is under way, by the one after it.
         ahead = 2 if self._operator.overlaps or by_rows else 1
         coming = self._next.announced(self._operator, self.growth.size, self._seed, iteration + ahead)
@@ -100,7 +100,7 @@ class SelectionPipeline:
             self._prepared = True
 
     def forget(self) -> None:
-        """Give up what was prepared, and what is known of the pace: the gradient has been renewed."""
+        """Discard prepared blocks and the measured pace: the gradient has been renewed."""
         self._prepared = False
         self.growth.review_norm = 0.0
 
@@ -449,14 +449,14 @@ def held_bytes(rows: int, p: int, memory: int) -> int:
 
 
 def step_rows_task(context: BlockContext, recipe: Recipe, asked: list[Asked]) -> list[Answer]:
-    """Take the steps in some blocks, and report what is asked for; blocks without the right version here are lost."""
+    """Take the steps in some blocks and report the requested numbers; blocks of another version are lost."""
     return [_take(context, recipe, {}, each) for each in asked]
 
 
 def rebuild_rows_task(
     context: BlockContext, recipe: Recipe, values: Mapping[Any, Any], asked: list[Asked]
 ) -> list[Answer]:
-    """Do what `step_rows_task` does, from rows as of the last checkpoint, with all steps since."""
+    """Do the work of `step_rows_task` from the rows of the last checkpoint, with all steps since."""
     bases = {block: rows for name, value in values.items() if name != STEPS for block, rows in value.items()}
     return [_take(context, replace(recipe, steps=values[STEPS]), bases, each) for each in asked]
 

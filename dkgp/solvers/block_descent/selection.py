@@ -36,7 +36,7 @@ LEAST_MORE = 1024
 
 
 def round_generator(seed: int, iteration: int) -> np.random.Generator:
-    """Return the random numbers of one round: a resumed solve draws what the interrupted one would have drawn."""
+    """Return the random numbers of one round: a restored solve draws the same numbers."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, iteration])))
 
 
@@ -44,11 +44,11 @@ class Draws:
     """The candidates of one round.
 
     They are dealt from one sequence of uniform sample numbers, by seed and round alone; a sample that is chosen
-    already, or in the subset, is passed over. So all subsets of N are as likely, what a round will look at can be
-    foreseen, and a candidate costs a number or a few, whatever n is.
+    already, or in the subset, is passed over. So all subsets of N are as likely, the candidates of a round can be
+    foreseen, and a candidate costs a number or a few, for any n.
 
     - `choices`, `candidates`: subsets that the round will take, and kappa.
-    - `sequence` (l,): as much as the round is expected to look at; what it takes beyond that is drawn when it is
+    - `sequence` (l,): the expected candidates of the round; further ones are drawn when they are
       needed.
     """
 
@@ -311,7 +311,7 @@ class Subproblem:
         return self._evaluator.tile(self._operator.features(indices, self._evaluator.precision), self.features)
 
     def half_solve(self, kernel_rows: NDArray[Any]) -> NDArray[Any]:
-        """L^-1 k for kernel rows k(x, B): (r, size), one a row; what prefitting needs (equation 7)."""
+        """L^-1 k for kernel rows k(x, B): (r, size), one a row, for prefitting (equation 7)."""
         # Always a copy: it is solved in place, and "contiguous" leaves odd strides on a single column.
         solved = np.array(kernel_rows, dtype=self._factor.dtype, order="C", copy=True)
         if self.size:
@@ -397,7 +397,7 @@ class GreedySelection(Selection):
 
     Notes
     -----
-    One variable of each block is searched exhaustively, which is what the convergence proof needs (Theorem 2 uses
+    One variable of each block is searched exhaustively, as the convergence proof requires (Theorem 2 uses
     that the variable with the largest g_i^2 / Kbar_ii is in B). With one variable a step it is the first, as in the
     paper; with several it is the last, because it alone needs the gradient everywhere and the rest can be chosen
     while an update is still under way.

@@ -19,7 +19,7 @@ from dkgp.solvers.registry import Need, SolverDeclaration, SolverMemory, registe
 DEFAULT_BUDGET_BYTES = 4 * 1024**3
 # Rows of a block: large enough for BLAS to run at full speed, small enough for many cores to share a block column.
 STRIP_ROWS = 512
-# A refinement that does not take the gradient below this share of what it was has met float64's rounding.
+# A refinement that does not take the gradient below this share of the last one has met float64's rounding.
 LEAST_GAIN = 0.5
 
 
@@ -50,7 +50,7 @@ class Cholesky(Method[CholeskyState]):
     Parameters
     ----------
     budget_bytes : int, default 4 GiB
-        What the factor and all that goes with it may take.
+        Memory limit of the factor and its temporaries.
 
     Raises
     ------
@@ -71,7 +71,7 @@ class Cholesky(Method[CholeskyState]):
             raise InputError(f"the memory budget must be positive; got {self.budget_bytes}")
 
     def resolved(self, n: int, d: int, p: int = 1) -> Cholesky:
-        """Return the settings; refuse what does not fit."""
+        """Return the settings; `MemoryBudgetError` if the factor exceeds the budget."""
         needed = cholesky_bytes(n, d, p)
         if needed > self.budget_bytes:
             raise MemoryBudgetError(

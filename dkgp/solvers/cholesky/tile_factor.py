@@ -47,7 +47,8 @@ PanelTiles = tuple[int, tuple[int, ...]]
 
 # Tiles that are read while the ones before them are worked on.
 READ_AHEAD = 2
-# Kernel rows evaluated at a time, in float64 whatever the tiles are: rounded once, they stay positive definite longest.
+# Kernel rows evaluated at a time, in float64 for tiles of any precision: rounded once, they stay positive definite
+# longest.
 PIECE_ROWS = 256
 
 
@@ -121,7 +122,7 @@ class TileContext:
 
     @property
     def evaluator(self) -> TileEvaluator:
-        """Of the tiles of Kbar, before they are rounded."""
+        """Evaluator of the tiles of Kbar, before they are rounded."""
         source = self.context.source
         return TileEvaluator(self.context.kernel, "double", expanded=self.expanded, centre=centre_of(source))
 
@@ -246,10 +247,10 @@ class Tiles(Protocol):
     url: str
 
     def create(self, description: Json) -> None:
-        """Begin, and say of what the tiles will be."""
+        """Begin, with a description of the matrix and its tiles."""
 
     def description(self) -> Json | None:
-        """Return what `create` was told; None where there are no tiles to take over."""
+        """Return the description passed to `create`; None without tiles to take over."""
 
     def names(self) -> set[str]:
         """Return the names of the tiles that are there."""
@@ -264,13 +265,13 @@ class Tiles(Protocol):
         """Remove one tile."""
 
     def drop_temporaries(self) -> None:
-        """Remove what killed writers left."""
+        """Remove the temporary files of killed writers."""
 
     def clear(self) -> None:
         """Remove all."""
 
     def free_bytes(self) -> int | None:
-        """Return what there is room for; None where that cannot be known."""
+        """Return the free bytes; None if they cannot be known."""
 
 
 class MemoryTiles:
@@ -279,7 +280,7 @@ class MemoryTiles:
     Parameters
     ----------
     nbytes : int
-        What all of them will take.
+        Bytes of all tiles together.
     """
 
     url = "memory"
@@ -298,11 +299,11 @@ class MemoryTiles:
         self.begin(description)
 
     def begin(self, description: Json) -> None:
-        """Say of what the tiles are that are there."""
+        """Store the description of the matrix and its tiles."""
         self._description = description
 
     def description(self) -> Json | None:
-        """Return what `create` was told; None before."""
+        """Return the description passed to `create`; None before."""
         return self._description
 
     def names(self) -> set[str]:
@@ -333,14 +334,14 @@ class MemoryTiles:
         self._description = None
 
     def free_bytes(self) -> int | None:
-        """Whoever made it has looked at the memory."""
+        """Return None: the creator has checked the memory."""
         return None
 
 
 def substitute(tiles: TileContext, right: FloatArray, threads: int, *, transposed: bool = False) -> None:
     """C becomes F = L^-1 C, or transposed F becomes V = L^-T F, for float64 (n, t) in rows.
 
-    Each corner is solved with in turn, and what it gave is taken off the block rows to come, which threads share.
+    Each corner is solved in turn, and its product subtracted from the later block rows, which threads share.
     """
     rows = [slice(*tiles.layout.bounds(k)) for k in range(tiles.layout.n_panels)]
     order = range(len(rows))[::-1] if transposed else range(len(rows))
@@ -390,7 +391,7 @@ class BrokenDownError(NumericalError):
 
 
 class FactoredSystem(Protocol):
-    """The matrix that is factored, and who does the work: an operator, or what stands for one."""
+    """The matrix that is factored, and its executor: an operator, or an object like one."""
 
     @property
     def executor(self) -> BlockExecutor:
@@ -429,10 +430,9 @@ class TileFactor:
     """L of Kbar = L L', in tiles.
 
     - `system`: its executor does the work.
-    - `place`: where the tiles lie: memory, or a folder, where what a factorisation of the same matrix left is taken
-      over. None takes a folder of its own in the system's place for temporary files, removed when this object is.
-    - `memory_bytes`: what the tasks of one process may hold.
-    - `disk_budget_bytes`: what the tiles may take; by default, what the disk has free.
+    - `place`: where the tiles lie: memory, or a folder, whose tiles of the same matrix are taken over. None takes a folder of its own in the system's place for temporary files, removed when this object is.
+    - `memory_bytes`: memory limit of the tasks of one process.
+    - `disk_budget_bytes`: limit of the tiles; by default the free space of the disk.
     - `expanded`: whether distances are; see `TileEvaluator`.
 
     Raises `MemoryBudgetError`, `StorageError`: memory or disk do not suffice; before anything is computed;
@@ -455,7 +455,7 @@ class TileFactor:
         self._parallelism, self._rows_at_once = _plan(system.executor, layout, memory_bytes)
         if place is None:
             place = tempfile.mkdtemp(prefix="dkgp-tiles-")
-            # What a kill leaves behind is the system's to clear.
+            # The operating system removes the folder of a killed process.
             remove_with(self, place)
         self._store: Tiles = TileStore(place) if isinstance(place, str) else place
         self._tiles = TileContext(system.context, self._store, layout, system.noise, expanded)
@@ -480,7 +480,7 @@ class TileFactor:
         return len(self._held) == self.layout.n_tiles
 
     def complete(self, panels: int) -> None:
-        """Compute what is missing of the first `panels` block columns; tiles that are there stay as they are.
+        """Compute the missing tiles of the first `panels` block columns; existing ones stay unchanged.
 
         Raises `BrokenDownError`: the matrix is not positive definite in the tiles' type.
         """

@@ -47,7 +47,7 @@ class TiledCholeskyState(BlockState):
 
 @dataclass(frozen=True)
 class TiledCholesky(Method[TiledCholeskyState]):
-    """Factors Kbar = L L' in tiles on disk, block column by block column, and refines what it solves.
+    """Factors Kbar = L L' in tiles on disk, block column by block column, and refines the solution.
 
     One round factors one block column, which leaves the solution as it is; the last of them and each round after it
     takes one step of conjugate gradients in float64, preconditioned by the factor. A target that float32 solves to the
@@ -68,9 +68,9 @@ class TiledCholesky(Method[TiledCholeskyState]):
         folder, which serves one run at a time. By default a folder among the system's temporary files, removed with
         the solve's state, which serves workers on this machine alone.
     memory_bytes : int, default 1 GiB
-        What tiles may take in each process.
+        Memory limit of the tiles in each process.
     disk_budget_bytes : int, optional
-        What tiles may take on disk; all that is free by default.
+        Limit of the tiles on disk; by default all free space.
     keep : bool
         Leave the tiles in a named folder when the solve is done (see `finish`).
 
@@ -107,7 +107,7 @@ class TiledCholesky(Method[TiledCholeskyState]):
             raise UsageError("to keep the tiles, name the folder they are to lie in")
 
     def resolved(self, n: int, d: int, p: int = 1) -> TiledCholesky:
-        """Return the settings with the tile size chosen for n samples; what the workers are does not enter."""
+        """Return the settings with the tile size chosen for n samples, independent of the workers."""
         if self.tile_rows != "auto":
             return replace(self, tile_rows=min(self.tile_rows, n))
         step = TILE_ROWS_STEP

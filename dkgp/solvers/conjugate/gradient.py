@@ -2,15 +2,15 @@
 
 Block conjugate gradients solve Kbar X = B for all right-hand sides together, by one full kernel product an iteration.
 The residuals R of all columns, preconditioned, span the next directions P, which are made conjugate to the last ones
-and nearly orthonormal. One product Q = Kbar P serves every column, and each takes the step along P that is the best
-for it: X += P A, R -= Q A with A = (P'Q)^-1 P'R. For one column these are conjugate gradients.
+and nearly orthonormal. One product Q = Kbar P serves every column, and each takes the step along P that is the best for
+it: X += P A, R -= Q A with A = (P'Q)^-1 P'R. For one column these are conjugate gradients.
 
 Three rules keep the recursion together in rounded arithmetic:
 
 * Directions that others span are left out, as are those along which the matrix, as rounded, has no curvature.
 * The last directions are taken out of the next ones by their products with Q, not by ratios of residuals: so the
   preconditioner may be rounded, or change, and the residual may be computed anew, without a loss of conjugacy.
-* A step is exact for the residual at hand, whichever directions it is taken along. P and Q belong to no column: columns
+* A step is exact for the current residual, along any directions. P and Q belong to no column: columns
   may leave, or stay where they are, between any two iterations.
 
 `dkgp.solvers.method_run` watches the drift of float32 products: when it recomputes the gradient, the search goes on
@@ -52,7 +52,7 @@ from dkgp.solvers.stopping import Progress
 
 # Directions that the others span to this share of their length are left out; of float32 ones little more is there.
 DEPENDENT, DEPENDENT_SINGLE = 1e-7, 1e-5
-# Shorter ones of float32 are zero: what they would be scaled by is beyond it.
+# Shorter ones of float32 are zero: their scale factor would overflow.
 SHORTEST_SINGLE = 1e-30
 # Tall arrays are worked through a piece of their rows at a time, so that nothing as tall is made on the way; threads
 # share the pieces of a tall result, and so many columns of a small one.
@@ -80,7 +80,7 @@ class BlockDirections:
     """The directions of the last iteration.
 
     - `vectors` (n, k): P, nearly orthonormal; empty before the first iteration. Any will do, so float32 may round them.
-    - `images` (n, k): Kbar P. Where both are float32, so is what is done with them, sums of pieces apart.
+    - `images` (n, k): Kbar P. If both are float32, so is their algebra, apart from sums of pieces.
     - `threads`: of this process, to share the work; results do not depend on their number.
     """
 
@@ -91,7 +91,7 @@ class BlockDirections:
 
     @classmethod
     def of(cls, arrays: Mapping[str, FloatArray]) -> BlockDirections:
-        """Those of a checkpoint; none where it is of a version that kept others, and the search starts anew."""
+        """Return those of a checkpoint; none of an old version, whose search starts anew."""
         return cls(arrays["directions"], arrays["images"]) if "images" in arrays else cls()
 
     def advance(
@@ -155,7 +155,7 @@ def iterate(
 ) -> dict[str, float]:
     """One iteration in place, given M^-1 r of the state's residual r = -g; seconds by phase.
 
-    With `double` its product is one of float64, whatever the state's rounds are, so that an exact gradient stays exact;
+    With `double` its product is one of float64, for rounds of any precision, so that an exact gradient stays exact;
     like one that verifies, it counts as no column pass.
     With `moving` its product is one of float64 with [alpha, P], entries evaluated once: the gradient is computed anew,
     and the step along P is exact for it, so that the gradient after it is exact, too. It is taken if `moving` says so
@@ -182,7 +182,7 @@ def iterate(
         seconds = time.perf_counter() - before
         return images
 
-    # What came of the true gradient alone, in float64, would come of it again.
+    # A round from the true gradient alone, in float64, would repeat itself.
     last_resort = state.precision == "double" and state.exact and not directions.vectors.size
     step = directions.advance(preconditioned, residual, product)
     state.iteration += 1
@@ -195,7 +195,7 @@ def iterate(
                 "it is not positive definite, or not finite. Raise the noise variance, or choose another kernel"
             )
         state.stuck = last_resort  # no direction is left: one that is not finite, or too short to be told from zero
-        # Tiles in float32 need not form a positive definite matrix; those in float64 may do. What steps along such
+        # Tiles in float32 need not form a positive definite matrix; those in float64 may do. Steps along such
         # tiles have come to, the recursion does not know: it may be worse than the start.
         if not state.exact:
             state.renew_gradient(operator)
@@ -233,7 +233,7 @@ class _Curvature:
 
     @property
     def rank(self) -> int:
-        """Of how many directions' span there is any."""
+        """Return the number of directions that are linearly independent."""
         return self._root.shape[1] if self._lower is None else len(self._lower)
 
     def solve(self, right: FloatArray) -> FloatArray:
@@ -258,7 +258,7 @@ def _cross(left: NDArray[Any], right: NDArray[Any], dtype: np.dtype[Any], thread
 
 
 def _independent(z: NDArray[Any], dtype: np.dtype[Any], threads: int) -> NDArray[Any]:
-    """Directions that span what z (n, t) does, nearly orthonormal: (n, at most t)."""
+    """Return nearly orthonormal directions with the span of z (n, t): (n, at most t)."""
     gram = _cross(z, z, np.dtype(np.float64), threads)
     if not np.isfinite(gram).all():
         return np.zeros((len(z), 0), dtype)
@@ -376,7 +376,7 @@ class ConjugateGradient(Method[ConjugateGradientState]):
         return self._iterate(operator, state)
 
     def renews_in_rounds(self, operator: KernelOperator) -> bool:
-        """True but for products that are off by more than rounding: what bounds them is of a product with alpha."""
+        """True unless products are approximate: their bound is that of a product with alpha."""
         return not operator.approximate
 
     def renew(

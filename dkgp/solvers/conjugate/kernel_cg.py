@@ -151,9 +151,9 @@ class KernelConjugateGradient(_LeastSquaresSolver):
 
 @dataclass(frozen=True)
 class ParameterConjugateGradient(_LeastSquaresSolver):
-    """Conjugate gradients on the risk's parameters, Hessian K'K + s2 K: what kernel CG is compared with.
+    """Conjugate gradients on the risk's parameters, Hessian K'K + s2 K: the rival of kernel CG.
 
-    Its gradient is K g: where K is nearly singular, as of a smooth kernel, it cannot see what is left of g, and max |g|
+    Its gradient is K g: if K is nearly singular, as of a smooth kernel, it cannot see the rest of g, and max |g|
     comes down slowly or not at all. It is here to be measured, not to be used.
 
     The duality gap does come down, with the dual variables that belong to the function K alpha itself, beta = (y - K

@@ -56,7 +56,7 @@ LEAF_ALGEBRA = 1.5
 LEAF_MADE, LEAF_APPLIED = 4e5, 1.5e4
 # T is read once, and used twice, where there are no landmarks.
 ONE_SWEEP = 1.25
-# Local polynomials of a cell, with what it takes to evaluate them.
+# Local polynomials of a cell, and their evaluation.
 POLYNOMIALS = 60.0
 # Samples of a batch whose widths are looked at after each product.
 LOOKED_AT = 64
@@ -67,8 +67,8 @@ FACTOR_ROWS = 4096
 
 
 def _products(sizes: Sizes, times: float, kept: float) -> list[Phase]:
-    """Products, of which the first fills the tiles that are kept."""
-    if not kept or sizes.double:  # what is kept is float32
+    """Products; the first one fills the kept tiles."""
+    if not kept or sizes.double:  # kept tiles are float32
         return [product_phase("products", sizes, times)]
     reading = product_phase("products", sizes, max(0.0, times - 1.0), kept=kept)
     filling = replace(reading.shared, filled=reading.shared.kept, kept=0.0)
@@ -230,14 +230,14 @@ def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
     groups = math.ceil(t / at_once)
     # Entries are evaluated once for their row and their column.
     entries = groups * _turns(at_once)[0] * n * n / 2.0
-    # What is proven of a sample: 6 n R, each time (`dkgp.models.variance.iterative`).
+    # The proof of a sample: 6 n R, each time (`dkgp.models.variance.iterative`).
     proofs = max(1.0, double)
     work = [
         Work(double_entries=n * t),
         _in(batches.double or not (single + double), proofs * groups * n * rank, proofs * t * 6.0 * n * rank),
         Work(double_entries=double * entries, double_operations=double * t * 2.0 * n * n),
     ]
-    # Conjugate directions: their products with each other, and what they are taken times.
+    # Conjugate directions: their products with each other, and their coefficients.
     algebra = 10.0 * n * at_once * t
     if single:
         local = float(min(batches.local, sizes.n))
@@ -300,7 +300,7 @@ def shared_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
     phases.append(product_phase("check", replace(wide, double=True), double * turns))
     proofs = Work(double_entries=groups * n * rank, double_operations=t * 4.0 * n * rank)
     phases.append(Phase("proofs", single + double, proofs, rounds=2 * groups, pieces=sizes.blocks, sent=8.0 * n * t))
-    # Conjugate directions: their products with each other, and what they are taken times.
+    # Conjugate directions: their products with each other, and their coefficients.
     algebra = Work(operations=10.0 * n * at_once * t, vectors=2.0 * n * t)
     phases.append(Phase("directions", single + double, threaded=algebra))
     return phases
@@ -329,7 +329,7 @@ LEAST_BYTES, NUMBERS_A_SAMPLE = 1024**3, 640
 # Alone, the factor takes 2 n R^2 operations and saves passes of n^2 kernel entries each: with R = 10 sqrt(n) both weigh
 # about the same at 100 passes saved.
 RANK_PER_SQRT_N = 10.0
-# Beside a halo it has what the whole of the samples shares, and little is enough.
+# Beside a halo it represents the common part of all samples, and a low rank is enough.
 RANK_PER_SAMPLE, LARGEST_RANK_BESIDE_A_HALO = 0.01, 300
 # All leaves' factors take 3 n s^2 operations: with s = n / 20 that comes to 20 products at n = 30,000, and with
 # s = 8 sqrt(n) beyond. Too small a halo is worth less than none.
@@ -340,7 +340,7 @@ MOST_NODES = 4000
 WINDOW = 12
 # The number of products falls about as s^-3/4: kin40k and others, n = 30,000, s from 500 to 2,000.
 PRODUCTS_BY_HALO = 0.75
-# What must be gained beyond the price, for what is left is a guess.
+# The least gain over the price, since the remaining count is a guess.
 LEAST_RETURN = 1.5
 MOST_LEVELS = 3
 
@@ -353,7 +353,7 @@ def factor_bytes_allowed(n: int) -> int:
 def expected_second_step(condition: float) -> float:
     """Length that a second step has at most beside the first one, by n e / (R s2) of a low-rank factor.
 
-    e is what its R landmarks leave of k(x, x) on average. From .31 of that number, where it is 1e-4, to .06, at one
+    e is the mean part of k(x, x) that its R landmarks leave. From .31 of that number, where it is 1e-4, to .06, at one
     half (Friedman1 and a wave in two dimensions, n = 8,000).
     """
     return condition / 3.0
@@ -446,14 +446,14 @@ class FactorPreconditioning:
         g, the samples of a leaf; "auto" takes half of the halo.
     rank : int or "auto"
         R, landmarks of the low-rank factor; none with 0, which takes a halo. "auto" takes n / 100 beside a halo, 300 at
-        most; alone 10 sqrt(n), or what the memory allows if that is less.
+        most; alone 10 sqrt(n), or fewer if the memory allows no more.
     landmarks : {"pivoted", "uniform", "polynomials"}
         "pivoted" draws them by randomly pivoted Cholesky, "uniform" at random (the Nystrom method).
         "polynomials" takes the nodes of local polynomials in their place, for a kernel of up to three features, and no
         halo (`dkgp.operators.low_rank.local_polynomials`).
     memory_bytes : int or None
-        What the factor may take in all workers together. By default automatic choices stay within a gibibyte, or 2,560
-        bytes a sample, and what is named is refused by nobody but the plan of a run's memory.
+        Memory limit of the factor in all workers together. Automatic choices stay within a gibibyte, or 2,560
+        bytes a sample, and only the plan of a run's memory refuses sizes that the user names.
 
     References
     ----------
@@ -496,7 +496,7 @@ class FactorPreconditioning:
         Raises
         ------
         InputError
-            What is named exceeds `memory_bytes`.
+            The named sizes exceed `memory_bytes`.
         """
         held = max(1, self._allowed(n) // (4 * n))  # numbers a sample
         if self.landmarks == "polynomials":
@@ -579,7 +579,7 @@ class FactorPreconditioning:
         """Bytes of the factor, resolved, as large as it may grow; `d` is how many numbers features have."""
         rank = int(self.rank)
         if self.landmarks == "polynomials":
-            # A, what it is made of, and moments on their way; each worker keeps the places of its samples.
+            # A, its parts, and moments in transit; each worker keeps the places of its samples.
             return SolverMemory(own_bytes=24 * rank * rank, cached_bytes=40 * n)
         coordinator = 8 * rank * (3 * rank + samples_drawn_from(rank)) if rank else 0
         if not self.halo:
@@ -616,7 +616,7 @@ class FactorPreconditioning:
         return self._drawn(operator)[0]
 
     def _drawn(self, operator: BlockedKernelOperator) -> tuple[IndexArray, float]:
-        """The landmarks, and what they leave of k(x, x) on average; infinite where nothing tells it."""
+        """The landmarks, and the mean part of k(x, x) that they leave; infinite if it is not known."""
         n = operator.n
         rank = n if self.rank == "auto" else self.rank
         rng = np.random.default_rng(self.seed)

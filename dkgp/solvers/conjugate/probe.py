@@ -1,13 +1,13 @@
-"""A problem in small: what conjugate gradients take on a subset foretells what they take on all samples.
+"""A problem in small: the iterations of conjugate gradients on a subset, extrapolated to all samples.
 
 A random subset of m of the n samples, with the same kernel, takes about as many iterations as the whole, where
 
 * with a halo, halo and leaf are the same share of the samples, s m / n and g m / n, the rank is R sqrt(m / n), and the
-  noise s2 sqrt(m / n): a leaf's surroundings are the same in space, and the noise lies between what keeps single
-  samples alike (s2) and what keeps averages alike (s2 m / n);
+  noise s2 sqrt(m / n): a leaf's surroundings are the same in space, and the noise lies between the one that keeps
+  single samples alike (s2) and the one that keeps averages alike (s2 m / n);
 * with a low-rank factor alone, the rank is R and the noise s2 m / n, which leaves the same spectrum. Ranks of more than
   a fifth of the subset fit it too well: there R (m / n)^0.35, and s2 (m / n)^0.75, and of more than 32 m samples
-  2 + 7 sqrt(n e(R) / (R s2)), where e(R), what a factor of rank R leaves of the kernel's diagonal, is followed beyond
+  2 + 7 sqrt(n e(R) / (R s2)), where e(R), the part of the kernel's diagonal that rank R leaves, is followed beyond
   the ranks of the subset.
 
 Measured (docs/experiments.md) on kin40k, california, friedman1, pumadyn32nm, sarcos_test4449, abalone, magic and
@@ -16,17 +16,17 @@ dem_bigtujunga, n from 3,000 to 30,000, two Matern kernels among them: mostly wi
 Where the noise is so small that the subset does not feel it, samples lie too thinly in it: there counts grow with n,
 and go on growing as they do from half of the subset to all of it.
 
-What float32 kernel entries are off by takes from the least eigenvalues, about in proportion to n where these are next
+The errors of float32 kernel entries lower the least eigenvalues, about in proportion to n where these are next
 to nothing (usps, and three Gaussian features, n from 500 to 4,000: 0.03 to 0.08 n 2^-24 of k(x, x)). Where the
 subset's matrix as float32 has it, with a quarter of s2 m / n on its diagonal, is not positive definite, float32 rounds
 would not come to their end, and counts are those of float64.
 
-So they are where the subset's matrix is positive definite, but what float32 takes at n is more than s2 and the least
+So they are if the subset's matrix is positive definite, but the float32 error at n exceeds s2 and the least
 eigenvalue at n: there a float64 gradient finds most of the one before it again. That eigenvalue goes on falling as it
 does from half of the subset to all of it (kin40k, gamma 0.12: 1.8e-3, 4.4e-4, 9.9e-5 of 500, 1,000, 2,000 samples).
 
 The subset's matrix is held, and so are its factors: a run takes some hundredths of a second. Nothing is timed: the same
-seed comes to the same counts, but for what another processor's roundings change.
+seed comes to the same counts, apart from another processor's roundings.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ ITERATIONS_BY_CONDITION, CONDITION_POWER = 2.8, 0.72
 MANY_SUBSETS, ITERATIONS_LEAST, ITERATIONS_PER_ROOT = 32, 2.0, 7.0
 # The tolerance that laws by the curve were fitted at; digits beyond it cost in proportion, from a start at order one.
 FITTED_TOLERANCE, START = 1e-4, 50.0
-# Landmarks at most: beyond a quarter of the samples, what is left of them tells little of other samples.
+# Landmarks at most: beyond a quarter of the samples, their residuals tell little about other samples.
 RANK_SHARE = 0.25
-# Halos of fewer samples than this are no halos; what smaller shares take follows from how counts fall up to twice it.
+# Halos of fewer samples are no halos; counts of smaller shares are extrapolated from their fall up to twice it.
 LEAST_HALO = 12
 # In up to three dimensions counts fall by at most this power of a halo that is a small share of the samples, and are
 # this share of those foreseen: for two dimensions and the samples above 30, 22 and 17 with halos of 64, 128 and 300 at
@@ -86,7 +86,7 @@ HOPELESS, LEAST_GIVEN_UP = 0.25, 10
 FELT, MOST_GROWTH = 0.12, 16.0
 # Of a leaf's diagonal: no subset is so regular that it would not be positive definite.
 DAMPING, DAMPING_IN_DOUBLE = 1e-6, 1e-10
-# This share of the noise is to make up for what float32 entries take: where all of it hardly does, a float64 gradient
+# This share of the noise is to make up for the error of float32 entries: if all of it hardly does, a float64 gradient
 # finds most of the one before it again.
 SHARE_OF_NOISE = 0.25
 # They take no more than this for each sample, of the largest k(x, x).
@@ -294,7 +294,7 @@ class _Leaves:
 
 
 class Probe:
-    """A problem's subset, and what it foretells.
+    """A problem's subset, and its projections.
 
     - `noise_variance`: s2.
     - `inputs` (m, d): a random subset of the standardised inputs.
@@ -335,7 +335,7 @@ class Probe:
 
     @property
     def largest_rank(self) -> int:
-        """The largest rank of which anything can be told."""
+        """The largest rank that counts can be projected for."""
         if self.n > MANY_SUBSETS * self._whole.m:
             return self.n
         return max(1, int(len(self._whole.landmarks.rows) * (self.n / self._whole.m) ** LARGE_RANK))

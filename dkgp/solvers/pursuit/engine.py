@@ -4,7 +4,7 @@ Algorithm 3 of the paper keeps directions p^(k), conjugate and with k nonzero nu
 the next one is found by (18). Here A_SS = L L' grows by rows: P = L^-T but for the directions' lengths, B = L' but for
 those of its rows, a pivot that rounding has eaten is seen, and g = A w - b is found anew from the columns that are kept
 rather than by recursion. Algorithm 3's line for s^(k+1) reads g before the step; (19) and the text mean the gradient
-after it, which is what is taken here.
+after it, which this module uses.
 
 References
 ----------
@@ -59,9 +59,9 @@ class PursuitSettings:
         Stop where max |g| is; of a pursuit without random draws.
     stagnation : (int, float), optional
         Stop by (38): where the last score differs from the mean of so many before it by less than this share of it.
-        Scores are squared residuals, or what `pursue` is given to judge the path by.
+        Scores are squared residuals, or those of the `judge` of `pursue`.
     memory_bytes : int, optional
-        What columns of A may take at the coordinator; half of what is free by default.
+        Memory limit of the columns of A at the coordinator; by default half of the free memory.
     seed : int
         Of draws: they depend on it and on the round alone, so that folds and hyperparameters share them (Remark 8).
     """
@@ -135,7 +135,7 @@ class PursuitProgress:
     - `round`, `size`: rounds done, nonzero numbers.
     - `objective`: w'A w / 2 - b'w, summed over right-hand sides.
     - `residual`: squared residual, where the system knows it.
-    - `steepest`: max |g| of what is not chosen; None of random draws.
+    - `steepest`: max |g| of the other regressors; None with random draws.
     - `score`: the path was judged by this, where it was.
     """
 
@@ -155,8 +155,8 @@ class PursuitProgress:
 def drawn(seed: int, number: int, groups: int, candidates: int, out: Any) -> IndexArray:
     """Candidates of a round in equal runs, each sorted: of those that are not `out` (D,) bool, without replacement.
 
-    A random key of each regressor depends on the seed and the round alone: paths that differ in what they chose see the
-    same draws, but for that.
+    A random key of each regressor depends on the seed and the round alone: paths with different choices see the
+    same draws, apart from these.
     """
     runs = []
     generator = round_generator(seed, number)
@@ -273,7 +273,7 @@ class PursuitPath:
 Judge = Callable[[PursuitPath], float]
 """A score of the path so far, such as an error in cross-validation; the smaller the better"""
 
-# Rounds in a row of which all that was chosen is of the path's span: the rank is reached, or so.
+# Rounds in a row whose choices all lie in the path's span: the numerical rank is reached.
 MOST_EMPTY = 5
 # A gradient of this many units of b's largest entry is rounding.
 SOLVED_UNITS = 8.0
@@ -288,8 +288,8 @@ class Pursuit(Iteration):
 
     - `empty`: rounds in a row in which no regressor joined.
     - `scores`: scores of the path after each round; `misfits`: exact squared residuals by cardinality.
-    - `rhs` (r, t): what the system's right-hand sides b are projections of. The t columns share one order: a choice is
-      the best by the sum of their scores.
+    - `rhs` (r, t): targets; the system's right-hand sides b are their projections. The t columns share one order: a
+      choice is the best by the sum of their scores.
     """
 
     saved = ("order", "out")
@@ -436,7 +436,7 @@ class Pursuit(Iteration):
         return len(self._append(picked, products.between[:, places], inner, products.gradient[places]))
 
     def _append(self, picked: IndexArray, between: FloatArray, inner: FloatArray, gradient: FloatArray) -> list[int]:
-        """Have the factor take what it can; which of `picked` that is."""
+        """Append to the factor, and return the places of `picked` that it accepted."""
         if not (np.isfinite(inner).all() and np.isfinite(between).all()):
             raise InputError(
                 "the system's columns overflow, or are not numbers; leave out or scale down such regressors"
@@ -462,7 +462,7 @@ class Pursuit(Iteration):
         )
 
     def _steepest(self, remaining: FloatArray) -> float:
-        """max |g| of what is not chosen."""
+        """max |g| of the regressors that are not chosen."""
         return float(np.abs(remaining[~self._out]).max(initial=0.0))
 
     def _residual(self) -> float | None:
@@ -569,7 +569,7 @@ def pursue(
     Raises
     ------
     InputError
-        What is not finite, of unfit shape, or contradicts itself.
+        Values that are not finite, shapes that do not fit, or settings that contradict each other.
     MemoryBudgetError
         The path's columns take more than they may.
     CheckpointError

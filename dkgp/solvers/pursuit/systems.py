@@ -40,7 +40,7 @@ from dkgp.operators.inputs import ArrayInputs, InputSource
 
 @dataclass(frozen=True)
 class CandidateProducts:
-    """Of q candidates C, a path S with weights w.
+    """Products of q candidates C with a path S and its weights w.
 
     - `gradient` (q, t): b_C - A_CS w.
     - `between` (k, q): A_SC.
@@ -60,7 +60,7 @@ class PursuitSystem(Protocol):
         """Regressors, D."""
 
     def project(self, rhs: FloatArray) -> FloatArray:
-        """b (D, t) of what the system is given: b itself, or targets y (n, t)."""
+        """Return b (D, t): from b itself, or from targets y (n, t)."""
 
     def square(self, rhs: FloatArray) -> FloatArray | None:
         """|y|^2 (t,), where b is a projection of targets."""
@@ -74,7 +74,7 @@ class PursuitSystem(Protocol):
     def candidates(
         self, rhs: FloatArray, which: IndexArray, path: IndexArray, weights: FloatArray
     ) -> CandidateProducts:
-        """Products of candidates (q,) with each other, a path (k,), and what its weights (k, t) leave."""
+        """Products of candidates (q,) with each other, a path (k,), and its residual."""
 
     def misfit(self, rhs: FloatArray, path: IndexArray, weights: FloatArray) -> float | None:
         """Squared residual of weights (k, t), from residuals; None where only differences are to be had."""
@@ -90,7 +90,7 @@ class GramSystem:
     square : float or (t,) array_like, optional
         |y|^2, where b = X'y: residuals are known then.
     memory_bytes : int, optional
-        What A may take; what is free by default, and more than that is refused.
+        Memory limit of A; by default the free memory. A larger A is refused.
 
     Raises
     ------
@@ -239,7 +239,7 @@ class RowBlock:
 class RowView:
     """X as tasks see it: rows of a source, shifted and scaled by column; small on the wire.
 
-    - `run_id`: of what workers keep.
+    - `run_id`: of the blocks that workers keep.
     - `shift`, `scale` (D,): columns are (x - shift) * scale.
     """
 
@@ -354,7 +354,7 @@ def row_candidates_task(
 
 @needs_one_arithmetic
 def row_sums_task(view: RowView, groups: int, runs: list[RowRun]) -> list[RunSums]:
-    """Z'Z of the rows Z = [1, X, y] of each group, whose number is the last column of what stands for y."""
+    """Z'Z of the rows Z = [1, X, y] of each group, whose number is the last column of the targets."""
     results = []
     for run in runs:
         assert run.rows is not None
@@ -382,7 +382,7 @@ class RowSystem:
     shift, scale : (D,) array_like, optional
         The regressors are (x - shift) * scale.
     told : callable, optional
-        Hears, within a pass, how many of its tasks are done, and of how many; what it raises ends the pass.
+        Called within a pass with the numbers of finished and of all tasks; an exception ends the pass.
 
     Attributes
     ----------
@@ -418,7 +418,7 @@ class RowSystem:
 
     @property
     def block_bytes(self) -> int:
-        """Of the rows that a task reads at a time."""
+        """Bytes of the rows that a task reads at a time."""
         return 8 * self._view.block_rows * self.size
 
     def means(self) -> FloatArray:
@@ -505,7 +505,7 @@ class RowSystem:
         return float(misfit.sum())
 
     def close(self) -> None:
-        """Forget the rows that this process keeps; other workers' caches give way to what is used."""
+        """Forget the rows that this process keeps; other workers' caches evict them when needed."""
         worker_cache().discard_run(self._view.run_id)
 
     def _sum(
@@ -578,7 +578,7 @@ class KernelSystem:
         return np.vstack([projected[:, :t], weighted[:, :t].sum(axis=0)])
 
     def square(self, rhs: FloatArray) -> FloatArray | None:
-        """y'D y: what is left of it is y - f weighted, and the penalty."""
+        """y'D y: a path subtracts its part, and leaves the weighted residual and the penalty."""
         return np.asarray(np.einsum("it,it->t", rhs, self._weighted(rhs)))
 
     def _intercept_products(self) -> FloatArray:
