@@ -3,12 +3,12 @@
 | name | chosen |
 |---|---|
 | uniform | at random |
-| pivoted | in proportion to what is left of k(x, x): randomly pivoted Cholesky |
-| variance | where most of k(x, x) is left |
+| pivoted | in proportion to the residual of k(x, x): randomly pivoted Cholesky |
+| variance | at the largest residual of k(x, x) |
 | k-centre | the farthest from those before, by the kernel's own distance |
 | k-means | centres of Lloyd's iterations, which are no samples |
 | entropy | to raise the quadratic Renyi entropy, one swap after the other |
-| greedy | by the targets: what the risk falls by (`dkgp.solvers.greedy_basis`) |
+| greedy | by the targets: the decrease of the risk (`dkgp.solvers.greedy_basis`) |
 | given | by their user |
 
 pivoted, variance and the seeds of k-means look at a random part of the samples; none looks at the targets but greedy.
@@ -180,7 +180,7 @@ def _entropy(operator: BlockedKernelOperator, size: int, rng: np.random.Generato
         tile = np.array(evaluator.tile(features, basis))
         for row, sample in enumerate(candidates):
             out = int(rng.integers(len(members)))
-            # k(z, z) = 1, so only what is between points changes.
+            # k(z, z) = 1, so only the entries between points change.
             gain = (sums[out] - 1.0) - (tile[row].sum() - tile[row, out])
             # A point of the basis would only add weight.
             if not gain > 0.0 or tile[row].max() >= 1.0:

@@ -173,7 +173,7 @@ class BoundObjective:
     """Evidence of a sparse model of some samples, as one point after another is evaluated.
 
     `source` has standardised inputs, `targets` are (n, p); with `fitc` it is FITC's likelihood instead of the bound.
-    The context's `within` is told of the progress of each pass; what it raises ends the evaluation.
+    The context's `within` hears the progress of each pass; an exception in it ends the evaluation.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Points:
 
     @classmethod
     def of(cls, kernel: Kernel, evaluator: TileEvaluator, inputs: FloatArray) -> Points:
-        """Of inputs (r, d)."""
+        """Return the sizes of inputs (r, d)."""
         prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
         return cls(prior, evaluator.row_errors(inputs), highest_prior(kernel, prior))
 
@@ -90,7 +90,7 @@ class SampleErrors:
 
     @classmethod
     def of(cls, operator: BlockedKernelOperator, prototypes: FloatArray) -> SampleErrors:
-        """Of an operator's samples: one round, and no kernel entries."""
+        """Return the sizes of an operator's samples: one round, and no kernel entries."""
         prior = operator.prior()
         return cls(
             Points(prior, operator.row_errors(), highest_prior(operator.kernel, prior)),
@@ -118,7 +118,7 @@ class SampleErrors:
 def sample_sum_roundings(n: int) -> float:
     """Roundings on the way of a term into a sum over n samples: in a piece, in any order, of the pieces of a unit.
 
-    Units are added exactly; three for the sum of digits, the last of which has room for the digits that are cut off
+    Units are added exactly; three for the sum of digits, including room for the digits that are cut off
     (Lemma 2b).
     """
     blocks = math.ceil(max(LEAST_BLOCKS, math.ceil(n / UNIT_SAMPLES)) / unit_count(n))
@@ -139,7 +139,7 @@ def largest_residual_diagonal(
         whitening.solving * length
         + whitening.entries * EPS * samples.scale * (samples.errors + float(errors.prototypes.errors.max()))
     )
-    # `fmax` takes 0 for what is no number: nothing is known of it.
+    # `fmax` replaces NaN by 0: nothing is known there.
     least = np.fmax(length * (1.0 - (errors.m + 4) * UNIT) - off, 0.0)
     return np.maximum(samples.highest - least**2 * (1.0 - 4.0 * EPS), 0.0), off
 
@@ -149,8 +149,8 @@ def highest_misfit(
 ) -> FloatArray:
     """Upper bound on r' D r for r = y - K_nm beta: (p,).
 
-    `weights` (m, p): beta. `squares` (p,): r' D r as computed. `targets` (n, p): y, two roundings off what the stored
-    standardisation makes of the raw ones. `noise`: D's inverse.
+    `weights` (m, p): beta. `squares` (p,): r' D r as computed. `targets` (n, p): y, two roundings off the exactly
+    standardised raw ones. `noise`: D's inverse.
     """
     n, samples = len(targets), errors.samples
     root = np.sqrt(1.0 / np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,)))
@@ -179,7 +179,7 @@ def highest_whitened_penalty(lower: FloatArray, weights: FloatArray) -> FloatArr
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions v and what is known of them."""
+    """Directions v and their products."""
 
     vectors: FloatArray  # (n, t): v
     projected: FloatArray  # (m, t): K_mn v, as computed
@@ -272,8 +272,8 @@ class Evidence:
     """Bounds on log p(y), summed over targets, in nats of the standardised targets."""
 
     lower: float  # the ELBO, at most
-    ceiling: float  # what log p(y) would be at most if y' Kbar^-1 y were nothing
-    trace: float  # tr(S^-1 E), at most: what the basis leaves of the samples' variances, in units of their noise
+    ceiling: float  # upper bound on log p(y) with y' Kbar^-1 y left out
+    trace: float  # tr(S^-1 E), at most: the samples' unexplained variances in units of their noise
 
     @classmethod
     def of(cls, n: int, determinant: LogDeterminant, highest_quadratic: FloatArray, trace: float) -> Evidence:
@@ -308,7 +308,7 @@ def log_determinant(
     """Bounds on log|Q + S| by C C' = I + F'DF as computed; None where it may be singular for all that is known.
 
     `normal` (m, m): C. `row_error`: (sum D_i g_i^2)^(1/2), g_i bounds on how far the computed rows of F are off.
-    `further`: what F'DF is off by, in norm, beside its sums' roundings; see `RegressorFit.off`.
+    `further`: error of F'DF in norm, beside its sums' roundings; see `RegressorFit.off`.
     """
     m = len(normal)
     logs = np.log(normal.diagonal())

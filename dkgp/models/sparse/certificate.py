@@ -50,7 +50,7 @@ from dkgp.operators.low_rank.pivots import whiten
 
 @dataclass(frozen=True)
 class SparseCertificate(Proof):
-    """Bounds on what separates a sparse mean from the exact one, on the standardised scale."""
+    """Bounds on the distance of a sparse mean from the exact one, on the standardised scale."""
 
     by_target: ClassVar = ("target_square", "risk", "magnitude", "spread")
     derived: ClassVar = ("best", "excess", "rms_bound", "gap")
@@ -63,7 +63,7 @@ class SparseCertificate(Proof):
     target_square: tuple[float, ...]
     risk: tuple[float, ...]
     least_risk: Mapping[str, tuple[float, ...]]
-    # sum s |beta| and sum s e |beta| over the basis: what a mean's own roundings are in proportion to
+    # sum s |beta| and sum s e |beta| over the basis: a mean's own roundings are in proportion to them
     magnitude: tuple[float, ...]
     spread: tuple[float, ...]
     # Where the basis was fitted to all samples, and L and C are well enough conditioned to prove something
@@ -144,7 +144,7 @@ class SparseCertificate(Proof):
         return np.asarray((distance + EVALUATION * roundings) * (1.0 + 8.0 * EPS))
 
     def with_bound(self, name: str, least_quadratic: FloatArray) -> SparseCertificate:
-        """The same with one more lower bound, on y' Kbar^-1 y: (p,)."""
+        """Return the certificate with one more lower bound, on y' Kbar^-1 y: (p,)."""
         before = np.asarray(self.least_risk.get(name, np.zeros(len(self.risk))))
         known = {**self.least_risk, name: tuple(np.maximum(before, 0.5 * least_quadratic).tolist())}
         return replace(self, least_risk=known)
@@ -291,13 +291,13 @@ class _Whitened:
 
     @property
     def row_error(self) -> float:
-        """(sum D_i g_i^2)^(1/2), g_i what the rows of F are off by."""
+        """(sum D_i g_i^2)^(1/2), g_i the errors of the rows of F."""
         noise = np.broadcast_to(np.asarray(self.fit.variances, dtype=np.float64), (self.operator.n,))
         return float(np.sqrt(np.sum(self.row_errors**2 / noise)) * (1.0 + (self.operator.n + 8) * UNIT))
 
     @property
     def normal_share(self) -> float:
-        """Bound on the distance of C C' from I + F'DF: as summed and factored, and by what the rows of F are off."""
+        """Bound on the distance of C C' from I + F'DF: by its sum, its factor and the errors of the rows of F."""
         off = self.row_error
         normal_off = normal_error(self.fit.normal, self.operator.n) + self.fit.off
         length = float(np.linalg.norm(self.fit.normal)) * (1.0 + normal_off)

@@ -68,7 +68,7 @@ class LadderTarget:
     # the target; the largest over targets
     distance: float | None = None
     gap: float | None = None  # duality gap of all targets together, `SparseCertificate.total_gap`
-    # Basis samples at most: then the basis grows up to that size, whatever the exact model costs. Without it no rung
+    # Basis samples at most: then the basis grows up to that size at any cost. Without it no rung
     # is begun that costs more than the exact model.
     largest: int | None = None
 
@@ -116,10 +116,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Rung:
-    """The record of a rung: a size of the basis, and what was proven when the ladder went on."""
+    """The record of a rung: a size of the basis, and its proof when the ladder went on."""
 
     size: int  # m
-    # (p,): R of the means at most, min R at least: by what was known then
+    # (p,): R of the means at most, min R at least: by the bounds of that time
     risk: list[float]
     least: list[float]
     best: list[str]  # (p,): the bounds that won
@@ -132,7 +132,7 @@ class Rung:
 
     @classmethod
     def of(cls, certificate: SparseCertificate, passes: float, entries: int, seconds: float) -> Rung:
-        """Sum up what a certificate says."""
+        """Build the record from a certificate."""
         return cls(
             certificate.m,
             list(certificate.risk),
@@ -152,7 +152,7 @@ class Rung:
         return float(np.sum(self.risk))
 
     def excess(self, least: FloatArray) -> float:
-        """R above what is known of min R now, summed over targets."""
+        """R above the current bound on min R, summed over targets."""
         return float(np.sum(np.maximum(np.asarray(self.risk) - least, 0.0)))
 
     def to_json(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Rung:
         return asdict(self)
 
 
-# Passes over the entries of K_nm: whitening, what verifies the fit, and the certificate.
+# Passes over the entries of K_nm: whitening, verification of the fit, and the certificate.
 FIT_PASSES = 3
 # Cubes of m that a fit and its certificate take at the coordinator: factors, the subset's own model, L's inverse.
 COORDINATOR_CUBES = 4.0
@@ -170,7 +170,7 @@ LARGEST_BUDGET = 1 << 62
 
 
 def rung_seconds(n: int, d: int, size: int, before: int = 0, greedy: GreedySettings | None = None) -> float:
-    """Choice, fit and certificate of `size` basis samples, of which a greedy choice has `before` already."""
+    """Choice, fit and certificate of `size` basis samples; a greedy choice has `before` of them already."""
     return core_seconds(rung_phases(n, size, before, greedy), Prices.nominal(d))
 
 
@@ -264,11 +264,11 @@ def _conjugate(sizes: Sizes, choice: Choice, products: float) -> list[Phase]:
 
 @dataclass(frozen=True)
 class ExactModel:
-    """The exact model of the same problem: what it would cost."""
+    """The exact model of the same problem: its projected cost."""
 
-    choice: Choice  # what "auto" would solve it by
+    choice: Choice  # of "auto"
     core_seconds: float  # nominal
-    memory_bytes: int  # projected peak of the coordinator's process, beside what it holds already
+    memory_bytes: int  # projected peak of the coordinator's process, beside its current memory
 
     @classmethod
     def of(
@@ -341,7 +341,7 @@ class LadderPlan:
     target: LadderTarget
     exact: ExactModel
     needed: Callable[[int], int]  # bytes that the coordinator's process is projected to need for a rung of this size
-    memory_bytes: int | None  # what it may need
+    memory_bytes: int | None  # its limit
 
     @staticmethod
     def identity(settings: SparseSettings, target: LadderTarget) -> dict[str, Any]:
@@ -396,7 +396,7 @@ class LadderPlan:
         full: bool,
         remaining_excess: float = math.inf,
     ) -> Move:
-        """Decide what comes next.
+        """Decide on the next step.
 
         `rungs` are those below, `certificate` is this one's, with all that is known of min R; `steps` raised the bound.
         `full` says that no sample adds anything. A product with this rung's residual is expected to leave
@@ -415,7 +415,7 @@ class LadderPlan:
         if raising == "product":
             promise = excess - remaining_excess
         else:
-            # Before any were taken, what growing on and on would not account for.
+            # Before the first step, the part that all further growing would leave.
             promise = RAISING_AGAIN * steps[-1].rise if steps else excess - (0.0 if full else min(further, excess))
         worth = seconds is not None and promise >= LEAST_PROMISE * excess
         if stuck is None and seconds is not None and worth and promise / seconds > min(coming, excess) / growing:
@@ -494,7 +494,7 @@ class LadderPlan:
         return float(certificate.m * STEP ** min(math.ceil(further_rungs), 64))
 
     def _with_advice(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
-        """The reason to stop with what is proven so far, and with advice."""
+        """Add the proof so far and advice to a reason to stop."""
         advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
         if reason.rule == "exact":
             advice += "; with a `largest_basis` the basis grows on up to that, whatever it costs"
@@ -558,7 +558,7 @@ class Ladder(Iteration):
         self._fit: SparseFit | None = None
         self._certificate: SparseCertificate | None = None
         self._clock, self._entries = Clock("choice", "fit", "certificate", "bound"), 0
-        self._nominal = 0.0  # what the last fit and certificate were projected to take, and what they took
+        self._nominal = 0.0  # projected time of the last fit and certificate; `_took` is the measured one
         self._took = 0.0
         self.rungs: list[Rung] = []
         self._move: Move | None = None  # the next step of a fitted rung
@@ -599,7 +599,7 @@ class Ladder(Iteration):
         self._move = self._next_move()
 
     def close(self) -> None:
-        """Have the workers forget what they keep for the choice."""
+        """Release the columns that workers keep for the choice."""
         if self._engine is not None:
             self._engine.close()
 
@@ -645,7 +645,7 @@ class Ladder(Iteration):
         return self._plan.move(self.rungs, self.certificate, self._raised, full, remaining_excess)
 
     def _raise_bound(self, kind: Literal["product", "solve"]) -> None:
-        """Take a product with the rung's residual, or go on with the exact model's solve; note what that proves."""
+        """Take a product with the rung's residual, or go on with the exact model's solve; update the bounds."""
         operator, exact = self._operator, self._plan.exact.choice
         before, passes = self.certificate.least.sum(), 1.0
         alpha, gradient = (None, None) if self._solution is None else self._solution
@@ -693,7 +693,7 @@ class Ladder(Iteration):
 
     @property
     def certificate(self) -> SparseCertificate:
-        """Of the current rung."""
+        """The certificate of the current rung."""
         assert self._certificate is not None
         return self._certificate
 
@@ -797,10 +797,9 @@ def climb(
 
     Checkpoints are saved between rungs, between steps that raise the bound, and within a greedy choice. A ladder that
     is resumed ends in the same bits. Of the settings `basis_size` is not looked at, and the gap is the target's;
-    `per_round` is by default that of each rung's size; `certify_passes`, where it is positive, is all that may be
-    spent on bounds. `rung_callback` is called after every rung. `memory_bytes` is what the coordinator's process may
-    still take: no rung is begun that is projected to need more; `cache_bytes` is the budget of a worker's feature
-    cache.
+    `per_round` is by default that of each rung's size; `certify_passes`, where it is positive, is all that may be spent
+    on bounds. `rung_callback` is called after every rung. `memory_bytes` is the free memory of the coordinator's
+    process: no rung is begun that is projected to need more; `cache_bytes` is the budget of a worker's feature cache.
 
     Raises `InputError`, `NumericalError`, `InterruptedRunError`: see `train_sparse`; `MemoryBudgetError`: not even the
     first rung fits.

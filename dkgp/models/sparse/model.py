@@ -9,8 +9,9 @@ below: K = Q + E is the covariance of a sum of two independent functions. Knowin
 no less certain, whose variance given the samples is the subset of regressors' |C^-1 phi|^2; so V is never below that.
 
 Roundings: the subset's matrix gets a jitter that makes its factor's product at least the exact one (see `jitter`), and
-more noise never makes a variance smaller. C C' differs from the exact I + F'DF by h in norm, no eigenvalue of which is
-below one, so the exact quadratic form is at least 1 / (1 + h / (1 - h)) of that by C. Triangular solves by `Whitening`.
+more noise never makes a variance smaller. C C' differs from the exact I + F'DF by h in norm, and the eigenvalues of the
+latter are at least one, so the exact quadratic form is at least 1 / (1 + h / (1 - h)) of that by C. Triangular solves
+by `Whitening`.
 
 The fit to a basis (`fit_sparse`): the subset of data is the exact model of its samples. All other methods are one fit
 of m kernel columns: the weights beta minimise the regularised risk on the columns' span,
@@ -57,20 +58,20 @@ Variance = Literal["subset", "regressors", "deterministic"]
 
 @dataclass(frozen=True)
 class SparseMethod:
-    """A sparse method: how its basis is chosen, what noise it fits with, and what its own variance is."""
+    """A sparse method: its choice of a basis, its noise in the fit, and its variance."""
 
     name: str
     help: str
     # Of the function at x, with phi = L^-1 k_m(x): the exact one of the basis samples alone; |C^-1 phi|^2, which goes
-    # to nothing far from the basis; that and what the basis leaves of k(x, x).
+    # to nothing far from the basis; that plus the residual of k(x, x).
     variance: Variance
-    fitc: bool = False  # whether what the basis leaves of each sample's k(x, x) counts as noise of its own
+    fitc: bool = False  # whether the residual of each sample's k(x, x) counts as noise
     basis: str = "pivoted"  # how the basis is chosen unless a user says otherwise
-    neighbours: bool = False  # whether the nearest samples say what the basis leaves; see `dkgp.models.sparse.vif`
+    neighbours: bool = False  # whether the nearest samples model the residual; see `dkgp.models.sparse.vif`
 
     @property
     def is_bound(self) -> bool:
-        """True if the variational bound is this method's evidence: F F' stands for K, and what it leaves is counted."""
+        """True if the variational bound is this method's evidence: F F' for K, less the residual trace."""
         return self.variance != "subset" and not (self.fitc or self.neighbours)
 
     @property
@@ -212,9 +213,9 @@ class VarianceInterval:
     subset: Triangle | None  # of K_SS and its noise; None where the prototypes are no samples
     regressors: Triangle | None  # L; None where it is too ill-conditioned to prove anything
     normal: Whitening | None  # of C
-    normal_share: float  # h: what C C' may differ by from I + F'DF, in norm
+    normal_share: float  # h: bound on the norm of C C' - (I + F'DF)
 
-    # What overflows or comes to no number proves nothing: `_least` takes 0 for it.
+    # Overflows and NaN prove nothing: `_least` replaces them by 0.
     @np.errstate(over="ignore", invalid="ignore")
     def __call__(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Lower and upper ends at standardised inputs (r, d): (r,) each."""
@@ -239,7 +240,7 @@ class VarianceInterval:
 
 
 def interval_of(model: SparseModel, noise: Variances | None, normal_share: float) -> VarianceInterval:
-    """Make what an interval takes: a few m^3 multiply-adds.
+    """Prepare an interval: a few m^3 multiply-adds.
 
     `noise`: of the basis samples; None where they are none of the training set. `normal_share`: see
     `SparseCertificate`.
@@ -261,15 +262,15 @@ def interval_of(model: SparseModel, noise: Variances | None, normal_share: float
 def _least(vectors: FloatArray, off: FloatArray) -> FloatArray:
     """The least length that vectors (m, r) may have, each as far off as `off` says."""
     m = len(vectors)
-    # `fmax` takes 0 for what is no number: nothing is known of it.
+    # `fmax` replaces NaN by 0: nothing is known there.
     return np.asarray(np.fmax(np.linalg.norm(vectors, axis=0) * (1.0 - (m + 4) * UNIT) - off, 0.0))
 
 
 # Refined until the decrement is this share of the risk; accepted, where rounding ends it, up to the second.
 REFINED, ACCEPTED = 1e-12, 1e-7
 MOST_REFINEMENTS = 6
-# Of F'DF from a choice's sums: what it may be off by, which is what variances widen by in proportion; and what m times
-# that, by which it moves log|I + F'DF|, may be of tr(D E), what the basis leaves of the samples' own variances. Half of
+# Limits of F'DF from a choice's sums: its error, by which variances widen in proportion; and m times the error, by
+# which log|I + F'DF| moves, as a share of tr(D E), the samples' unexplained variances. Half of
 # that is between the bounds on the evidence in any case.
 MOST_OFF, MOST_OF_TRACE = 5e-3, 1e-4
 
@@ -284,11 +285,11 @@ class RegressorFit:
     weights: FloatArray
     whitened: FloatArray
     normal: FloatArray  # (m, m), Fortran order: C C' = I + F'DF
-    squares: FloatArray  # (n,): squared length of each row of F: what of k(x, x) the basis explains
+    squares: FloatArray  # (n,): squared length of each row of F: the part of k(x, x) that the basis explains
     risk: FloatArray  # (p,): R(beta), by residuals
     decrement: FloatArray  # (p,): by how much the least R on the span is estimated to be below
     passes: int  # times that all entries of K_nm were evaluated
-    # Bound on the distance, in norm, of the F'DF that C was made of from that of F as computed, beyond what summing
+    # Bound on the distance, in norm, between the F'DF that C was made of and that of F as computed, beyond what summing
     # F'DF itself would be off by
     off: float = 0.0
 
@@ -365,13 +366,13 @@ def whitened_system(cross: CrossKernel, system: FloatArray) -> tuple[FloatArray,
     -----
     With a_i = sqrt(A_ii), sum_n D_n |k_ni| |k_nj| + |K_ij| <= a_i a_j (Cauchy and Schwarz). So A_ij is off by at most
     (N + 7) u a_i a_j, N the additions on the way of a term, with seven for D, the products and K_ij; the K_ij that is
-    taken off, evaluated once more, by 2 eps s_i s_j (e_i + e_j) <= 8 max(e) u a_i a_j, and one for the difference. What
-    L^-1 makes of an error E with |E_ij| <= c a_i a_j is, in norm, at most c || |L^-1| a ||^2.
+    taken off, evaluated once more, by 2 eps s_i s_j (e_i + e_j) <= 8 max(e) u a_i a_j, and one for the difference. An
+    error E with |E_ij| <= c a_i a_j becomes, by L^-1, one of norm at most c || |L^-1| a ||^2.
 
     X = L^-1 G and Y = X L^-T as solved have L X = G + E, |E| <= gamma |L| |X|, and Y L' = X + E', |E'| <= gamma |Y|
     |L'| (Higham 2002, theorem 8.5). So Y is off by gamma |Y| B' + gamma (1 + gamma) B |Y| B', B = |L^-1| |L|: in
-    Frobenius' norm by gamma b (1 + b) ||Y||_F, b = ||B||, but for what `EVALUATION` has room for; and by sqrt(2) times
-    that where one triangle stands for both.
+    Frobenius' norm by gamma b (1 + b) ||Y||_F, b = ||B||, apart from the margin of `EVALUATION`; and by sqrt(2) times
+    that if one triangle stands for both.
     """
     operator, lower = cross.operator, cross.lower
     sizes = np.sqrt(system.diagonal())
@@ -424,7 +425,7 @@ def _residual(cross: CrossKernel, beta: FloatArray, targets: FloatArray, varianc
     return CrossResidual(residual.projected / variances, residual.squares / variances, None)
 
 
-# Sums of squares and of products of what lies within it are numbers of float64, and so are their quotients.
+# Sums of squares and of products of numbers within it do not overflow float64, and neither do their quotients.
 LARGEST, SMALLEST = 1e100, 1e-100
 
 

@@ -55,7 +55,7 @@ ROWS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Near:
-    """Samples, and what they all say of the basis' part: all that predictions take beside the basis."""
+    """Samples, and the posterior of the basis' part: the data of predictions beside the basis."""
 
     inputs: FloatArray  # (n, d): standardised
     targets: FloatArray  # (n, p)
@@ -83,7 +83,7 @@ def points_bytes(n: int, d: int) -> int:
 
 
 def held_bytes(n: int, m: int) -> int:
-    """Bytes of the samples' rows of F, where those that predictions need are held, and of which are; else 0."""
+    """Bytes of the samples' rows of F, if those that predictions need are held; else 0."""
     return size + n if (size := 8 * n * m) <= MOST_HELD else 0
 
 
@@ -154,7 +154,7 @@ def _parts_of(near: Near) -> list[_Part]:
 
 
 class NearPredictor:
-    """Predicts rows in memory by a basis, its L (m, m), and what is near."""
+    """Predicts rows in memory by a basis, its L (m, m), and near samples."""
 
     def __init__(self, kernel: Kernel, prototypes: FloatArray, lower: FloatArray, near: Near) -> None:
         self._near, self._lower = near, lower
@@ -186,7 +186,7 @@ class NearPredictor:
     def predicted(
         self, inputs: FloatArray, threads: int | None = 1
     ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
-        """The same, and for each row whether its neighbours may not be the nearest; by all cores with no `threads`."""
+        """Return mean, variance, and whether a row's neighbours may not be the nearest; None `threads`: all cores."""
         mean = np.empty((len(inputs), self._near.targets.shape[1]))
         variance = np.empty((len(inputs), len(self._parts)))
         unproven = self._each(inputs, partial(self._predict, inputs, mean, variance), threads)
@@ -348,8 +348,8 @@ def near_of(record: NearArrays, noise: Variances | None = None) -> Near:
 
 # Rows of F that a bundle makes for each of its own: those of halos are other bundles'.
 HALO_SHARE = 2.0
-# Operations of matrices as small as a leaf's, and of its triangles, in units of those of large products; and what a
-# leaf takes besides, in numbers that are read and written: gathered rows, and calls.
+# Operations of matrices as small as a leaf's, and of its triangles, in units of those of large products; and further
+# costs of a leaf, gathered rows and calls, in numbers read and written.
 SMALL, TRIANGULAR = 2.0, 5.0
 MAKING_NUMBERS, FACTOR_NUMBERS = 2e5, 4e5
 # Operations for each feature of a distance that a search takes, in units of those of large products.
@@ -370,7 +370,7 @@ def search_phase(sizes: Neighbours, n: int, d: int) -> Phase:
 
 
 def leaves_phase(times: float, sizes: Neighbours, n: int, m: int) -> Phase:
-    """Matrices of what the basis leaves of leaves, made so often; rows of F are made once for each bundle."""
+    """Residual matrices of leaves, made so often; rows of F are made once for each bundle."""
     rows, leaves = float(min(sizes.leaf + sizes.halo, n)), leaf_count(n, sizes.leaf)
     work = Work(
         double_entries=leaves * rows**2 + HALO_SHARE * n * m,

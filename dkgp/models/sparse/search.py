@@ -93,7 +93,7 @@ class Trail:
         return True
 
     def save(self) -> None:
-        """Write what is not written yet."""
+        """Write the new evaluations."""
         if self.url is not None and self._changed:
             document: dict[str, Any] = {"run": self._run, "evaluations": self._known}
             if self.start is not None:
@@ -133,7 +133,7 @@ EVIDENCES: dict[Evidence, str] = {
     "fitc": "FITC likelihood",
     "vif": "likelihood with neighbours",
 }
-# By default; with neighbours the basis has only what is smooth to follow.
+# By default; with neighbours the basis follows only the smooth part.
 BASIS_SIZES: dict[Evidence, int] = {"bound": 1000, "fitc": 1000, "vif": 200}
 # Draws that must fail to improve on an optimum before the search ends, and bases of one starting point at most.
 DRAWS, MOST_BASES = 3, 20
@@ -155,7 +155,7 @@ class SearchTargets:
 
     @classmethod
     def of(cls, dataset: Dataset, objective: Evidence) -> SearchTargets:
-        """Of a regression."""
+        """Return the targets of a regression."""
         targets = dataset.all_targets()
         require_finite("targets", targets, "row")
 
@@ -213,7 +213,7 @@ def tune_by_bound(
 
     Raises `InputError`: no targets, NaN or infinity, names that do not exist, settings out of range, or a basis larger
     than the data; `NumericalError`: the evidence existed at no starting point; `InterruptedRunError`: the context asked
-    for the end; what was evaluated is on the trail.
+    for the end; the evaluations are on the trail.
 
     Parameters
     ----------
@@ -222,17 +222,17 @@ def tune_by_bound(
     choices, settings
         As for `dkgp.models.tune_dataset`; the seed is that of the bases, too, and `max_evaluations` the limit for each.
     objective : {"bound", "fitc", "vif"} or SearchTargets
-        The variational bound, which is never above the exact log marginal likelihood and takes for noise what the
-        basis leaves; FITC's likelihood, which tends to too little noise; or the likelihood of the model in which what
-        the basis leaves of a sample depends on the nearest samples before it (`dkgp.models.sparse.vif`), which is near
-        the exact one of kernels that a basis cannot follow. Or that of other targets than a regression's.
+        The variational bound, which is never above the exact log marginal likelihood and counts the residual
+        of the basis as noise; FITC's likelihood, which tends to too little noise; or the likelihood of the model in
+        which the residual of a sample depends on the nearest samples before it (`dkgp.models.sparse.vif`). That one is
+        near the exact one for kernels that a basis cannot follow. Or that of other targets than a regression's.
     basis_size : int
         m, at most. One evaluation costs about 5 n m^2 FLOPS, of FITC 8; with neighbours 60 microseconds a sample in 8
         dimensions with a basis of 200.
     note : callable, optional
         Called with a line for each basis.
     trail : Trail, optional
-        What was evaluated before, and where it is written.
+        Earlier evaluations, and the file that they are written to.
 
     Returns
     -------
@@ -250,7 +250,7 @@ def tune_by_bound(
 
 
 def check_bound(dataset: Dataset, choices: Choices, settings: SearchSettings, basis_size: int) -> SearchProblem:
-    """Refuse what `tune_by_bound` would refuse, before anything is read or started; errors as there."""
+    """Check the arguments of `tune_by_bound` before anything is read or started; errors as there."""
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets; ingest the data again and name them")
     if dataset.noise_name is not None:
@@ -267,7 +267,7 @@ def check_bound(dataset: Dataset, choices: Choices, settings: SearchSettings, ba
 def plan_bound(
     n: int, d: int, m: int, p: int, executor: BlockExecutor, cache_bytes: int, objective: Evidence = "bound"
 ) -> SparseMemory:
-    """Project what a search takes, as `plan_sparse` does for a fit."""
+    """Project the memory of a search, as `plan_sparse` does for a fit."""
     fit = plan_sparse(n, d, m, p, executor, cache_bytes)
     if objective == "vif":
         neighbours = vif_bytes(n, d, m, p, executor.threads_per_process, Neighbours())
@@ -299,7 +299,7 @@ class _Run:
         self._best_basis, self._evaluations = self._basis, 0
 
     def close(self) -> None:
-        """Write what was evaluated, and forget the neighbours."""
+        """Write the evaluations, and release the neighbours."""
         if isinstance(self._evidence, NearEvidence):
             self._evidence.close()
         self.trail.save()
@@ -375,7 +375,7 @@ class _Run:
             self._require_no_interruption("between two evaluations")
             evidence = self._evidence
             if isinstance(evidence, NearEvidence):
-                # Where it goes on from decides its last bits: from what is on the trail.
+                # The starting point decides its last bits: take the one of the trail.
                 evidence.start = self.trail.start
             try:
                 outcome = evidence(*self._problem.point(parameters), basis.inputs)

@@ -23,11 +23,11 @@ COORDINATOR_MATRICES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMemory(BasisMemory):
-    """Of a sparse model; workers keep columns during the choice, which are gone before the fit."""
+    """Memory of a sparse model; workers keep columns during the choice, which are gone before the fit."""
 
     kept = "the basis' columns"
 
-    choice_bytes: int  # at the coordinator: what a greedy choice holds
+    choice_bytes: int  # of a greedy choice at the coordinator
 
     @property
     def computation(self) -> str:
@@ -86,7 +86,7 @@ def plan_sparse(
     )
 
 
-# Defaults: rounds of a choice, whatever m, and candidates of a draw that are scored after refitting.
+# Defaults: rounds of a choice for any m, and candidates of a draw that are scored after refitting.
 ROUNDS, SCREEN = 50, 2
 # Of matching pursuit: earlier candidates that are scored again.
 KEPT = 59
@@ -213,7 +213,7 @@ class SparseSettings:
         )
 
     def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
-        """Project what training takes."""
+        """Project the memory of training."""
         greedy = self.greedy() if self.basis_name == "greedy" else None
         m = min(self.basis_size, n)
         plan = plan_sparse(n, d, m, p, executor, cache_bytes, width=width, greedy=greedy)

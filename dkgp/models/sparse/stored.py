@@ -18,7 +18,7 @@ together, so over the old samples it grows from f to the updated f + delta to no
     (sqrt(2 R(f)) + |delta|)^2,    |delta|^2 = delta' (I + F'DF) delta  <=  |C' delta|^2 + h |delta|^2
 
 with delta in whitened form, however the new weights were found; the new samples' part of the risk is evaluated. The
-least risk of all is never below that of the old samples alone, of which lower bounds are known. Neither is tight for
+least risk of all is never below that of the old samples alone, which has known lower bounds. Neither is tight for
 long: once the new samples are many, training again with this basis proves more.
 """
 
@@ -195,7 +195,7 @@ def start_from_sparse(
         images += evaluator.matmat(looked_at, evaluator.prepare(dataset.inputs(*rows)), alpha[slice(*rows)])
     quadratic = n / len(samples) * np.einsum("rp,rp->p", alpha[samples], images)
     gained = 2.0 * np.einsum("np,np->p", alpha, targets) - quadratic
-    # No more can be gained than 2 min R, and that is at most what the sparse mean's own risk comes to.
+    # No more can be gained than 2 min R, which is at most twice the sparse mean's own risk.
     most = 2.0 * np.asarray(opened.certificate.risk)
     start = SparseStart(None, np.asarray(1.0 - gained / most), len(samples))
     return SparseStart(alpha * start.pays, start.share, start.rows) if start.pays.any() else start
@@ -214,7 +214,7 @@ def update_sparse(
     dataset : Dataset
         The new samples, as the model sees them.
     relative_noise : (n,) float64, optional
-        What each has of the model's noise variance; all of it by default.
+        Multiple of the model's noise variance for each; 1 by default.
     sample_noise : (n,) float64, optional
         Known noise variances of the new samples beside that, standardised; by default those that the data set has.
 
@@ -227,7 +227,7 @@ def update_sparse(
     ------
     InputError
         Other features or targets than the model's, no samples, or values that are not finite; a method whose fit is no
-        sum over samples; a model of which nothing is proven that could be carried on.
+        sum over samples; a model without a proof to carry on.
     NumericalError
         The updated matrix is not positive definite in float64.
     """
@@ -331,8 +331,8 @@ def _updated(
 def _normal_share(old: SparseModel, new: SparseModel, share: float, row_error: float, n: int) -> float:
     """Bound on the distance of the new C C' from I + F'DF of all samples, in norm.
 
-    What the old one had; its product, 2 m roundings, a sum over n new samples in any order, and a factorisation, each
-    of the new trace at most; and what the new rows of F are off.
+    The old error; its product, 2 m roundings, a sum over n new samples in any order, and a factorisation, each
+    of the new trace at most; and the errors of the new rows of F.
     """
     assert new.normal is not None
     length = float(np.linalg.norm(new.normal)) * (1.0 + 4.0 * EPS)
@@ -368,7 +368,7 @@ def _risk(
 
 
 def _summary(record: SparseRecord, certificate: SparseCertificate, n: int) -> dict[str, Any]:
-    """The old summary with what has changed."""
+    """Return the old summary with the new figures."""
     return {
         **record.summary,
         "n": certificate.n,

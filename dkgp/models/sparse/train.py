@@ -36,7 +36,7 @@ from dkgp.solvers.stopping import StopReason
 
 @dataclass(frozen=True)
 class TrainedSparse:
-    """A sparse model, what is proven of it, and how it came about."""
+    """A sparse model with its certificate, its basis and its summary."""
 
     model: SparseModel
     # White noise of the kernel included; with noise by sample, that of new observations
@@ -96,7 +96,7 @@ class SparseProblem(Problem):
         record: dict[str, Any],
         near: Near | None = None,
     ) -> TrainedSparse:
-        """The trained model; in its summary what `record` says counts, in plain JSON types."""
+        """Build the trained model; `record` overrides its summary, in plain JSON types."""
         regressors, reason = fit.regressors, _reason(settings, basis, greedy)
         summary = {
             "n": self.dataset.n_samples,
@@ -128,7 +128,7 @@ def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) 
     return StopReason("size", True, f"{size:,} basis samples{fewer}")
 
 
-# Of a gap that was met by estimate: what roundings may add to it.
+# Allowed rounding of a gap that was met by estimate.
 GAP_ROUNDING = 1e-6
 
 
@@ -236,7 +236,7 @@ def _choose(
 
 
 def _judged(reason: StopReason, certificate: SparseCertificate, gap: float, size: int) -> StopReason:
-    """The reason to stop at a gap by what is proven, of all targets together; choosing, it was estimated."""
+    """Judge a gap by the proof for all targets together; during the choice it was estimated."""
     proven = certificate.total_gap
     if proven <= gap * (1.0 + GAP_ROUNDING):
         return StopReason("gap", True, f"duality gap {proven:.3g} <= {gap:.3g} is proven with {size:,} basis samples")

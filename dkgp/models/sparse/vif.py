@@ -118,11 +118,11 @@ def unexplained(evaluator: TileEvaluator, features: Features, factor: FloatArray
 def factored_rows(matrix: FloatArray, halo: int, noise: Variances, rows: FloatArray | None = None) -> FloatArray | None:
     """T of one leaf, (g, h + g), in memory of its own or in `rows`; None where C is not positive definite in float64.
 
-    `matrix` is K - F F' of I, of which the diagonal and what is below count; L of C takes its place.
+    `matrix` is K - F F' of I, read on and below the diagonal; L of C takes its place.
     """
     count = len(matrix)
     matrix[np.diag_indices(count)] += noise
-    # What is not finite comes down to the diagonal, in which all squares of a row are summed.
+    # NaN and infinity reach the diagonal, which sums all squares of a row.
     if lapack("potrf", b"U", count, matrix, count) or not np.isfinite(matrix.diagonal()).all():
         return None
     rows = np.empty((count - halo, count)) if rows is None else rows
@@ -136,7 +136,7 @@ def factor_leaf(
 ) -> LeafFactor | None:
     """Factor one leaf; None where C is not positive definite in float64.
 
-    `features` are of I = (J, G), of which `halo` are J; the noise is one number or (h + g,); `right` is R (h + g,
+    `features` are of I = (J, G), `halo` of them of J; the noise is one number or (h + g,); `right` is R (h + g,
     m + p), whose first `rank` columns are F.
     """
     matrix = unexplained(evaluator, features, right[:, :rank])
@@ -181,7 +181,7 @@ def slopes(leaf: LeafFactor, right: FloatArray, rank: int, moved: Moved) -> Leaf
 
 
 def _inner(leaf: LeafFactor, right: FloatArray, moved: Moved) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """A, the columns of P, (A W' + p I) / 2 made symmetric, and what stands right of T' in X."""
+    """A, the columns of P, (A W' + p I) / 2 made symmetric, and the factor right of T' in X."""
     halo, T, W = leaf.halo, leaf.rows, leaf.images
     A = W @ moved.images
     across = np.ascontiguousarray(A @ right[:halo].T)  # P
@@ -208,7 +208,7 @@ ROWS, MATRICES = 0, 1
 
 @dataclass
 class KeptMatrices:
-    """Of a bundle, F for all of its samples (u, m), and the lower half of K - F F' of each leaf, row after row."""
+    """Kept matrices of a bundle: F of all its samples (u, m), and the lower half of K - F F' of each leaf, by rows."""
 
     factor: FloatArray
     entries: FloatArray
@@ -244,7 +244,7 @@ class KeptMatrices:
 
 @dataclass
 class KeptRows:
-    """Of a bundle, T of each leaf, and the noise of its samples that these were made with; None until all are."""
+    """Kept matrices of a bundle: T of each leaf, and the noise that they were made with; None until all are there."""
 
     entries: FloatArray
     bounds: list[int]
@@ -341,7 +341,7 @@ def refuse_leaf(count: int, noise: Variances) -> NumericalError:
 
 
 class _Open:
-    """A bundle on a worker, with what is kept of it: its features, and R = [F, Y] for all of its samples."""
+    """A bundle on a worker, with its kept matrices: its features, and R = [F, Y] for all of its samples."""
 
     def __init__(
         self, model: Described, rows: BundleRows, bundle: Bundle, matrices: KeptMatrices | None, kept: KeptRows | None
@@ -352,7 +352,7 @@ class _Open:
 
     @cached_property
     def features(self) -> Features:
-        """Of all samples of the bundle."""
+        """Rows of all samples of the bundle."""
         return gathered(self._model.context, self.bundle.samples, "double")
 
     @cached_property
@@ -372,7 +372,7 @@ class _Open:
         return np.concatenate([self.factor, self._targets], axis=1)
 
     def leaves(self) -> Iterator[tuple[IndexArray, FloatArray, LeafFactor]]:
-        """Each leaf: places in the bundle, R at these, and its factor, of which L is there until the next one."""
+        """Each leaf: places in the bundle, R at these, and its factor, whose L is valid until the next one."""
         for places, halo, right, lower, rows in self._factored():
             yield places, right, LeafFactor(halo, lower, rows, rows @ right)
 
@@ -416,7 +416,7 @@ class _Open:
 
 @contextmanager
 def _opened(model: Described, rows: BundleRows) -> Iterator[_Open]:
-    """A bundle, and what is kept of it, while the context is open."""
+    """A bundle and its kept matrices, while the context is open."""
     bundle, terms = model.leaves.bundle(rows.number), model.kept
     with (
         nullcontext() if terms is None else terms.rows(rows.number, bundle) as kept,
@@ -467,7 +467,7 @@ def _slopes(model: Described, moved: Moved, opened: _Open) -> RunSums:
         by_factor[places] += part.factor
     inner = opened.right[:, :rank].T @ by_factor
     if model.prototypes is not None:
-        # W_nm = Phi L^-1, of which the transpose is L^-T Phi'.
+        # W_nm = Phi L^-1, with the transpose L^-T Phi'.
         lower = model.prototypes.triangle().lower
         blas("trsm", b"L", b"L", b"T", b"N", rank, len(inputs), 1.0, lower, rank, by_factor, rank)
         total += contract_tiles(kernel, inputs, model.prototypes.inputs, by_factor.T)
@@ -619,7 +619,7 @@ class Neighbourhood:
         """The model of an operator's kernel and a basis (m, d)."""
         prototypes = None
         if basis is not None and len(basis):
-            CrossKernel(operator, basis).lower  # noqa: B018  - refuses here, in words, what no worker could factor
+            CrossKernel(operator, basis).lower  # noqa: B018  - refuse a matrix here, in words, that no worker could factor
             prototypes = prototypes_of(operator, basis)
         return Described(self.leaves, operator.context, prototypes)
 
@@ -631,7 +631,7 @@ class Neighbourhood:
         ]
 
     def _owners(self, operator: BlockedKernelOperator, model: Described) -> list[str] | None:
-        """The worker that keeps what is kept of each bundle."""
+        """The worker that keeps the matrices of each bundle."""
         workers = operator.executor.workers
         return None if model.kept is None or len(workers) < 2 else self._homes.owners(workers)
 
@@ -720,7 +720,7 @@ class Neighbourhood:
 class NearEvidence:
     """Evidence of a model with neighbours of some samples, as one point after another is evaluated.
 
-    `source` has standardised inputs. The context's `within` is told of the progress of each pass; what it raises ends
+    `source` has standardised inputs. The context's `within` hears the progress of each pass; an exception in it ends
     the evaluation. `start` is where an evaluation that iterates begins, and is left where the next one may.
     """
 
@@ -778,7 +778,7 @@ class NearEvidence:
     def _evaluated(
         self, held: Neighbourhood, operator: BlockedKernelOperator, model: Described
     ) -> tuple[float, FloatArray, float]:
-        """The evidence, its gradient, and what the basis explains of the samples' k(x, x)."""
+        """The evidence, its gradient, and the part of the samples' k(x, x) that the basis explains."""
         raise NotImplementedError
 
 

@@ -430,7 +430,8 @@ class TileFactor:
     """L of Kbar = L L', in tiles.
 
     - `system`: its executor does the work.
-    - `place`: where the tiles lie: memory, or a folder, whose tiles of the same matrix are taken over. None takes a folder of its own in the system's place for temporary files, removed when this object is.
+    - `place`: where the tiles lie: memory, or a folder, whose tiles of the same matrix are taken over. None
+      takes a folder of its own in the system's place for temporary files, removed with this object.
     - `memory_bytes`: memory limit of the tasks of one process.
     - `disk_budget_bytes`: limit of the tiles; by default the free space of the disk.
     - `expanded`: whether distances are; see `TileEvaluator`.
