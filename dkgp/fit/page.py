@@ -15,11 +15,11 @@ import numpy as np
 
 from dkgp.codec import from_json
 from dkgp.commands.evaluate import read_coverage, read_pairs
+from dkgp.commands.reporting.layout import size
 from dkgp.commands.reporting.outputs import Document, write_text
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_residuals
 from dkgp.commands.reporting.progress import typed
-from dkgp.commands.reporting.tables.evaluated import nothing_wrong
-from dkgp.commands.reporting.tables.layout import size
+from dkgp.commands.reporting.tables import nothing_wrong
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.fit.choice import spoken
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob

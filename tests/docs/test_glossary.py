@@ -23,12 +23,16 @@ PLAIN = """
 def printed() -> dict[str, str]:
     """The names of rows that tables are made of, with the file that each is in."""
     names: dict[str, str] = {}
-    for path in sorted((ROOT / "dkgp/commands/reporting/tables").glob("*.py")):
+    for name in ("layout", "model_tables", "tables"):
+        path = ROOT / f"dkgp/commands/reporting/{name}.py"
         for node in ast.walk(ast.parse(path.read_text())):
+            first: ast.expr | None = None
             if isinstance(node, ast.Tuple) and len(node.elts) == 2:
                 first = node.elts[0]
-                if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    names[first.value] = path.name
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                first = node.args[0] if node.func.id in ("Figure", "may", "detail") else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                names[first.value] = path.name
     return names
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from dkgp import __version__
+from dkgp.commands.reporting.layout import figure
 from dkgp.commands.reporting.outputs import Document
-from dkgp.commands.reporting.tables.document import cell
-from dkgp.commands.reporting.tables.layout import figure
+from dkgp.commands.reporting.tables import cell
 from dkgp_benchmarks.library import PAPER_DATA
 from dkgp_benchmarks.papers.papers import BenchPapersJob
 from dkgp_benchmarks.papers.part import PARTS, Part, Unit

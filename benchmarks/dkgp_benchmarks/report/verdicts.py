@@ -15,7 +15,7 @@ from typing import Any
 
 from dkgp import __version__
 from dkgp.commands.reporting.outputs import Document, dump
-from dkgp.commands.reporting.tables.document import cell
+from dkgp.commands.reporting.tables import cell
 from dkgp.data.remote.storage import write_object
 from dkgp.errors import InputError
 from dkgp_benchmarks.papers.part import PARTS, Part

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dkgp.commands.reporting.plots import plot_classes
-from dkgp.commands.reporting.tables.classify import evaluated_class_tables
+from dkgp.commands.reporting.tables import evaluated_class_tables
 from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, operating_curve
 from tests.models.classification.problems import class_metrics
 

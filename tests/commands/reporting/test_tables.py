@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dkgp.commands.reporting.tables import tables
-from dkgp.commands.reporting.tables.classify import predicted_class_rows
-from dkgp.commands.reporting.tables.evaluated import nothing_wrong
+from dkgp.commands.reporting.tables import nothing_wrong, predicted_class_rows, tables
 
 PREDICTED = {
     "command": "predict",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from dkgp.commands.reporting.layout import progress_line
 from dkgp.commands.reporting.progress import WorkProgress
-from dkgp.commands.reporting.tables.jobs import progress_line
 from dkgp.models import TuneProgress
 from dkgp.service.queue import events as events_module
 from dkgp.service.queue.events import EventReader, EventReporter, EventWriter, latest_progress, progress_pace_seconds

@@ -1,0 +1,407 @@
+"""Documents for people: figures of a document as rows, sheets and tables, and the service's jobs.
+
+A `Figure` declares a row: its title, and a text with the document's figures in braces, such as
+`Figure("samples", "{n:,} of {d:names}")`. Formats of Python count, and those of `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration, printable, search_line, solve_line
+
+Rows = list[tuple[str, str]]
+
+
+class Detail(tuple[str, str]):
+    """A row for readers who know solvers: it is shown with `verbose` alone."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row: its title, and its text with figures of the document, or a function of the document that returns it."""
+
+    title: str
+    text: str | Callable[[Document], str | None]
+    optional: bool = False  # no row where a figure is missing or None, or the text empty
+    detail: bool = False  # for readers who know solvers
+
+    def row(self, document: Document) -> tuple[str, str] | None:
+        """Return the row of a document; None without one."""
+        if callable(self.text):
+            text = self.text(document)
+        else:
+            try:
+                text = (_Optional() if self.optional else _Words()).vformat(self.text, (), document)
+            except _AbsentError:
+                text = None
+        if text is None or (self.optional and not text):
+            return None
+        return Detail((self.title, text)) if self.detail else (self.title, text)
+
+
+# Rows that depend on the document themselves stand among figures as functions.
+Figures: TypeAlias = Iterable[Figure | Callable[[Document], Rows]]
+
+
+def may(title: str, text: str) -> Figure:
+    """Return a figure that a document may lack."""
+    return Figure(title, text, optional=True)
+
+
+def detail(title: str, text: str, *, optional: bool = False) -> Figure:
+    """Return a figure for readers who know solvers."""
+    return Figure(title, text, optional=optional, detail=True)
+
+
+def rows_of(figures: Figures, document: Document) -> Rows:
+    """Return the rows of a document."""
+    rows: Rows = []
+    for each in figures:
+        if isinstance(each, Figure):
+            row = each.row(document)
+            rows += [] if row is None else [row]
+        else:
+            rows += each(document)
+    return rows
+
+
+def sheet_of(title: str, figures: Figures, document: Document) -> RenderableType:
+    """Return a document's figures under a title."""
+    return Sheet(title, rows_of(figures, document))
+
+
+class _AbsentError(LookupError):
+    """A figure that the document does not have."""
+
+
+class _Words(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        shown = FORMATS.get(format_spec)
+        return str(super().format_field(value, format_spec)) if shown is None else shown(value)
+
+
+class _Optional(_Words):
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            found = super().get_field(field_name, args, kwargs)
+        except (LookupError, TypeError):
+            raise _AbsentError from None
+        if found[0] is None:
+            raise _AbsentError
+        return found
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Names and values under a title; with `verbose` also rows that are a `Detail`."""
+
+    title: str
+    rows: Rows
+    verbose: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        for row in self.rows:
+            if self.verbose or not isinstance(row, Detail):
+                # As text: rich would read brackets as markup.
+                table.add_row(printable(row[0]), Text(printable(row[1])))
+        yield titled(self.title, table)
+
+
+def table_of(title: str, rows: Rows) -> RenderableType:
+    """Return a table of names and values under a title."""
+    return Sheet(title, rows)
+
+
+def titled(title: str, table: Table) -> RenderableType:
+    """Return a table under a title."""
+    # A table's own title is broken to the table's width.
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def grid(
+    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Collection[str] = (), lines: bool = True
+) -> Table:
+    """Return a table of figures under headings, to the right but for those to the left; with lines, or bare."""
+    table = Table() if lines else Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    for row in rows:
+        table.add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
+def figure(value: object) -> str:
+    """A value in a few digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def number(value: float | None) -> str:
+    """A score to four digits."""
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def gaps(mean: float | None, largest: float | None) -> str:
+    """Relative widths of proven intervals."""
+    if mean is None or largest is None:
+        return "unknown"
+    return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
+
+
+def bounds_of(document: Mapping[str, Any], worst: str) -> str:
+    """Bounds on errors of means: of the worst, and of their root mean square where the record has it."""
+    rms = document.get("mean_error_bound_rms")
+    return f"worst case {document[worst]:.3g}" + ("" if rms is None else f", root mean square {rms:.3g}")
+
+
+def size(count: float | None) -> str:
+    """Bytes as people say them."""
+    if count is None:
+        return "unknown"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def seconds_of(document: Mapping[str, Any]) -> str:
+    """Seconds of a run, and of its parts that took a twentieth of it at least; older models do not tell."""
+    total = document["seconds"]
+    parts = [
+        f"{name} {seconds:.1f}"
+        for name, seconds in document.get("seconds_by_part", {}).items()
+        if seconds >= 0.05 * total
+    ]
+    return f"{total:.1f}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def names(values: Collection[str], most: int = 8) -> str:
+    """Return names with commas between them, the first few of many."""
+    shown = [str(value) for value in values]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+
+
+# Formats beside Python's.
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "size": size,
+    "duration": duration,
+    "names": names,
+    "score": number,
+    "yes": lambda value: "yes" if value else "no",
+}
+
+
+# ------------------------------------------------------------------------------------------ figures that commands share
+
+
+def assumed(document: Document) -> Rows:
+    """A row for assumptions of the bounds, if there are any."""
+    return rows_of([may("bounds assume", "{assumes}")], document)
+
+
+def cost(document: Document) -> Rows:
+    """Rows that end a trained model's table: seconds, memory, and the checkpoint to continue from."""
+    return rows_of(
+        [
+            Figure("seconds", seconds_of),
+            Figure("peak memory, all processes", "{peak_memory_bytes:size}"),
+            may("checkpoint", "{checkpoint} (go on with --resume)"),
+        ],
+        document,
+    )
+
+
+def stored(document: Document) -> Rows:
+    """Rows that end a stored model's table: its training set, its version of dkgp, and its size."""
+    return [
+        ("training set", document["fingerprint"]),
+        ("dkgp", document["versions"].get("dkgp", "unknown")),
+        ("stored", size(document["stored_bytes"])),
+    ]
+
+
+def unproven(document: Document) -> Rows:
+    """The share of samples for which the search for neighbours may have missed nearer ones, if there are any."""
+    if not document.get("neighbours_unproven"):
+        return []
+    share = 100.0 * document["neighbours_unproven"]
+    searched = document.get("search_samples") or document["settings"]["search_samples"]
+    return [("neighbours not proven nearest", f"{share:.3g} % of the samples (of {searched:,} looked at)")]
+
+
+def details(rows: Rows) -> Rows:
+    """Return the rows, each for readers who know solvers."""
+    return [Detail(row) for row in rows]
+
+
+SIZES = Figure("samples, features, targets", "{n:,}, {d}, {p}")
+SECONDS = Figure("seconds", "{seconds:.2f}")
+PEAK = Figure("peak memory, all processes", "{peak_memory_bytes:size}")
+EVALUATED = detail("kernel entries evaluated", "{kernel_evaluations:.3g}")
+
+
+# ------------------------------------------------------------------------------------------- jobs of the service
+
+_STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "failed": "red", "cancelled": "dim"}
+
+
+def jobs_tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
+    """Return the table of `dkgp jobs`, and how many there are of each state."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "command", "name", "state", "created", "took", "progress"):
+        # Where there is no room, these give way: `dkgp status` has them in full.
+        table.add_column(title, no_wrap=title not in ("name", "progress"))
+    for job in document["jobs"]:
+        table.add_row(
+            job["id"],
+            job["command"],
+            _cut(job.get("name") or ""),
+            Text(_state(job), style=_STYLES.get(job["state"], "")),
+            _time(job["created"], "%b %d %H:%M"),
+            _took(job),
+            _cut(_short(job, verbose=verbose)),
+        )
+    counts = ", ".join(f"{count:,} {state}" for state, count in document["counts"].items() if count)
+    return [table, Text(counts or "no jobs", style="dim")]
+
+
+def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableType]:
+    """Return a job's state, its progress, and what came out."""
+    rows = [
+        ("state", _state(record)),
+        ("command", record["command"]),
+        *((name, str(record[name])) for name in ("name", "owner") if record.get(name)),
+        *((name, _time(record[name])) for name in ("created", "started", "finished") if record.get(name)),
+    ]
+    if took := _took(record):
+        rows.append(("took", took))
+    if record["attempt"] > 1:
+        rows.append(("attempt", str(record["attempt"])))
+    if record.get("deadline_seconds"):
+        rows.append(("deadline", duration(record["deadline_seconds"])))
+    if record.get("memory_bytes"):
+        rows.append(("memory", f"{record['memory_bytes'] / 2**30:.3g} GiB"))
+    if record.get("progress") and record["state"] == "running":
+        rows.append(("progress", progress_line(record["progress"], verbose=verbose)))
+    if record.get("dashboard_link") and record["state"] == "running":
+        rows.append(("dashboard", record["dashboard_link"]))
+    if record.get("error"):
+        rows.append(("error", f"{record['error']['type']}: {record['error']['message']}"))
+        if record["error"].get("checkpoint"):
+            rows.append(("checkpoint", f"{record['error']['checkpoint']} (go on with `dkgp resume {record['id']}`)"))
+    for name, value in (record.get("options") or {}).items():
+        rows.append((name, _option(value)))
+    shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
+    if record.get("document"):
+        from dkgp.commands.reporting.tables import tables  # who asks for a job without a document does without models
+
+        shown += tables(record["document"], verbose=verbose)
+    return shown
+
+
+def event_line(event: Document, *, verbose: bool = False) -> str | None:
+    """Return one line for an event; None for one that people need not see."""
+    line = _event_text(event, verbose=verbose)
+    return None if line is None else f"{_time(event['time'], '%H:%M:%S')} {_printable(line)}"
+
+
+def progress_line(event: Document, *, verbose: bool = False) -> str:
+    """Return a progress event in a few words; with `verbose` in solvers' figures."""
+    label = event.get("label", "")
+    if event.get("gradient_inf_norm") is not None and "column_passes" in event:
+        within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""
+        return f"{label}: {solve_line(event, verbose=verbose)}{within}"
+    if event.get("best_log_marginal_likelihood") is not None:
+        return f"{label}: {search_line(event, verbose=verbose)}"
+    if "done" in event:
+        total, unit = event.get("total"), event.get("unit") or ""
+        share = "" if not total else f" of {total:,} ({100 * event['done'] / total:.0f} %)"
+        phase = f"{event['phase']}: " if event.get("phase") not in (None, "", label) else ""
+        return f"{label}: {phase}{event['done']:,}{share} {unit}".rstrip()
+    skipped = ("sequence", "time", "kind", "label")
+    figures = ", ".join(
+        f"{name.replace('_', ' ')} {figure(item)}" for name, item in event.items() if name not in skipped
+    )
+    return f"{label}: {figures}" if figures else label
+
+
+def _event_text(event: Document, *, verbose: bool) -> str | None:
+    kind = event["kind"]
+    if kind == "progress":
+        return progress_line(event, verbose=verbose)
+    if kind == "state":
+        return f"-- {event['state']}" + (f", attempt {event['attempt']}" if event.get("attempt", 1) > 1 else "")
+    if kind in ("note", "log"):
+        return str(event["message"])
+    if kind == "warning":
+        return f"warning: {event['message']}"
+    if kind == "error":
+        error = event.get("error", event)
+        return f"error: {error.get('type', 'Error')}: {error.get('message', '')}"
+    # The document is shown by `status`; kinds that a newer service knows say themselves in --json.
+    return None
+
+
+def _state(job: Document) -> str:
+    state = str(job["state"]).replace("_", " ")
+    if job["state"] == "running" and job.get("cancel_requested"):
+        return "being cancelled"
+    if job["state"] == "queued" and job.get("resume"):
+        return "queued to resume"
+    return state
+
+
+def _short(job: Document, *, verbose: bool) -> str:
+    if job.get("error"):
+        return str(job["error"]["message"]).splitlines()[0]
+    if job["state"] == "running" and job.get("progress"):
+        return progress_line(job["progress"], verbose=verbose)
+    return ""
+
+
+def _cut(text: str) -> Text:
+    """One line, however little room there is."""
+    return Text(_printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def _printable(text: str) -> str:
+    """The text without what would command the terminal: jobs and their names are other people's."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def _took(job: Document) -> str:
+    if not job.get("started") or not job.get("finished"):
+        return ""
+    seconds = (_moment(job["finished"]) - _moment(job["started"])).total_seconds()
+    return duration(max(0.0, seconds))
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _time(text: str, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """The time here."""
+    return _moment(text).astimezone().strftime(form)
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {figure(item)}" for name, item in value.items())
+    return figure(value)

@@ -1,0 +1,591 @@
+"""Sparse and linear models, hyperparameters and plans as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.codec import from_json
+from dkgp.commands.reporting.layout import (
+    EVALUATED,
+    PEAK,
+    SIZES,
+    Figure,
+    Rows,
+    assumed,
+    cost,
+    detail,
+    details,
+    grid,
+    may,
+    rows_of,
+    sheet_of,
+    size,
+    stored,
+    table_of,
+    titled,
+    unproven,
+)
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration
+from dkgp.kernels import kernel_text
+from dkgp.models import TunedParameter
+from dkgp.models.hyperparameters import stopped
+from dkgp.models.sparse.model import method_named
+from dkgp.models.sparse.search import EVIDENCES
+
+Tables = list[RenderableType]
+# Targets with rows or tables of their own; rows of a path, and weights that are named in one.
+MOST_TARGETS, MOST_ROWS, MOST_WEIGHTS = 8, 16, 5
+
+
+def kernel_of(document: Document) -> str:
+    """Return a document's kernel, as people write it."""
+    return kernel_text(document["kernel"], document["features"])
+
+
+# ----------------------------------------------------------------------------------------- sparse and linear models
+
+# Lower bounds on the least risk, by their origin.
+_BOUNDS = {
+    "none": "nothing but zero",
+    "subset": "the exact model of a subset",
+    "residual": "the residual's direction",
+    "trace": "fits with more noise",
+    "descent": "passes over the kernel matrix",
+}
+METHOD_AND_BASIS = Figure("method, basis", "{method}, {basis_size:,} samples ({basis})")
+
+
+def _of_target(document: Document) -> list[tuple[int, str]]:
+    """Return the targets that are shown: their numbers, and " of NAME" if there are several."""
+    targets = document.get("target_names") or document["targets"]
+    return [(number, f" of {name}" if len(targets) > 1 else "") for number, name in enumerate(targets[:MOST_TARGETS])]
+
+
+def _distances(document: Document) -> Rows:
+    """Proofs of the mean, target by target."""
+    # The proof for a model with neighbours is of its basis' mean; its own mean is proven where it predicts.
+    near = method_named(document["method"]).neighbours
+    title = "distance of the basis' mean from the exact one" if near else "distance to the exact mean"
+    rows: Rows = []
+    for target, of in _of_target(document):
+        bound = document["best"][target]
+        raw, relative = document["rms_bound_raw"][target], document["rms_bound"][target]
+        distance = f"root mean square {raw:.4g}, {relative:.3g} of the targets' spread"
+        rows.append((f"{title}{of}", f"{distance} (proven by {_BOUNDS.get(bound, bound)})"))
+    return rows
+
+
+def _gaps(document: Document) -> Rows:
+    """The distance of the risk from the least possible, target by target."""
+    found = ((of, document["gap"][target]) for target, of in _of_target(document))
+    return [(f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}") for of, gap in found]
+
+
+def _rungs(document: Document) -> Rows:
+    """The sizes that a basis grew through, and the exact model's cost and gain."""
+    if "ladder" not in document:
+        return []
+    sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
+    return [("basis samples: proven distance", sizes), ("beside that", document["ladder"]["exact"]["words"])]
+
+
+def _evidence(document: Document) -> Rows:
+    """Bounds on log p(y), if the method has them."""
+    figures = (
+        may("log evidence of the exact model", "{elbo:.8g} to {evidence_upper:.8g} nats"),
+        may("KL from the exact posterior", "at most {divergence:.4g} nats"),
+    )
+    return [] if document["elbo"] is None else rows_of(figures, document)
+
+
+def _sparse_noise(document: Document) -> str:
+    by_sample = " of new observations; each sample has its own" if document["noise_by_sample"] else ""
+    return f"{document['noise_variance']:.4g} (standardised){by_sample}"
+
+
+SPARSE = (
+    Figure("model", "{out}"),
+    SIZES,
+    METHOD_AND_BASIS,
+    Figure("done", "{reason}"),
+    unproven,
+    _distances,
+    lambda of: details(_gaps(of)),
+    lambda of: details(_evidence(of)),
+    _rungs,
+    assumed,
+    EVALUATED,
+    cost,
+)
+SPARSE_INFO = (
+    Figure("sparse model", "{location}"),
+    SIZES,
+    METHOD_AND_BASIS,
+    Figure("kernel", kernel_of),
+    Figure("noise variance", _sparse_noise),
+    _distances,
+    _gaps,
+    _evidence,
+    lambda of: assumed(of["certificate"]),
+    Figure("rounds of the choice", "{rounds:,}"),
+    stored,
+)
+LINEAR = (
+    Figure("samples, features, targets", "{n:,}, {d:,}, {p}"),
+    Figure("method", "{method}"),
+    Figure("cardinality by", "{choice}"),
+)
+PURSUED = (
+    Figure("model", "{out}"),
+    *LINEAR,
+    Figure("passes over the samples, seconds", "{passes:,}, {seconds:.2f}"),
+    PEAK,
+)
+
+
+def sparse_tables(document: Document) -> Tables:
+    """Return the tables of `dkgp sparse`."""
+    title = "Trained, sparse" if document["converged"] else "Not as near as was asked for"
+    return [sheet_of(title, SPARSE, document)]
+
+
+def pursue_tables(document: Document) -> Tables:
+    """Return the tables of `dkgp pursue`."""
+    return [sheet_of("Linear regression", PURSUED, document), *_paths(document)]
+
+
+def linear_info_tables(document: Document) -> Tables:
+    """Return the tables of a linear model's store."""
+    return [sheet_of("", (Figure("linear model", "{location}"), *LINEAR, stored), document), *_paths(document)]
+
+
+def _paths(document: Document) -> Tables:
+    return [part for target in document["targets"][:MOST_TARGETS] for part in (_path(target), _weights(target))]
+
+
+def _path(target: Document) -> RenderableType:
+    scored = target["score"] is not None
+    rows = []
+    for record in _shown_steps(target):
+        k = record["cardinality"]
+        joined = ", ".join([*record["joined"], *(f"without {name}" for name in record["left"])])
+        cells = [f"{k} *" if k == target["cardinality"] else str(k), joined, _root(record["error"])]
+        named = list(record["weights"].items())[:MOST_WEIGHTS]
+        more = [f"{len(record['weights']) - len(named)} more"] if len(record["weights"]) > len(named) else []
+        weights = ", ".join([*(f"{name} {weight:.4g}" for name, weight in named), *more])
+        rows.append([Text(cell) for cell in [*cells, *([_root(record["score"])] if scored else []), weights]])
+    headings = ["features", "joined", "RMSE, training", *(["RMSE, left out"] if scored else []), "weights"]
+    table = grid(headings, rows, left=("joined", "weights"))
+    return titled(f"Path of {target['name']} (* chosen; it ends with: {target['reason']})", table)
+
+
+def _weights(target: Document) -> RenderableType:
+    rows = [(name, f"{weight:.6g}") for name, weight in target["weights"].items()]
+    return table_of(f"{target['name']}, by feature", [("intercept", f"{target['intercept']:.6g}"), *rows])
+
+
+def _shown_steps(target: Document) -> list[Document]:
+    """The first steps, the steps about the chosen one, and the last."""
+    path, chosen = target["path"], target["cardinality"]
+    if len(path) <= MOST_ROWS:
+        return list(path)
+    some = {*range(MOST_ROWS // 2), *range(chosen - 3, chosen + 4), len(path) - 1}
+    return [record for record in path if record["cardinality"] in some]
+
+
+def _root(squared: float | None) -> str:
+    return "unknown" if squared is None else f"{math.sqrt(squared):.5g}"
+
+
+# --------------------------------------------------------------------------------------------------- hyperparameters
+
+
+def _tuned_values(document: Document) -> Rows:
+    of_labels, labels = document.get("likelihood") is not None, "log evidence (Laplace)"
+    likelihood = labels if of_labels else "log marginal likelihood"
+    evidence = labels if of_labels else dict[str, str](EVIDENCES).get(str(document.get("objective")), "evidence")
+    figures: Iterable[Figure] = (
+        Figure("hyperparameters", "{out}"),
+        may("likelihood", "{likelihood}") if of_labels else Figure("noise variance", "{noise_variance:.4g}"),
+        may(
+            "noise model",
+            "{noise_model[kind]}, {noise_model[lowest]:.4g} to {noise_model[highest]:.4g} on the subset; "
+            "{noise_variance:.4g} is the mean",
+        ),
+        may(
+            "Student's t",
+            "{student_t[degrees]:.3g} degrees of freedom, squared scale {student_t[scale]:.4g}, "
+            "variance {noise_variance:.4g}",
+        ),
+        may("amplitude", "{kernel[variance]:.4g}"),
+        Figure(
+            "subsets",
+            lambda of: f"{of['subsets']} of {of['subset_size']:,} samples" if of.get("subsets", 1) > 1 else None,
+        ),
+        may(likelihood, "{log_marginal_likelihood:.2f}"),
+        may("leave-one-out log likelihood", "{leave_one_out_log_likelihood:.2f}"),
+        may("log density of the priors", "{log_prior:.2f}"),
+        may(evidence, "{sparse[value]:.2f}"),
+        may("basis samples", "{sparse[basis_size]:,}"),
+    )
+    return rows_of(figures, document)
+
+
+def tune_tables(document: Document) -> Tables:
+    """Return the tables of `dkgp tune`."""
+    rows = _tuned_values(document)
+    parameters = from_json(list[TunedParameter], document.get("parameters") or [])
+    if "converged" in document:  # the user may have written the values to refine
+        ended = stopped(parameters)
+        outcome = "yes" if document["converged"] else f"no: {ended}" if ended else "no"
+        rows += [
+            ("converged", f"{outcome}, {document['evaluations']} evaluations"),
+            ("seconds", f"{document['seconds']:.1f}"),
+        ]
+    rows += rows_of([may("plot", "{plot}")], document)
+    return [
+        *([_compared_kernels(document["comparison"])] if document.get("comparison") else []),
+        table_of("Tuned", rows),
+        *([_compared_noise(document["noise_comparison"])] if document.get("noise_comparison") else []),
+        *([_parameters(parameters)] if parameters else []),
+        *([_scores(document)] if document.get("scores") else []),
+        *(_refined(document["refinement"]) if document.get("refinement") else []),
+    ]
+
+
+def _parameters(parameters: list[TunedParameter]) -> RenderableType:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", overflow="fold", style="dim")
+    for title in ("value", "length scale", ""):
+        table.add_column(title, justify="right")
+    for parameter in parameters:
+        scale = parameter.length_scale
+        # As text: rich would read brackets as markup.
+        cells = Text(parameter.name), f"{parameter.value:.4g}", "" if scale is None else f"{scale:.4g}"
+        table.add_row(*cells, parameter.words)
+    return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
+
+
+def _compared_kernels(comparison: Document) -> RenderableType:
+    rows = [
+        [
+            f"{row['kernel']} *" if row["kernel"] == comparison["kernel"] else row["kernel"],
+            *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("nlpd", "rmse", "coverage_95")),
+            f"{row['seconds']:.1f}",
+        ]
+        for row in comparison["kernels"]
+    ]
+    title = (
+        f"Kernels on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} "
+        "(standardised; * taken, by NLPD)"
+    )
+    return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
+
+
+def _compared_noise(comparison: Document) -> RenderableType:
+    rows = [
+        [
+            f"{row['kind']} *" if row["kind"] == comparison["kind"] else row["kind"],
+            *(f"{row[name]:.4f}" for name in ("nlpd", "rmse", "coverage_95")),
+            "" if row["gain"] is None else f"{row['gain']:+.4f} ({row['standard_error']:.4f}) over {row['against']}",
+        ]
+        for row in comparison["kinds"]
+    ]
+    title = (
+        f"Noise on {comparison['held_out']:,} held-out samples, found from {comparison['samples']:,} "
+        "(standardised; * taken: it gains twice the standard error)"
+    )
+    return titled(title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (error)"), rows, left={"noise"}))
+
+
+def _scores(document: Document) -> RenderableType:
+    of_labels = document.get("likelihood") is not None
+    figures = {"rmse": "RMSE", "nlpd": "NLPD", "coverage_95": "coverage of 95 %"}
+    if of_labels:
+        figures = {"error_rate": "error rate", "log_loss": "log loss"}
+    rows = [
+        (
+            f"{scores['folds']} folds" if group == "folds" else f"{scores['rows']:,} rows held out",
+            *(f"{scores[name]:.4f}" for name in figures),
+        )
+        for group, scores in document["scores"].items()
+    ]
+    table = grid(("scores of", *figures.values()), rows, left=("scores of",), lines=False)
+    return titled("Scores (averaged probabilities)" if of_labels else "Scores (standardised targets)", table)
+
+
+def _refined(refinement: Document) -> Tables:
+    """Tables of a refinement: its steps, and scores of held-out samples before and after."""
+    history = refinement["history"]
+    last = next((step for step in reversed(history) if step["accepted"]), None)
+    figures = (
+        Figure("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),
+        Figure("ended because", "{reason}"),
+        Figure("steps", f"{sum(step['step'] > 0 for step in history)}"),
+        may("log likelihood", "{last[gain]:+.1f}, error {last[gain_error]:.2g}"),
+        detail("gradient", "{last[gradient_norm]:.3g}, error {last[error_norm]:.2g}", optional=True),
+        detail("column passes", "{column_passes:.0f}, and {contractions} of derivatives"),
+        Figure("seconds", "{seconds:.1f}"),
+        may("log marginal likelihood", "{evidence[value]:,.1f}, standard error {evidence[standard_error]:.2g}"),
+    )
+    shown: Tables = [sheet_of("Refined on all samples", figures, {**refinement, "last": last})]
+    before, after = refinement["before"], refinement["after"]
+    if before is not None and after is not None:
+        shown.append(_compared(refinement["n_held_out"], before, after))
+    return shown
+
+
+def _compared(held_out: int, before: Document, after: Document) -> RenderableType:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", style="dim")
+    for title in ("NLPD", "RMSE", "95 % coverage"):
+        table.add_column(title, justify="right")
+    for name, score in (("before", before), ("after", after)):
+        table.add_row(name, f"{score['nlpd']:.4f}", f"{score['rmse']:.4f}", f"{score['coverage_95']:.3f}")
+    return titled(f"{held_out:,} held-out samples (standardised)", table)
+
+
+# ------------------------------------------------------------------------------------------------------------- plans
+
+
+def plan_tables(document: Document) -> Tables:
+    """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
+    return [
+        _summary(document),
+        _workers(document),
+        Text(_sentence(document)),
+        *_product(document),
+        *_kept(document),
+        *_sparse(document),
+        *_classifier(document),
+        *_variances(document),
+        *_validation(document),
+    ]
+
+
+def _summary(document: Document) -> RenderableType:
+    counts, network = document["counts"], document["network"]
+    known = counts["low"] == counts["high"]
+    between = "" if known else f", between {counts['low']:.1f} and {counts['high']:.1f}"
+    rows = [
+        ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
+        ("solver", document["solver"] + (f": {document['auto']['reason']}" if document["auto"] else "")),
+        (counts["unit"], f"{counts['expected']:.1f}{between}"),
+        ("coordinator's memory", size(document["workers"][0]["coordinator_memory_bytes"])),
+        ("round trip, further task", _milliseconds(network["round_trip_seconds"], network["task_seconds"])),
+        ("payload", f"{size(network['bytes_per_second'])} a second"),
+    ]
+    return table_of("Plan", rows)
+
+
+def _milliseconds(*seconds: float) -> str:
+    return ", ".join(f"{1000 * value:.2f} ms" for value in seconds)
+
+
+def _workers(document: Document) -> RenderableType:
+    phases = _phases(document)
+    headings = ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit")
+    rows = (
+        (
+            *_times(row, row["workers"], phases),
+            size(row["worker_memory_bytes"]),
+            f"{row['worker_hours']:.3g}",
+            row["limit"],
+        )
+        for row in document["workers"]
+    )
+    return grid(headings, rows, left=("limit",))
+
+
+def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
+    """Cells that begin a row: workers, time, between what it lies where that is known, and that of each phase."""
+    between = []
+    if "seconds_low" in costs:
+        between = [f"{duration(costs['seconds_low'])} and {duration(costs['seconds_high'])}"]
+    parts = (duration(costs["phases"].get(name, 0.0)) for name in phases)
+    return [f"{workers:,}", duration(costs["seconds"]), *between, *parts]
+
+
+def _phases(document: Document) -> list[str]:
+    """Names in their order; with fewer workers there may be fewer."""
+    return max((list(row["phases"]) for row in document["workers"]), key=len)
+
+
+def _product(document: Document) -> Tables:
+    """Seconds of a product with the matrix, and its messages; no table for a solver that takes few."""
+    if not any("product" in name for name in _phases(document)) or document["solver"] == "gbcd":
+        return []
+    parts = ("computing", "scheduling", "moving", "ends", "adding")
+    rows = []
+    for row in document["workers"]:
+        product = row["product"]
+        seconds = (f"{product[name]:.3g} s" for name in ("seconds", *(f"{part}_seconds" for part in parts)))
+        messages = f"{product['tasks']:,}", size(product["moved_bytes"])
+        rows.append((f"{row['workers']:,}", *seconds, *messages, product["limit"]))
+    headings = ("workers", "a product", "computing", "scheduler", "link", "ends", "adding", "tasks", "moved", "limit")
+    words = (
+        "Workers compute while tasks pass the scheduler and bytes the coordinator's link: the longer one counts. "
+        "At the ends the first tasks go out and the last results come back, and the coordinator adds up."
+    )
+    return [Text("A product with the matrix", style="bold"), grid(headings, rows, left=("limit",)), Text(words)]
+
+
+def _kept(document: Document) -> Tables:
+    """Tiles that workers keep, and the time that they save; no table where there are none."""
+    if not any(row["tiles"]["share"] for row in document["workers"]):
+        return []
+    rows = []
+    for row in document["workers"]:
+        tiles = row["tiles"]
+        seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
+        memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
+        rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
+    table = grid(("workers", "K kept", "memory of each", "at most", "a product", "saved"), rows)
+    return [Text("Kept between products", style="bold"), table]
+
+
+def _variances(document: Document) -> Tables:
+    figures = document["variance"]
+    if figures is None:
+        return []
+    rows = [
+        ("samples", f"{figures['tests']:,}, to a gap of {figures['gap']:g}{', latent' if figures['latent'] else ''}"),
+        ("rank, halo", f"{figures['rank']:,}, {figures['halo']:,}"),
+        ("products in float32", _products(figures["products_float32"])),
+        ("products in float64", _products(figures["products_float64"])),
+        ("factors", size(figures["factor_bytes"])),
+        ("a sample that is solved for", size(figures["sample_bytes"])),
+    ]
+    # Phases differ where all workers share a batch.
+    phases = list(dict.fromkeys(name for row in document["workers"] for name in row["variance"]["phases"]))
+    headings = (
+        "workers",
+        "time",
+        "between",
+        *phases,
+        "a batch on",
+        "or Cholesky",
+        "or neighbours",
+        "samples a batch",
+        "memory of each",
+    )
+    costs_by_workers = {row["workers"]: row["variance"] for row in document["workers"]}
+    table = grid(
+        headings,
+        (
+            (
+                *_times(costs, workers, phases),
+                "all" if costs["shared"] else "one",
+                duration(costs["whole_factor_seconds"]),
+                "-" if costs["neighbours_seconds"] is None else duration(costs["neighbours_seconds"]),
+                f"{costs['batch_size']:,}",
+                size(costs["worker_memory_bytes"]),
+            )
+            for workers, costs in costs_by_workers.items()
+        ),
+    )
+    return [table_of("Variances", rows), table]
+
+
+def _sparse(document: Document) -> Tables:
+    figures = document["sparse"]
+    if figures is None:
+        return []
+    basis = f"{figures['method']}, {figures['basis_size']:,} samples ({figures['basis']})"
+    return _beside(document, "sparse", "Sparse model", [("method, basis", basis)])
+
+
+def _classifier(document: Document) -> Tables:
+    figures = document["classify"]
+    if figures is None:
+        return []
+    if "likelihood" in figures:
+        return _beside(document, "classify", "Classifier", _likelihood(figures))
+    search = f"about {figures['kernels']} kernels in {figures['passes']} passes over the data"
+    rows = [
+        ("prototypes", f"{figures['pool']:,} to choose among ({figures['prototypes']})"),
+        ("search", f"{figures['search']}: {search}"),
+    ]
+    return _beside(document, "classify", "Classifier", rows)
+
+
+def _likelihood(figures: Document) -> Rows:
+    """Rows on a classifier with a likelihood: products or a basis."""
+    products = figures["products"]
+    samples = "all samples" if products else f"a basis of {figures['basis_size']:,} samples ({figures['basis']})"
+    near = f", {figures['neighbours']:,} neighbours" if figures.get("neighbours") else ""
+    rows: Rows = [("method", f"{figures['method']} ({figures['likelihood']}): {samples}{near}")]
+    if products:
+        between = f"between {products['low']:.0f} and {products['high']:.0f}"
+        rows.append(("products", f"{products['expected']:.0f}, {between}"))
+    return rows
+
+
+def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
+    """A model beside the exact one: what it is, what it takes, and a row for each number of workers."""
+    figures, costs_by_workers = document[name], {row["workers"]: row[name] for row in document["workers"]}
+    first = next(iter(costs_by_workers.values()))
+    about: Rows = [
+        *rows,
+        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
+        ("coordinator's memory", size(first["coordinator_memory_bytes"])),
+        ("the model's store", size(figures["model_bytes"])),
+    ]
+    phases = list(first["phases"])
+    table = grid(
+        ("workers", "time", *phases, "memory of each", "limit"),
+        (
+            (*_times(costs, workers, phases), size(costs["worker_memory_bytes"]), costs["limit"])
+            for workers, costs in costs_by_workers.items()
+        ),
+        left=("limit",),
+    )
+    return [table_of(title, about), table]
+
+
+def _products(counts: Document) -> str:
+    if not counts["high"]:
+        return "none: the factor suffices"
+    return f"{counts['count']:.1f}, between {counts['low']:.1f} and {counts['high']:.1f}"
+
+
+def _sentence(document: Document) -> str:
+    text: str = document["limit"]
+    return text[0].upper() + text[1:] + "."
+
+
+def _validation(document: Document) -> Tables:
+    figures = document["validation"]
+    if figures is None:
+        return []
+    compared = ("model", "ratio")
+    table = grid(
+        ("workers here", "product, s", *compared, "whole, s", *compared, "a worker's peak", *compared),
+        (
+            (
+                str(row["workers"]),
+                f"{row['product_seconds']:.4f}",
+                f"{row['product_seconds_model']:.4f}",
+                f"{row['product_to_model']:.2f}",
+                f"{row['seconds']:.2f}",
+                f"{row['seconds_model']:.2f}",
+                f"{row['seconds_to_model']:.2f}",
+                size(row["worker_peak_bytes"]),
+                size(row["worker_memory_bytes"]),
+                f"{row['worker_memory_to_model']:.2f}",
+            )
+            for row in figures["rows"]
+        ),
+    )
+    inside = "inside" if figures["within_interval"] else "outside"
+    taken = (
+        f"{figures['unit']} taken: {figures['taken']:.2f}; expected {figures['expected']:.2f}, {inside} the interval."
+    )
+    words = taken[0].upper() + taken[1:]
+    return [Text("Measured against the model (measured / model)", style="bold"), table, Text(words)]

@@ -1,0 +1,753 @@
+"""Documents as tables for people: the figures of each command and of each kind of store, in words, with units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.commands.reporting.layout import (
+    EVALUATED,
+    PEAK,
+    SECONDS,
+    SIZES,
+    Detail,
+    Figure,
+    Rows,
+    Sheet,
+    assumed,
+    bounds_of,
+    cost,
+    detail,
+    figure,
+    gaps,
+    grid,
+    may,
+    names,
+    number,
+    rows_of,
+    sheet_of,
+    size,
+    stored,
+    table_of,
+    titled,
+    unproven,
+)
+from dkgp.commands.reporting.model_tables import (
+    SPARSE_INFO,
+    kernel_of,
+    linear_info_tables,
+    plan_tables,
+    pursue_tables,
+    sparse_tables,
+    tune_tables,
+)
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration, typed
+from dkgp.kernels import kernel_text
+from dkgp.models.verdict import COVERAGE_MATTERS, FEWEST_SAMPLES
+
+Tables = list[RenderableType]
+
+# Lines of one row: a classification may have a thousand classes.
+_MOST_LINES = 20
+# Targets with rows of their own.
+MOST_TARGETS = 8
+# Classes that are named; classes of a confusion matrix that is printed, and letters of their names.
+MOST_CLASSES, MOST_CONFUSED, MOST_LETTERS = 8, 12, 16
+GUIDE = "docs/guides/bad-model.md"
+
+
+def tables(document: Document, *, verbose: bool = False) -> Tables:
+    """Return the tables that show a document; with `verbose` also solvers' figures."""
+    parts = _LAYOUTS[document["command"]](document)
+    return [replace(part, verbose=verbose) if isinstance(part, Sheet) else part for part in parts]
+
+
+def _sheet(title: str, *figures: Figure | Callable[[Document], Rows]) -> Callable[[Document], Tables]:
+    return lambda document: [sheet_of(title, figures, document)]
+
+
+# -------------------------------------------------------------------------------------------- data, exact models, demo
+
+
+def _counted_classes(document: Document) -> str | None:
+    if document["classes"] is None:
+        return None
+    counted = zip(document["classes"], document["class_counts"], strict=True)
+    return names([f"{name} ({count:,})" for name, count in counted])
+
+
+_ingest = _sheet(
+    "Ingested",
+    Figure("training store", "{train}: {n_train:,} samples"),
+    Figure("test store", lambda of: None if of["test"] is None else f"{of['test']}: {of['n_test']:,} samples"),
+    Figure("features", "{d}: {features:names}"),
+    Figure("targets", lambda of: names(of["targets"]) or "none"),
+    Figure("classes", _counted_classes),
+    may("known noise", "{noise}"),
+    may("kept beside them", "{ids:names}"),
+    SECONDS,
+)
+_warm_up = _sheet(
+    "Compiled beforehand",
+    Figure("compiled code", "{folder}"),
+    Figure("for", "{processor}"),
+    Figure("pieces", "{pieces:,}, {bytes:size}"),
+    Figure("seconds", "{seconds:.1f}"),
+)
+_export = _sheet(
+    "Exported",
+    Figure("table", "{out}"),
+    Figure("samples", "{n:,}"),
+    Figure("columns", lambda of: names(of["columns"], 20)),
+)
+
+
+def _certified(document: Document) -> str | None:
+    """The bound on the distance of any predicted mean from the exact model's, for the worst target."""
+    certificate = document.get("certificate")
+    if not certificate:
+        return None
+    bound = max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
+    beside = ", beside what the mean's coefficients add" if "mean" in document else ""
+    return f"worst case {bound:.3g} standard deviations of the target (at amplitude 1){beside}"
+
+
+def _mean(document: Document) -> Rows:
+    """Coefficients of the mean, with their standard errors, target by target."""
+    of_targets = list(document["mean"]["coefficients"].items()) if "mean" in document else []
+    rows: Rows = []
+    for target, values in of_targets[:MOST_TARGETS]:
+        of = f" of {target}" if len(of_targets) > 1 else ""
+        texts = [f"{name} {item['value']:.4g} ± {item['standard_error']:.2g}" for name, item in values.items()]
+        rows.append((f"coefficients of the mean{of}", names(texts)))
+    return rows
+
+
+def _kept(document: Document) -> str | None:
+    kept = document.get("kept_tiles") or {}
+    if not kept.get("reason"):  # a solver that takes no such products, or was to keep nothing
+        return None
+    share = f"{document['kept_share']:.0%}, {size(kept['bytes'])}" if kept["bytes"] else "nothing"
+    return f"{share}: {kept['reason']}"
+
+
+def _entries(document: Document) -> str:
+    count = document["kernel_evaluations"]
+    return f"{count / document['n'] ** 2:.2f} n² = {count:.3g}, those of selection and dense solves included"
+
+
+TRAINED = (
+    Figure("model", "{out}"),
+    SIZES,
+    Figure("converged", lambda of: "yes" if of["converged"] else f"no: {of['reason']}"),
+    Figure("largest error", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
+    detail("ended because", "{reason}", optional=True),
+    Figure("mean certified within", _certified),
+    _mean,
+    detail("relative residual", "{relative_residual:.3g}"),
+    detail("objective", "{objective:.8g}"),
+    assumed,
+    detail("rounds, column passes", "{iterations}, {column_passes:.2f}"),
+    Figure("kernel entries evaluated", _entries, detail=True),
+    detail("products by", "{products[kind]}: {products[reason]}", optional=True),
+    detail(
+        "gradient proven within",
+        "{products[proven][largest]:.2g} in an entry, {products[proven][root_mean_square]:.2g} by root mean square",
+        optional=True,
+    ),
+    Figure("kept of the kernel matrix", _kept, detail=True),
+    cost,
+)
+
+
+def _train(document: Document) -> Tables:
+    tuned = tune_tables(document["tuned"]) if "tuned" in document else []
+    return [*tuned, sheet_of("Trained" if document["converged"] else "Stopped before convergence", TRAINED, document)]
+
+
+def _phases(document: Document) -> str:
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in document["seconds_by_phase"].items())
+    return f"{document['seconds']:.1f}: {phases}"
+
+
+DEMO = (
+    Figure("training samples, features", "{n:,}, {d}"),
+    Figure("RMSE, noise-free test targets", "{rmse:.5f} on {n_test:,} samples"),
+    Figure("NLPD, coverage of 95 % intervals", "{nlpd:score}, {coverage_95:score}"),
+    Figure("variances certified within", lambda of: gaps(of["variance_gap_mean"], of["variance_gap_max"])),
+    Figure("converged", "{converged:yes}"),
+    Figure("largest error", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
+    detail("column passes", "{column_passes:.2f} in {iterations} rounds"),
+    Figure("seconds", _phases),
+    PEAK,
+    Figure("kernel matrix that never existed", "{kernel_matrix_bytes:size}"),
+    may("plot", "{plot}"),
+)
+
+
+def _demo(document: Document) -> Tables:
+    return [sheet_of(f"Exact GP on Friedman1 in {duration(document['seconds'])}", DEMO, document)]
+
+
+_fitted = _sheet(
+    "Fitted",
+    Figure("model", "{train[out]}: {choice[way][words]}"),
+    Figure("why", "{choice[reason]}"),
+    Figure("converged", "{converged:yes}"),
+    Figure("seconds", _phases),
+    PEAK,
+    Figure("page", "{report}"),
+)
+
+
+def _fit(document: Document) -> Tables:
+    return [*_evaluate(document["evaluation"]), *_fitted(document)]
+
+
+# ------------------------------------------------------------------------------------------------------- predictions
+
+
+def _predicted_means(document: Document) -> Rows:
+    if document.get("classes") is not None:
+        return predicted_class_rows(document["classes"], document["n_samples"])
+    if document["largest_mean_error_bound"] is None:
+        return [("means of", f"a linear regression on {document['n_support']:,} features")]
+    units = "scale of the transformed targets" if document.get("transformed") else "units of the targets"
+    return [("mean certified within", bounds_of(document, "largest_mean_error_bound") + f" ({units})")]
+
+
+def _predicted_variances(document: Document) -> Rows:
+    variance = document.get("variance")
+    if variance is None:
+        return []
+    of = ("variances of", "the function" if variance["latent"] else "new observations, noise included")
+    widths = gaps(variance["gap_mean"], variance["gap_max"])
+    if "method" in variance:
+        return [
+            of,
+            ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven wrong"),
+            ("exact variances known within", widths),
+            *_bases(variance),
+        ]
+    if "basis" in variance:
+        return [of, ("variances certified within", widths), *_bases(variance)]
+    met, total = variance["met"], variance["met"] + variance["unmet"]
+    rows = [
+        of,
+        ("variances certified within", widths),
+        ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
+    ]
+    if variance["seconds_per_sample"] is None:  # resumed with nothing left to do
+        return rows
+    passes = variance["column_passes"]
+    by = f"a factor of rank {variance['rank']:,} {'and conjugate gradients' if passes else 'alone'}"
+    ways = {
+        "cholesky": "a Cholesky factor of all samples",
+        "neighbours": f"{variance['rank']:,} samples around each tile of test samples",
+    }
+    return [
+        *rows,
+        ("by", ways.get(variance.get("way", ""), by)),
+        *([Detail(("column passes", f"{passes:.2f} a sample"))] if passes else []),
+        ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
+    ]
+
+
+def _bases(variance: Document) -> Rows:
+    """Rows on bases for each sample, if this run found some."""
+    if variance.get("kernels_mean") is None:
+        return []
+    mean, std, most = (variance[f"kernels_{name}"] for name in ("mean", "std", "max"))
+    total = variance["met"] + variance["unmet"]
+    rows = [
+        ("by a basis for each", f"{mean:.1f} +- {std:.1f} samples, {most:,} at most"),
+        (f"bounds within {variance['basis_gap']:g}", f"of {variance['met']:,} of {total:,}"),
+    ]
+    if variance["seconds_per_sample"] is not None:
+        rows.append(("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.1f}"))
+    return rows
+
+
+_predict = _sheet(
+    "Predicted",
+    Figure("predictions", "{out}"),
+    Figure("samples", "{n_samples:,}"),
+    _predicted_means,
+    assumed,
+    _predicted_variances,
+    SECONDS,
+)
+
+
+# ------------------------------------------------------------------------------------------------------- evaluations
+
+
+def _evaluate(document: Document) -> Tables:
+    if "confusion" in document:
+        return [*evaluated_class_tables(document), verdict(document)]
+    shown: Tables = [sheet_of("Evaluated, in the units of the targets", SCORES, document)]
+    if document.get("per_target"):
+        shown.append(_scores_by_target(document["per_target"]))
+    if "compare" in document:
+        shown.append(_rivals(document))
+    return [*shown, verdict(document)]
+
+
+def _certified_means(document: Document) -> str | None:
+    """The bounds on means: the largest, and for a sparse model its distance from the exact one on these samples."""
+    if document["mean_error_bound"] is None:
+        return None
+    training = ""
+    if "rms_bound" in document:
+        training = f" (at the training samples root mean square {document['rms_bound']:.3g})"
+    return f"{bounds_of(document, 'mean_error_bound')} standard deviations of the target{training}"
+
+
+def _moved(document: Document, name: str) -> str:
+    """Return the ends between which the exact variances leave a figure, where they differ as shown."""
+    least, most = (number(end) for end in document.get(f"{name}_range", (None, None)))
+    return "" if least == most else f" (exact variances: {least} to {most})"
+
+
+def _coverage(document: Document) -> str:
+    low, high = document["coverage_95_band"]
+    between = f"{number(document['coverage_95'])}, of a calibrated model {low:.3f} to {high:.3f}"
+    return between + _moved(document, "coverage_95")
+
+
+def _scored_variances(document: Document) -> Rows:
+    return [] if document.get("nlpd") is None else rows_of(SCORED_VARIANCES, document)
+
+
+def _evaluated_gaps(document: Document) -> Rows:
+    if "variance_gap_mean" not in document:
+        return []
+    title = "exact variances known within" if "method" in document else "variances certified within"
+    return [(title, gaps(document["variance_gap_mean"], document["variance_gap_max"]))]
+
+
+def _by_method(document: Document) -> str | None:
+    if "method" not in document:
+        return None
+    return f"{document['method']}; {document.get('variance_outside', 0.0):.2%} of them proven wrong"
+
+
+def _unmet(document: Document) -> str | None:
+    if not document.get("variance_unmet"):
+        return None
+    count = f"{document['variance_unmet']:,} of {document['n']:,}"
+    return f"{count} (relative gap {document['variance_gap_wanted']:g})"
+
+
+def _squared_error(of: Document) -> str:
+    return number(of["mean_standardised_squared_error"]) + _moved(of, "mean_standardised_squared_error")
+
+
+SCORED_VARIANCES = (
+    Figure("variances of", lambda of: "the function" if of["noise_free"] else "new observations, noise included"),
+    may("Student's t", "the noise's, of {student_t[degrees]:.3g} degrees of freedom"),
+    Figure("negative log predictive density", lambda of: number(of["nlpd_raw"]) + _moved(of, "nlpd_raw")),
+    Figure("coverage of 95 % intervals", _coverage),
+    Figure("squared error / variance", _squared_error),
+    _evaluated_gaps,
+    Figure("variances by", _by_method),
+    Figure("wider than wanted", _unmet),
+)
+SCORES = (
+    Figure("samples", "{n:,}"),
+    Figure(
+        "modelled",
+        lambda of: ", ".join(transform_text(each) for each in of["transform"]) if "transform" in of else None,
+    ),
+    Figure("root mean square error", lambda of: _digits(of["rmse_raw"])),
+    Figure("mean absolute error", lambda of: _digits(of["mae_raw"])),
+    Figure("R²", lambda of: _digits(of["r_squared"])),
+    Figure("mean certified within", _certified_means),
+    _scored_variances,
+)
+
+
+def verdict(document: Document) -> RenderableType:
+    """Return the verdict: each fault with the next step, in sentences."""
+    findings = document["verdict"]
+    if not findings:
+        return Text(nothing_wrong(document))
+    parts = [Text("Verdict", style="bold")]
+    for finding in findings:
+        of = f"{finding['target']}: " if "target" in finding else ""
+        parts.append(Text(f"- {of}{typed(finding['text'])}."))
+        parts.append(Text(f"  {typed(finding['advice'])}."))
+    parts.append(Text(f"More in {GUIDE}.", style="dim"))
+    return Group(*parts)
+
+
+def nothing_wrong(document: Document) -> str:
+    """Return the sentence of a verdict without a finding; it contradicts no figure that is shown above it."""
+    n, effective = document["n"], document.get("effective_samples")
+    if n < FEWEST_SAMPLES:
+        return f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
+    samples = f"{n:,} test samples"
+    if effective is not None and effective < 0.9 * n:
+        samples += f", whose errors are alike and count as {effective:,.0f} independent ones,"
+    if (seen := _outside(document)) is not None:
+        return f"{seen}. These {samples} are too few to tell a fault from chance: evaluate on more of them."
+    if effective is not None and effective < FEWEST_SAMPLES:
+        return f"No sign of anything wrong with the means. These {samples} are too few to judge the error bars."
+    return f"No sign of anything wrong in these {n:,} test samples."
+
+
+def _outside(document: Document) -> str | None:
+    """Return the figure that a good model would not show, in words; None if there is none."""
+    if "confusion" in document:
+        common = max(sum(row) for row in document["confusion"])
+        if document["error_rate"] * document["n"] < document["n"] - common:
+            return None
+        return (
+            f"The error of {document['error_rate']:.1%} is no smaller than that of naming the commonest class for all"
+        )
+    if document.get("coverage_95_band") is None:
+        return None
+    low, high = document["coverage_95_band"]
+    for figures in (document.get("per_target") or {"": document}).values():
+        coverage = figures.get("coverage_95")
+        if coverage is not None and not low <= coverage <= high and abs(coverage - 0.95) > COVERAGE_MATTERS:
+            return f"A coverage of {coverage:.1%} is outside of {low:.1%} to {high:.1%}"
+    return None
+
+
+def transform_text(transform: Document) -> str:
+    """Return the name of a target's transform."""
+    if transform["name"] == "log":
+        return "the target's logarithm"
+    return f"the target's Yeo-Johnson transform (lambda {transform['parameter']:.3g})"
+
+
+def _scores_by_target(figures: Document) -> RenderableType:
+    titles = {"rmse_raw": "RMSE", "mae_raw": "MAE", "r_squared": "R²", "nlpd_raw": "density", "coverage_95": "coverage"}
+    present = [name for name in titles if any(name in of for of in figures.values())]
+    rows = [[Text(target), *(Text(_digits(of.get(name))) for name in present)] for target, of in figures.items()]
+    return grid(["target", *(titles[name] for name in present)], rows, left=("target",), lines=False)
+
+
+def _rivals(document: Document) -> RenderableType:
+    errors: Document = document["compare"]["rmse_raw"]
+    models = {target: document.get("per_target", {}).get(target, document)["rmse_raw"] for target in errors}
+    rows = [[Text("this model"), *(Text(_digits(models[target])) for target in errors)]]
+    rivals = next(iter(errors.values()))
+    rows += [[Text(rival), *(Text(_digits(errors[target][rival])) for target in errors)] for rival in rivals]
+    return grid(["root mean square error of", *errors], rows, left=("root mean square error of",), lines=False)
+
+
+def _digits(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.6g}"
+
+
+# ------------------------------------------------------------------------------------------------------- classifiers
+
+# Methods with a likelihood, in words, and the models that certified labels are those of.
+PROBABILISTIC = {"logistic": "kernel logistic regression", "gp": "Gaussian process classification"}
+EXACT_OF = {
+    "exact": "the exact LS-SVM's",
+    "logistic": "those of the exact minimiser of the risk",
+    "gp": "those of the exact Laplace approximation",
+}
+BEYOND = may("beyond the tolerance", "{beyond_tolerance}")
+INTERVALS = "intervals {interval_width_mean:.3g} wide on average, {interval_width_max:.3g} at most"
+
+
+def predicted_class_rows(classes: Document, n: int) -> Rows:
+    """Rows on the predictions of a classifier at n samples."""
+    rows: Rows = [("classes", _by_name(classes["counts"]))]
+    margins = "" if classes["method"] in PROBABILISTIC else " (margins at -1 and 1)"
+    if classes["certified"] is not None:
+        certified = f"{classes['certified']:,} of {n:,} ({classes['certified'] / n:.2%})"
+        # A Gaussian process on a basis certifies the exact mode's classes, and no averaged probabilities.
+        of_mode = classes["method"] == "gp" and classes.get("interval_width_mean") is None
+        exact = "those of the exact mode" if of_mode else EXACT_OF[classes["method"]]
+        rows.append(("certified", f"{certified}: proven to be {exact}"))
+    figures = (
+        may("decisions certified within", "{largest_decision_error_bound:.3g}" + margins),
+        may("probabilities certified within", INTERVALS),
+        may(
+            "latent variances",
+            "to {latent_variance[gap_mean]:.2g} on average, {latent_variance[gap_max]:.2g} at most",
+        ),
+    )
+    return rows + rows_of(figures, classes)
+
+
+EVALUATED_CLASSES = (
+    Figure("samples", "{n:,}"),
+    may("abstained from", "{abstained:.2%} of all, whose labels are not certified"),
+    Figure("error", "{error_rate:.2%}"),
+    Figure("balanced error", "{balanced_error:.2%}"),
+    lambda of: _area(of),
+    may("log loss", "{log_loss:.4f}"),
+    may("Brier score", "{brier:.4f}"),
+    may("expected calibration error", "{ece:.4f}"),
+    Figure("certified labels", lambda of: None if of["certified_share"] is None else _certified_labels(of)),
+    may("probabilities certified within", INTERVALS),
+)
+
+
+def evaluated_class_tables(document: Document) -> Tables:
+    """Return the tables of an evaluation of classes."""
+    shown: Tables = [sheet_of("Evaluated", EVALUATED_CLASSES, document)]
+    return [*shown, *([_confusion(document)] if len(document["classes"]) <= MOST_CONFUSED else [])]
+
+
+def _area(document: Document) -> Rows:
+    several = ", mean of each class against the rest" if len(document["classes"]) > 2 else ""
+    return [] if document["auc"] is None else [(f"area under the curve{several}", f"{document['auc']:.4f}")]
+
+
+def _certified_labels(document: Document) -> str:
+    """Share of labels that are proven to be the exact model's, with the errors among them and among the others."""
+    certified = f"{document['certified_share']:.2%}"
+    if document["certified_error_rate"] is not None:
+        certified += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
+    if document["uncertified_error_rate"] is not None:
+        certified += f"; of the others {document['uncertified_error_rate']:.2%} wrong"
+    return certified
+
+
+def _confusion(document: Document) -> RenderableType:
+    titles = [
+        Text(name if len(name) <= MOST_LETTERS else name[: MOST_LETTERS - 1] + "…") for name in document["classes"]
+    ]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("true", style="dim")
+    for name in titles:
+        table.add_column(name, justify="right")
+    for name, row in zip(titles, document["confusion"], strict=True):
+        table.add_row(name, *(f"{count:,}" for count in row))
+    return titled("True labels (rows) by given labels (columns)", table)
+
+
+def _about(document: Document) -> Rows:
+    counts = dict(zip(document["classes"], document["counts"], strict=True))
+    return [("samples, features", f"{document['n']:,}, {document['d']}"), ("classes", _by_name(counts))]
+
+
+def _how(document: Document, weighted: bool) -> Rows:
+    """The method, and the accuracy of its solution."""
+    method = document["method"]
+    if method in PROBABILISTIC:
+        return _on_basis(document) if document.get("basis_size") else _of_samples(document)
+    return _exact(document) if method == "exact" else _fixed_size(document, weighted)
+
+
+def _exact(document: Document) -> Rows:
+    errors = max(document["decision_error"])
+    return [
+        ("method", "exact: all samples"),
+        *_ended("solved by", document["solver"], document),
+        ("decisions within about", f"{errors:.3g} of the exact ones (margins at -1 and 1)"),
+        *rows_of([BEYOND, detail("rounds, column passes", "{iterations}, {column_passes:.2f}")], document),
+    ]
+
+
+def _fixed_size(document: Document, weighted: bool) -> Rows:
+    figures = (
+        Figure("method", "fixed-size: {cardinality:,} prototypes of {pool:,} ({prototypes})"),
+        Figure("error in cross-validation", "{misclassification:.2%}" + (", weighted" if weighted else "")),
+        may("balanced error in cross-validation", "{balanced_error:.2%}"),  # models of earlier versions have none
+        Figure("passes over the data", "{passes:,} in the search"),
+    )
+    return rows_of(figures, document)
+
+
+def _of_samples(document: Document) -> Rows:
+    """A logistic model or a Gaussian process of all samples: the risk, its proof, and its solver."""
+    errors = [error for error in document["decision_error"] if error is not None]
+    chosen = document.get("chosen") or {}
+    why = f" ({chosen['reason']})" if "reason" in chosen else ""
+    return [
+        ("method", f"{PROBABILISTIC[document['method']]}: all samples"),
+        *_ended("minimised by", f"{document['solver']}{why}", document),
+        *_risk(document),
+        *([("decisions within about", f"{max(errors):.3g} of the exact minimiser's")] if errors else []),
+        *rows_of([BEYOND, detail("rounds, products", "{iterations}, {column_passes:.2f}")], document),
+    ]
+
+
+def _on_basis(document: Document) -> Rows:
+    """A logistic model or a Gaussian process of some samples."""
+    basis = f"{document['basis_size']:,} samples ({document['basis']})"
+    has_neighbours = document.get("neighbours") is not None
+    if has_neighbours:
+        basis += f" and {document['neighbours']:,} nearest samples"
+    rows: Rows = [
+        ("method", f"{PROBABILISTIC[document['method']]}: a basis of {basis}"),
+        *_ended("minimised by", f"Newton's method, {document['iterations']} steps", document),
+        *_risk(document),
+    ]
+    distance = document.get("distance")
+    if distance is not None:
+        largest = max(distance) if isinstance(distance, list) else distance
+        rows.append(("decisions within", f"{largest:.3g} of the minimiser's over all functions, proven"))
+    of_basis = "" if has_neighbours else "of the basis "
+    figures = (
+        may("log evidence", "{evidence:.8g} nats, " + of_basis + "in Laplace's approximation"),
+        Figure("left of k(x, x)", lambda of: f"{max(of['left'], 0.0):.2g} of it, on average" if "left" in of else None),
+        may("passes over the data", "{passes}, of which {hessians} sum a Hessian"),
+    )
+    return [*rows, *rows_of(figures, document), *unproven(document)]
+
+
+def _ended(name: str, solver: str, document: Document) -> Rows:
+    """The solver, and why it ended: to all readers if it stopped early, else to those who know solvers."""
+    if not document.get("converged", True):
+        return [(name, f"{solver}: {document['reason']}")]
+    return [(name, solver), Detail(("ended because", document["reason"]))]
+
+
+def _risk(document: Document) -> Rows:
+    gap = document.get("risk_gap")
+    proven = "" if gap is None else f", proven to be within {gap:.3g} of the least, relatively"
+    return [("lambda", f"{document['regularisation']:g}"), ("risk", f"{document['risk']:.8g}{proven}")]
+
+
+def _penalty(document: Document) -> str | None:
+    """The noise variance of an LS-SVM; likelihoods of labels have none."""
+    return None if document["method"] in PROBABILISTIC else f"{document['noise_variance']:.4g}"
+
+
+def _probabilities(document: Document) -> str:
+    likelihood = document["likelihood"]
+    if likelihood is None:
+        return "calibrated" if document["probabilities"] else "none"
+    name = likelihood["name"]
+    several = ", each class against the rest" if likelihood["n_classes"] > 2 and name != "softmax" else ""
+    return f"{name}{several}" + (", averaged over the latent functions" if document["method"] == "gp" else "")
+
+
+def _by_name(values: Document) -> str:
+    shown = [
+        f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value:,}" for name, value in values.items()
+    ]
+    return names(shown, MOST_CLASSES)
+
+
+CLASSIFIER = (
+    Figure("model", "{out}"),
+    _about,
+    lambda of: _how(of, of["class_weights"] is not None),
+    Figure("penalty (noise variance)", _penalty),
+    assumed,
+    Figure("probabilities", _probabilities),
+    EVALUATED,
+    cost,
+)
+CLASSIFIER_INFO = (
+    Figure("classifier", "{location}"),
+    lambda of: _about(of["summary"]),
+    lambda of: _how(of["summary"], of["class_weights"] is not None),
+    Figure("kernel", kernel_of),
+    Figure("penalty (noise variance)", _penalty),
+    Figure(
+        "weights of classes",
+        lambda of: "all the same" if of["class_weights"] is None else _by_name(of["class_weights"]),
+    ),
+    Figure("probabilities", _probabilities),
+    lambda of: assumed(of["summary"]),
+    Figure("inputs", lambda of: "in the training set's store, by reference" if of["by_reference"] else None),
+    stored,
+)
+
+
+def _classify(document: Document) -> Tables:
+    title = "Trained" if document["converged"] else "Stopped before convergence"
+    return [sheet_of(title, CLASSIFIER, document)]
+
+
+# ------------------------------------------------------------------------------------------------ stores, benchmarks
+
+
+def _info(document: Document) -> Tables:
+    kind = document["kind"]
+    if kind == "sparse model":
+        return [sheet_of("", SPARSE_INFO, document)]
+    if kind == "classifier":
+        return [sheet_of("", CLASSIFIER_INFO, document)]
+    if kind == "linear model":
+        return linear_info_tables(document)
+    rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
+    if "kernel" in document:
+        features = document.get("feature_names") or document.get("features") or ()
+        rows.insert(list(document).index("kernel") - 1, ("kernel", kernel_text(document["kernel"], features)))
+    return [table_of("", rows)]
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, list):
+        return names(value)
+    if isinstance(value, dict):
+        lines = [f"{key}: {figure(item)}" for key, item in value.items()]
+        more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+        return "\n".join([*lines[:_MOST_LINES], *more])
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _bench(document: Document) -> Tables:
+    table = Table()
+    for column in document["columns"]:
+        table.add_column(column["title"], justify="left" if column.get("text") else "right")
+    for row in document["rows"]:
+        table.add_row(*(cell(row, column) for column in document["columns"]))
+    extra = [
+        (name.replace("_", " "), figure(value) + _noise(document, name)) for name, value in document["figures"].items()
+    ]
+    if document.get("benchmark") == "tiles":
+        machine = document["machine"]
+        compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
+        extra.append(("on", f"{machine['processor']}, compiled for {compiled}; {blas}"))
+    parts = [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
+    parts += [part for section in document.get("sections", ()) for part in _bench(section)]
+    if "cautions" in document:
+        parts.append(table_of("What differs from the papers", list(document["cautions"].items())))
+    return parts
+
+
+def cell(row: Document, column: Document) -> str:
+    """Return the text of a row's column in a benchmark's table."""
+    name, form = column["name"], column.get("format", "")
+    value = row.get(name)
+    if value is None:
+        return "-"
+    if form == "bytes":
+        return size(value)
+    return (format(value, form) if isinstance(value, int | float) else str(value)) + _noise(row, name)
+
+
+def _noise(figures: Document, name: str) -> str:
+    """The range of the baseline's own copy, where a ratio's noise was measured."""
+    least, most = figures.get("null", {}).get(name, (None, None))
+    return "" if least is None else f" (null {least:.2f}-{most:.2f})"
+
+
+_LAYOUTS: dict[str, Callable[[Document], Tables]] = {
+    "ingest": _ingest,
+    "warm-up": _warm_up,
+    "tune": tune_tables,
+    "plan": plan_tables,
+    "train": _train,
+    "sparse": sparse_tables,
+    "classify": _classify,
+    "pursue": pursue_tables,
+    "predict": _predict,
+    "evaluate": _evaluate,
+    "export": _export,
+    "info": _info,
+    "demo": _demo,
+    "fit": _fit,
+    "bench": _bench,
+}
