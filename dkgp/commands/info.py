@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -19,23 +20,23 @@ from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data import (
     LINEAR_MODEL_KIND,
-    AnyModel,
     CheckpointStore,
     ClassifierRecord,
     ModelRecord,
     Prediction,
     SparseRecord,
-    open_any_model,
+    open_classifier,
     open_dataset,
     open_factor,
     open_linear_model,
+    open_model,
     open_prediction,
+    open_sparse_model,
     recognise,
 )
 from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
 from dkgp.data.sources.formats import formats
-from dkgp.data.stores.models.classifier import CLASSIFIER_KIND
-from dkgp.data.stores.models.regression import MODEL_KIND, SPARSE_MODEL_KIND
+from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra
@@ -94,10 +95,8 @@ def _declared_extras() -> list[Extra]:
 
 
 def _store(url: str) -> Document:
-    kind = recognise(url)
-    known = {"dataset": _dataset, MODEL_KIND: _model, "prediction": _prediction}
-    known |= dict.fromkeys((SPARSE_MODEL_KIND, CLASSIFIER_KIND), _model) | {LINEAR_MODEL_KIND: _linear}
-    return known.get(kind or "", _checkpoint)(url)
+    describe = _KINDS.get(recognise(url) or "", _checkpoint)
+    return describe(url)
 
 
 def _bytes(url: str) -> int:
@@ -131,36 +130,36 @@ def _dataset(url: str) -> Document:
     }
 
 
-def _model(url: str) -> Document:
-    model = open_any_model(url)
+def _described(model: KernelModel) -> Document:
+    """Describe what models of every kind with a kernel have."""
     return {
-        **_own(model),
         "d": model.n_features,
         "p": model.n_targets,
         "features": model.feature_names,
         "targets": model.target_names,
         "kernel": model.kernel,
         "noise_variance": model.noise_variance,
-        **_known_noise(model),
+    }
+
+
+def _trained(model: KernelModel) -> Document:
+    """Describe training, proofs and size of a model."""
+    return {
         "fingerprint": model.fingerprint,
         "rounds": len(model.history),
         "summary": model.summary,
         "certificate": model.certificate,
         "versions": model.versions,
-        "stored_bytes": _bytes(url),
-        **(_factor(url, model.fingerprint) if isinstance(model, ModelRecord) else {}),
+        "stored_bytes": _bytes(model.url),
     }
 
 
-def _known_noise(model: AnyModel) -> Document:
-    """The range of the samples' known noise, standardised; nothing where there is none."""
-    if not isinstance(model, ModelRecord) or model.sample_noise is None:
+def _known_noise(model: ModelRecord) -> Document:
+    """Return the range of the samples' known noise, standardised; nothing if there is none."""
+    if model.sample_noise is None:
         return {}
-    reckoned = {} if model.noise_model is None else {"noise_model": model.noise_model["kind"]}
-    return {
-        "sample_noise": {"least": float(model.sample_noise.min()), "most": float(model.sample_noise.max())},
-        **reckoned,
-    }
+    law = {} if model.noise_model is None else {"noise_model": model.noise_model["kind"]}
+    return {"sample_noise": {"least": float(model.sample_noise.min()), "most": float(model.sample_noise.max())}, **law}
 
 
 def _linear(url: str) -> Document:
@@ -175,17 +174,11 @@ def _linear(url: str) -> Document:
     }
 
 
-def _own(model: AnyModel) -> Document:
-    """Describe what models of one kind alone have."""
-    if isinstance(model, SparseRecord):
-        return _sparse(model)
-    return _classifier(model) if isinstance(model, ClassifierRecord) else _exact(model)
-
-
-def _classifier(model: ClassifierRecord) -> Document:
-    """Describe the classes, and what decisions are sums over."""
+def _classifier(url: str) -> Document:
+    """Describe the classes, and the points that decisions are sums over."""
+    model = open_classifier(url)
     return {
-        "kind": CLASSIFIER_KIND,
+        "kind": model.kind,
         "method": model.form,
         "classes": model.classes,
         "n": model.summary.get("n"),
@@ -198,20 +191,25 @@ def _classifier(model: ClassifierRecord) -> Document:
         "likelihood": model.likelihood,
         "regularisation": model.regularisation,
         "path": model.path,
+        **_described(model),
+        **_trained(model),
     }
 
 
-def _exact(model: ModelRecord) -> Document:
-    return {"kind": MODEL_KIND, "n": model.n_samples, "by_reference": model.by_reference}
+def _exact(url: str) -> Document:
+    model = open_model(url)
+    own = {"kind": model.kind, "n": model.n_samples, "by_reference": model.by_reference}
+    return {**own, **_described(model), **_known_noise(model), **_trained(model), **_factor(url, model.fingerprint)}
 
 
-def _sparse(model: SparseRecord) -> Document:
-    """Describe the basis, and what is proven of the model: on the standardised scale, and in the targets' units."""
+def _sparse(url: str) -> Document:
+    """Describe the basis, and the proofs: on the standardised scale, and in the targets' units."""
+    model = open_sparse_model(url)
     proven = model.certificate
     evidence = proven["evidence"] or dict.fromkeys(("lower", "upper", "divergence"))
     bound = np.asarray(proven["rms_bound"])
     return {
-        "kind": SPARSE_MODEL_KIND,
+        "kind": model.kind,
         "n": proven["n"],
         "method": model.method,
         "basis": model.summary.get("basis", "given"),
@@ -225,6 +223,8 @@ def _sparse(model: SparseRecord) -> Document:
         "evidence_upper": evidence["upper"],
         "divergence": evidence["divergence"],
         "last_round": model.history[-1] if model.history else None,
+        **_described(model),
+        **_trained(model),
     }
 
 
@@ -285,3 +285,13 @@ def _checkpoint(url: str) -> Document:
         "damaged": checkpoint.skipped,
         "stored_bytes": _bytes(url),
     }
+
+
+_KINDS: dict[str, Callable[[str], Document]] = {
+    "dataset": _dataset,
+    ModelRecord.kind: _exact,
+    SparseRecord.kind: _sparse,
+    ClassifierRecord.kind: _classifier,
+    LINEAR_MODEL_KIND: _linear,
+    "prediction": _prediction,
+}
