@@ -1,16 +1,9 @@
-"""A finding: something that is wrong, and what to do next.
+"""Findings: faults of a model that its predictions of a test set show, each with advice.
 
-Findings about predicted numbers.
-
-A finding is made where a departure is both beyond chance (a test at a level of one in ten thousand, shared among the
-features) and large enough to matter. So a good model of many test samples raises no false alarm, and a bad one of few
-is not called bad before there is evidence.
-
-Findings about predicted classes: errors beside the commonest class, classes that are missed, and calibration.
-
-Residuals of a prediction store, read chunk by chunk, thinned where there are many.
-
-Simpler models of the same training set, to hold a model's errors against: mean, linear model, boosting.
+`findings` looks at predicted numbers, `label_findings` at predicted classes; `fit_rivals` fits simpler models to
+compare with. A finding is made where a departure is both beyond chance (a test at a level of one in ten thousand,
+shared among the features) and large enough to matter. So a good model of many test samples raises no false alarm, and a
+bad one of few is not called bad before there is evidence.
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ WORSE = 1.05
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong: `kind` for programs, `text` what was seen, `advice` what to do next.
+    """A fault: `kind` for programs, the observation in `text`, the remedy in `advice`.
 
     Parameters of dkgp's commands stand in backticks.
     """
@@ -58,12 +51,12 @@ class Finding:
         return {"kind": self.kind, "text": self.text, "advice": self.advice}
 
 
-# What matters: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
+# Departures that matter: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
 _SQUARED, _SKEWNESS, _KURTOSIS = 1.25, 0.5, 1.5
 # Rank correlation of |residual| and mean; share of the residuals' (or of their spread's) variance that a feature tells.
 _CORRELATION, _SHARE = 0.15, 0.03
 _GROUPS = 10
-# Of residuals without variances: what part of them the function's own uncertainty has is not known.
+# Assumed share of the function's uncertainty in residuals without variances.
 _UNKNOWN_SHARE = 0.2
 # R^2 below which hardly anything is explained.
 _HARDLY = 0.1
@@ -137,7 +130,7 @@ class Residuals:
 
 
 def findings(residuals: Residuals, rivals: dict[str, float] | None = None) -> list[Finding]:
-    """Look for what is wrong; the gravest comes first, and none where nothing is.
+    """Return the faults, the gravest first; none for a good model.
 
     Parameters
     ----------
@@ -158,7 +151,7 @@ def _looked_for(residuals: Residuals, rivals: dict[str, float]) -> list[Finding]
         # Too few to see a shape of the noise; errors far beyond their bars are evidence all the same.
         return [finding for finding in (*mean, _size(residuals, False)) if finding is not None]
     mean += _dependences(residuals)
-    # Residuals that hold a part of the mean have any shape; what shape the noise has is seen once that is mended.
+    # Residuals that hold a part of the mean have any shape; the noise's shape shows once that is mended.
     wrong_mean = any(finding is not None for finding in mean)
     noise = [_grows(residuals), _spread(residuals)]
     noise += [] if wrong_mean else [_skewed(residuals), _tails(residuals)]
@@ -202,7 +195,7 @@ def _rivals(residuals: Residuals, rivals: dict[str, float]) -> list[Finding | No
 
 
 def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
-    """Compare the size of errors with what was predicted; of noise of another shape, coverage alone is no evidence."""
+    """Compare the size of errors with the predicted one; with noise of another shape coverage alone is no evidence."""
     if residuals.deviations is None:
         return None
     z = residuals.standardised
@@ -386,7 +379,7 @@ def _shares(residuals: Residuals, values: FloatArray, least: float) -> list[tupl
         between = float(np.sum((sums**2)[counts > 0] / counts[counts > 0]))
         within = max(total - between, 1e-300)
         by_chance = scipy.stats.f.sf((between / (k - 1)) / (within / (n - k)) * weight, k - 1, n * weight - k)
-        # Less what as many groups of noise would tell.
+        # Less the share that as many groups of noise would explain.
         share = 1.0 - (within / (n - k)) / (total / (n - 1))
         if by_chance < LEVEL / d and share > least:
             told.append((str(residuals.features[index]), float(share)))
@@ -410,7 +403,7 @@ _CLASSES_NAMED = 5
 
 
 def label_findings(metrics: ClassMetrics) -> list[Finding]:
-    """Look for what is wrong with predicted classes; the gravest comes first, and none where nothing is."""
+    """Return the faults of predicted classes, the gravest first; none for a good model."""
     if metrics.n < FEWEST_SAMPLES:
         return []
     looked = (_labels_explain_little(metrics), _missed(metrics), _calibration(metrics.reliability))
@@ -469,11 +462,11 @@ def _calibration(reliability: Reliability | None) -> Finding | None:
         return None
     statistic = float(np.sum((counts * (observed - claimed))[usable] ** 2 / variance[usable]))
     by_chance = scipy.stats.chi2.sf(statistic, int(usable.sum()))
-    # What as many samples of calibrated probabilities show.
+    # The error of as many samples of calibrated probabilities.
     expected = float(np.sum(np.sqrt(2.0 / np.pi * variance))) / int(counts.sum())
     if by_chance >= LEVEL or reliability.error < expected + _CALIBRATION:
         return None
-    # Claims that are further from one half than what came true.
+    # Claims that are further from one half than the observed frequencies.
     excess = float(np.sum(counts * np.sign(claimed - 0.5) * (claimed - observed)))
     direction = "too sure" if excess > 0.0 else "not sure enough"
     return Finding(
@@ -561,7 +554,7 @@ def _latent_share(deviations: FloatArray, noise: FloatArray) -> float:
 
 
 MEAN, LINEAR, BOOSTING = "the mean of all targets", "a linear model", "gradient boosting (scikit-learn)"
-# Training rows that boosting sees, and features of which a linear model still holds all products.
+# Training rows that boosting sees, and features whose products a linear model still holds.
 MOST_ROWS, MOST_FEATURES = 20_000, 4000
 # Of boosting, by row and feature, with a start: from 20,000 rows of 10 features (.17 s) and of 100 (1.2 s), one thread.
 _SECONDS, _START_SECONDS = 6e-7, 0.1
@@ -599,7 +592,7 @@ def fit_rivals(prediction: Prediction, test: Dataset, note: Callable[[str], None
     prediction, test
         Predictions of numbers, and the test set that they are of.
     note
-        Told what is done, and about how long it takes.
+        Takes a line on the work to come, and about how long it takes.
 
     Raises
     ------

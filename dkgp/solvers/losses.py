@@ -1,7 +1,7 @@
 """Losses of a regularised risk: value, slope, curvature and conjugate, each convex in its second argument.
 
-Targets and values are (n, p), a column a problem of its own; of a coupled loss the columns are one problem, and what is
-one number a sample is (n, 1). Curvatures are given as they are, which may be zero where a value is far out: nobody
+Targets and values are (n, p), a column a problem of its own; the columns of a coupled loss are one problem, and one
+number for each sample is (n, 1). Curvatures are given as they are, which may be zero where a value is far out: nobody
 divides by them.
 """
 
@@ -77,7 +77,7 @@ class Loss(Protocol):
 
 
 class LabelLoss(Loss, Protocol):
-    """A loss of labels -1 and 1, and what the gradient of an evidence takes of its third derivative."""
+    """A loss of labels -1 and 1, with the third derivative that the gradient of an evidence needs."""
 
     def log_curvature_slope(self, targets: FloatArray, values: FloatArray) -> FloatArray:
         """d log W / dz at (y_i, z_i): (n, p)."""

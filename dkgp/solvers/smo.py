@@ -1,8 +1,8 @@
 """Sequential minimal optimisation: blocks of two, the pair whose gradients are farthest apart, solved in closed form.
 
-Keerthi and Shevade's SMO for least squares SVMs, without the bias and so without its equality constraint: what the
-GBCD paper compares with. Hundreds of thousands of tiny steps, each needing two whole kernel columns; so the loop is
-compiled, runs at the coordinator with all inputs in memory, and keeps recent columns in a cache of bounded size.
+Keerthi and Shevade's SMO for least squares SVMs, without the bias and so without its equality constraint: the rival in
+the GBCD paper. Hundreds of thousands of tiny steps, each needing two whole kernel columns; so the loop is compiled,
+runs at the coordinator with all inputs in memory, and keeps recent columns in a cache of bounded size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS_PER_SAMPLE = 0.05
 
 
 class ColumnCache(NamedTuple):
-    """Kernel columns by sample, replaced by the clock algorithm; what is in it has no influence on any result.
+    """Kernel columns by sample, replaced by the clock algorithm; its content has no influence on any result.
 
     - `columns` (slots, padded n).
     - `owner` (slots,): sample whose column a slot holds, or -1.
@@ -59,7 +59,7 @@ class ColumnCache(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The features of all samples, and the kernel's program: what an entry is evaluated from."""
+    """The features of all samples, and the kernel's program, from which entries are evaluated."""
 
     values: NDArray[Any]
     norms: NDArray[Any]
@@ -163,7 +163,7 @@ class SequentialMinimalOptimization(Method[PairState]):
     steps_per_round : int or "auto"
         Steps between two looks at the stopping rules; n / 20 by default.
     cache_bytes : int
-        What kept kernel columns may take.
+        Memory limit of the kept kernel columns.
     precision : {"mixed", "double"}
         "mixed" takes float32 columns and lets the driver verify in float64.
 

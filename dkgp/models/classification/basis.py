@@ -1,17 +1,14 @@
-"""Training on a basis: choose it, minimise by Newton's method, and prove how far the best of all functions may be.
+"""Classifiers on a basis: choose it, minimise by Newton's method, and prove how far the best of all functions may be.
 
 f = K_nm beta minimises sum_i w_i l(y_i, f_i) + lambda beta' K_mm beta / 2 over beta. As a Gaussian process classifier,
 with prior covariance K / lambda, it is the mode of Laplace's approximation, whose covariance on the basis is that of
-(F'WF + lambda I)^-1 in whitened coordinates; what the basis leaves of k(x, x) is the prior's, as in regression.
+(F'WF + lambda I)^-1 in whitened coordinates; the part of k(x, x) outside the basis is the prior's, as in regression.
 
-Settings of a classifier on a basis, and the memory that training takes: refused with numbers before it begins.
-
-The opening of training on a basis, with neighbours or without: kernel, checkpoints, operator, and the basis.
-
-Proven distance of a basis' function to the one that is best of all, roundings counted.
-
-The regularised risk R(f) = sum_i w_i l(y_i, f(x_i)) + lambda |f|_H^2 / 2 is lambda-strongly convex over all of H. With
-its gradient at any f of H, G = lambda f + sum_i u_i k(x_i, .), u_i = w_i l'(y_i, f(x_i)), and f* its minimiser,
+Certificate
+-----------
+`certify_basis` bounds the distance of a basis' function to the best of all, roundings counted. The regularised risk
+R(f) = sum_i w_i l(y_i, f(x_i)) + lambda |f|_H^2 / 2 is lambda-strongly convex over all of H. With its gradient at any f
+of H, G = lambda f + sum_i u_i k(x_i, .), u_i = w_i l'(y_i, f(x_i)), and f* its minimiser,
 
     lambda |f - f*|_H^2 <= <G, f - f*>,    so that    |f - f*|_H <= |G|_H / lambda    and
     |f(x) - f*(x)| <= sqrt(k(x, x)) |G|_H / lambda,    R(f) - R(f*) <= |G|_H^2 / (2 lambda),
@@ -20,14 +17,12 @@ which is the duality gap R(f) - D(u) of u: the same bound, without logarithms. F
 
     |G|_H^2 = lambda beta'(lambda K_mm beta + K_mn u) + u'(lambda f(X) + K u),
 
-a product with K, in which each bracket is small where f is good, so that what cancels, cancels first. Slopes that are
+a product with K, in which each bracket is small where f is good, so that terms that cancel do so first. Slopes that are
 off by delta move G by no more than sum_i |delta_i| sqrt(k(x_i, x_i)). The classes of a coupled loss are one function of
 values in R^C, and share one bound.
 
-There is no bound on the root mean square over the samples that is better than this one: a loss that is not strongly
-convex does not see by how much the values differ.
-
-Counts of a classifier on a basis before it is trained: its choice, Newton's steps, and their Hessians.
+No bound on the root mean square over the samples is better than this one: a loss that is not strongly convex does not
+see by how much the values differ.
 """
 
 from __future__ import annotations
@@ -261,7 +256,7 @@ class BasisSettings:
         return {name: value for name, value in vars(self).items() if name != "certify"}
 
     def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
-        """Project what training takes; of columns that hang together, as of softmax, pairs have matrices."""
+        """Project the memory of training; with columns that hang together, as softmax has, pairs have matrices."""
         n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         m, threads = min(self.size, n), executor.threads_per_process
         matrix = 8 * m * m
@@ -271,7 +266,7 @@ class BasisSettings:
         else:
             grams, factors = min(t, max(1, GRAM_BYTES // max(1, matrix))), t
         cross = cross_bytes(n, d, m, t)
-        # Beside what one Gram takes: the others in flight, and a weighted copy of a piece.
+        # Beside the memory of one Gram: the others in flight, and a weighted copy of a piece.
         extra = (grams - 1) * matrix * (3 * threads + WAITING_SUMS) + threads * 8 * m * piece_rows(m)
         features = min(sizes.cache_bytes, 8 * n * (sizes.width + 1))
         pairs = 2 * MOST_PAIRS * 8 * m * t
@@ -288,7 +283,7 @@ class BasisSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonMemory(BasisMemory):
-    """Of a classifier on a basis; workers keep leaves' matrices from one of Newton's steps to the next."""
+    """Memory of a classifier on a basis; workers keep leaves' matrices from one of Newton's steps to the next."""
 
     kept = "the leaves' matrices"
 
@@ -389,7 +384,7 @@ class CertifiedBasis:
     excess: tuple[float, ...]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
+@np.errstate(over="ignore", invalid="ignore")  # a NaN bounds nothing: see `bounding`
 def certify_basis(
     operator: BlockedKernelOperator,
     cross: CrossKernel,
@@ -446,7 +441,7 @@ def certify_basis(
 def _product_errors(
     operator: BlockedKernelOperator, scale: FloatArray, row_errors: FloatArray, u: FloatArray, images: FloatArray
 ) -> FloatArray:
-    """Bounds on the entries of what K u is off by: (n, t); see `dkgp.models.certificate`."""
+    """Bound the errors of the entries of K u: (n, t); see `dkgp.models.certificate`."""
     roundings, absolute = product_roundings(len(u)) * UNIT, np.abs(u)
     sizes, spreads = scale @ absolute, (scale * row_errors) @ absolute
     off = (scale * (roundings + EPS * row_errors))[:, None] * sizes + EPS * scale[:, None] * spreads

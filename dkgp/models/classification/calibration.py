@@ -8,21 +8,19 @@ takes
 and the slope and offset of greatest likelihood for targets that are held away from 0 and 1: (n+ + 1) / (n+ + 2) where
 the label is +1, and 1 / (n- + 2) where it is -1, of n+ and n- samples. They have to be found on decisions at samples
 that the machine was not trained on; at its own it is too sure of itself. Lin, Lin and Weng, *A note on Platt's
-probabilistic outputs for support vector machines* (2007), say how to do this without overflow: by Newton's iterations.
+probabilistic outputs for support vector machines* (2007), do this without overflow, by Newton's iterations.
 
 A slope below zero, of decisions that rank worse than chance, would turn the machine's labels round. Left-out decisions
-of a machine that is nearly a constant are such: without a sample of its own class the constant moves away from it.
-The likelihood is concave, so that the best slope that is not negative is then zero, and every probability the class's
+of a machine that is nearly a constant are such: without a sample of its own class the constant moves away from it. The
+likelihood is concave, so that the best slope that is not negative is then zero, and every probability the class's
 share.
 
 Several classes: each machine against the rest by itself, and the probabilities divided by their sum.
 
-From decisions to probabilities, by the decisions of samples that are left out of a subset's own model.
-
-Left-out decisions of the exact LS-SVM have a closed form. With C = [[Kbar, 1], [1', 0]] and M the leading n x n part of
-its inverse, alpha = M y, and the decision at a sample by all others is y_i - alpha_i / M_ii (Cawley, *Leave-one-out
-cross-validation based model selection criteria for weighted LS-SVMs*, 2006). With A = Kbar^-1 and S = 1'A1,
-M = A - (A1)(A1)'/S.
+`calibrated` fits them to the left-out decisions of a subset. Left-out decisions of the exact LS-SVM have a closed form.
+With C = [[Kbar, 1], [1', 0]] and M the leading n x n part of its inverse, alpha = M y, and the decision at a sample by
+all others is y_i - alpha_i / M_ii (Cawley, *Leave-one-out cross-validation based model selection criteria for weighted
+LS-SVMs*, 2006). With A = Kbar^-1 and S = 1'A1, M = A - (A1)(A1)'/S.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from dkgp.operators.base import Variances, noise_at
 MOST_STEPS = 100
 # Of the mean gradient, on decisions of unit root mean square.
 TOLERANCE = 1e-12
-# What Lin, Lin and Weng add to the Hessian's diagonal, here of a mean.
+# Lin, Lin and Weng add this to the Hessian's diagonal, here to that of a mean.
 RIDGE = 1e-12
 LEAST_STEP = 1e-10
 

@@ -1,21 +1,21 @@
-"""Proven bounds of the decisions of a regularised risk's approximate minimiser, from float64 products alone.
+"""Proven bounds of decisions, from float64 products and residuals alone.
 
+A decision k_x'alpha is off by roundings in proportion to sqrt(k(x, x)) sum_j sqrt(k(x_j, x_j)) |alpha_j|; the second
+factor is its column's magnitude, and its spread the same with each term times its row's error. `docs/proofs.md` has the
+proofs (theorems 10 to 12), and where each rounding is counted.
+
+A regularised risk's approximate minimiser
+------------------------------------------
 R[f] = sum_i w_i l(y_i, f(x_i)) + lambda |f|^2 / 2 has one minimiser f*. For any f = sum_i alpha_i k(x_i, .), whose
-gradient is grad = sum_i g_i k(x_i, .) with g_i = w_i l'(y_i, f(x_i)) + lambda alpha_i, f* lies in the ball around
-f - grad / (2 lambda) of the radius |grad| / (2 lambda), |grad|^2 = g'K g. So, for any function s,
+gradient is grad = sum_i g_i k(x_i, .) with g_i = w_i l'(y_i, f(x_i)) + lambda alpha_i, f* lies in the ball around f -
+grad / (2 lambda) of the radius |grad| / (2 lambda), |grad|^2 = g'K g. So, for any function s,
 
     |s(x) - f*(x)| <= sqrt(k(x, x)) (|s - f + grad / (2 lambda)| + |grad| / (2 lambda)).
 
 Columns of a loss that couples them are one function of several values: the lengths are those of all together.
-`docs/proofs.md` has the proofs (theorem 12), and where each rounding is counted.
 
-Parts of all certificates of decisions: roundings of a sum over samples, and labels that are beyond doubt.
-
-A decision k_x'alpha is off by roundings in proportion to sqrt(k(x, x)) sum_j sqrt(k(x_j, x_j)) |alpha_j|; the second
-factor is its column's magnitude, and its spread the same with each term times its row's error.
-
-Proven bounds of an exact LS-SVM's decisions, from float64 residuals alone.
-
+An exact LS-SVM
+---------------
 With S = diag(s2_i), Kbar = K + S and E* = Kbar^-1 1, the exact decision is f*(x) = k_x'alpha* + b*, where Kbar alpha* +
 b* 1 = y and 1'alpha* = 0 (Karsmakers, Pelckmans, De Brabanter, Van Hamme and Suykens, *Sparse conjugate directions
 pursuit*, 2011, equations 21 to 23). For any alpha and b, with r = y - b 1 - Kbar alpha and c = 1'alpha,
@@ -23,12 +23,10 @@ pursuit*, 2011, equations 21 to 23). For any alpha and b, with r = y - b 1 - Kba
     |f(x) - f*(x)| <= sqrt(r'S^-1 r) sqrt(V_b(x)) + |c| |1 - k_x'E*| / (1'E*),
     V_b(x) = k(x, x) - k_x'Kbar^-1 k_x + (1 - k_x'E*)^2 / (1'E*) <= k(x, x) + (1 - 2 k_x'E*) / (1'E*),
 
-the last by (k_x'E*)^2 <= (k_x'Kbar^-1 k_x) (1'E*). Of E* an approximation E is known, with rho = 1 - Kbar E:
+the last by (k_x'E*)^2 <= (k_x'Kbar^-1 k_x) (1'E*). E is an approximation of E*, with rho = 1 - Kbar E:
 
     |k_x'E - k_x'E*| <= sqrt(k(x, x)) sqrt(rho'S^-1 rho),
     1'E + E'rho <= 1'E* <= 1'E + E'rho + rho'S^-1 rho.
-
-`docs/proofs.md` has the proofs (theorems 10 and 11), and where each rounding is counted.
 """
 
 from __future__ import annotations
@@ -61,13 +59,13 @@ from dkgp.solvers import Solution
 
 # K V in float64 of V, and bounds on its entries' errors beside rounding, by row and column or for all.
 Multiply = Callable[[FloatArray], tuple[FloatArray, FloatArray | float]]
-# Rows that are looked at together, so that what is made of them stays small; a sum over them is rounded as often.
+# Rows that are evaluated together, so that their arrays stay small; a sum over them is rounded as often.
 PIECE_ROWS = 8192
 
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """A function that a minimisation of a risk found, and what was evaluated of it, (n, t) float64 each.
+    """The result of minimising a risk: a function, and its evaluated arrays, (n, t) float64 each.
 
     Attributes
     ----------
@@ -77,7 +75,7 @@ class Minimum:
     values : (n, t)
         K alpha.
     gradient : (n, t)
-        g, as nearly as may be: what it is off by is found from `alpha` and `values`.
+        g as evaluated; its error is bounded from `alpha` and `values`.
     gradient_image : (n, t)
         K g of that very g.
     product_error : (n, t) or float
@@ -85,7 +83,7 @@ class Minimum:
     image_error : (n, t) or float, optional
         Those of `gradient_image`; by default `product_error`.
     noise : float
-        What an operator had on its diagonal when it took the products, and was taken off again.
+        Noise on the operator's diagonal during the products, which was subtracted afterwards.
     """
 
     regularisation: float
@@ -115,7 +113,7 @@ class GradientLength:
     length : tuple of t floats
         sqrt(g'K g) of the g that was evaluated.
     off : tuple of t floats
-        That of what it differs by from the gradient in real numbers.
+        The length of its difference from the gradient in real numbers.
     coupled : bool
         Whether both are of all columns together, the same in each.
     """
@@ -125,7 +123,7 @@ class GradientLength:
     coupled: bool
 
     @classmethod
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
+    @np.errstate(over="ignore", invalid="ignore")  # a NaN bounds nothing: see `bounding`
     def of(
         cls,
         minimum: Minimum,
@@ -152,8 +150,8 @@ class GradientLength:
             w, not negative.
         multiply : callable, optional
             Takes V (n, t) to K V in float64 and bounds on its entries' errors beside rounding, of a kernel none of
-            whose entries is negative. Two further products then tell what roundings come to for the entries that there
-            are, where otherwise each is taken to be as large as the diagonal lets it be.
+            whose entries is negative. Two further products then bound the roundings by the entries themselves;
+            otherwise each entry is taken to be as large as the diagonal allows.
         """
         n, t = minimum.alpha.shape
         sizes = _sizes_of(n, kernel_diagonal, row_errors)
@@ -176,7 +174,7 @@ class GradientLength:
             squares += [product.square(rows) for product in of_gradient]
             if multiply is not None:
                 errors[rows] = entries
-        # What is off is itself a bound that may be a percent more; so much no sum of it rounds.
+        # `off` is itself a bound with a percent to spare, more than any sum of it rounds.
         lengths, off = np.sqrt(np.maximum(squares, 0.0)) * FEW, EVALUATION * off
         if multiply is not None:
             image, more = multiply(errors)
@@ -200,12 +198,12 @@ class RiskCertificate(Proof):
         Distance of the function from the exact minimiser in the kernel's space, at most: of each column, of a loss
         that couples them of all columns together.
     magnitude, spread : tuple of t floats
-        sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: what the roundings of
-        a decision's sum are in proportion to.
+        sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: the roundings of a
+        decision's sum are in proportion to them.
     coupled : bool
         Whether the radius is of all columns together.
     assumes : str or None
-        What had to be taken on trust; None where everything is proven.
+        Assumptions; None where everything is proven.
     """
 
     by_target: ClassVar = ("radius", "magnitude", "spread")
@@ -218,7 +216,7 @@ class RiskCertificate(Proof):
     assumes: str | None = None
 
     @classmethod
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
+    @np.errstate(over="ignore", invalid="ignore")  # a NaN bounds nothing: see `bounding`
     def of(
         cls,
         minimum: Minimum,
@@ -308,13 +306,13 @@ class RiskCertificate(Proof):
         Parameters
         ----------
         decisions, bounds : (r, t) float64
-            And what `decision_error_bound` says of them.
+            And their `decision_error_bound`.
         prior_variance, row_errors : (r,) float64
             As there.
         """
         if not self.coupled:
             return certified_labels(decisions, bounds)
-        # At most what is in each of the two bounds of the radius.
+        # At most the radius' part in each of the two bounds.
         with np.errstate(invalid="ignore", over="ignore"):  # nothing is shared where that is no number
             shared = np.sqrt(prior_variance) * (1.0 - EPS * (2.0 * row_errors + 8.0)) * self.radius[0]
         less = np.where(
@@ -340,7 +338,7 @@ def _gradient_errors(
     likelihood: Likelihood,
     weights: FloatArray | None,
 ) -> FloatArray:
-    """Bounds on what entries of the gradient are off by, where values are within `away` of the true ones: (r, t)."""
+    """Bound the errors of the gradient's entries, for values within `away` of the true ones: (r, t)."""
     low, high = likelihood.slopes(targets[rows], minimum.values[rows], away)
     if weights is not None:
         counts = weights[rows, None]
@@ -360,7 +358,7 @@ def _sizes_of(n: int, kernel_diagonal: float | FloatArray, row_errors: FloatArra
 
 @dataclass(frozen=True)
 class _Product:
-    """A product K v of one column as it was evaluated, and what it may be off by.
+    """A product K v of one column as it was evaluated, and bounds on its errors.
 
     Attributes
     ----------
@@ -396,7 +394,7 @@ class _Product:
         product_error: FloatArray | float,
         around: FloatArray | None = None,
     ) -> list[_Product]:
-        """Of each column of vectors and images, (n, t)."""
+        """Return a product for each column of vectors and images, (n, t)."""
         errors = np.broadcast_to(product_error, images.shape)
         return [
             cls(
@@ -423,7 +421,7 @@ class _Product:
         return np.asarray(EVALUATION * off + self.product_error[rows])
 
     def square(self, rows: slice) -> float:
-        """The rows' part of v'K v, and of what the sum of all rows may be off by."""
+        """Return the rows' part of v'K v, and of the error of the sum of all rows."""
         terms, sizes = self.vector[rows] * self.image[rows], np.abs(self.vector[rows])
         additions = (len(terms) + len(self.vector) / PIECE_ROWS + 8.0) * UNIT
         return float(terms.sum() + EVALUATION * (additions * np.abs(terms).sum() + sizes @ self.off(rows)))
@@ -440,7 +438,7 @@ def _around(vectors: FloatArray, sizes: SampleSizes, noise: float, multiply: Mul
     return np.asarray(image * FEW)
 
 
-# Of what is made of bounds by a few operations, each rounded.
+# Factor for a few rounded operations on bounds.
 FEW = 1.0 + 16.0 * EPS
 
 
@@ -456,7 +454,7 @@ class SampleSizes:
         return float(EVALUATION * (self.scale @ np.abs(column)))
 
     def spread(self, column: FloatArray) -> float:
-        """The same with each term times its row's error."""
+        """Return the magnitude with each term times its row's error."""
         return float(EVALUATION * ((self.scale * self.row_errors) @ np.abs(column)))
 
 
@@ -477,7 +475,7 @@ def certified_labels(decisions: FloatArray, bounds: FloatArray, shared: FloatArr
     """True where the label is proven to be the exact model's: (r,), of decisions and bounds (r, t).
 
     Of one column, where |f| exceeds its bound; of one column for each class, where the largest is ahead of every other
-    by more than both bounds, less what is `shared` by the two, (r, 1). NaN is never certified.
+    by more than both bounds, less the part `shared` by the two, (r, 1). NaN is never certified.
     """
     if decisions.shape[1] == 1:
         return np.asarray(np.abs(decisions[:, 0]) > bounds[:, 0])
@@ -498,7 +496,7 @@ class DecisionCertificate(Proof):
     # Of each column of decisions, at most: sqrt(r'S^-1 r), r the exact one of the stored alpha and b; |1'alpha|
     residual: tuple[float, ...]
     imbalance: tuple[float, ...]
-    # sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: what the roundings of a
+    # sum_j sqrt(k(x_j, x_j)) |alpha_jt|, and the same with each term times its row's error: the roundings of a
     # decision's sum are in proportion to
     magnitude: tuple[float, ...]
     spread: tuple[float, ...]
@@ -515,10 +513,10 @@ class DecisionCertificate(Proof):
     # As `magnitude` and `spread`, of E
     ones_magnitude: float = 0.0
     ones_spread: float = 0.0
-    assumes: str | None = None  # what had to be taken on trust; None where everything is proven
+    assumes: str | None = None  # assumptions; None where everything is proven
 
     @classmethod
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `bounding`
+    @np.errstate(over="ignore", invalid="ignore")  # a NaN bounds nothing: see `bounding`
     def of(
         cls,
         alpha: FloatArray,
@@ -680,7 +678,7 @@ def certified_decisions(
 
 @dataclass(frozen=True)
 class _Sizes(SampleSizes):
-    """Of samples with noise (n,), and of a solution of so many columns."""
+    """Sizes for samples with noise (n,) and a solution of so many columns."""
 
     noise: FloatArray
     columns: int
@@ -693,7 +691,7 @@ class _Sizes(SampleSizes):
         return cls(scale, row_errors, noise, columns)
 
     def product_errors(self, solved: FloatArray, gradient: FloatArray, stepped: FloatArray | None) -> FloatArray:
-        """Bounds on the entries of what a gradient (n,) is off by; `Certificate.of` has their length."""
+        """Bound the errors of a gradient's entries (n,); `Certificate.of` has their length."""
         terms, roundings = np.abs(solved), product_roundings(len(solved)) * UNIT
         if stepped is not None:
             terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(self.columns) * UNIT

@@ -48,11 +48,11 @@ class DecisionError(DecisionTolerance):
     """Converged when decisions are near the exact ones: (1 + |b|) ||g|| sqrt(max V_b) / s <= tolerance, |b| = 1.
 
     g is the largest of the gradients of the t + 1 columns, so that this bounds |r| / s of every decision by the
-    triangle inequality; |b| <= 1 is what an intercept of labels -1 and 1 is in all but contrived cases. V_b is taken as
-    k(x, x), and with an intercept the variance of the noise's mean, which is what a level is unsure by: where s2 is as
-    large as n k(x, x), nothing else would tell the start, E = 0 without any intercept, from the solution. What is
-    proven of each decision is evaluated afterwards, for the solution's own intercept and with all roundings; this only
-    says when to stop.
+    triangle inequality; |b| <= 1 holds for labels -1 and 1 in all but contrived cases. V_b is taken as
+    k(x, x), and with an intercept the variance of the noise's mean, by which a level is unsure: where s2 is as
+    large as n k(x, x), nothing else would tell the start, E = 0 without any intercept, from the solution. The
+    proven bound of each decision is evaluated afterwards, for the solution's intercept and with all roundings; this
+    rule only stops the solve.
 
     `tolerance` is of a decision, whose margins are at -1 and 1; `noise_variance` is s2, the least of all samples';
     `largest` is max k(x, x); `level` is the variance of the noise's mean over the samples, sum_i s2_i / n^2.
@@ -74,9 +74,9 @@ class DecisionError(DecisionTolerance):
         return progress.gradient_norm * self._sway
 
     def gradient_tolerance(self, n: int) -> float:
-        """The max |g| that goes with it where entries of g are of like size; what a look at the problem goes by.
+        """Return the max |g| that goes with it where entries of g are of like size; the choice of a solver goes by it.
 
-        Where k(x, x) is 0 everywhere, decisions are 0 whatever g is, and any number will do.
+        Where k(x, x) is 0 everywhere, decisions are 0 for any g, and any number will do.
         """
         sway = math.sqrt(n) * self._sway
         return max(self.tolerance / sway, sys.float_info.min) if sway > 0.0 else self.tolerance
@@ -187,7 +187,7 @@ def train_exact(
 
         largest = math.sqrt(rule.variance)
         solution, certificate = solved(rule, watch, None)
-        # Roundings are part of what is stored: where the tolerance has room for them, the gradient leaves it.
+        # The stored bound has roundings in it: where the tolerance has room for them, the gradient leaves it.
         rounding = largest * max(certificate.residual) - rule.measure(solution.progress)
         beyond = largest * max(certificate.residual) > settings.tolerance
         if solution.converged and beyond and rounding <= REACH * settings.tolerance:
@@ -212,7 +212,7 @@ def train_exact(
         "intercept": intercept.tolist(),
         "solver": solution.solver["solver"],
         **solution.summary(),
-        # About what a decision at a sample misses at most.
+        # About the largest error of a decision at a sample.
         "decision_error": decision_errors,
         **beyond_words,
         "settings": solution.solver,
@@ -271,7 +271,7 @@ def solver_for_labels(
 ) -> tuple[Solver, dict[str, Any]]:
     """Choose a solver for t right-hand sides by a look at the problem, `tolerance` on max |g|; and say why, as JSON.
 
-    `noise_variance` is the least of the samples'; `memory_bytes` what the run may take.
+    `noise_variance` is the least of the samples'; `memory_bytes` the memory of the run.
     """
     context = RunContext.of(context)
     choice = choose_solver_for(

@@ -82,7 +82,7 @@ def tune_labels(
     Parameters
     ----------
     data : LabelledData
-        Of which the subset's standardised inputs are read. Several classes have a column of signs each, which share
+        The subset's standardised inputs are read. Several classes have a column of signs each, which share
         the hyperparameters; weights count with a likelihood only.
     settings : LabelTuning
     executor : BlockExecutor, optional
@@ -121,7 +121,7 @@ def tune_labels(
 
 
 def labelled_subsets(data: LabelledData, settings: LabelTuning) -> LabelledSubsets:
-    """Draw the subsets of which the evidence is added up; errors as of `tune_labels`.
+    """Draw the subsets whose evidence is added up; errors as for `tune_labels`.
 
     As any regression's, but for one that would miss a class: it is drawn by class (`drawn_by_class`).
     """

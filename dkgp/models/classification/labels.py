@@ -1,10 +1,10 @@
-"""Labels as what is solved for: signs, decisions, weights and folds.
+"""Labels, and a training set of them: signs, decisions, weights and folds.
 
 Two classes have one decision function, whose sign is the label (+1 is the second class). More have one each, a class
-against the rest, of which the largest decides (Karsmakers, Pelckmans and Suykens, *Sparse conjugate directions pursuit
-with application to fixed-size kernel models*, 2011, eq. 28 with the tie at +1).
+against the rest; the largest decides (Karsmakers, Pelckmans and Suykens, *Sparse conjugate directions pursuit with
+application to fixed-size kernel models*, 2011, eq. 28 with the tie at +1).
 
-A training set of labels, checked once for all classifiers, and what their training runs have in common.
+`LabelledData` is a training set of labels, checked once for all classifiers.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def label_weights(
     """Weights of the samples in the fit, (n,), of mean one; None where all are alike.
 
     Of a class, "balanced" gives each the same total, n / C; a mapping gives weights by class name, 1 for those not in
-    it. They are multiplied by `sample_weight` (n,), of which 0 leaves a sample out. `InputError`: a weight that is
+    it. They are multiplied by `sample_weight` (n,); 0 leaves a sample out. `InputError`: a weight that is
     negative or not finite, a class that is not there, another shape, or a class of weight zero.
     """
     if class_weight is None and sample_weight is None:
@@ -250,12 +250,12 @@ def stratified_folds(labels: Labels, folds: int, seed: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class LabelledData:
-    """Samples, their labels, and what each sample counts.
+    """Samples with their labels and weights.
 
     Parameters
     ----------
     dataset : Dataset
-        Its standardised inputs are read by whoever needs them; its targets are not.
+        Its standardised inputs are read when they are needed; its targets are not.
     labels : Labels
         Of its samples.
     weights : (n,) float64, optional
@@ -306,7 +306,7 @@ class LabelledData:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Classes, and digests of labels and weights: what checkpoints belong to, beside the data."""
+        """Classes, and digests of labels and weights: the identity of checkpoints, beside the data."""
         return {
             "classes": list(self.labels.classes),
             "labels": digest(self.labels.codes, "<i8"),

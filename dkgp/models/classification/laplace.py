@@ -1,19 +1,20 @@
-"""Probabilities averaged over latent functions: E[p(class | F)] of a normal F, and intervals of them.
+"""Predictions by Laplace's approximation: averaged probabilities E[p(class | F)], their intervals, and variances.
 
-Of one function: logit by the trapezoidal rule, to 13 digits in either tail (`dkgp.models.tuning.expectation`),
-probit in closed form, Phi(m / sqrt(1 + v)). Of several, one against the rest, such averages are divided by their sum.
-Softmax's are means over a fixed set of quasi-random draws, the same for every sample.
+Logit averages of one function are computed by the trapezoidal rule, to 13 digits in either tail
+(`dkgp.models.tuning.expectation`), probit averages in closed form, Phi(m / sqrt(1 + v)). Averages of several functions,
+one against the rest, are divided by their sum. Softmax's are means over a fixed set of quasi-random draws, the same for
+every sample.
 
 Intervals are of the averages at all means within a bound, and all variances within an interval. An average A(m, v) of a
 sigmoid rises with m. In v it moves towards 1/2: by the heat equation dA/dv = A_mm / 2, and A_mm has the sign of -m, as
 the second derivative of the sigmoid does, which is odd. So both ends are at corners of the box.
 
-Latent functions of a Gaussian process classifier on a basis: Laplace's variances at new inputs.
+Latent functions of a Gaussian process classifier on a basis have Laplace's variances at new inputs:
 
     Var f(x) = (k(x, x) - |phi|^2 + phi'(I + F'WF / lambda)^-1 phi) / lambda,    phi = L^-1 k_m(x),
 
-what the basis leaves of the prior's variance, and what the samples leave of the basis' own. Of softmax the classes'
-values have a covariance, whose diagonal holds the first term for each.
+the prior's variance outside the basis, and the basis' variance given the samples. With softmax the classes' values have
+a covariance, whose diagonal holds the first term for each.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ LEAST_CURVATURE = 1e-30
 PROBIT_ERROR, FARTHEST = 32.0 * EPS, 38.6
 # More than any value that is left without digits.
 TINY = 2.0**-1021
-# Of what an average's interval is for a decision's bound and a curvature's factor alone, the most that not knowing the
-# variance better may add.
+# An unsure variance may add at most this share to the width that an average's interval has by the decision's bound and
+# the curvature's factor alone.
 VARIANCE_SHARE = 0.1
 
 
@@ -70,7 +71,7 @@ def averaged(likelihood: Likelihood, mean: FloatArray, variance: FloatArray) -> 
     if likelihood.n_outputs == 1:
         return np.concatenate([negative, positive], axis=1)
     total = positive.sum(axis=1, keepdims=True)
-    # No class is near to likely, beyond what numbers can tell.
+    # No class is near to likely: all probabilities underflow.
     lost = total < 1e-300
     return np.asarray(np.where(lost, likelihood.probabilities(m), positive / np.where(lost, 1.0, total)))
 
@@ -128,7 +129,7 @@ def settled(
 ) -> NDArray[np.bool_]:
     """True where a variance between these ends is known as well as its average has use for: (r,).
 
-    An average's interval is wide by what the decision may miss and by `factor`, within which the curvature is known.
+    The decision's bound and `factor`, within which the curvature is known, widen an average's interval.
     Where a variance's interval adds no more than `VARIANCE_SHARE` to that, a narrower one would hardly be seen. It
     decides how far a computation goes; nothing is proven by it.
 

@@ -34,9 +34,9 @@ LikelihoodName = Literal["logit", "probit", "softmax"]
 Link = Literal["logit", "probit"]
 MultiClass = Literal["softmax", "ovr"]
 
-# What exp, expit and ndtr and the logarithms of the last two may be off by, in relation to their value: against mpmath
+# Relative error of exp, expit and ndtr, and of the logarithms of the last two, at most: against mpmath
 # they are within 2.3 eps; ndtr and its logarithm where Phi's tail is within that times 1 + z^2, z up to 38, for that is
-# what an argument's own rounding comes to there. Seven times that is allowed. Beyond, and where a value is near the
+# the effect of an argument's rounding there. Seven times that is allowed. Beyond, and where a value is near the
 # smallest normal number, `TINY` is more than the value.
 LIBRARY = 16.0 * EPS
 TAIL = 38.6
@@ -53,7 +53,7 @@ class _Functions:
     loss
         -log p(y | f), as a risk's loss.
     rising, logarithm
-        A class's likelihood by f, and its logarithm, but for what all classes have in common.
+        A class's likelihood by f, and its logarithm, up to a term that all classes share.
     tail
         Whether the library's functions lose digits in proportion to 1 + f^2, far out.
     """
@@ -200,7 +200,7 @@ class Likelihood:
     def _logarithms(self, ends: FloatArray, side: float) -> FloatArray:
         """Logarithms at the ends of intervals, moved down (side -1) or up (1).
 
-        By the library's share, and by that once more, which is above what the difference of two logarithms rounds.
+        By the library's share, and by that once more, which exceeds the rounding of the difference of two logarithms.
         """
         logs = self._logarithm(ends)
         if side > 0.0:
@@ -209,7 +209,7 @@ class Likelihood:
             return np.asarray(logs + side * (2.0 * self._off(ends) * np.abs(logs) + TINY))
 
     def _logarithm(self, values: FloatArray) -> FloatArray:
-        """Logarithm of a class's likelihood by its own function, but for what all classes have in common."""
+        """Logarithm of a class's likelihood by its own function, up to a term that all classes share."""
         return np.asarray(_FUNCTIONS[self.name].logarithm(values))
 
 

@@ -1,20 +1,18 @@
-"""Train kernel logistic regression, or the mode of a Gaussian process of labels: a risk's minimiser, certified.
+"""Kernel logistic regression and Gaussian process classification on all samples: a risk's minimiser, certified.
 
-Settings of a regularised risk's minimisation, and the rule that it is good enough for decisions.
+`RiskSettings` has the risk and the rule that its minimiser is good enough for decisions. `foreseen_products` predicts
+the number of products by runs on subsets.
 
-Products that minimising a likelihood's risk over all samples will take, foreseen by runs on subsets.
-
-Train a Gaussian process classifier: the mode of Laplace's approximation, certified, and what averages need of it.
-
-The mode is the minimiser of kernel logistic regression with lambda 1, found and certified as that. The approximation is
-normal around it, with the curvature W of the loss at each sample as the precision of its noise. W at the exact mode is
-not known, but how far it may be: decisions are proven to be within delta_i of the exact ones, and
+The mode of a Gaussian process is the minimiser of kernel logistic regression with lambda 1, found and certified as
+that. The approximation is normal around it, with the curvature W of the loss at each sample as the precision of its
+noise. W at the exact mode is not known, but its distance is bounded: decisions are proven to be within delta_i of the
+exact ones, and
 
     logit:   |d log W / df| <= 1, so that W_i is within a factor e^delta_i,
     probit:  W falls with y f, so that it lies between its values at both ends.
 
-The largest such factor c over the samples bounds what the latent variances may be off by: V rises with the noise, and
-is a concave function of it, so that noise between 1 / c and c times ours gives a variance between V / c and c V.
+The largest such factor c over the samples bounds the errors of the latent variances: V rises with the noise, and is a
+concave function of it, so that noise between 1 / c and c times ours gives a variance between V / c and c V.
 """
 
 from __future__ import annotations
@@ -92,7 +90,7 @@ class TrainedLogistic(TrainedClassifier):
         W there, the weights of samples included: the loss' second derivative, of softmax its diagonal.
     certificate : RiskCertificate
     solution : Solution
-        Of the search: history, and why it stopped. Its alpha is what the search ended in, from which `alpha` may be
+        The search: its history, and its reason to stop. Its alpha is the search's last, from which `alpha` may be
         half a step along the gradient, at the centre of the ball in which the exact minimiser lies.
     product_error : float
         Bound on the errors of products beside rounding, where products are approximate.
@@ -207,7 +205,7 @@ def train_logistic(
         "columns": len(decision_errors),
         "solver": solved.method,
         **solved.solution.summary(),
-        # About what a decision at a sample misses at most; None where nothing is proven.
+        # About the largest error of a decision at a sample; None where nothing is proven.
         "decision_error": [error if math.isfinite(error) else None for error in decision_errors],
         **beyond,
         "settings": solved.solution.solver,
@@ -308,7 +306,7 @@ class _Proof:
 
 
 def _is_coarse(length: GradientLength, rule: RiskError, regularisation: float) -> bool:
-    """True if what products may have rounded is a tenth of the tolerance, and of the gradient, or more."""
+    """Return True if the rounding of products is a tenth of the tolerance, and of the gradient, or more."""
     off, size = max(length.off), max(length.length)
     away = off / regularisation * math.sqrt(rule.largest)
     return math.isfinite(off) and off > 0.1 * size and away > 0.1 * rule.tolerance
@@ -347,7 +345,7 @@ def _entries_not_negative(kernel: Kernel) -> bool:
 def _risks(
     risk: Risk, targets: FloatArray, alpha: FloatArray, values: FloatArray, solved: RiskSolution
 ) -> dict[str, float]:
-    """The risk of what is stored, a bound from below on the least, and their relative distance."""
+    """Return the risk of the stored function, a bound from below on the least, and their relative distance."""
     value, below = float(np.sum(risk.value(targets, alpha, values))), float(np.sum(solved.lower_bound))
     size = max(abs(value), abs(below))
     return {"risk": value, "risk_lower_bound": below, "risk_gap": (value - below) / size if size else 0.0}
@@ -406,7 +404,7 @@ class RiskSettings:
     precision : {"mixed", "double"}
         Of the kernel products on the way.
     seed : int
-        Of what a method draws.
+        Seed of a method's draws.
     """
 
     likelihood: Likelihood
@@ -458,7 +456,7 @@ def foreseen_products(data: LabelledData, kernel: Kernel, settings: RiskSettings
 
     sizes = sorted({min(size, n) for size in SUBSETS})
     counts = [products(size, settings.method) for size in sizes]
-    # What goes by conjugate gradients on a subset may be handed over to Newton's method on all samples.
+    # Conjugate gradients on a subset may be Newton's method on all samples.
     least = products(sizes[-1], "newton") if settings.method == AUTO else counts[-1]
     growth = 0.0
     if len(sizes) > 1 and counts[0] > 0.0:
@@ -468,7 +466,7 @@ def foreseen_products(data: LabelledData, kernel: Kernel, settings: RiskSettings
     return Expected(expected, max(1.0, min(last, least)) / UNSURE, last * ratio**STEEPEST * UNSURE)
 
 
-# What the library's functions may be off by in a curvature: of the probit loss, whose hazard loses digits far out.
+# Relative error of a curvature by the library's functions; the hazard of the probit loss loses digits far out.
 LIBRARY = {"logit": 1e-12, "probit": 1e-9}
 
 
@@ -508,9 +506,9 @@ def require_separate(likelihood: Likelihood, n_samples: int) -> None:
 
 
 def curvature_factors(trained: TrainedLogistic, dataset: Dataset, targets: FloatArray) -> tuple[float, ...]:
-    """By what factor the curvature at the exact mode may differ from the trained one, at most: (t,).
+    """Bound the factor by which the curvature at the exact mode may differ from the trained one: (t,).
 
-    `dataset` is what was trained on, `targets` (n, t) as of `Likelihood.targets`.
+    `dataset` is the training set, `targets` (n, t) as of `Likelihood.targets`.
     """
     worst = np.ones(targets.shape[1])
     stepped = _stepped(trained, dataset)
@@ -526,7 +524,7 @@ def curvature_factors(trained: TrainedLogistic, dataset: Dataset, targets: Float
 
 
 def _factors(likelihood: Likelihood, targets: FloatArray, values: FloatArray, away: FloatArray) -> FloatArray:
-    """The largest factor over samples of which values are within `away`: (t,)."""
+    """Return the largest factor over samples whose values are within `away`: (t,)."""
     off = 1.0 + LIBRARY[likelihood.name]
     if likelihood.name == "logit":
         with np.errstate(over="ignore"):

@@ -1,9 +1,9 @@
-"""Measures of classes: errors, ranking, probabilities and what of it is certified.
+"""Measures of classes: errors, ranking, probabilities, and the certified share.
 
-Figures are counted chunk by chunk (`ClassTally`), so that any number of samples takes little memory; the area under the
-curve alone wants a class's decisions side by side (`area_under_curve`), one class at a time.
+Figures are counted chunk by chunk (`ClassTally`), so that any number of samples takes little memory; only the area
+under the curve needs a class's decisions side by side (`area_under_curve`), one class at a time.
 
-A prediction store of classes against the true labels: figures, and the curves that are drawn of them.
+`evaluate_classes` compares a prediction store with the true labels.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dkgp.models.metrics import check_belonging
 BoolArray = NDArray[np.bool_]
 
 BINS = 15
-# No logarithm of zero: what scikit-learn takes in its place.
+# In place of the logarithm of zero, as in scikit-learn.
 LEAST_PROBABILITY = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Claimed probabilities against what came true, in bins of equal width.
+    """Claimed probabilities against observed frequencies, in bins of equal width.
 
     Of two classes the probability is that of the second and the event that it is the true one; of several it is that of
     the label that was given, and the event that the label is right (Guo et al., *On calibration of modern neural

@@ -1,32 +1,30 @@
-"""Training on a basis with neighbours: choose the basis, order the samples, and find each latent function's mode.
+"""Gaussian process classifiers on a basis with neighbours: each latent function's mode, and the labels' evidence.
 
-Settings of a Gaussian process classifier on a basis with neighbours, and the memory that training takes.
-
-The mode of labels in a sparse model with neighbours: Newton's steps, each a fit to targets with noise by sample.
-
-At values f of one latent function, g = -w l'(y, f) and W = w l''(y, f) with weights w, Newton's step for the mode of a
-Gaussian process with covariance K is a fit of least squares (Rasmussen and Williams 2006, section 3.4): to the targets
-u, whose noise variances are W^-1,
+Mode
+----
+Newton's steps to the mode are fits to targets with noise by sample. At values f of one latent function, g = -w l'(y, f)
+and W = w l''(y, f) with weights w, Newton's step for the mode of a Gaussian process with covariance K is a fit of least
+squares (Rasmussen and Williams 2006, section 3.4): to the targets u, whose noise variances are W^-1,
 
     u = f + W^-1 g,      a = (K + W^-1)^-1 u,      f+ = u - W^-1 a = K a.
 
-Here K + W^-1 is Sigma, the covariance of targets in `dkgp.models.sparse.vif`, as for regression: what the basis leaves
-of a leaf's targets, their noise included, depends on its halo alone. Where it ends, a = g and f = (Sigma - W^-1) g,
-with W at f itself: a fixed point, and where halos are everything the exact model's mode. Noise is at least 1 / c, 4 of
-a logit, by the weight, so that no leaf is near to singular, whatever the kernel. Sigma - W^-1 moves with W unless halos
-are everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
-square. It can also lead away from where it ends, where many samples lie within a length scale or neighbours are few.
-So after steps that gain nothing the noise is held: with v for W^-1 as it was, and C the curvature between two values,
-what a step makes of their distance,
+Here K + W^-1 is Sigma, the covariance of targets in `dkgp.models.sparse.vif`, as for regression: the residual of a
+leaf's targets, their noise included, depends on its halo alone. The steps end with a = g and f = (Sigma - W^-1) g, with
+W at f itself: a fixed point, and the exact model's mode where halos are everything. Noise is at least 1 / c, 4 of a
+logit, by the weight, so that no leaf is near to singular, for any kernel. Sigma - W^-1 moves with W unless halos are
+everything, so that the steps are Newton's but for that: near the end each leaves a small share of the way, not a
+square. It can also lead away from where it ends, where many samples lie within a length scale or neighbours are few. So
+after steps that gain nothing the noise is held: with v for W^-1 as it was, and C the curvature between two values, the
+factor of their distance in a step,
 
     (I - v Sigma^-1) (I - v C),
 
 has both factors below one, as norms of v^-1/2 f, where 2 Sigma > v and C < 2 W: then steps of any start lead to one
-fixed point, a = g and f = (Sigma - v) g with this v. Where W comes to more than one and a half of what is held it is
-raised, which has an end, since curvatures are bounded.
+fixed point, a = g and f = (Sigma - v) g with this v. Where W exceeds the held one by half it is raised, which has an
+end, since curvatures are bounded.
 
-A step longer than one, in the largest value, is halved until what it lowers falls, or rises by no more than the two
-steps' covariances may differ in,
+A step longer than one, in the largest value, is halved until psi falls, or rises by no more than the two steps'
+covariances may differ in,
 
     psi(f, a) = sum_i w_i l(y_i, f_i) + a'f / 2,
 
@@ -36,15 +34,11 @@ which is the mode's objective where f = K a. Laplace's evidence, with Sigma for 
 
 with W of the last step.
 
-References
-----------
-D. Zilber, M. Katzfuss, Vecchia-Laplace approximations of generalized Gaussian processes for big non-Gaussian spatial
-data (2021), algorithm 1.
-
-Laplace's evidence of labels on a basis with neighbours, and its gradient: what hyperparameters are chosen by.
-
-At the mode of a latent function (`mode`), with noise v = W^-1, targets u = f + v g and eta_i the slope of log N(u; 0,
-Sigma) by v_i, the evidence is that of targets which the labels stand for,
+Evidence
+--------
+Hyperparameters are chosen by Laplace's evidence and its gradient. At the mode of a latent function (`mode`), with noise
+v = W^-1, targets u = f + v g and eta_i the slope of log N(u; 0, Sigma) by v_i, the evidence is that of targets which
+the labels stand for,
 
     log q(y) = sum_i [log p(y_i | f_i) + v_i g_i^2 / 2 + log(2 pi v_i) / 2] + log N(u; 0, Sigma).
 
@@ -54,8 +48,8 @@ With f held, it moves as the last term does, a regression's. By f itself, since 
 
 and the mode Sigma g = u moves by (Sigma W - J)^-1 dSigma g, with J how (Sigma - W^-1) g moves with f by its first
 factor: zero where halos are everything. So the rest of the gradient is b'Sigma^-1 dSigma Sigma^-1 u with b = v (s +
-J'Sigma^-1 b), of which b = v s is a first guess, and each turn leaves a small share of the error (`CORRECTIONS`). Both
-are the slopes, in one pass, of
+J'Sigma^-1 b); b = v s is a first guess, and each turn leaves a small share of the error (`CORRECTIONS`). Both are the
+slopes, in one pass, of
 
     -tr(M Y'Sigma^-1 Y) / 2 - log|Sigma| / 2,      Y = [u, b],  M = [1, 1;  1, 0].
 
@@ -63,9 +57,9 @@ Latent functions, each class against the rest, are added up.
 
 References
 ----------
-C. E. Rasmussen, C. K. I. Williams, Gaussian processes for machine learning (2006), section 5.5.1.
-
-Counts of a classifier on a basis with neighbours before it is trained: its choice, the search, Newton's steps.
+D. Zilber, M. Katzfuss, Vecchia-Laplace approximations of generalized Gaussian processes for big non-Gaussian spatial
+data (2021), algorithm 1. C. E. Rasmussen, C. K. I. Williams, Gaussian processes for machine learning (2006), section
+5.5.1.
 """
 
 from __future__ import annotations
@@ -392,7 +386,7 @@ class NearSettings(BasisSettings):
         return Neighbours.of(self.neighbours, self.searched)
 
     def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
-        """Project what training takes; columns are never `coupled`, and have their steps one after the other."""
+        """Project the memory of training; columns are never `coupled`, and have their steps one after the other."""
         n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         plan = super().memory(replace(sizes, t=1))
         m, threads = min(self.size, n), executor.threads_per_process
@@ -545,12 +539,12 @@ class ModeSearch:
     """
 
     def __init__(self, operator: BlockedKernelOperator, held: Neighbourhood, model: Described) -> None:
-        self.model = model  # with terms on which workers keep of its leaves what the steps have a use for again
+        self.model = model  # with terms on which workers keep parts of its leaves for later steps
         self.operator, self._held = operator, held
         self._label, self._turns = f"mode-{uuid.uuid4().hex[:12]}", 0
 
     def close(self) -> None:
-        """Have workers forget what they keep of leaves."""
+        """Have workers forget the parts of leaves that they keep."""
         if self._turns:
             forget_everywhere(self.operator.executor, self._label)
             self._turns = 0
@@ -560,7 +554,7 @@ class ModeSearch:
         executor = self.operator.executor
         if executor.tiles.bytes > 0:
             self._turns += 1
-            # Reading always pays: entries, and what becomes of them, are float64.
+            # Reading always pays: entries and their products are float64.
             keeping = Keeping(TileBudget(executor.tiles.bytes), self._turns)
             rows = rows_bytes(self.operator.n, self.model.leaves) // max(1, len(executor.workers))
             self.model = replace(self.model, kept=KeptTerms(self._label, keeping, rows))
@@ -718,7 +712,7 @@ def _slopes(
         with single_threaded_blas():
             moved = pair.moved(_ACROSS, 0.0)
         across = held.noise_slopes(noisy, model, moved, targets)
-        # J'z: what is left of d (z'Sigma g) / dv beside the noise itself.
+        # J'z: the part of d (z'Sigma g) / dv beside the noise itself.
         targets[:, 1] = noise * (s + noise * rate * (across - z * state.weights))
         pair = held.joint(noisy, model, targets)
     with single_threaded_blas():
@@ -779,7 +773,7 @@ STEPS = 9.0
 def near_phases(settings: NearSettings, n: int, d: int, t: int, kept: float) -> list[Phase]:
     """The work on n samples of d features in its order, of t latent functions; workers keep a share `kept` of leaves.
 
-    Within a step leaves are passed twice, for sums and for weights; what is kept is made once for all steps.
+    Within a step leaves are passed twice, for sums and for weights; kept parts are made once for all steps.
     """
     m, near, steps = min(settings.size, n), settings.near, STEPS * t
     made = 1.0 + (1.0 - kept) * (2.0 * steps - 1.0)

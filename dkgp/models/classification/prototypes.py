@@ -6,9 +6,9 @@
 | uniform | at random |
 | entropy | to raise the quadratic Renyi entropy, one swap after the other (the paper's) |
 | k-means | centres of Lloyd's iterations, which are no samples |
-| pivoted | in proportion to what is left of k(x, x): randomly pivoted Cholesky |
+| pivoted | in proportion to the residual of k(x, x): randomly pivoted Cholesky |
 | variance | where most of k(x, x) is left |
-| greedy | by the labels: what the squared error and the norm fall by |
+| greedy | by the labels: the fall of the squared error and of the norm |
 
 All but greedy are the bases of sparse Gaussian processes (`dkgp.models.sparse.bases`), and are drawn from as those are.
 Duplicates are taken once, so that there may be fewer than were asked for. The choice depends on the data, the kernel
@@ -26,7 +26,7 @@ from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 DEFAULT_PROTOTYPES = "k-centre"
 PROTOTYPES = (DEFAULT_PROTOTYPES, *(name for name in BLIND_BASES if name != DEFAULT_PROTOTYPES), "greedy")
-# Rounds of a greedy choice, whatever the number of prototypes, and how many of each draw are scored after refitting.
+# Rounds of a greedy choice, for any number of prototypes, and how many of each draw are scored after refitting.
 ROUNDS, SCREEN = 50, 2
 
 
@@ -47,7 +47,7 @@ def choose_prototypes(
     """Choose M = `size` prototypes among the samples, or centres of them: all distinct samples where there are no more.
 
     Their indices (M,), None where they are no samples, and their standardised inputs (M, d). The operator's kernel
-    gives distances, and its noise variance is that which greedy choices are judged with; greedy prototypes alone look
+    gives distances, and its noise variance that of greedy choices; greedy prototypes alone look
     at `targets` (n, t), the signs of the classes, less their means. `InputError` for an unknown name, no prototype
     asked for, or greedy ones without targets.
     """

@@ -1,4 +1,4 @@
-"""A trained classifier, whatever its method, and the record that stores hold of it."""
+"""A trained classifier of any method, and the model that stores hold."""
 
 from __future__ import annotations
 

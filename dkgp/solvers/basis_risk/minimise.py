@@ -109,7 +109,7 @@ def minimise_on_basis(
     tolerance: float = 1e-4,
     initial: FloatArray | None = None,
 ) -> BasisRiskSolution:
-    """Minimise a regularised risk over the span of K_nm's columns; `BasisDescent` has what a long run takes besides.
+    """Minimise a regularised risk over the span of K_nm's columns; `BasisDescent` adds the options of a long run.
 
     Raises `InputError`: arguments that do not fit; `NumericalError`: a Hessian that is not positive definite in
     float64, or a risk that overflows.
@@ -298,7 +298,7 @@ class BasisDescent(Iteration):
         self._note(time.perf_counter() - began)
 
     def _alike(self, theta: FloatArray) -> bool:
-        """True at zero where all columns are curved alike there: what one factor serves."""
+        """Return True at zero if all columns are curved alike there, so that one factor serves."""
         problem = self._problem
         if theta.any():
             return False

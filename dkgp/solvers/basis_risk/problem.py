@@ -5,10 +5,9 @@
 L L' = K_mm with a jitter that is in proportion to rounding. The intercept b, where there is one, goes unpenalised; it
 is the last of the q coefficients. Columns are problems of their own, unless the loss couples them: then all are one.
 
-Tasks on runs of blocks: a loss, its slopes and curvatures at the samples, and their sums, of one look at each entry.
-
-Values f = K_nm W + b, losses, K_mn u for the slopes u_i = w_i l'(y_i, f_i), and on request F' W F for curvatures
-W_i = w_i l''(y_i, f_i), F = K_nm L^-T: Grams of one pass share the entries and the triangular solve.
+Tasks evaluate a loss, its slopes and curvatures at the samples of a run of blocks, and their sums, each entry once:
+values f = K_nm W + b, losses, K_mn u for the slopes u_i = w_i l'(y_i, f_i), and on request F' W F for curvatures W_i =
+w_i l''(y_i, f_i), F = K_nm L^-T: Grams of one pass share the entries and the triangular solve.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Evaluated:
     explained: float | None = None
 
     def with_columns(self, update: Evaluated, columns: IndexArray, problems: Mask | IndexArray) -> Evaluated:
-        """The same with what was found of some columns, which make up some problems."""
+        """Replace the results of some columns, which make up some problems."""
         if len(columns) == self.values.shape[1]:
             return replace(update, explained=self.explained if update.explained is None else update.explained)
         values, risk, gradient = self.values.copy(), self.risk.copy(), self.gradient.copy()
@@ -176,7 +175,7 @@ class BasisRisk:
         return np.asarray(whiten(self.lower, theta[:m], transposed=True)), np.asarray(intercept)
 
     def evaluate(self, theta: FloatArray, of: Mask, base: Evaluated) -> Evaluated:
-        """Evaluate some problems at coefficients (q, t), in one pass; what is known of the others is the base's."""
+        """Evaluate some problems at coefficients (q, t), in one pass; the others are those of the base."""
         columns = self._columns(of)
         evaluated, _ = self._evaluated(theta[:, columns], "none", columns)
         return base.with_columns(evaluated, columns, of)
@@ -326,7 +325,7 @@ def _joined(grams: FloatArray) -> FloatArray:
 
 
 def _factored(matrix: FloatArray, regularisation: float, penalised: int | None = None) -> FloatArray:
-    """The factor of a matrix, of which the lower triangle holds, with the penalty on its first rows."""
+    """Factor a matrix, given by its lower triangle, with the penalty on its first rows."""
     where = np.arange(len(matrix) if penalised is None else penalised)
     largest = float(matrix.diagonal().max(initial=0.0))
     matrix[where, where] += regularisation

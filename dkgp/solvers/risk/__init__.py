@@ -1,9 +1,9 @@
-"""Methods for a regularised risk of any convex loss, each a file, through the driver that all solvers share.
+"""Methods for a regularised risk of any convex loss, run by the driver that all solvers share.
 
-Newton's method is told three times, for what a step is solved by differs, and with it the order of all arithmetic: here
-by conjugate gradients whose every product is a round that a killed run may lose; on a basis
-(`dkgp.solvers.basis_risk`) by a factor that is kept as the metric of quasi-Newton steps while it serves; in Laplace's
-evidence (`dkgp.models.tuning.laplace`) by the factors that its gradient takes as well. Losses and their curvatures
+Newton's method has three forms, since the solution of a step differs, and with it the order of all arithmetic: here by
+conjugate gradients whose every product is a round that a killed run may lose; on a basis (`dkgp.solvers.basis_risk`) by
+a factor that is kept as the metric of quasi-Newton steps while it serves; in Laplace's evidence
+(`dkgp.models.tuning.laplace`) by the factors that its gradient takes as well. Losses and their curvatures
 (`dkgp.solvers.losses`) and the risk's dual bound are the same.
 """
 

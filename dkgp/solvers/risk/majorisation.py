@@ -3,8 +3,8 @@
 No curvature of the loss is above c, so that a quadratic of curvature c at f lies above the risk and meets it there. Its
 least has (K + D) alpha = f - l'(y, f) / c with D = lambda / (c w_i) by sample, one matrix for all steps: for the
 logistic loss s2 = 4 lambda, for softmax 2 lambda and all classes in one solve (Boehning 1992). The solve begins at
-alpha itself, where its gradient is g / (c w), without a product, and goes on until a share of that is left; what it has
-come to is a direction whose image is known from its gradient, along which the risk is searched exactly. Steps are made
+alpha itself, where its gradient is g / (c w), without a product, and goes on until a share of that is left; its result
+is a direction whose image is known from its gradient, along which the risk is searched exactly. Steps are made
 conjugate to the last one, as nonlinear conjugate gradients do with a preconditioner: no risk is above the one before.
 """
 
@@ -109,7 +109,7 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
         return {**super().settings(), "step": None if self.solver is None else self.solver.settings()}
 
     def equip(self, operator: KernelOperator, state: MajorisationState) -> None:
-        """Tell the state what is minimised, and make K + D."""
+        """Give the state its risk, and build K + D."""
         super().equip(operator, state)
         state.shifted = operator.with_noise(majoriser(self.risk, operator.n)[0])
 
@@ -150,7 +150,7 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
         return clock.parts
 
     def _begin(self, solver: Solver, state: MajorisationState) -> None:
-        """Begin a solve at alpha, where its gradient is known; of conjugate gradients what was made serves on."""
+        """Begin a solve at alpha, where its gradient is known; conjugate gradients keep their factor and directions."""
         targets, gradient = state.least_squares_targets, majoriser(self.risk, len(state.rhs))[1] * state.gradient
         step = state.step
         if not isinstance(step, ConjugateGradientState):
@@ -168,7 +168,7 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
         return state.rounds >= MOST_ROUNDS or bool((squares <= SHARE_LEFT**2 * first).all())
 
     def _step(self, state: MajorisationState, step: SolverState) -> None:
-        """Go to the least risk along what the solve has come to, made conjugate to the last step."""
+        """Go to the least risk along the solve's step, made conjugate to the last one."""
         risk, gradient, product = self.risk, state.gradient, state.gradient_product
         direction = step.alpha - state.alpha
         # K alpha = gradient + targets - D alpha, of the solve.

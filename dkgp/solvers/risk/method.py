@@ -1,16 +1,14 @@
-"""The state that all methods for a risk share: the function found, its values, and both bounds on the least risk.
+"""Methods for a risk: the state that they share, their base, and descent along gradients.
 
-Values and gradient follow from recursions between products, and are evaluated anew in float64 when the driver asks.
-Where products are approximate both bounds give way by as much as the products may be off.
+The state has the function, its values, and both bounds on the least risk. Values and gradient follow from recursions
+between products, and are evaluated anew in float64 when the driver asks. Where products are approximate both bounds
+give way by as much as the products may be off.
 
-The base of every method for a risk: its problem, how it begins, and what a checkpoint of it must match.
-
-Descent along gradients: kernel conjugate gradient, kernel gradient descent, and conjugate gradients on parameters.
-
-In the inner product of the RKHS the gradient has the coefficients g = w l'(y, f) + lambda alpha (Ratliff and Bagnell
-2007, equation 5). One kernel product an iteration: the values f, the direction's image K h and hence every point of the
-line are known from it, so the line search is exact and free of kernel evaluations. On parameters the gradient is K g,
-whose line takes a second product. Fenchel's dual gives the bound from below, with which the driver knows when to stop.
+Descent is kernel conjugate gradient, kernel gradient descent, or conjugate gradients on parameters. In the inner
+product of the RKHS the gradient has the coefficients g = w l'(y, f) + lambda alpha (Ratliff and Bagnell 2007, equation
+5). One kernel product an iteration: the values f, the direction's image K h and hence every point of the line are known
+from it, so the line search is exact and free of kernel evaluations. On parameters the gradient is K g, whose line takes
+a second product. Fenchel's dual gives the bound from below, with which the driver knows when to stop.
 
 The squared loss has closed forms: `dkgp.solvers.conjugate.kernel_cg`.
 """
@@ -40,11 +38,11 @@ class RiskState(SolverState):
     - `values` (n, p): f = K alpha, by recursion.
     - `gradient_image` (n, p): K g in float64 where it is known of g as it is; empty elsewhere.
     - `bound` (q,): the best bound from below so far.
-    - `excess` (q,): by how much the risk may be above what its evaluation says, where products are approximate.
-    - `width` (q,): <g, g>_K / (2 lambda) as it was known last, and what approximate products may add to it; infinite
+    - `excess` (q,): by how much the risk may exceed its evaluation, where products are approximate.
+    - `width` (q,): <g, g>_K / (2 lambda) as known last, and the share of approximate products; infinite
       before.
-    - `doubt`: what a distance between products is multiplied by: twice as much after each that float64 did not confirm.
-    - `hasty`: float32 rounds in a row after each of which values had to be evaluated anew, and at which `iteration` the
+    - `doubt`: factor of a distance between products, doubled after each that float64 did not confirm.
+    - `hasty`: float32 rounds in a row that each needed values evaluated anew, and at which `iteration` the
       last was.
     - `value_errors`, `image_errors` (n, p): bounds on the errors of the last entries of `values` and `gradient_image`
       that were evaluated anew; empty where products are exact.
@@ -69,12 +67,12 @@ class RiskState(SolverState):
 
     @property
     def here(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Targets, alpha and values: what the risk is a function of."""
+        """Targets, alpha and values: the arguments of the risk."""
         return self.rhs, self.alpha, self.values
 
     @property
     def risks(self) -> FloatArray:
-        """The risk by problem, (q,); where products are approximate, what it is at most."""
+        """The risk by problem, (q,); an upper bound where products are approximate."""
         return self.risk.value(*self.here) + self.excess
 
     def begin(self, operator: KernelOperator, warm: bool, gradient: FloatArray | None) -> None:
@@ -127,7 +125,7 @@ class RiskState(SolverState):
         self.renewed = self.iteration
         if self.hasty >= MOST_HASTY:
             self.precision = "double"
-        # ||g||_K goes up and down, and that before the step is what was known: claimed in vain, it is claimed later.
+        # ||g||_K goes up and down, and only that before the step is known: after a claim in vain the next comes later.
         if recursion and self.precision == "double":
             self.doubt *= 2.0
         if self.precision == "single" or self.moved.any() or operator.approximate:
@@ -243,7 +241,7 @@ class RiskMethod(Method[State], Generic[State]):
         return {**super().settings(), **self.risk.settings()}
 
     def equip(self, operator: KernelOperator, state: State) -> None:
-        """Tell the state what is minimised."""
+        """Give the state its risk."""
         state.risk = self.risk
 
 
@@ -350,7 +348,7 @@ class RiskGradientDescent(RiskConjugateGradient):
 
 @dataclass(frozen=True)
 class RiskParameterConjugateGradient(RiskMethod[DescentState]):
-    """Conjugate gradients on the risk's parameters, gradient K g: what kernel CG is compared with.
+    """Conjugate gradients on the risk's parameters, gradient K g: the rival of kernel CG.
 
     Two products an iteration, and a condition number that has K's as a factor more. It is here to be measured.
 

@@ -1,4 +1,4 @@
-"""Minimise a regularised risk by any method: its names, what is refused, what is taken by default, what comes out."""
+"""Minimise a regularised risk by any method: names, checks, defaults and the solution."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def method_for(
 
 
 def risk_memory(name: str, n: int, p: int, d: int) -> SolverMemory:
-    """Return what a method holds besides alpha, g and y, of n samples, p columns and d features.
+    """Return the memory of a method besides alpha, g and y, for n samples, p columns and d features.
 
     Of "auto" it is Newton's method's, the most that it may take.
     """
@@ -102,7 +102,7 @@ def risk_memory(name: str, n: int, p: int, d: int) -> SolverMemory:
 
 @dataclass(frozen=True)
 class RiskSolution:
-    """The function found; what is one number for a problem is (q,), q = p, or 1 where the loss couples its columns.
+    """The minimiser found; one number for each problem has shape (q,), q = p, or 1 where the loss couples its columns.
 
     Attributes
     ----------
@@ -115,13 +115,13 @@ class RiskSolution:
     gradient_image : (n, p) float64
         K times the gradient's coefficients, evaluated in float64.
     risk : (q,) float64
-        Its risk; where products are approximate, what it is at most.
+        Its risk; an upper bound where products are approximate.
     lower_bound : (q,) float64
         No function's risk is below it, rounding aside.
     method : str
         The method that was taken.
     choice : dict
-        What a choice by "auto" rests on, in plain JSON types; empty where the method was named.
+        The figures behind a choice by "auto", in plain JSON types; empty where the method was named.
     value_errors, image_errors : (n, p) float64
         Bounds on the errors of the entries of `values` and `gradient_image` beyond rounding; empty where products are
         exact.
@@ -159,7 +159,7 @@ def minimise_risk(
     gap: float = 1e-4,
     initial: ArrayLike | None = None,
 ) -> RiskSolution:
-    """Minimise sum_i w_i l(y_i, f(x_i)) + lambda ||f||^2 / 2; `minimise_by` has what a long run takes besides.
+    """Minimise sum_i w_i l(y_i, f(x_i)) + lambda ||f||^2 / 2; `minimise_by` adds the options of a long run.
 
     Parameters
     ----------

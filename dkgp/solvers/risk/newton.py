@@ -1,7 +1,7 @@
 """Newton's method, inexact: each step by preconditioned conjugate gradients, a product a round, and a line search.
 
 The step solves (W K + lambda I) delta = -g, W = R R' the loss's curvature by sample. With B = lambda I + R'K R, which
-is symmetric and positive definite whatever W, Woodbury's identity gives
+is symmetric and positive definite for any W, Woodbury's identity gives
 
     delta = (R v - g) / lambda,    K delta = (K R v - K g) / lambda,    B v = R'K g,
 
@@ -15,46 +15,9 @@ step's last iteration takes it. They stop where r'M^-1 r is little beside g'K g 
 little as the gap asks for.
 
 A step that does not come to that in a few dozen, for its factor is too small for the penalty, is taken as it is. From
-then on steps are solved by a factor of the whole matrix (`dkgp.solvers.risk.newton`), in float64, where it fits into
+then on steps are solved by a factor of the whole matrix (`WholeCurvature`), in float64, where it fits into
 memory. Where it does not, kernel conjugate gradients go on for a while: on separable data curvatures fall on their way,
 which a step with that of its start does not see.
-
-A preconditioner for Newton's systems: a low-rank factor of K, made once, between roots of the curvature at hand.
-
-A step solves B v = R'K g with B = lambda I + R'K R and W = R R' the curvature by sample. With K near F F'
-
-    M = lambda I + R'F F'R,    M^-1 r = (r - R'F z) / lambda,    z = (F'W F + lambda I)^-1 F'R r,
-
-column by column where the loss couples none; else F'W F is one matrix of all columns, a block for each pair of them.
-Nothing is divided by a curvature.
-
-The exact matrix of Newton's systems, factored anew for every step, where it fits into memory.
-
-Penalties far below what a low-rank factor leaves of K make the step's system B = lambda I + R'K R one that such a
-factor does not precondition. With roots R = S (I - u u') by sample, S = diag(s) and u'u = 1 for softmax, S alone
-elsewhere, and A_c = lambda I + S_c K S_c for column c,
-
-    B^-1 r = U U'r / lambda + A^-1 q - A^-1 U (sum_c U_c A_c^-1 U_c)^-1 U'A^-1 q,    q = r - U U'r,
-
-A all A_c in a block diagonal, U all U_c = diag(u_c) stacked: I - U U' projects, and B is Q A Q + lambda (I - Q). C + 1
-factors of n rows are what a step takes of C classes (as Rasmussen and Williams 2006, algorithm 3.3), and nothing is
-multiplied by K / lambda, whose digits would be lost.
-
-The method "auto": kernel conjugate gradients, and Newton's method where they would take long.
-
-They begin alike, and which one goes on is found out on the way: from the tenth iteration on the last ones' gain says
-how many products conjugate gradients would still take to the gap that is asked for. Beyond `MOST_PRODUCTS` Newton's
-method takes over where it stands, once and for all. Its factor and the algebra of its steps cost about as many, and it
-takes a sixteenth to an eighth of theirs where there are hundreds (docs/experiments.md). Counts and bounds decide, and
-nothing that is timed: a run comes to the same bits wherever it runs.
-
-A step that its factor does not serve hands over to conjugate gradients from where it has come to. They take a quarter
-of the time that factors of the whole matrix would take, and go on as long as they are foretold to arrive sooner than
-these; then Newton's steps are solved by these, where they fit into memory. Where they do not, Newton's method comes
-back after a while, and has half as many products as conjugate gradients have taken.
-
-Not among the choices: majorisation (above Newton's count where lambda is large, and far above where it is small),
-gradient descent and conjugate gradients on parameters.
 """
 
 from __future__ import annotations
@@ -84,13 +47,13 @@ LARGEST_SHARE, LEAST_SHARE = 0.1, 1e-8
 ENOUGH = 0.1
 # Steps begin where the relative gap is so small, or after so many iterations of conjugate gradients.
 NEAR, MOST_DESCENTS = 0.3, 10
-# What is left of r'M^-1 r beside g'K g when rounding is all there is; iterations after which a step is taken anyway.
+# Share of g'K g at which r'M^-1 r is pure rounding; iterations after which a step is taken anyway.
 ROUNDING = {"single": 1e-7, "double": 1e-15}
 MOST_ITERATIONS = 40
 # A step that has taken these was beyond its factor: so many iterations of conjugate gradients go before the next one,
 # twice as many each time.
 PATIENCE = 50
-# A step that brings less than this share of what its quadratic foretold is poor, and so many in a row are the factor's.
+# A step that brings less than this share of its quadratic's forecast is poor; so many in a row are the factor's fault.
 POOR_SHARE, MOST_POOR = 0.1, 2
 
 
@@ -102,7 +65,7 @@ class NewtonState(DescentState):
     - `descents`, `until`: iterations of kernel conjugate gradients so far, and how many there are to be before the next
       step.
     - `failures`: steps that took too long.
-    - `poor`: steps in a row that have brought little of what they were to bring.
+    - `poor`: steps in a row that have brought little of their forecast.
     - `whole`: whether steps are solved by factors of the whole matrix.
     - `newton_image` (n, p): K g.
     - `along`, `along_image` (n, p): R v and K R v so far.
@@ -273,7 +236,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         return self.risk.inner(state.gradient, state.newton_image) - self.risk.inner(state.along, state.newton_image)
 
     def _is_done(self, state: NewtonState) -> bool:
-        """True if what is left of the residual is little beside the slope, in every problem."""
+        """Return True if the residual is small beside the slope in every problem."""
         slope = np.maximum(self._slope(state), 0.0)
         risks = state.risks
         gap = ratio(slope / (2.0 * self.risk.regularisation), np.abs(risks))
@@ -298,7 +261,7 @@ class RiskNewton(RiskMethod[NewtonState]):
         state.failures, state.poor = state.failures + 1, 0
 
     def _step(self, state: NewtonState) -> bool:
-        """Go to the least risk along delta; true if that is a small share of what the step was to bring."""
+        """Go to the least risk along delta; return True if that is a small share of the forecast."""
         before, promise = state.risks, np.maximum(self._slope(state), 0.0) / (2.0 * self.risk.regularisation)
         gradient, image, penalty = state.gradient, state.newton_image, self.risk.regularisation
         delta = (state.along - gradient) / penalty, (state.along_image - image) / penalty
@@ -309,7 +272,7 @@ class RiskNewton(RiskMethod[NewtonState]):
 
 # The factor's algebra, anew for every step, may take as long as so many products.
 PRODUCTS_A_STEP = 4.0
-# Of a round's nominal seconds, what cores work for it.
+# Share of a round's nominal seconds in which cores work.
 WORK_OF_A_ROUND = 0.25
 # The largest is that of F'W F, all columns that it couples together.
 LEAST_RANK, LARGEST_RANK = 32, 3000
@@ -318,7 +281,7 @@ LEAST_RANK, LARGEST_RANK = 32, 3000
 def affordable_rank(n: int, d: int, p: int, coupled: bool = False) -> int:
     """Return a rank whose algebra for a step, n R^2 operations a block of F'W F, takes as long as a few products.
 
-    What is compared is the work of cores, and most of a round is waiting, which is no reason for them to work more.
+    The comparison is by the work of cores: most of a round is waiting, which is no reason for them to work more.
     """
     prices = Prices.nominal(d)
     product = n * n * (0.5 * prices.entries + 2.0 * p * prices.operations) + WORK_OF_A_ROUND * ROUND_SECONDS
@@ -329,7 +292,14 @@ def affordable_rank(n: int, d: int, p: int, coupled: bool = False) -> int:
 
 
 class CurvaturePreconditioner:
-    """M^-1 for the curvature that `refresh` was told last.
+    """A preconditioner for Newton's systems: a low-rank factor of K, made once, between roots of the curvature at hand.
+
+    A step solves B v = R'K g with B = lambda I + R'K R and W = R R' the curvature by sample. With K near F F'
+
+        M = lambda I + R'F F'R,    M^-1 r = (r - R'F z) / lambda,    z = (F'W F + lambda I)^-1 F'R r,
+
+    column by column where the loss couples none; else F'W F is one matrix of all columns, a block for each pair of
+    them. Nothing is divided by a curvature.
 
     - `rank`: R, landmarks at most.
     - `regularisation`: lambda.
@@ -400,7 +370,7 @@ class CurvaturePreconditioner:
         return np.asarray((residual - expanded) / self._regularisation)
 
 
-# What the factors of a step may take; as many samples of one column: 8,192.
+# Memory limit of a step's factors; it is that of 8,192 samples of one column.
 MOST_BYTES = 512 * 1024**2
 # Rows of K that are evaluated at a time.
 PIECE_ROWS = 512
@@ -423,7 +393,18 @@ def whole_products(n: int, d: int, p: int, coupled: bool) -> float:
 
 
 class WholeCurvature:
-    """B^-1 for the curvature that `refresh` was told last."""
+    """The exact matrix of Newton's systems, factored anew for every step, where it fits into memory.
+
+    Penalties far below the residual of a low-rank factor of K make the step's system B = lambda I + R'K R one that such
+    a factor does not precondition. With roots R = S (I - u u') by sample, S = diag(s) and u'u = 1 for softmax, S alone
+    elsewhere, and A_c = lambda I + S_c K S_c for column c,
+
+        B^-1 r = U U'r / lambda + A^-1 q - A^-1 U (sum_c U_c A_c^-1 U_c)^-1 U'A^-1 q,    q = r - U U'r,
+
+    A all A_c in a block diagonal, U all U_c = diag(u_c) stacked: I - U U' projects, and B is Q A Q + lambda (I - Q). C
+    + 1 factors of n rows solve a step of C classes (as Rasmussen and Williams 2006, algorithm 3.3), and nothing is
+    multiplied by K / lambda, whose digits would be lost.
+    """
 
     def __init__(self, operator: KernelOperator, regularisation: float) -> None:
         self._operator, self._regularisation = operator, regularisation
@@ -490,7 +471,7 @@ class WholeCurvature:
         solved = self._separately(residual - along)
         shared = scipy.linalg.cho_solve((self._shared, True), np.sum(unit * solved, axis=1), check_finite=False)
         solved -= self._separately(unit * shared[:, None])
-        # What is left along U is the rounding of a difference.
+        # The part along U is the rounding of a difference.
         solved -= unit * np.sum(unit * solved, axis=1, keepdims=True)
         return np.asarray(solved + along / self._regularisation)
 
@@ -499,10 +480,10 @@ class WholeCurvature:
 WINDOW = 10
 # Products that conjugate gradients may still need, for Newton's method not to take over.
 MOST_PRODUCTS = 40
-# What conjugate gradients have taken over may take, as a share of the whole matrix's factors, whatever is foretold:
+# Products that conjugate gradients may take after they take over, as a share of the whole matrix's factors, anyway:
 # widths go up and down.
 LEAST_SHARE_OF_WHOLE = 0.25
-# What Newton's steps may take beside conjugate gradients, as a share of their products, where a step has failed and no
+# Products of Newton's steps beside conjugate gradients, as a share of theirs at most, where a step has failed and no
 # factors of the whole matrix are to come.
 MOST_SHARE_OF_STEPS = 0.5
 # Where the stopping rule does not say by how much the gradient must fall.
@@ -550,7 +531,7 @@ class AutoState(NewtonState):
         }
 
     def note_width(self) -> None:
-        """Take in what the last iteration came to, and project what is left."""
+        """Note the width after the last iteration, and project the iterations to come."""
         width = float(np.sum(self.width))
         if not math.isfinite(width):
             return
@@ -577,7 +558,21 @@ class AutoState(NewtonState):
 
 @dataclass(frozen=True)
 class RiskAuto(RiskNewton):
-    """Kernel conjugate gradients, and Newton's method where these would take long.
+    """The method "auto": kernel conjugate gradients, and Newton's method where they would take long.
+
+    They begin alike, and which one goes on is found out on the way: from the tenth iteration on the last ones' gain
+    says how many products conjugate gradients would still take to the gap that is asked for. Beyond `MOST_PRODUCTS`
+    Newton's method takes over where it stands, once and for all. Its factor and the algebra of its steps cost about as
+    many, and it takes a sixteenth to an eighth of theirs where there are hundreds (docs/experiments.md). Counts and
+    bounds decide, and nothing that is timed: a run comes to the same bits wherever it runs.
+
+    A step that its factor does not serve hands over to conjugate gradients from where it has come to. They take a
+    quarter of the time that factors of the whole matrix would take, and go on as long as they are foretold to arrive
+    sooner than these; then Newton's steps are solved by these, where they fit into memory. Where they do not, Newton's
+    method comes back after a while, and has half as many products as conjugate gradients have taken.
+
+    Not among the choices: majorisation (above Newton's count where lambda is large, and far above where it is small),
+    gradient descent and conjugate gradients on parameters.
 
     - `risk`, `precision`, `rank`, `seed`: see `RiskNewton`.
     """

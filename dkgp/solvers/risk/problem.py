@@ -7,10 +7,9 @@ equation 5). Fenchel's dual bounds the least risk from below: for any slopes u,
 
 and at those of f itself, u = w l'(y, f), it lies <g, g>_K / (2 lambda) below R[f], to the last digit.
 
-The exact line search: where a risk's slope along a line vanishes, from vectors at hand and no kernel entry.
-
-Of f + t K h the risk is convex in t, its slope rises, and its second derivative is known: Newton's iteration within a
-bracket that halves where it would leave it. Problems that share a product are searched together, each its own line.
+`line_minima` is the exact line search, from known vectors and no kernel entry. The risk of f + t K h is convex in t,
+its slope rises, and its second derivative is known: Newton's iteration within a bracket that halves where it would
+leave it. Problems that share a product are searched together, each its own line.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dkgp.solvers.losses import CurvatureRoot, Loss
 class Risk:
     """A regularised risk, of each target by itself, or of all together where the loss couples them.
 
-    What is one number for a problem has shape (q,): q = p, or 1 of a coupled loss.
+    One number for each problem has shape (q,): q = p, or 1 for a coupled loss.
 
     Parameters
     ----------

@@ -531,7 +531,7 @@ def majorised(written: Written, curvature: float, penalty: float, steps: int) ->
     """Coefficients after 0, 1, ... steps of majorisation: least squares solved exactly, steps conjugate to the last.
 
     Nonlinear conjugate gradients of Polak and Ribiere, whose preconditioned gradient z is the way from alpha to the
-    least squares' solution, turned round: beta = max(z' PATH_K (g - g_before) / (z_before' PATH_K g_before), 0).
+    least squares' solution, turned round: beta = max(z' K (g - g_before) / (z_before' K g_before), 0).
     """
     shifted = PATH_K + penalty / curvature * np.eye(len(PATH_K))
     alpha, before = np.zeros(len(PATH_K)), None

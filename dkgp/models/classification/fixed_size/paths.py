@@ -1,14 +1,13 @@
-"""Paths of sparse conjugate directions pursuit: a model of every cardinality, and what each comes to on a fold.
+"""Paths of sparse conjugate directions pursuit: a model of every cardinality, and its error on a fold.
 
 The path is the product. A direction once taken is kept, w^(k) = sum_{j <= k} eta_j p^(j), so weights of any cardinality
 come from one triangular solve. The held-out sum of squares goes along with each step, O(k^2), from the fold's Gram.
 
-Compiled steps of sparse conjugate directions pursuit on eq. 29, one fold at a time (Karsmakers et al. 2011).
-
-The matrix of a fold's training part, A = T - G_v - s s' / w + s2 K_mm, is never made: a step reads one row of each of
-its terms. T are the sums over all samples, G_v the held-out fold's triangle (eq. 36), s s' / w takes the intercept out
-(w is the sum of weights, s that of kernel columns), and the ridge s2 K_mm stays whole. A_SS = L diag(d) L' grows by a
-row a step: f_k = p_k' A is the row of the k-th conjugate direction p_k, the last column of L^-T; eta = c_s / d_k.
+Steps are compiled, on eq. 29, one fold at a time (Karsmakers et al. 2011). The matrix of a fold's training part, A = T
+- G_v - s s' / w + s2 K_mm, is never made: a step reads one row of each of its terms. T are the sums over all samples,
+G_v the held-out fold's triangle (eq. 36), s s' / w takes the intercept out (w is the sum of weights, s that of kernel
+columns), and the ridge s2 K_mm stays whole. A_SS = L diag(d) L' grows by a row a step: f_k = p_k' A is the row of the
+k-th conjugate direction p_k, the last column of L^-T; eta = c_s / d_k.
 """
 
 from __future__ import annotations
@@ -162,12 +161,12 @@ def candidate_draws(size: int, steps: int, candidates: int | None, seed: int) ->
     return Draws(np.stack([np.argsort(key) for key in keys]).astype(np.int32), candidates)
 
 
-# Schur complements below this share of the diagonal are dependent on what was chosen, as far as sums can tell.
+# Schur complements below this share of the diagonal are dependent on the chosen ones, as far as sums can tell.
 DEPENDENT = 1e-10
 
 
 class Terms(NamedTuple):
-    """The terms of A, and what is taken of their fold's training part.
+    """The terms of A, and the sums of their fold's training part.
 
     `total` (D, D) is T, `ridge` (D, D) K_mm, `sums` (D,) s and `weight` w; `centred` where the intercept is taken out;
     `floor` (D,) the least Schur complements that are not taken for dependence.
@@ -208,9 +207,9 @@ class Draws(NamedTuple):
 class State(NamedTuple):
     """A path as far as it has gone, with room for `cap` steps.
 
-    `C` (t, D) is -g, `left` (D,) the Schur complements, `free` (D,) uint8 what may be taken, `F` (cap, D), `L` and `G`
-    (cap, cap), `order` (cap,) what was taken, `etas` and the weights `W` (cap, t), `intercept` (t,); `errors`
-    (cap + 1,) the held-out sums of squares over outputs after each step, of which the first is there.
+    `C` (t, D) is -g, `left` (D,) the Schur complements, `free` (D,) uint8 the free ones, `F` (cap, D), `L` and `G`
+    (cap, cap), `order` (cap,) the chosen ones, `etas` and the weights `W` (cap, t), `intercept` (t,); `errors`
+    (cap + 1,) the held-out sums of squares over outputs after each step, the first one known.
     """
 
     C: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Plans of a search for the kernel's scale: each asks for points, and whoever scores them tells it their scores.
+"""Plans of a search for the kernel's scale: each asks for points, and is told their scores.
 
 The score of a point is that of cross-validation; smaller is better. The points of one `ask` can share one pass over the
 data. Coordinates are logarithms relative to the start of the search: the first is that of the factor which all inverse
@@ -190,7 +190,7 @@ class ProfileSearch(RecordedSearch):
             if right - left < 1.5 * self.step and promised <= self.negligible * abs(known[best]):
                 return []
             if abs(place - best) < 0.5 * self.tolerance:
-                # The parabola is done: what is left is to show that the best point is one, on its wider side.
+                # The parabola is done: the wider side of the best point remains to be looked at.
                 vertex = None
         return self._inwards(left, best, right, None if vertex is None else vertex[0])
 
@@ -223,7 +223,7 @@ class ProfileSearch(RecordedSearch):
 class GridSearch(RecordedSearch):
     """`count` scales that all inverse squared length scales share, in factors of two, as far below `start` as above.
 
-    Places are their logarithms. They are asked for two at a time, whatever their scores.
+    Places are their logarithms. They are asked for two at a time, independent of their scores.
     """
 
     name = "grid"
@@ -252,7 +252,7 @@ class GridSearch(RecordedSearch):
 
 
 def _vertex(places: tuple[float, float, float], values: tuple[float, float, float]) -> tuple[float, float] | None:
-    """The minimum of the parabola through three points, and what it lies below the middle one; None without one."""
+    """Return the minimum of the parabola through three points, and its depth below the middle one; None without one."""
     if not all(math.isfinite(value) for value in values):
         return None
     (a, b, c), (fa, fb, fc) = places, values
@@ -311,7 +311,7 @@ class AnnealingSearch(RecordedSearch):
 
     @property
     def first(self) -> Point:
-        """Where the first probe stands."""
+        """The place of the first probe."""
         return self.start
 
     def plan(self) -> Plan:

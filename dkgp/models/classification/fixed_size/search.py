@@ -1,4 +1,4 @@
-"""The search of a fixed-size LS-SVM: passes over the samples, each of which scores the kernels that a plan asks for.
+"""The search of a fixed-size LS-SVM: passes over the samples, each scoring the kernels that a plan asks for.
 
 One pass sums up the fold Grams of a few kernels. All noise variances, cardinalities and classes are cross-validated
 from these sums (`validation`). `PathSearch` is the paper's: the score of a kernel is that of the best path of
@@ -59,7 +59,7 @@ DECADES, FINER = (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0), (0.5,)
 ABOUT = (-1.0, 0.0, 1.0)
 # The same of every width of a grid.
 GRID = tuple(0.5 * half - 3.5 for half in range(PENALTIES["grid"]))
-# Of what could not be fitted, in records.
+# Score of a kernel that could not be fitted, in records.
 WORST = 1e300
 # Weight of the squared error beside the error, in the search.
 SMOOTH = 0.25

@@ -1,8 +1,6 @@
 """Settings of a fixed-size LS-SVM, and the memory that training takes: refused with numbers before it begins.
 
-Passes and seconds that the search of a fixed-size LS-SVM will take at most, before it begins.
-
-Counts of a fixed-size classifier before it is trained: a search of the usual length, paths, and the fit.
+`foresee_search` bounds the passes and seconds of the search, `fixed_size_phases` the work of the whole training.
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ class FixedSizeSettings:
         return min(size, n)
 
     def memory(self, sizes: TrainingSizes, *, together: int = 3, budget_bytes: int | None = None) -> FixedSizeMemory:
-        """Project what training takes.
+        """Project the memory of training.
 
         Parameters
         ----------
@@ -214,7 +212,7 @@ class FixedSizeSettings:
 
 @dataclass(frozen=True)
 class FixedSizeMemory(Memory):
-    """Projected peaks, in bytes, beside what a process holds already."""
+    """Projected peaks, in bytes, beside the memory that a process holds already."""
 
     pool: int  # prototypes M
     folds: int
@@ -262,7 +260,7 @@ JUDGING = 1000
 class ForeseenSearch:
     """A search before it begins.
 
-    `pool` prototypes, of which `judging` judge the widths; `passes` over all samples at most; seconds of a width,
+    `pool` prototypes, `judging` of them for the widths; `passes` over all samples at most; seconds of a width,
     and of all prototypes at the best, on cores that do nothing else; `seconds` of all.
     """
 
@@ -320,7 +318,7 @@ TOGETHER = {"shared": 2, "grid": 2, "profile": 2, "annealing": 3, "none": 1}
 NOISES = 11
 # A path that stops where it gains little takes about this many times the root of the pool: 150 of 2,000 on adult.
 STOPPED = 4.0
-# Of a path, what is taken in the end.
+# Share of a path that is taken in the end.
 TAKEN = 0.7
 
 
@@ -368,7 +366,7 @@ def fixed_size_phases(settings: FixedSizeSettings, n: int, d: int, t: int) -> li
 
 
 def _sums(name: str, times: float, sizes: tuple[float, float, int, int], folds: int, together: int = 1) -> Phase:
-    """Sums over n samples of what m columns of a kernel come to; `sizes` are n, m, d and t."""
+    """Return the work of summing m columns of a kernel over n samples; `sizes` are n, m, d and t."""
     n, m, d, t = sizes
     return Phase(
         name,

@@ -110,8 +110,8 @@ def fold_systems(
 ) -> list[FoldSystem]:
     """Sum up eq. 29 for several kernels in one pass over the samples; the operator's own kernel plays no part.
 
-    `intercept` is "first", "selected" or "none", `phase` what progress calls the pass. `NumericalError`: sums that are
-    not finite.
+    `intercept` is "first", "selected" or "none", `phase` the name of the pass in progress. `NumericalError`: sums
+    that are not finite.
     """
     ones = np.ones((len(targets.signs), 1))
     vectors = np.concatenate([targets.signs, ones], axis=1), targets.weights

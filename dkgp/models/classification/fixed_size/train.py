@@ -1,18 +1,13 @@
-"""Training of a fixed-size LS-SVM: a pool of prototypes, a search in passes over the data, and a fit of what it chose.
+"""Training of a fixed-size LS-SVM: a pool of prototypes, a search in passes over the data, and a fit of its choice.
 
 Each pass sums up fold Grams of a few kernels; noise variances and cardinalities are then cross-validated without the
 samples (sections 4.4 and 4.5 of Karsmakers et al. 2011). The prototypes that the best of them takes are fitted to all
 samples anew, by triangles; decisions that were not fitted to, those of each fold by the model of the others, tell the
 error and calibrate probabilities.
 
-The fit that is reported: eq. 29 on the chosen prototypes, by triangles, whatever its condition.
-
-Normal equations square the condition; here R of Q R = sqrt(D) [K_nm, 1, Y] is put together from the runs' own triangles
-in their order, and [R; sqrt(s2) E], E'E = K_mm, is solved as a least-squares problem.
-
-Kernels that a search starts from.
-
-Class weights that a search considers by itself where a class is rare: which, and words for what was taken.
+The reported fit is eq. 29 on the chosen prototypes, by triangles, for any condition. Normal equations square the
+condition; here R of Q R = sqrt(D) [K_nm, 1, Y] is put together from the runs' own triangles in their order, and [R;
+sqrt(s2) E], E'E = K_mm, is solved as a least-squares problem.
 """
 
 from __future__ import annotations
@@ -157,7 +152,7 @@ def train_fixed_size(
     if noise_variance is not None and not (math.isfinite(noise_variance) and noise_variance > 0.0):
         raise InputError(f"`noise_variance` must be positive and finite; got {noise_variance}")
     if kernel is not None:
-        # Noise of a kernel's own is what a fit takes off, not what it predicts.
+        # A fit removes the white noise of a kernel; it does not predict it.
         kernel, white = fold_white(kernel, 0.0)
         if noise_variance is None and white > 0.0:
             noise_variance = white
@@ -293,7 +288,7 @@ class _Training:
         """Fit the chosen prototypes to all samples: their places in the pool, weights and intercept."""
         model, intercept = best.model, self.settings.intercept
         if best.whole:
-            # Thousands of columns: what triangles would cost is out of proportion to a ridge that mends them.
+            # With thousands of columns triangles cost far more than a ridge that mends them.
             return model.order, model.weights, model.intercept
         if not len(model.order):
             # Inputs that are all the same tell nothing: the mean, and a prototype of no weight.
@@ -514,7 +509,7 @@ def considered_weights(
 
 
 def weighing_words(summary: Mapping[str, Any]) -> str:
-    """Say which class weights a search that considered some has taken, and what they change.
+    """Say which class weights a search that considered some has taken, and their effect.
 
     `summary` is that of training: `weighted`, and `weighings` with the errors of both.
     """

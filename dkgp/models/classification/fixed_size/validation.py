@@ -1,14 +1,13 @@
 """Fast v-fold cross-validation of all cardinalities and all noise variances of one kernel (Algorithm 4), from its sums.
 
-All folds go along together, so that the stopping rule (38) sees the score of each cardinality as it comes. Which noise
-variances are looked at: those that are given, or one a decade, and then finer about the best. No sample is looked at.
+All folds go along together, so that the stopping rule (38) sees the score of each cardinality as it comes. The noise
+variances are the given ones, or one a decade, and then finer about the best. No sample is read.
 
-Models that take a whole pool, of all classes and any noise variance, cross-validated from a kernel's sums alone.
-
-The sums serve every class: their targets are right-hand sides of one matrix, A = T - G_v - s s' / w + s2 K_mm of all
-but a fold, which is factored once a noise variance. That is M^3 / 3 operations, a fortieth of the eigenvectors that
-would serve all noise variances at once, and there are some eight of these. Nothing is chosen one prototype at a time,
-so that the number of classes costs next to nothing.
+`validate_pool` does the same for models that take the whole pool. The sums serve every class: their targets are
+right-hand sides of one matrix, A = T - G_v - s s' / w + s2 K_mm of all but a fold, which is factored once a noise
+variance. That is M^3 / 3 operations, a fortieth of the eigenvectors that would serve all noise variances at once, and
+there are some eight of these. Nothing is chosen one prototype at a time, so that the number of classes costs next to
+nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dkgp.models.tuning.dense_algebra import factor, solve_factored
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cross.folds import take_off
 
-# Steps of all folds between two looks at the stopping rule, and what folds must come to, to be shared between threads.
+# Steps of all folds between two looks at the stopping rule, and the least work that threads share.
 STEPS, SHARED_WORK = 16, 2_000_000
 # log10 of s2 over k(x, x): where a search starts, how fine it gets, and how far it goes.
 DECADES = (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0)
@@ -139,7 +138,7 @@ class Scored(Protocol):
 
     @property
     def score(self) -> float:
-        """Mean squared error of what was left out."""
+        """Mean squared error of left-out samples."""
 
 
 S = TypeVar("S", bound=Scored)
@@ -193,7 +192,7 @@ def validate(
 
 
 def _held_on(errors: FloatArray, length: int) -> FloatArray:
-    """A path that has ended stays what it is."""
+    """Extend the errors of a path that has ended by its last one."""
     return np.concatenate([errors, np.full(length - len(errors), errors[-1])])
 
 
@@ -208,7 +207,7 @@ def validate_noise(
 ) -> list[Validation]:
     """Cross-validate given noise variances, or a grid that gets finer about the best; by growing noise variance.
 
-    A path goes at least as far as the best one before it: that it ends early must not be what makes it worse.
+    A path goes at least as far as the best one before it: it must not be worse for ending early.
     """
     leader: Validation | None = None
 
@@ -324,7 +323,7 @@ class _Part:
         level = self.start - self.sums @ weights / self.weight if system.centred else self.start
         squares = 0.0
         if self.fold is not None:
-            # |y - K w - b|^2 of the fold, whose Gram is what was taken off.
+            # |y - K w - b|^2 of the fold, whose Gram was taken off.
             fold, image = self.fold, system.total @ weights - self.matrix @ weights
             right = system.projected[fold] - np.outer(system.sums[fold], level)
             own = system.squares[fold] - 2.0 * level * system.targets[fold] + level**2 * system.weight[fold]
