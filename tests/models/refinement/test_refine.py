@@ -1,10 +1,11 @@
-"""Refining on all samples: from bad starts, from good ones, interrupted, and when it does not help."""
+"""Refining on all samples: steps on functions of known maxima, the space of a search, and whole refinements."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +16,174 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.codec import to_json
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
-from dkgp.kernels import SquaredExponential
+from dkgp.kernels import Kernel, SquaredExponential, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.refinement import estimates as refine_gradient
 from dkgp.models.refinement import refine as refine_module
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep, plan_refinement
-from dkgp.models.refinement.refine import RefineSpace, refine
+from dkgp.models.refinement.refine import RADIUS, Point, QuasiNewton, RefineSpace, estimated_gain, gain_error, refine
 from dkgp.operators.product_error import ProductMemory
 from tests.models.refinement.refine_problems import ArrayDataset, dense_gradient, draw, log_likelihood
 from tests.watching import in_context
+
+Gradient = Callable[[np.ndarray], np.ndarray]
+FREE = np.array([True, True, True])
+WIDE = np.array([[-10.0, 10.0]] * 3)
+
+
+def climb(gradient: Gradient, start: np.ndarray, search: QuasiNewton, steps: int) -> list[Point]:
+    point = Point(start, gradient(start), np.full(start.shape, 1e-3))
+    points = [point]
+    for _ in range(steps):
+        there = search.propose(point)
+        new = Point(there, gradient(there), point.error)
+        if search.learn(point, new):
+            point = new
+            points.append(point)
+    return points
+
+
+def quadratic(hessian: np.ndarray, top: np.ndarray) -> Gradient:
+    return lambda at: -hessian @ (at - top)
+
+
+def test_it_reaches_the_top_of_a_quadratic_in_few_steps(rng: np.random.Generator) -> None:
+    half = rng.normal(size=(3, 3))
+    hessian, top = half @ half.T + np.diag([100.0, 10.0, 1.0]), np.array([0.6, -0.4, 0.3])
+    # The curvature to start with is off by factors, as an estimate's is.
+    search = QuasiNewton(WIDE, 3.0 * hessian.diagonal(), FREE)
+    points = climb(quadratic(hessian, top), np.zeros(3), search, 12)
+    np.testing.assert_allclose(points[-1].parameters, top, atol=1e-3)
+
+
+def test_no_step_is_longer_than_the_radius() -> None:
+    search = QuasiNewton(WIDE, np.full(3, 1e-6), FREE)
+    points = climb(quadratic(np.eye(3), np.full(3, 5.0)), np.zeros(3), search, 15)
+    steps = np.diff([point.parameters for point in points], axis=0)
+    assert np.abs(steps).max() == pytest.approx(RADIUS)
+    np.testing.assert_allclose(points[-1].parameters, 5.0, atol=0.05)
+
+
+def test_bounds_hold_and_a_bound_that_is_pushed_against_ends_the_matter() -> None:
+    bounds = np.array([[-10.0, 10.0], [-0.2, 0.2], [-10.0, 10.0]])
+    search = QuasiNewton(bounds, np.ones(3), FREE)
+    points = climb(quadratic(np.eye(3), np.array([0.5, 3.0, -0.5])), np.zeros(3), search, 10)
+    last = points[-1]
+    np.testing.assert_allclose(last.parameters, [0.5, 0.2, -0.5], atol=1e-3)
+    assert last.gradient[1] > 1.0
+    assert search.free(last).tolist() == [True, False, True]
+    assert last.significance(search.free(last)) < 1.0 < last.significance(FREE)
+
+
+def test_what_is_held_fixed_stays() -> None:
+    search = QuasiNewton(WIDE, np.ones(3), np.array([True, False, True]))
+    points = climb(quadratic(np.eye(3) + 0.3, np.full(3, 1.0)), np.zeros(3), search, 10)
+    assert all(point.parameters[1] == 0.0 for point in points)
+    assert abs(points[-1].gradient[[0, 2]]).max() < 1e-2
+
+
+def test_a_step_far_past_the_top_is_taken_back() -> None:
+    # Flat where it starts, steep behind the top: Newton's step from a small curvature leads far beyond.
+    def gradient(at: np.ndarray) -> np.ndarray:
+        return np.where(at < 0.1, 1.0, 1.0 - 200.0 * (at - 0.1))
+
+    search = QuasiNewton(WIDE, np.full(3, 1e-3), FREE)
+    points = climb(gradient, np.zeros(3), search, 25)
+    assert len(points) < 26  # some were taken back
+    np.testing.assert_allclose(points[-1].parameters, 0.105, atol=2e-3)
+
+
+def test_retreats_end_the_search() -> None:
+    search = QuasiNewton(WIDE, np.ones(3), FREE)
+    for _ in range(5):
+        assert not search.stuck
+        search.retreat()
+    assert search.stuck
+
+
+def test_gain_and_its_error(rng: np.random.Generator) -> None:
+    hessian, top = np.diag([4.0, 2.0, 1.0]), np.array([0.3, 0.2, 0.1])
+    gradient = quadratic(hessian, top)
+    start, end = np.zeros(3), np.array([0.2, 0.2, 0.3])
+    old, new = (Point(at, gradient(at), np.array([0.1, 0.2, 0.4])) for at in (start, end))
+
+    def value(at: np.ndarray) -> float:
+        return -0.5 * float((at - top) @ hessian @ (at - top))
+
+    assert estimated_gain(old, new) == pytest.approx(value(end) - value(start))  # exact for a quadratic
+    assert gain_error(old, new) == pytest.approx(np.linalg.norm([0.02, 0.04, 0.12]))
+
+
+def test_a_component_that_is_negligible_is_not_significant() -> None:
+    point = Point(np.zeros(3), np.array([5.0, 1e-3, 0.0]), np.array([5.0, 1e-9, 0.0]))
+    assert point.significance(FREE) == pytest.approx(np.sqrt(1.0 / 3.0), rel=1e-3)
+    assert point.significance(np.zeros(3, dtype=bool)) == 0.0
+
+
+NAMES = ("lat", "lon")
+ARD = SquaredExponential((0.4, 0.7), 1.7)
+SUM = parse_kernel("rbf['lat'] * periodic['lon'] + 0.5 * matern32 + linear", 2, NAMES)
+
+
+def space_of(kernel: Kernel, **options: object) -> RefineSpace:
+    return RefineSpace.of_start(Hyperparameters(kernel, 0.3), NAMES, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", [ARD, SUM, parse_kernel("matern52", 2)], ids=["ard", "sum", "matern"])
+@pytest.mark.parametrize("learn_variance", [False, True])
+def test_its_first_point_stands_for_the_start(kernel: Kernel, learn_variance: bool) -> None:
+    found = space_of(kernel, learn_variance=learn_variance)
+    same = found.point(found.first)[0]
+    X = np.random.default_rng(0).normal(size=(5, 2))
+    np.testing.assert_allclose(same(X, X), kernel(X, X), rtol=1e-12)
+    assert found.point(found.first)[1] == pytest.approx(0.3)
+    assert found.space.names[-1] == "noise_variance"
+    assert found.space.named(found.first)["noise_variance"] == pytest.approx(0.3)
+
+
+def test_an_amplitude_moves_only_where_it_is_learnt() -> None:
+    held, learnt = space_of(ARD), space_of(ARD, learn_variance=True)
+    assert held.space.names == ("gamma.lat", "gamma.lon", "noise_variance")
+    assert learnt.space.names == ("gamma.lat", "gamma.lon", "variance", "noise_variance")
+    up = held.point(held.first + 1.0)[0]
+    assert isinstance(up, SquaredExponential)
+    assert up.variance == 1.7
+    np.testing.assert_allclose(up.gamma, np.e * np.array(ARD.gamma))
+    # Of all four of the kernel's derivatives and the noise's, those of what moves.
+    np.testing.assert_array_equal(held.space.select(np.array([1.0, 2.0, 3.0, 4.0])), [1.0, 2.0, 4.0])
+    np.testing.assert_array_equal(learnt.space.select(np.array([1.0, 2.0, 3.0, 4.0])), [1.0, 2.0, 3.0, 4.0])
+
+
+def test_each_parameter_of_a_composite_is_its_own() -> None:
+    found = space_of(SUM)
+    assert len(found.space.names) == len(SUM.parameters()) + 1 == len(set(found.space.names))
+    for index in range(len(SUM.parameters())):
+        moved = found.first.copy()
+        moved[index] += 0.1
+        before, after = ([parameter.value for parameter in k.parameters()] for k in (SUM, found.point(moved)[0]))
+        changed = np.flatnonzero(~np.isclose(before, after, rtol=1e-9))
+        assert changed.tolist() == [index]
+
+
+def test_the_start_is_returned_as_it_was_unless_it_breaks_a_bound() -> None:
+    found = space_of(ARD)
+    unmoved = found.unmoved()
+    assert unmoved.kernel == ARD
+    assert [parameter.feature for parameter in unmoved.parameters] == ["lat", "lon", None]
+    limited = space_of(ARD, bounds={"gamma.*": (0.5, 2.0)}, fixed={"noise_variance": 0.1}).unmoved()
+    np.testing.assert_allclose(limited.gamma, [0.5, 0.7])
+    assert limited.noise_variance == pytest.approx(0.1)
+    assert [parameter.fixed for parameter in limited.parameters] == [False, False, True]
+
+
+def test_a_length_scale_that_is_switched_off_stays_so() -> None:
+    found = space_of(SquaredExponential((0.5, 0.0)))
+    assert found.space.names == ("gamma.lat", "noise_variance")
+    moved = found.point(found.first + 0.5)[0]
+    assert isinstance(moved, SquaredExponential)
+    assert moved.gamma[1] == 0.0
+
 
 TRUTH, NOISE, N = SquaredExponential((0.8, 0.1), 1.0), 0.1, 400
 BAD = Hyperparameters(SquaredExponential((0.1, 1.0)), 0.5)

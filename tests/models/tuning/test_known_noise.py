@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from dkgp.data import Dataset, dataset_from_arrays, ingest, memory_dataset
 from dkgp.errors import InputError
@@ -20,72 +19,33 @@ from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.refinement.refine import RefineSpace, refine
 from dkgp.models.sparse.search import check_bound
 from dkgp.models.tuning.families import family_of
-from dkgp.models.tuning.objectives import DenseObjective, LeaveOneOut, LogMarginalLikelihood, fold_predictions
+from dkgp.models.tuning.objectives import fold_predictions
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.tuning.tune import tune, tune_dataset
 from tests.models.refinement.refine_problems import dense_gradient
 
 N = 60
+
 RNG = np.random.default_rng(17)
+
 X = RNG.normal(size=(N, 2))
+
 Y = np.column_stack([np.sin(2.0 * X[:, 0]), X[:, 1] ** 2 - 1.0])
+
 NOISES = {
     "known": Noise(1.0, RNG.uniform(0.0, 0.5, N)),
     "relative": Noise(1.0, relative=RNG.uniform(0.1, 9.0, N)),
     "both": Noise(1.0, np.where(np.arange(N) % 4 == 0, 1e4, 0.0), RNG.uniform(0.1, 9.0, N)),
 }
+
 KERNELS: dict[str, Kernel] = {
     "rbf": SquaredExponential((0.6, 0.3), 1.2),
     "composed": parse_kernel("matern52 + 0.5 * linear", 2),
 }
+
 every_noise = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-
-
-def dense(kernel: Kernel, variances: np.ndarray, objective: type[DenseObjective]) -> float:
-    """By SciPy's normal density, of all targets at once or of each given the others."""
-    matrix = kernel(X, X) + np.diag(variances)
-    if objective is LogMarginalLikelihood:
-        return float(sum(scipy.stats.multivariate_normal(np.zeros(N), matrix).logpdf(y) for y in Y.T))
-    value = 0.0
-    for i in range(N):
-        others = np.arange(N) != i
-        weights = np.linalg.solve(matrix[np.ix_(others, others)], matrix[others, i])
-        spread = math.sqrt(matrix[i, i] - matrix[i, others] @ weights)
-        value += float(scipy.stats.norm(weights @ Y[others], spread).logpdf(Y[i]).sum())
-    return value
-
-
-@pytest.mark.covering
-@every_noise
-@every_kernel
-@pytest.mark.parametrize("objective", [LogMarginalLikelihood, LeaveOneOut])
-def test_value_and_gradient(kernel: Kernel, noise: Noise, objective: type[DenseObjective]) -> None:
-    family = family_of(kernel, X, True, ("a", "b"))
-    of = objective(family, Y, noise=noise)
-    at = np.append(family.initial(), math.log(0.07))
-    outcome = of(at)
-    assert outcome is not None
-    value, gradient = outcome
-    expected = dense(family.kernel(at[:-1]), noise.with_common(0.07).diagonal, objective)
-    assert value == pytest.approx(expected, rel=1e-9)
-    for index in range(len(at)):
-        step = np.zeros(len(at))
-        step[index] = 1e-5
-        ends = [of(at + sign * step) for sign in (1.0, -1.0)]
-        slope = (ends[0][0] - ends[1][0]) / 2e-5  # type: ignore[index]
-        assert gradient[index] == pytest.approx(slope, rel=1e-5, abs=1e-5)
-
-
-def test_one_noise_for_all_is_the_same_value() -> None:
-    family = family_of(KERNELS["rbf"], X, True, ("a", "b"))
-    at = np.append(family.initial(), math.log(0.07))
-    for objective in (LogMarginalLikelihood, LeaveOneOut):
-        plain, noisy = objective(family, Y)(at), objective(family, Y, noise=Noise(1.0, np.zeros(N)))(at)
-        assert plain is not None
-        assert noisy is not None
-        assert noisy[0] == pytest.approx(plain[0], rel=1e-13)
-        np.testing.assert_allclose(noisy[1], plain[1], rtol=1e-10)
 
 
 @every_noise

@@ -1,4 +1,4 @@
-"""The leave-one-out objective and k-fold scores against predictions by models that never saw what they predict."""
+"""The search by leave-one-out, and scores against predictions by models that never saw what they predict."""
 
 from __future__ import annotations
 
@@ -8,22 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import tune
-from dkgp.models.tuning.dense_algebra import (
-    add_outer_products,
-    factor,
-    fill_upper,
-    invert_factored,
-    rank_update,
-    solve_factored,
-    solve_half,
-    symmetric_product,
-)
 from dkgp.models.tuning.families import ArdSquaredExponential
 from dkgp.models.tuning.objectives import LeaveOneOut, fold_predictions
 from dkgp.models.tuning.subsets import plan_subsets
@@ -48,39 +36,6 @@ def predicted_by_others(
     mean = cross @ np.linalg.solve(system, targets[kept])
     explained = np.einsum("ij,ji->i", cross, np.linalg.solve(system, cross.T))
     return mean, kernel.variance - explained + math.exp(parameters[-1])
-
-
-@pytest.mark.parametrize("n_targets", [1, 3])
-def test_value_is_what_models_of_the_other_samples_predict(rng: np.random.Generator, n_targets: int) -> None:
-    inputs, targets = rng.standard_normal((25, 3)), rng.standard_normal((25, n_targets))
-    parameters = np.log([0.3, 1.2, 0.05, 1.7, 0.2])
-    expected = 0.0
-    for left_out in range(25):
-        mean, variance = predicted_by_others(inputs, targets, parameters, np.array([left_out]))
-        expected += float(stats.norm(mean[0], math.sqrt(variance[0])).logpdf(targets[left_out]).sum())
-    outcome = LeaveOneOut(family_of(inputs), targets)(parameters)
-    assert outcome[0] == pytest.approx(expected, rel=1e-10)
-
-
-def test_value_agrees_with_scikit_learn_refitted_for_each_sample(rng: np.random.Generator) -> None:
-    inputs, targets = rng.standard_normal((18, 2)), rng.standard_normal((18, 1))
-    gamma, variance, noise_variance = np.array([0.4, 1.5]), 0.6, 0.15
-    kernel = ConstantKernel(variance) * RBF(1.0 / np.sqrt(2.0 * gamma)) + WhiteKernel(noise_variance)
-    expected = 0.0
-    for left_out in range(18):
-        others = np.delete(np.arange(18), left_out)
-        reference = GaussianProcessRegressor(kernel=kernel, optimizer=None, alpha=0.0)
-        reference.fit(inputs[others], targets[others, 0])
-        # Their deviation is that of a new observation: the kernel holds the noise.
-        mean, deviation = reference.predict(inputs[[left_out]], return_std=True)
-        expected += float(stats.norm(mean[0], deviation[0]).logpdf(targets[left_out, 0]))
-    outcome = LeaveOneOut(family_of(inputs), targets)(np.log([*gamma, variance, noise_variance]))
-    assert outcome[0] == pytest.approx(expected, rel=1e-8)
-
-
-def test_no_value_where_the_matrix_is_not_positive_definite() -> None:
-    function = LeaveOneOut(family_of(np.zeros((2, 1))), np.ones((2, 1)))
-    assert function(np.array([0.0, 40.0, -40.0])) is None
 
 
 def test_search_finds_the_optimum_of_the_objective(rng: np.random.Generator) -> None:
@@ -167,47 +122,3 @@ def test_held_out_rows_are_predicted_as_by_a_model_of_the_subset(rng: np.random.
 def test_impossible_folds_are_refused(rng: np.random.Generator, folds: int) -> None:
     with pytest.raises(InputError, match=rf"folds must be from 2 to the subset's size, 20; got {folds}"):
         tune(rng.standard_normal((30, 1)), rng.standard_normal(30), subset=20, folds=folds)
-
-
-def test_algebra_in_place_is_what_numpy_computes(rng: np.random.Generator) -> None:
-    n, t = 37, 4
-    square = rng.standard_normal((n, n))
-    matrix = np.asfortranarray(square @ square.T + n * np.eye(n))
-    b, c = (np.asfortranarray(rng.standard_normal((n, t))) for _ in range(2))
-    np.testing.assert_allclose(symmetric_product(matrix, b), matrix @ b)
-
-    lower = matrix.copy(order="F")
-    assert factor(lower)
-    np.testing.assert_allclose(np.tril(lower), np.linalg.cholesky(matrix))
-    np.testing.assert_allclose(solve_factored(lower, b), np.linalg.solve(matrix, b))
-    half = b.copy(order="F")
-    solve_half(lower, half)
-    np.testing.assert_allclose(np.tril(lower) @ half, b)
-    assert invert_factored(lower)
-    fill_upper(lower)
-    np.testing.assert_allclose(lower, np.linalg.inv(matrix))
-
-    updated = matrix.copy(order="F")
-    rank_update(updated, b, scale=2.0, keep=-0.5)
-    add_outer_products(updated, b, c, scale=0.25)
-    expected = 2.0 * b @ b.T - 0.5 * matrix + 0.25 * (b @ c.T + c @ b.T)
-    np.testing.assert_allclose(np.tril(updated), np.tril(expected))
-    np.testing.assert_array_equal(np.triu(updated, 1), np.triu(matrix, 1))
-
-
-def test_algebra_says_where_there_is_no_factor_and_refuses_other_layouts() -> None:
-    assert not factor(np.asfortranarray([[1.0, 2.0], [2.0, 1.0]]))
-    assert not invert_factored(np.zeros((2, 2), order="F"))
-    with pytest.raises(ValueError, match="Fortran order"):
-        factor(np.zeros((3, 3))[:, :2])
-    with pytest.raises(ValueError, match="columns in Fortran order"):
-        solve_factored(np.eye(3, order="F"), np.ones((3, 2)))
-    with pytest.raises(ValueError, match="square float64"):
-        factor(np.asfortranarray(np.eye(3, dtype=np.float32)))
-
-
-def test_upper_triangles_larger_than_a_tile_are_filled(rng: np.random.Generator) -> None:
-    matrix = np.asfortranarray(rng.standard_normal((300, 300)))
-    expected = np.tril(matrix) + np.tril(matrix, -1).T
-    fill_upper(matrix)
-    np.testing.assert_array_equal(matrix, expected)

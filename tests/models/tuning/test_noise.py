@@ -1,4 +1,4 @@
-"""Noise models: the likelihood with noise by sample against its formula, and what is found against the truth."""
+"""Noise models and Student's t found on a subset: dense transcriptions, known truths, and the choices of `auto`."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import stats
 
 from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune_dataset
-from dkgp.models.noise import NoiseModel
+from dkgp.models.noise import NoiseModel, StudentT
 from dkgp.models.refinement.refine import RefineSpace
-from dkgp.models.tuning.families import ArdSquaredExponential
 from dkgp.models.tuning.noise import (
     MEAN_LOG_CHI_SQUARED,
     VARIANCE_LOG_CHI_SQUARED,
+    Gain,
+    NoiseLikelihood,
     fit_noise,
     log_noise,
     noise_features,
     pivoted_factor,
+    tune_likelihood,
     tune_noise,
+    weigh,
 )
-from dkgp.models.tuning.objectives import BY_DESIGN, OBJECTIVES, DenseObjective, ObjectiveName
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.tuning.subsets import Subsets, plan_subsets
 
-FloatArray = NDArray[np.float64]
 NAMES = ("a", "b")
+
 # Deviations of the noise at inputs between -2 and 2, the first of which it depends on.
 DEVIATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "same": lambda x: np.full(len(x), 0.3),
@@ -60,59 +62,6 @@ def found(dataset: Dataset, kind: str, seed: int = 0, subset: int = 300) -> tupl
 
 
 # ------------------------------------------------------------------------------------------------------- objective
-
-
-def objective_with(name: str, rng: np.random.Generator) -> tuple[DenseObjective, FloatArray, FloatArray, FloatArray]:
-    inputs, targets, design = rng.standard_normal((30, 2)), rng.standard_normal((30, 2)), rng.standard_normal((30, 3))
-    family = ArdSquaredExponential(inputs, learn_variance=True, feature_names=NAMES)
-    return BY_DESIGN[name](family, targets, design), inputs, targets, design  # type: ignore[index]
-
-
-PARAMETERS = np.array([-0.5, 0.3, 0.2, 0.4, -0.7, 0.1, -1.5])  # gamma, gamma, v, w, w, w, s2
-
-
-def test_likelihood_is_the_density_with_noise_by_sample(rng: np.random.Generator) -> None:
-    objective, inputs, targets, design = objective_with("likelihood", rng)
-    gamma, variance = np.exp(PARAMETERS[:2]), math.exp(PARAMETERS[2])
-    kernel = SquaredExponential(gamma=tuple(gamma.tolist()), variance=variance)
-    covariance = kernel(inputs, inputs) + np.diag(np.exp(PARAMETERS[-1] + design @ PARAMETERS[3:6]))
-    expected = sum(stats.multivariate_normal(cov=covariance).logpdf(column) for column in targets.T)
-    outcome = objective(PARAMETERS)
-    assert outcome is not None
-    assert outcome[0] == pytest.approx(expected, rel=1e-10)
-
-
-@pytest.mark.parametrize("name", ["likelihood", "loo"])
-def test_gradient_is_that_of_the_value(name: str, rng: np.random.Generator) -> None:
-    objective, *_ = objective_with(name, rng)
-
-    def value(parameters: FloatArray) -> float:
-        outcome = objective(parameters)
-        assert outcome is not None
-        return outcome[0]
-
-    outcome = objective(PARAMETERS)
-    assert outcome is not None
-    numerical = optimize.approx_fprime(PARAMETERS, value, 1e-6)
-    np.testing.assert_allclose(outcome[1], numerical, rtol=2e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["likelihood", "loo"])
-def test_without_weights_it_is_the_objective_of_tuning(name: ObjectiveName, rng: np.random.Generator) -> None:
-    inputs, targets = rng.standard_normal((30, 2)), rng.standard_normal((30, 1))
-    family = ArdSquaredExponential(inputs, learn_variance=False, feature_names=NAMES)
-    parameters = np.array([-0.5, 0.3, -1.5])
-    plain = OBJECTIVES[name](family, targets)(parameters)
-    empty = BY_DESIGN[name](family, targets, np.zeros((30, 0)))(parameters)
-    assert plain is not None
-    assert empty is not None
-    assert plain[0] == pytest.approx(empty[0], rel=1e-14)
-    np.testing.assert_allclose(plain[1], empty[1], rtol=1e-12)
-
-
-def test_noise_that_overflows_has_no_likelihood(rng: np.random.Generator) -> None:
-    objective, *_ = objective_with("likelihood", rng)
-    assert objective(np.array([0.0, 0.0, 0.0, 800.0, 0.0, 0.0, 0.0])) is None
 
 
 # -------------------------------------------------------------------------------------------------------- features
@@ -273,3 +222,107 @@ def test_what_cannot_be_is_refused() -> None:
         tune_noise(dataset, start, "auto", choices=Choices(), settings=SearchSettings(), subset=19)
     with pytest.raises(InputError, match="held fixed"):
         tune_noise(dataset, held, "linear", choices=Choices(), settings=SearchSettings(), subset=19)
+
+
+NAMES, T = ("a", "b"), StudentT(3.0, 0.02)
+
+
+def with_outliers(share: float, seed: int, n: int = 240) -> Dataset:
+    rng = np.random.default_rng([seed, 3])
+    x = rng.uniform(-2.0, 2.0, (n, 2))
+    noise = np.where(rng.random(n) < share, rng.normal(0.0, 2.0, n), rng.normal(0.0, 0.1, n))
+    y = np.sin(2.0 * x[:, 0]) + 0.5 * x[:, 1] ** 2 + noise
+    inputs, targets = (x - x.mean(axis=0)) / x.std(axis=0), (y - y.mean()) / y.std()
+    return assembled_dataset(inputs, targets[:, None], Standardisation.identity(2, 1), NAMES, ("y",), "")
+
+
+def found_likelihood(
+    dataset: Dataset, likelihood: NoiseLikelihood, seed: int = 0
+) -> tuple[Hyperparameters, Hyperparameters]:
+    start, size = tune_dataset(dataset, subset=160, seed=seed), 160
+    settings = SearchSettings(seed=seed)
+    return start, tune_likelihood(dataset, start, likelihood, choices=Choices(), settings=settings, subset=size)
+
+
+@pytest.mark.parametrize("sure", [False, True])
+def test_weights_are_those_of_variational_expectations(sure: bool) -> None:
+    dataset = with_outliers(0.05, 0, 80)
+    X, y = dataset.inputs(0, 80), dataset.all_targets()[:, 0]
+    K, w = SquaredExponential((0.5, 0.3))(X, X), np.ones(80)
+    while True:
+        noise = np.diag(T.scale / w)
+        gain = K @ np.linalg.inv(K + noise)
+        mean, variance = gain @ y, np.diagonal(K - gain @ K)
+        square = (y - mean) ** 2 + (0.0 if sure else variance)
+        new = (T.degrees + 1.0) / (T.degrees + square / T.scale)
+        if np.abs(new - w).max() <= 0.01:
+            break
+        w = new
+    weighed = weigh(K, y, T, np.full(80, T.scale - T.least), sure=sure)
+    np.testing.assert_allclose(T.weights(weighed.beyond), w, rtol=1e-7)
+    # Errors and variances are of each sample given all others under these weights.
+    for i in (0, 17, 79):
+        others = np.arange(80) != i
+        system = (K + noise)[np.ix_(others, others)]
+        cross = K[i, others]
+        assert weighed.errors[i] == pytest.approx(y[i] - cross @ np.linalg.solve(system, y[others]), abs=1e-8)
+        latent = K[i, i] - cross @ np.linalg.solve(system, cross)
+        assert weighed.latent[i] == pytest.approx(latent, abs=1e-8)
+
+
+def test_scale_and_degrees_are_those_of_the_noise() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-2.0, 2.0, (600, 2))
+    y = np.sin(2.0 * x[:, 0]) + 0.5 * x[:, 1] ** 2 + 0.15 * rng.standard_t(4.0, 600)
+    inputs, targets = (x - x.mean(axis=0)) / x.std(axis=0), (y - y.mean()) / y.std()
+    dataset = assembled_dataset(inputs, targets[:, None], Standardisation.identity(2, 1), NAMES, ("y",), "")
+    start = tune_dataset(dataset, subset=600)
+    tuned = tune_likelihood(dataset, start, "student-t", choices=Choices(), settings=SearchSettings(), subset=600)
+    t = tuned.student_t
+    assert t is not None
+    assert 2.8 < t.degrees < 7.0
+    assert math.sqrt(t.scale) * y.std() == pytest.approx(0.15, rel=0.12)
+    assert tuned.noise_variance == t.variance
+    assert tuned.parameters is not None
+    assert tuned.parameters[-1].value == t.variance
+
+
+@pytest.mark.long
+def test_auto_takes_student_where_there_are_outliers_and_nowhere_else() -> None:
+    for seed in range(2):
+        start, tuned = found_likelihood(with_outliers(0.0, seed), "auto", seed)
+        assert tuned.noise_comparison is not None
+        assert tuned.noise_comparison["kind"] == "gaussian"
+        assert replace(tuned, noise_comparison=None) == start
+        start, tuned = found_likelihood(with_outliers(0.06, seed), "auto", seed)
+        assert tuned.noise_comparison is not None
+        scores = {row["kind"]: row["nlpd"] for row in tuned.noise_comparison["kinds"]}
+        assert tuned.noise_comparison["kind"] == "student-t"
+        assert scores["student-t"] < scores["gaussian"] - 0.2
+        assert tuned.student_t is not None
+        assert tuned.student_t.degrees < 8.0
+
+
+def test_a_single_sample_decides_nothing() -> None:
+    before = np.zeros(50)
+    one = before.copy()
+    one[3] = -1000.0
+    assert not Gain.of(before, one).decides
+    assert Gain.of(before, one).mean == pytest.approx(3.0 / 50)
+    assert Gain.of(before, before - 0.1).decides
+    assert not Gain.of(before, before - 0.004).decides
+    # Losses are not limited.
+    worse = before - 0.1
+    worse[3] = 1000.0
+    assert Gain.of(before, worse).mean < -10.0
+
+
+def test_searches_of_a_likelihood_that_cannot_be_are_refused() -> None:
+    dataset = with_outliers(0.0, 0, 19)
+    start = tune_dataset(dataset)
+    with pytest.raises(InputError, match="needs 20; there are 19"):
+        tune_likelihood(dataset, start, "auto", choices=Choices(), settings=SearchSettings(), subset=19)
+    held = tune_dataset(dataset, fixed={"noise_variance": 0.1})
+    with pytest.raises(InputError, match="held fixed"):
+        tune_likelihood(dataset, held, "student-t", choices=Choices(), settings=SearchSettings(), subset=19)
+    assert tune_likelihood(dataset, held, "gaussian", choices=Choices(), settings=SearchSettings(), subset=19) is held

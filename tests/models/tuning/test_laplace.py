@@ -1,21 +1,36 @@
-"""Dense Laplace approximations: scikit-learn's, a naive Newton, finite differences, and hostile problems."""
+"""Laplace approximations: scikit-learn's, a general minimiser, the matrices of order C n spelled out, logit for two."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.optimize
 import scipy.special
 from numpy.testing import assert_allclose
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-from dkgp.kernels import SquaredExponential, parse_kernel
+from dkgp.kernels import SquaredExponential
+from dkgp.models.tuning.expectation import averaged_softmax
 from dkgp.models.tuning.families import family_of
-from dkgp.models.tuning.laplace import LogitEvidence, ProbitEvidence, SeenSamples, column_mode, latent_predictions
+from dkgp.models.tuning.laplace import (
+    LogitEvidence,
+    ProbitEvidence,
+    SeenSamples,
+    SoftmaxEvidence,
+    column_mode,
+    latent_predictions,
+    softmax_mode,
+)
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 
 NAMES = ("a", "b", "c")
+
 SCALES, AMPLITUDE = np.array([1.0, 1.5, 2.0]), 4.0
+
 KERNEL = SquaredExponential(gamma=tuple(1.0 / (2.0 * SCALES**2)), variance=AMPLITUDE)
+
 EVIDENCES = {"logit": LogitEvidence, "probit": ProbitEvidence}
 
 
@@ -50,35 +65,6 @@ def test_mode_evidence_gradient_and_probabilities_are_scikit_learns(rng):
     test = rng.standard_normal((200, 3))
     ours = LogitEvidence.probabilities(SeenSamples(matrix, signs, None, KERNEL(inputs, test), KERNEL.diagonal(test)))
     assert_allclose(ours, theirs.predict_proba(test), atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["logit", "probit"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("expression", ["rbf", "0.5 * matern32 + linear"])
-def test_the_gradient_is_that_of_differences(name, weighted, expression, rng):
-    inputs, signs = labelled(rng, 60, 2)
-    kernel = parse_kernel(expression, 3)
-    weights = rng.uniform(0.0, 3.0, 60) if weighted else None
-    evidence = EVIDENCES[name](family(inputs, kernel), signs, None, weights)
-    at, step = theta(inputs, kernel) + 0.3, 1e-4
-    _, gradient = evidence(at)
-    for position in range(len(at) - 1):
-        along = np.zeros(len(at))
-        along[position] = step
-        difference = (evidence(at + along)[0] - evidence(at - along)[0]) / (2.0 * step)
-        assert_allclose(gradient[position], difference, rtol=1e-4, atol=1e-5)
-    assert gradient[-1] == 0.0
-
-
-@pytest.mark.parametrize("name", ["logit", "probit"])
-def test_whole_weights_are_repeated_samples(name, rng):
-    inputs, signs = labelled(rng, 50)
-    counts = rng.integers(0, 4, 50)
-    again = np.repeat(np.arange(50), counts)
-    weighted = EVIDENCES[name](family(inputs), signs, None, counts.astype(np.float64))(theta(inputs))
-    repeated = EVIDENCES[name](family(inputs[again]), signs[again])(theta(inputs))
-    assert_allclose(weighted[0], repeated[0], rtol=1e-9)
-    assert_allclose(weighted[1], repeated[1], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["logit", "probit"])
@@ -125,20 +111,6 @@ def test_latent_predictions_are_those_of_the_normal_approximation(rng):
     assert_allclose(variance, KERNEL.diagonal(test) - np.einsum("ij,ik,kj->j", cross, inner, cross), rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["logit", "probit"])
-def test_separable_labels_and_huge_amplitudes_do_no_harm(name, rng):
-    inputs = rng.standard_normal((80, 3))
-    signs = np.where(inputs[:, :1] > 0.0, 1.0, -1.0)
-    for variance in (1e-4, 1e4, 1e8):
-        kernel = SquaredExponential(gamma=(0.1, 1e-6, 1e-6), variance=variance)
-        value, gradient = EVIDENCES[name](family(inputs, kernel), signs)(theta(inputs, kernel))
-        assert np.isfinite(value)
-        assert np.isfinite(gradient).all()
-        assert value < 0.0
-    same = np.zeros((80, 3))
-    assert np.isfinite(EVIDENCES[name](family(same), signs)(theta(same))[0])
-
-
 def test_curvatures_slope_holds_far_out():
     z = np.array([-1e6, -1e3, -201.0, -199.0, -30.0, -3.0, 0.0, 3.0, 30.0])
     loss = ProbitLoss()
@@ -148,3 +120,76 @@ def test_curvatures_slope_holds_far_out():
         logs = [np.log(loss.curvature(np.ones_like(z), z + side * h)) for side in (-1.0, 1.0)]
     assert_allclose(found, (logs[1] - logs[0]) / (2.0 * h), rtol=1e-2, atol=1e-6)
     assert_allclose(loss.log_curvature_slope(-np.ones_like(z), -z), -found)
+
+
+NAMES = ("a", "b", "c")
+
+SOFTMAX_KERNEL = SquaredExponential(gamma=(0.5, 0.2, 0.1), variance=3.0)
+
+
+def labelled_classes(rng, n, classes=3):
+    inputs = rng.standard_normal((n, 3))
+    codes = np.argmax(2.0 * inputs[:, :1] * np.arange(classes) + rng.gumbel(size=(n, classes)), axis=1)
+    codes[:classes] = np.arange(classes)
+    return inputs, np.where(codes[:, None] == np.arange(classes), 1.0, -1.0)
+
+
+def evidence(inputs, signs, weights=None, kernel=SOFTMAX_KERNEL):
+    family = family_of(kernel, inputs, True, NAMES)
+    return SoftmaxEvidence(family, signs, None, weights), np.append(family.initial(), 0.0)
+
+
+def curvature(probabilities, weights):
+    """W, (C n, C n), class by class."""
+    n, classes = probabilities.shape
+    W = np.zeros((classes * n, classes * n))
+    for i in range(n):
+        block = weights[i] * (np.diag(probabilities[i]) - np.outer(probabilities[i], probabilities[i]))
+        W[np.ix_(i + n * np.arange(classes), i + n * np.arange(classes))] = block
+    return W
+
+
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_mode_evidence_and_predictions_are_those_of_the_whole_matrix(weighted, rng):
+    n, classes = 30, 3
+    inputs, signs = labelled_classes(rng, n)
+    weights = rng.uniform(0.2, 3.0, n) if weighted else np.ones(n)
+    one_hot, K = (signs > 0.0).astype(float), SOFTMAX_KERNEL(inputs, inputs)
+    whole = scipy.linalg.block_diag(*[K] * classes)
+    root = np.linalg.cholesky(whole + 1e-10 * np.eye(classes * n))
+
+    def psi(u):
+        f = (root @ u).reshape(classes, n).T
+        return 0.5 * u @ u - weights @ ((one_hot * f).sum(axis=1) - scipy.special.logsumexp(f, axis=1))
+
+    best = scipy.optimize.minimize(psi, np.zeros(classes * n), method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-8})
+    f = (root @ best.x).reshape(classes, n).T
+    mode = softmax_mode(np.asfortranarray(K), one_hot, weights if weighted else None)
+    assert_allclose(mode.values, f, atol=2e-4)
+    assert_allclose(mode.objective, -best.fun, rtol=1e-9)
+    assert_allclose(mode.alpha, weights[:, None] * (one_hot - mode.probabilities), atol=1e-6)
+    W = curvature(mode.probabilities, weights)
+    value, _ = evidence(inputs, signs, weights if weighted else None)[0](evidence(inputs, signs)[1])
+    assert_allclose(value, mode.objective - 0.5 * np.linalg.slogdet(np.eye(classes * n) + whole @ W)[1], rtol=1e-9)
+    test = rng.standard_normal((6, 3))
+    cross = SOFTMAX_KERNEL(inputs, test)
+    inner = W @ np.linalg.inv(np.eye(classes * n) + whole @ W)
+    expected = np.empty((6, classes, classes))
+    for row in range(6):
+        spread = scipy.linalg.block_diag(*[cross[:, [row]]] * classes)
+        expected[row] = np.eye(classes) * 3.0 - spread.T @ inner @ spread
+    samples = SeenSamples(
+        np.asfortranarray(K), signs, weights if weighted else None, cross, SOFTMAX_KERNEL.diagonal(test)
+    )
+    ours = SoftmaxEvidence.probabilities(samples)
+    assert_allclose(ours, averaged_softmax(cross.T @ mode.alpha, expected), rtol=1e-7)
+
+
+def test_two_classes_are_logit_of_the_difference(rng):
+    """f_2 - f_1 has twice the covariance; what is along f_1 + f_2 the labels do not tell."""
+    inputs, signs = labelled_classes(rng, 40, 2)
+    value, _ = evidence(inputs, signs)[0](evidence(inputs, signs)[1])
+    doubled = SquaredExponential(gamma=SOFTMAX_KERNEL.gamma, variance=6.0)
+    family = family_of(doubled, inputs, True, NAMES)
+    logit, _ = LogitEvidence(family, signs[:, 1:])(np.append(family.initial(), 0.0))
+    assert_allclose(value, logit, rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Tuning: likelihood and gradient against independent references, optima against known truths."""
+"""Tuning: optima against known truths and scikit-learn's, kernels of all kinds, progress, memory, refusals."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import linalg, stats
+from scipy import linalg
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern, WhiteKernel
 
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
-from dkgp.kernels import SquaredExponential
-from dkgp.models import TuneProgress, projected_peak_bytes, tune, tune_dataset
+from dkgp.kernels import Linear, Matern32, Matern52, SquaredExponential, White
+from dkgp.models import Hyperparameters, TuneProgress, projected_peak_bytes, projected_tuning_bytes, tune, tune_dataset
 from dkgp.models.tuning import search
 from dkgp.models.tuning.families import ArdSquaredExponential
 from dkgp.models.tuning.objectives import LogMarginalLikelihood
 from dkgp.models.tuning.search import LikelihoodSearch, SearchSettings
 from dkgp.models.tuning.space import SearchSpace
 from dkgp.models.tuning.subsets import draw_subset
-
-FloatArray = NDArray[np.float64]
 
 
 def likelihood(inputs: FloatArray, targets: FloatArray, learn_variance: bool) -> LogMarginalLikelihood:
@@ -44,35 +43,6 @@ def sample_gp(
     kernel_matrix = SquaredExponential(gamma=tuple(gamma.tolist()))(inputs, inputs)
     factor = linalg.cholesky(kernel_matrix + noise_variance * np.eye(n), lower=True)
     return inputs, factor @ rng.standard_normal(n)
-
-
-@pytest.mark.parametrize("learn_variance", [False, True])
-@pytest.mark.parametrize("n_targets", [1, 3])
-def test_value_is_the_density_of_the_targets(rng: np.random.Generator, learn_variance: bool, n_targets: int) -> None:
-    inputs, targets = rng.standard_normal((40, 3)), rng.standard_normal((40, n_targets))
-    gamma, variance, noise_variance = np.array([0.3, 1.2, 0.05]), 1.7 if learn_variance else 1.0, 0.2
-    parameters = np.log(np.concatenate([gamma, [variance] * learn_variance, [noise_variance]]))
-    covariance = np.empty((40, 40))
-    for i in range(40):
-        for j in range(40):
-            covariance[i, j] = variance * math.exp(-sum(gamma * (inputs[i] - inputs[j]) ** 2)) + noise_variance * (
-                i == j
-            )
-    expected = sum(stats.multivariate_normal(cov=covariance).logpdf(column) for column in targets.T)
-    value, _ = evaluate(likelihood(inputs, targets, learn_variance), parameters)
-    assert value == pytest.approx(expected, rel=1e-10)
-
-
-def test_value_and_gradient_agree_with_scikit_learn(rng: np.random.Generator) -> None:
-    inputs, targets = rng.standard_normal((80, 3)), rng.standard_normal((80, 1))
-    gamma, variance, noise_variance = np.array([0.4, 0.02, 3.0]), 0.6, 0.15
-    kernel = ConstantKernel(variance) * RBF(1.0 / np.sqrt(2.0 * gamma)) + WhiteKernel(noise_variance)
-    reference = GaussianProcessRegressor(kernel=kernel, optimizer=None, alpha=0.0).fit(inputs, targets[:, 0])
-    expected, in_their_logs = reference.log_marginal_likelihood(reference.kernel_.theta, eval_gradient=True)
-    value, gradient = evaluate(likelihood(inputs, targets, True), np.log([*gamma, variance, noise_variance]))
-    assert value == pytest.approx(expected, rel=1e-10)
-    # Theirs: log v, log lengthscale_1..3, log s2, and log lengthscale = -(log gamma + log 2) / 2.
-    np.testing.assert_allclose(gradient, [*(-0.5 * in_their_logs[1:4]), in_their_logs[0], in_their_logs[4]], rtol=1e-8)
 
 
 def test_optimum_agrees_with_scikit_learn(rng: np.random.Generator) -> None:
@@ -257,12 +227,6 @@ def test_no_likelihood_anywhere_is_an_error(rng: np.random.Generator, monkeypatc
         tune(rng.standard_normal((20, 2)), rng.standard_normal(20))
 
 
-def test_cholesky_failure_gives_no_likelihood() -> None:
-    # Two equal samples, an amplitude and no noise to speak of: singular to the last bit.
-    function = likelihood(np.zeros((2, 1)), np.ones((2, 1)), True)
-    assert function(np.array([0.0, 40.0, -40.0])) is None
-
-
 @pytest.mark.parametrize(("n", "d", "p"), [(600, 10, 1), (600, 10, 3), (300, 60, 2)])
 def test_projected_memory_is_true(rng: np.random.Generator, n: int, d: int, p: int) -> None:
     inputs, targets = rng.standard_normal((n, d)), rng.standard_normal((n, p))
@@ -295,3 +259,128 @@ def test_unfit_arguments_are_refused(rng: np.random.Generator) -> None:
         InputError, match="inputs hold 1 values that are NaN or infinite, the first in .* row 4, column 1"
     ):
         tune(inputs, targets)
+
+
+@pytest.fixture
+def trend(rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    """A straight trend in one feature and a wave in the other."""
+    inputs = rng.standard_normal((100, 2))
+    targets = inputs[:, 0] + 0.5 * np.sin(3.0 * inputs[:, 1]) + 0.2 * rng.standard_normal(100)
+    return inputs, (targets - targets.mean()) / targets.std()
+
+
+def test_a_matern_kernel_is_tuned_as_by_scikit_learn(trend: tuple[FloatArray, FloatArray]) -> None:
+    inputs, targets = trend
+    found = tune(inputs, targets, kernel="matern52", learn_variance=True, tolerance=1e-6)
+    assert isinstance(found.kernel, Matern52)
+    kernel = ConstantKernel(1.0, (1e-4, 1e4)) * Matern([1.0, 1.0], (1e-2, 1e3), nu=2.5) + WhiteKernel(0.5, (1e-6, 4.0))
+    reference = GaussianProcessRegressor(kernel=kernel, alpha=0.0, n_restarts_optimizer=2, random_state=0)
+    reference.fit(inputs, targets)
+    assert found.log_marginal_likelihood == pytest.approx(reference.log_marginal_likelihood_value_, abs=1e-2)
+    scales = reference.kernel_.k1.k2.length_scale
+    np.testing.assert_allclose(np.sqrt(0.5 / np.asarray(found.kernel.gamma)), scales, rtol=0.05)
+    assert found.noise_variance == pytest.approx(reference.kernel_.k2.noise_level, rel=0.05)
+
+
+def test_a_sum_is_worth_what_scikit_learn_says(trend: tuple[FloatArray, FloatArray]) -> None:
+    inputs, targets = trend
+    found = tune(inputs, targets, kernel="matern32['x1'] + linear['x0']", tolerance=1e-6)
+    told = {parameter.name: parameter.value for parameter in found.parameters}
+    assert len(told) == 4
+    wave, line = (part for part in found.kernel.children)
+    (matern,), (linear,) = wave.children, line.children
+    assert isinstance(matern, Matern32)
+    assert isinstance(linear, Linear)
+    first, second = Matern([math.sqrt(0.5 / matern.gamma[0])], nu=1.5), DotProduct(0.0)
+    covariance = matern.variance * first(inputs[:, 1:]) + linear(inputs[:1, :1], inputs[:1, :1])[0, 0] / (
+        inputs[0, 0] ** 2
+    ) * second(inputs[:, :1])
+    covariance += found.noise_variance * np.eye(len(inputs))
+    _, log_determinant = np.linalg.slogdet(covariance)
+    expected = -0.5 * (targets @ np.linalg.solve(covariance, targets) + log_determinant + 100 * math.log(2.0 * math.pi))
+    assert found.log_marginal_likelihood == pytest.approx(expected, rel=1e-8)
+    plain = tune(inputs, targets)
+    assert found.log_marginal_likelihood > plain.log_marginal_likelihood + 3.0
+
+
+def test_parts_of_a_sum_are_addressed_by_their_paths(trend: tuple[FloatArray, FloatArray]) -> None:
+    inputs, targets = trend
+    found = tune(
+        inputs,
+        targets,
+        kernel="rbf + matern32['lon']",
+        feature_names=("lat", "lon"),
+        bounds={"rbf.gamma.*": (0.01, 1.0)},
+        fixed={"*matern32*variance": 0.3},
+        priors={"noise_variance": "lognormal(0.05, 1)"},
+        max_evaluations=20,
+    )
+    told = {parameter.name: parameter for parameter in found.parameters}
+    assert {"rbf.gamma.lat", "rbf.gamma.lon", "rbf.variance", "noise_variance"} < set(told)
+    assert (told["rbf.gamma.lat"].lower, told["rbf.gamma.lat"].upper) == pytest.approx((0.01, 1.0))
+    held = [parameter for parameter in found.parameters if parameter.fixed]
+    assert len(held) == 1
+    assert held[0].value == pytest.approx(0.3)
+    assert found.kernel.parameters()[-1].value != 1.0
+    assert Hyperparameters.from_json(found.to_json()) == found
+
+
+def test_features_of_a_part_have_their_own_names(trend: tuple[FloatArray, FloatArray]) -> None:
+    found = tune(*trend, kernel="rbf['lon'] + linear['lat']", feature_names=("lat", "lon"), max_evaluations=3)
+    features = {parameter.name: parameter.feature for parameter in found.parameters}
+    assert [feature for name, feature in features.items() if "gamma" in name] == ["lon"]
+
+
+def test_white_noise_in_a_kernel_is_the_noise(trend: tuple[FloatArray, FloatArray]) -> None:
+    with_white, without = (tune(*trend, kernel=text, max_evaluations=20) for text in ("matern32 + white", "matern32"))
+    assert with_white.kernel == without.kernel
+    assert with_white.noise_variance == without.noise_variance
+    given = tune(*trend, kernel=Matern32((0.5, 0.5)) + White(0.3), max_evaluations=1)
+    assert given.noise_variance == pytest.approx(0.3)
+
+
+def test_a_kernel_given_is_where_the_search_starts(trend: tuple[FloatArray, FloatArray]) -> None:
+    found = tune(*trend, kernel=Matern32((0.7, 0.2)), max_evaluations=1)
+    assert isinstance(found.kernel, Matern32)
+    np.testing.assert_allclose(found.kernel.gamma, (0.7, 0.2))
+    squared = tune(*trend, kernel=SquaredExponential((0.7, 0.2)), max_evaluations=1)
+    np.testing.assert_allclose(squared.gamma, (0.7, 0.2))
+
+
+def test_a_sum_is_gone_on_from(trend: tuple[FloatArray, FloatArray]) -> None:
+    cold = tune(*trend, kernel="rbf + linear")
+    warm = tune(*trend, start=cold)
+    assert warm.evaluations < cold.evaluations
+    assert warm.log_marginal_likelihood == pytest.approx(cold.log_marginal_likelihood, abs=0.05)
+    again = tune(*trend, kernel="rbf + linear", start=cold, max_evaluations=1)
+    assert again.log_marginal_likelihood == pytest.approx(cold.log_marginal_likelihood, abs=1e-6)
+    with pytest.raises(InputError, match="of another kernel than the one to tune"):
+        tune(*trend, kernel="rbf + periodic", start=cold)
+
+
+def test_kernels_that_do_not_fit_are_refused(trend: tuple[FloatArray, FloatArray]) -> None:
+    with pytest.raises(InputError, match="3 features.* 2"):
+        tune(*trend, kernel=Matern32((0.1, 0.1, 0.1)))
+    with pytest.raises(InputError, match="nosuchkernel"):
+        tune(*trend, kernel="rbf + nosuchkernel")
+    with pytest.raises(InputError, match="nothing but white noise"):
+        tune(*trend, kernel="white")
+
+
+@pytest.mark.parametrize(("text", "objective"), [("rbf", "loo"), ("matern32 + linear", "likelihood")])
+def test_projected_memory_of_any_kernel_is_true(rng: np.random.Generator, text: str, objective: str) -> None:
+    n, d = 600, 10
+    inputs, targets = rng.standard_normal((n, d)), rng.standard_normal(n)
+    names = tuple(f"x{index}" for index in range(d))
+    tune(inputs[:50], targets[:50], kernel=text, objective=objective, max_evaluations=2)  # type: ignore[arg-type]
+    tracemalloc.start()
+    tune(inputs, targets, kernel=text, objective=objective, max_evaluations=3)  # type: ignore[arg-type]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    projected = projected_tuning_bytes(n, 1, names, kernel=text, objective=objective)  # type: ignore[arg-type]
+    assert 0.3 * projected <= peak_bytes <= projected
+
+
+def test_subsets_at_the_same_time_take_their_memory_each() -> None:
+    one, both = (projected_tuning_bytes(500, 1, ("a", "b"), subsets=4, at_once=count) for count in (1, 2))
+    assert both - one == 8 * 500 * (2 * 500 + 3 * 256)  # two matrices, and three block columns of the inverse
