@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkgp.commands.predict.columns import LineColumns
+from dkgp.commands.predict.lines import LineColumns
 from dkgp.data import Dataset, TableOptions, ingest
 from dkgp.data.sources.tables.encoding import NOTATIONS, PLAIN, Encoding, Notation, Unit, around
 from dkgp.data.sources.tables.survey import RefusedColumnsError

@@ -249,7 +249,7 @@ def test_decisions_and_classes_of_two_take_no_variance(
         raise AssertionError("a variance was computed")
 
     monkeypatch.setattr("dkgp.models.prediction.classes.ClassVariances", never)
-    monkeypatch.setattr("dkgp.models.prediction.deciders._basis_variances", never)
+    monkeypatch.setattr("dkgp.models.prediction.classes._basis_variances", never)
     again = clone(model).fit(labelled.X, labelled.two)
     np.testing.assert_array_equal(again.predict(labelled.X_new), expected)
     np.testing.assert_array_equal(again.decision_function(labelled.X_new), decisions)

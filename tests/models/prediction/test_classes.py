@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.codec import to_json
 from dkgp.data import (
     ClassifierRecord,
     Dataset,
@@ -65,7 +66,7 @@ def fixed(train: Dataset, n_classes: int, seed: int = 0) -> ClassifierRecord:
         prototypes=rng.standard_normal((K, 3)),
         weights=rng.standard_normal((K, t)),
         intercept=rng.standard_normal(t),
-        calibration=Calibration(slope=(2.0,) * t, offset=(0.3,) * t).to_json(),
+        calibration=to_json(Calibration(slope=(2.0,) * t, offset=(0.3,) * t)),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import zarr
 
 from dkgp.cluster import BlockExecutor
+from dkgp.codec import to_json
 from dkgp.data import open_model, open_prediction
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
@@ -135,7 +136,7 @@ def test_summary_is_what_the_store_says(whole: tuple[Path, PredictSummary]) -> N
     assert (summary["met"], summary["unmet"], summary["rank"], summary["batch_size"]) == (TESTS, 0, 40, 30)
     assert 1.0 <= summary["column_passes"] <= 20.0
     assert summary["smooth"] is False
-    assert json.loads(json.dumps(whole[1].to_json()))["variance"] == summary
+    assert json.loads(json.dumps(to_json(whole[1])))["variance"] == summary
 
 
 def test_those_that_miss_the_gap_are_counted(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
