@@ -425,7 +425,7 @@ def _to_slurm(
     submission: Submission, command: click.Command, arguments: list[str], options: dict[str, Any]
 ) -> Document:
     """Write the batch script, and submit it unless it was only to be written."""
-    from dkgp.commands.batch.script import batch_script, submit_batch_script
+    from dkgp.commands.batch import batch_script, submit_batch_script
     from dkgp.commands.reporting.outputs import check_output_file, write_text
 
     job_name = submission.name or f"dkgp-{command.name}"

@@ -87,7 +87,7 @@ _declare(
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --as-in-the-paper",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),
-    module="dkgp.commands.chained.training",
+    module="dkgp.commands.chained",
     must_converge=True,
     as_job=True,
     goes_on=True,
@@ -275,7 +275,7 @@ _declare(
         "dkgp demo --out demo-output --quick",
         "dkgp demo --out million --samples 1000000 --resume",
     ),
-    module="dkgp.commands.chained.demo",
+    module="dkgp.commands.chained",
     must_converge=True,
 )
 _declare(

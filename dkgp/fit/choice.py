@@ -24,10 +24,8 @@ from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.fleet import Fleet, project
-from dkgp.plan.foreseen import foresee
+from dkgp.plan.foreseen import Smaller, foresee, foresee_classifier, foresee_sparse, foresee_variances
 from dkgp.plan.machine import MachineFigures, Network, measure_machine
-from dkgp.plan.smaller import Smaller, foresee_classifier, foresee_sparse
-from dkgp.plan.variances import foresee_variances
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Gaps of variances that are tried with the exact model, and sizes of smaller models, best first.

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from dkgp.codec import from_json, to_json
-from dkgp.commands.chained.steps import Steps, earlier_record
+from dkgp.commands.chained import Steps, earlier_record
 from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.ingest import IngestJob, run_ingest
@@ -22,8 +22,7 @@ from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
-from dkgp.commands.tune import TuneJob
-from dkgp.commands.tune.kernels import AUTO_KERNEL, LEAST_SAMPLES
+from dkgp.commands.tune import AUTO_KERNEL, LEAST_SAMPLES, TuneJob
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import read_object, remove_object, remove_tree

@@ -1,3 +1,3 @@
 """Plans of training before it runs: passes, seconds and memory, on 1 to 256 workers."""
 
-# Hangs on dkgp/commands/train/run.py.
+# Hangs on dkgp/commands/training.py.

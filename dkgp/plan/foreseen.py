@@ -6,27 +6,61 @@ from the same probe and the same laws that `auto` chooses by, between bounds as 
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import psutil
 
-from dkgp.cluster.cache import TileBudget
+from dkgp.cluster import LocalExecutor
+from dkgp.cluster.cache import TileBudget, worker_cache
+from dkgp.cluster.threads import single_threaded_blas
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data import Dataset
+from dkgp.data import Dataset, ModelRecord, memory_model
+from dkgp.errors import InputError
+from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
-from dkgp.models.memory import MemoryPlan, Processes, plan_within, tiles_that_fit
+from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, basis_entries, basis_phases
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings, fixed_size_phases, foreseen_passes, taken
+from dkgp.models.classification.labels import LabelledData, Labels, labels_of
+from dkgp.models.classification.likelihoods import Likelihood
+from dkgp.models.classification.logistic import RISK_TOLERANCE, RiskSettings
+from dkgp.models.classification.logistic import foreseen_products as foreseen_risk_products
+from dkgp.models.classification.near import NearSettings, near_phases
+from dkgp.models.memory import (
+    RUNTIME_BYTES,
+    MemoryPlan,
+    Processes,
+    TrainingSizes,
+    plan_training,
+    plan_within,
+    tiles_that_fit,
+)
 from dkgp.models.noise import Noise
+from dkgp.models.prediction.foreseen import foreseen_products
 from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import probe_of
+from dkgp.models.sparse.ladder import sparse_phases
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.variance.iterative import IterativeRun
+from dkgp.models.variance.landmarks import Landmarks
+from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
+from dkgp.models.variance.run import Request
+from dkgp.models.variance.scaled import Subject
+from dkgp.models.variance.settings import SentRows, VarianceSettings
+from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
+from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
 from dkgp.solvers import Choice, Solver
-from dkgp.solvers.prices import Phase, Prices, Sizes, Work, core_seconds
-from dkgp.solvers.registry import Need, SolverMemory, solver_memory
+from dkgp.solvers.conjugate.preconditioner import conjugate_phases, shared_phases, variance_phases
+from dkgp.solvers.prices import Expected, Phase, Prices, Sizes, Work, core_seconds
+from dkgp.solvers.registry import AUTO, Need, SolverMemory, solver_memory
+from dkgp.solvers.risk import risk_memory
 
 # Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
 CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
@@ -221,3 +255,340 @@ def _counts(
     probe = probe_of(Problem(dataset, hyperparameters.kernel, noise), tolerance=options.tolerance, seed=options.seed)
     expected = solver.expected(probe)
     return Counts(unit, *expected.products, checks)
+
+
+# Rows of a made-up batch of neighbours, and training samples that tell how dense the samples are.
+MAP_ROWS, DENSITY_ROWS = 1024, 5000
+
+
+class PlannedWorkers(LocalExecutor):
+    """Worker processes that are not there: what a run lays its work out by."""
+
+    shares_memory = False
+
+    def __init__(self, workers: int, threads_per_worker: int) -> None:
+        super().__init__(1)
+        self.processes, self._each = workers, threads_per_worker
+
+    @property
+    def parallelism(self) -> int:
+        """Threads of all of them."""
+        return self.processes * self._each
+
+    @property
+    def threads_per_process(self) -> int:
+        """Threads of one."""
+        return self._each
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Threads of each."""
+        return {str(number): self._each for number in range(self.processes)}
+
+
+@dataclass(frozen=True)
+class ForeseenNeighbours:
+    """Variances of a map by neighbours: samples around a tile, and a core's seconds for a sample of the map."""
+
+    neighbours: int
+    seconds_per_sample: float
+
+
+@dataclass(frozen=True)
+class ForeseenVariances:
+    """Variances of a prediction, before there is a model."""
+
+    tests: int  # samples that are predicted
+    settings: VarianceSettings  # as for the prediction
+    # Products with K that a sample is expected to take part in, in float32 and float64.
+    single: Expected
+    double: Expected
+    # Training samples; the model that training will make of them, but for its coefficients; the run on one worker.
+    dataset: Dataset
+    model: ModelRecord
+    run: IterativeRun
+    neighbours: ForeseenNeighbours | None = None  # None where they do not serve, or a trial misses the gap
+
+    def on(self, workers: int, threads_per_worker: int) -> IterativeRun:
+        """Return the run as it would be laid out on so many workers."""
+        planned = PlannedWorkers(workers, threads_per_worker)
+        return _laid_out(self.model, self.dataset, self.settings, self.tests, planned, self.run.landmarks)
+
+    def phases(self, run: IterativeRun, sizes: Sizes, single: float, double: float) -> list[Phase]:
+        """Return the work of a run whose samples take part in so many products."""
+        return (shared_phases if run.is_shared else variance_phases)(sizes, run.batches(single, double, run.threads))
+
+    def worker_bytes(self, run: IterativeRun, resident_bytes: int) -> int:
+        """Return the peak of a worker's process that held so much before: features, factors, and batches under way."""
+        memory = run.memory
+        at_once = min(int(run.plan["batch_size"]), int(run.plan["together"]))
+        return resident_bytes + RUNTIME_BYTES + 16 * memory.n * (memory.width + 1) + memory.of_batch(at_once)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "tests": self.tests,
+            **self.run.plan,
+            "precision": self.run.memory.precision,
+            "factor_bytes": self.run.memory.fixed,
+            "sample_bytes": self.run.memory.of_a_sample,
+            "products_float32": asdict(self.single),
+            "products_float64": asdict(self.double),
+            "neighbours": None if self.neighbours is None else asdict(self.neighbours),
+        }
+
+
+def foresee_variances(
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    settings: VarianceSettings,
+    tests: int,
+    threads_per_worker: int = 1,
+) -> ForeseenVariances:
+    """Lay a prediction's variances out, and count the products of one in small.
+
+    Raises
+    ------
+    MemoryBudgetError
+        As `predict` would: a factor or a sample that does not fit.
+    """
+    kernel, noise_variance = hyperparameters.kernel, Noise(hyperparameters.noise_variance).beside(dataset).typical
+    unknown = np.broadcast_to(0.0, (dataset.n_samples, dataset.n_targets))
+    model = memory_model(dataset, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
+    with single_threaded_blas():
+        run = _laid_out(model, dataset, settings, tests, PlannedWorkers(1, threads_per_worker))
+        single = double = Expected(0.0, 0.0, 0.0)
+        if settings.max_passes >= 1 and not run.plan["smooth"]:
+            single, double = foreseen_products(dataset, kernel, noise_variance, settings, run.plan)
+        near = _foresee_neighbours(model, dataset, settings, tests)
+    return ForeseenVariances(tests, settings, single, double, dataset, model, run, near)
+
+
+def _foresee_neighbours(
+    model: ModelRecord, dataset: Dataset, settings: VarianceSettings, tests: int
+) -> ForeseenNeighbours | None:
+    """Try neighbours on a few tiles of a map of so many samples."""
+    kernel, n = kernel_from_json(model.kernel), model.n_samples
+    context = BlockContext(f"plan-{uuid.uuid4().hex[:12]}", dataset, kernel, n)
+    if n < LEAST_NEAR or settings.is_iterative or settings.basis is not None or not serves(context):
+        return None
+    rows, settings = SentRows(_map_rows(model, tests, settings.seed)), replace(settings, batch_size=MAP_ROWS)
+    try:
+        subject = Subject(model, kernel, context)
+        run = NeighbourRun(Request(subject, None, rows, PlannedWorkers(1, 1), settings), NEAR_PATIENCE)
+    except InputError:  # too many samples are near
+        return None
+    finally:
+        worker_cache().discard_run(context.run_id)
+    count = int(run.plan["neighbours"])
+    return ForeseenNeighbours(count, run.trial.seconds) if run.trial.met >= LEAST_MET else None
+
+
+def _map_rows(model: ModelRecord, tests: int, seed: int) -> FloatArray:
+    """Make up batches of neighbours, as a map of so many samples over the training samples has them."""
+    rng, n = np.random.default_rng(seed), model.n_samples
+    some = np.asarray(model.input_rows(np.sort(rng.permutation(n)[:DENSITY_ROWS])))
+    scale = np.maximum(some.std(axis=0), np.finfo(np.float64).tiny)
+    batches = []
+    for centre in rng.permutation(some)[:TRIED]:
+        away = np.abs((some - centre) / scale).max(axis=1)
+        half = float(np.quantile(away, min(1.0, MAP_ROWS / tests))) * scale
+        batches.append(centre + rng.uniform(-1.0, 1.0, (MAP_ROWS, len(scale))) * half)
+    return np.concatenate(batches)
+
+
+def _laid_out(
+    model: ModelRecord,
+    dataset: Dataset,
+    settings: VarianceSettings,
+    tests: int,
+    workers: PlannedWorkers,
+    landmarks: Landmarks | None = None,
+) -> IterativeRun:
+    kernel = kernel_from_json(model.kernel)
+    subject = Subject(model, kernel, BlockContext("plan", dataset, kernel, model.n_samples))
+    return IterativeRun(Request(subject, None, dataset, workers, settings, tests=tests), landmarks=landmarks)
+
+
+class Peaks(Protocol):
+    """Projected peaks of a model's training."""
+
+    @property
+    def worker_bytes(self) -> int:
+        """Of each worker's process, beside what it holds already."""
+
+    @property
+    def coordinator_bytes(self) -> int:
+        """Of the coordinator's process, beside what it holds already."""
+
+    def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
+        """Refuse what exceeds the budget; `MemoryBudgetError`."""
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A model before it is trained."""
+
+    phases: Sequence[Phase]  # its work in its order, with the messages that it takes
+    record: dict[str, Any]  # what a plan tells of it, in plain JSON types
+    peaks: Callable[[PlannedWorkers, int | None], Peaks]  # on such workers, with so much free at the coordinator
+
+    def memory(self, workers: int, threads_per_worker: int, free_bytes: int | None = None) -> Peaks:
+        """Project the peaks of the coordinator and of each worker."""
+        return self.peaks(PlannedWorkers(workers, threads_per_worker), free_bytes)
+
+
+@dataclass(frozen=True)
+class LikelihoodSettings:
+    """A classifier to foresee."""
+
+    # "logistic" or "gp"; several classes are softmax of the first, and each against the rest of the second.
+    method: Literal["logistic", "gp"]
+    # Of one on a basis; None for all samples.
+    basis_size: int | None = None
+    basis: str | None = None
+    neighbours: int | None = None  # of a Gaussian process on a basis
+    seed: int = 0  # of the subsets
+
+    def likelihood(self, labels: Labels) -> Likelihood:
+        """Return the likelihood of labels."""
+        return Likelihood.of("logit", "softmax" if self.method == "logistic" else "ovr", labels.n_classes)
+
+    def on_basis(self) -> BasisSettings | None:
+        """Return the basis' settings, where there is one."""
+        if self.basis_size is None:
+            return None
+        basis = self.basis or DEFAULT_BASIS
+        if self.neighbours is not None:
+            return NearSettings(self.basis_size, basis, seed=self.seed, neighbours=self.neighbours)
+        return BasisSettings(self.basis_size, basis, tolerance=RISK_TOLERANCE, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Projected peaks of one of all samples, as those of smaller models are told."""
+
+    plan: MemoryPlan
+
+    @property
+    def worker_bytes(self) -> int:
+        """Of each worker's process, beside what it holds already."""
+        return self.plan.worker_process_bytes(0)
+
+    @property
+    def coordinator_bytes(self) -> int:
+        """Of the coordinator's process, beside what it holds already."""
+        return self.plan.coordinator_bytes
+
+    def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
+        """Refuse what exceeds the budget; `MemoryBudgetError`."""
+        self.plan.require(budget_bytes - resident_bytes)
+
+
+def foresee_sparse(
+    dataset: Dataset, hyperparameters: Hyperparameters, settings: SparseSettings, cache_bytes: int
+) -> Smaller:
+    """Foresee a sparse model of a dataset, its settings with the size that they mean for it."""
+    n, d, p, m = dataset.n_samples, dataset.n_features, dataset.n_targets, settings.basis_size
+    width, phases = feature_width(hyperparameters.kernel), sparse_phases(settings, n, d, p)
+    has_neighbours = settings.sparse_method.neighbours
+    record = {
+        **asdict(settings),
+        "basis": settings.basis_name,
+        "kernel_evaluations": _entries(phases),
+        "model_bytes": 8 * m * (2 * m + d + p) + (8 * (m * (m + p) + n * (d + p)) if has_neighbours else 0),
+    }
+    return Smaller(phases, record, lambda workers, free_bytes: settings.memory(n, d, p, workers, cache_bytes, width))
+
+
+def foresee_classifier(
+    dataset: Dataset, hyperparameters: Hyperparameters, settings: FixedSizeSettings, cache_bytes: int
+) -> Smaller:
+    """Foresee a fixed-size classifier of a dataset's labels; `InputError` where there are none."""
+    n, d, t = dataset.n_samples, dataset.n_features, labels_of(dataset).n_outputs
+    width, phases = feature_width(hyperparameters.kernel), fixed_size_phases(settings, n, d, t)
+    kernels, passes = foreseen_passes(settings)
+    record = {
+        **asdict(settings),
+        "pool": settings.pool_size(n, t),
+        "kernels": kernels,
+        "passes": passes,
+        "kernel_evaluations": _entries(phases),
+        "model_bytes": int(8 * taken(settings, n, t) * (d + t)),
+    }
+
+    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+        return settings.memory(TrainingSizes(n, d, t, workers, cache_bytes, width), budget_bytes=free_bytes)
+
+    return Smaller(phases, record, peaks)
+
+
+def foresee_likelihood(
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    settings: LikelihoodSettings,
+    cache_bytes: int,
+    blocks: int,
+    kept_bytes: int = 0,
+) -> Smaller:
+    """Foresee a classifier of a dataset's labels, to decisions within `RISK_TOLERANCE`; `InputError` without labels.
+
+    `blocks` are those of the samples, for products; `kept_bytes` are what a worker may keep of neighbours' leaves.
+    """
+    labels = labels_of(dataset)
+    kernel = hyperparameters.kernel
+    likelihood, basis, width = settings.likelihood(labels), settings.on_basis(), feature_width(kernel)
+    n, d, t, coupled = dataset.n_samples, dataset.n_features, likelihood.n_outputs, likelihood.coupled
+    rows = n if basis is None else min(basis.size, n)
+    record: dict[str, Any] = {
+        "method": settings.method,
+        "likelihood": likelihood.name,
+        "basis_size": None if basis is None else rows,
+        "basis": None if basis is None else basis.basis,
+        "products": None,
+        "kernel_evaluations": 0.0 if basis is None else basis_entries(basis, n),
+        "model_bytes": 8 * rows * (d + t),
+    }
+    if isinstance(basis, NearSettings):
+        return _foresee_near(
+            basis, TrainingSizes(n, d, t, PlannedWorkers(1, 1), cache_bytes, width), record, kept_bytes
+        )
+    if basis is not None:
+        phases = basis_phases(basis, n, d, t, coupled=coupled)
+
+        def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+            return basis.memory(TrainingSizes(n, d, t, workers, cache_bytes, width), coupled=coupled)
+
+        return Smaller(phases, record, peaks)
+    products = foreseen_risk_products(
+        LabelledData(dataset, labels), kernel, RiskSettings(likelihood, seed=settings.seed)
+    )
+    record["products"] = {"expected": products.count, "low": products.low, "high": products.high}
+    record["kernel_evaluations"] = (products.count + CHECKS) * n * n / 2.0
+    elsewhere = Processes(0, shares_process=False, overlaps=True, cache_bytes=cache_bytes)
+    memory = risk_memory(AUTO, n, t, d)
+    room = Room(plan_training(n, d, t, memory, elsewhere, holds_inputs=False, width=width))
+    phases = conjugate_phases(Sizes(n, d, t, blocks=blocks), products.count, checks=CHECKS)
+    return Smaller(phases, record, lambda workers, free_bytes: room)
+
+
+def _foresee_near(settings: NearSettings, sizes: TrainingSizes, record: dict[str, Any], kept_bytes: int) -> Smaller:
+    """Foresee a classifier with neighbours; work is that of one worker, more of which keep more leaves."""
+    (n, d, t), useful = (sizes.n, sizes.d, sizes.t), settings.memory(sizes).useful_bytes
+    phases = near_phases(settings, n, d, t, min(1.0, kept_bytes / useful))
+    m = min(settings.size, n)
+
+    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+        plan, kept = settings.memory(replace(sizes, executor=workers)), min(kept_bytes, -(-useful // workers.processes))
+        return replace(plan, worker_bytes=plan.worker_bytes + kept)
+
+    told = {
+        "neighbours": settings.neighbours,
+        "kernel_evaluations": _entries(phases),
+        "model_bytes": 8 * (m * (m + d) + t * m * (m + 2) + n * (d + 2 * t)),
+    }
+    return Smaller(phases, {**record, **told}, peaks)
+
+
+def _entries(phases: Sequence[Phase]) -> float:
+    return sum(phase.times * phase.shared.double_entries for phase in phases)

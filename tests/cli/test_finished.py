@@ -152,7 +152,7 @@ def test_train_leaves_models_of_other_data_and_hyperparameters_alone(
 def test_tune_killed_after_its_file_was_written_is_done(pipeline: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "hyper.json"
     command = ["tune", pipeline["ingest"]["train"], "--out", out, "--subset", 150, "--json"]
-    killed("dkgp.commands.tune.run:TuneRun.report", command)
+    killed("dkgp.commands.tune:TuneRun.report", command)
     written = out.read_bytes()
     result = run(*command, "--resume")
     assert "were complete when an earlier run ended" in result.stderr

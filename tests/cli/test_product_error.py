@@ -193,7 +193,7 @@ def test_a_finished_model_of_an_earlier_version_is_known(
         return replace(model, summary={**summary, "tree_error": summary.pop("product_error")})
 
     with monkeypatch.context() as patched:
-        patched.setattr("dkgp.commands.train.run.open_model", opened)
+        patched.setattr("dkgp.commands.train.open_model", opened)
         assert "is done" in run(*command, "--product-error", 1e-5, "--resume").stderr
         other = run(*command, "--product-error", 2e-5, "--resume", "--overwrite").stderr
     assert "is of a run with another product error (its product error: 1e-05; this run's: 2e-05)" in other

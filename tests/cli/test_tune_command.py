@@ -110,7 +110,7 @@ def test_options_given_several_times_stand_in_a_batch_script(tmp_path: Path) -> 
 def test_more_memory_than_there_is_is_refused_with_numbers(
     train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.commands.tune.run.available_bytes", lambda: 2_500_000)
+    monkeypatch.setattr("dkgp.commands.tune.available_bytes", lambda: 2_500_000)
     given = ("tune", train, "--out", tmp_path / "hyper.json", "--subset", 200)
     assert run(*given).exit_code == 0  # two matrices of 200 x 200 and three block columns are 1,600,000 bytes
     result = run(*given, "--overwrite", "--subsets", 3, "--workers", 2)

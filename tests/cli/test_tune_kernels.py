@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.tune.kernels import COMPARED_KERNELS
+from dkgp.commands.tune import COMPARED_KERNELS
 from dkgp.data import ingest, open_dataset
 from dkgp.models import read_hyperparameters, tune_dataset
 from tests.cli.invoke import refused, run, run_json
@@ -70,7 +70,7 @@ def test_a_table_and_a_picture_show_the_comparison(dataset: str, compared: dict[
 def test_a_done_comparison_is_not_done_again(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("tune", dataset, "--out", tmp_path / "hyper.json", "--kernel", "auto", "--subset", 60)
     first = run_json(*arguments)
-    monkeypatch.setattr("dkgp.commands.tune.kernels.tune_dataset", lambda *_, **__: pytest.fail("compared again"))
+    monkeypatch.setattr("dkgp.commands.tune.tune_dataset", lambda *_, **__: pytest.fail("compared again"))
     again = run_json(*arguments, "--resume")
     assert again["comparison"] == first["comparison"]
 

@@ -128,11 +128,11 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--out", out)
     places = {
         "transform": "dkgp.fit.run.compare_transforms",
-        "tune": "dkgp.commands.chained.steps.run_tune",
+        "tune": "dkgp.commands.chained.run_tune",
         "choose": "dkgp.fit.run.Forecasts",
-        "train": "dkgp.commands.chained.steps.run_train",
-        "predict": "dkgp.commands.chained.steps.run_predict",
-        "evaluate": "dkgp.commands.chained.steps.run_evaluate",
+        "train": "dkgp.commands.chained.run_train",
+        "predict": "dkgp.commands.chained.run_predict",
+        "evaluate": "dkgp.commands.chained.run_evaluate",
         "report": "dkgp.fit.run.write_page",
     }
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from dkgp.cluster.starters.jobqueue import walltime_seconds
-from dkgp.commands.tune.job import TuneJob, parse_bounds, parse_fixed, parse_priors
+from dkgp.commands.tune import TuneJob
 from dkgp.data.remote.addresses import normalise_url, scrubbed
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels.expression import parse_kernel
 from dkgp.kernels.functions import _explanation
-from dkgp.models.tuning.space import as_prior, matches
+from dkgp.models.tuning.space import as_prior, matches, parse_bounds, parse_fixed, parse_priors
 from dkgp.registry import byte_count, whole_numbers
 from dkgp.service.roots import resolved
 from dkgp.service.specification import job_from_options

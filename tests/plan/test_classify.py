@@ -17,7 +17,7 @@ from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.memory import TrainingSizes
 from dkgp.operators.block_tasks import feature_width
-from dkgp.plan.smaller import foresee_classifier
+from dkgp.plan.foreseen import foresee_classifier
 
 N = 1200
 FOUND = Hyperparameters(SquaredExponential((1.0, 1.0)), 0.1)

@@ -18,7 +18,7 @@ from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.classification.logistic import RiskSettings, train_logistic
 from dkgp.models.classification.near import STEPS, NearSettings, train_near
 from dkgp.models.memory import TrainingSizes
-from dkgp.plan.smaller import LikelihoodSettings, foresee_likelihood
+from dkgp.plan.foreseen import LikelihoodSettings, foresee_likelihood
 
 N = 1500
 FOUND = Hyperparameters(SquaredExponential((1.0, 1.0), 5.0), 1.0)

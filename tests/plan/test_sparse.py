@@ -14,7 +14,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.sparse.ladder import sparse_phases
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.operators.block_tasks import feature_width
-from dkgp.plan.smaller import foresee_sparse
+from dkgp.plan.foreseen import foresee_sparse
 
 N = 2000
 KERNEL = SquaredExponential((2.0, 1.0, 0.5))

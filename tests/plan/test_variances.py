@@ -20,7 +20,7 @@ from dkgp.models.variance.iterative import BatchLayout
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan import variances
-from dkgp.plan.variances import ForeseenVariances, PlannedWorkers, foresee_variances
+from dkgp.plan.foreseen import ForeseenVariances, PlannedWorkers, foresee_variances
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 
 N, D, TESTS = 1200, 4, 90

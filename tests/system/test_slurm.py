@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import dkgp
-from dkgp.commands.batch.script import batch_script, submit_batch_script
+from dkgp.commands.batch import batch_script, submit_batch_script
 from dkgp.data import CheckpointStore
 from dkgp.errors import UsageError
 from tests.system.hosts import certificates

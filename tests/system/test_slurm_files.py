@@ -14,7 +14,7 @@ import yaml
 import dkgp
 from dkgp.cluster.configuration import configured_options
 from dkgp.cluster.starters.jobqueue import job_arguments
-from dkgp.commands.batch.script import batch_script
+from dkgp.commands.batch import batch_script
 
 FOLDER = Path(dkgp.__file__).resolve().parents[1] / "deploy" / "slurm"
 TRAIN = ["dkgp", "train", "train.zarr", "--out", "model.zarr", "--hyper", "hyper.json"]

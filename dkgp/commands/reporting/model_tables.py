@@ -209,7 +209,11 @@ def _root(squared: float | None) -> str:
 def _tuned_values(document: Document) -> Rows:
     of_labels, labels = document.get("likelihood") is not None, "log evidence (Laplace)"
     likelihood = labels if of_labels else "log marginal likelihood"
-    evidence = labels if of_labels else dict[str, str](EVIDENCES).get(str(document.get("objective")), "evidence")
+    evidence = (
+        labels
+        if of_labels
+        else next((words for name, words in EVIDENCES.items() if name == document.get("objective")), "evidence")
+    )
     figures: Iterable[Figure] = (
         Figure("hyperparameters", "{out}"),
         may("likelihood", "{likelihood}") if of_labels else Figure("noise variance", "{noise_variance:.4g}"),

@@ -292,3 +292,26 @@ def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) ->
     else:
         more = "" if gap is None else f", {100 * gap:.2g} % from the best fit at most"
     return f"{event['size']:,}{of} basis samples{more}"
+
+
+def about_seconds(seconds: float) -> str:
+    """Seconds or minutes, as far as they can be foreseen."""
+    return f"{max(1.0, seconds):.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} min"
+
+
+def width_line(record: Mapping[str, Any]) -> str:
+    """Return how far a search of widths is: pass, width, penalty, error, prototypes, and the time left."""
+    most = record.get("passes_at_most")
+    at_most = "" if most is None else f" of {most} at most"
+    width = record["scale"] ** -0.5
+    error = f"squared error {record['score']:.4g}"
+    if "error" in record:
+        error = f"error {record['error']:.2%}"
+        if record["weighted"]:
+            error = f"with class weights balanced error {record['balanced_error']:.2%}, {error}"
+    left = record.get("seconds_left")
+    coming = f"; {about_seconds(left)} left at most" if left else ""
+    return (
+        f"pass {record['pass']}{at_most}: width {width:.3g}, penalty {record['noise_variance']:.3g}: {error} with "
+        f"{record['cardinality']:,} prototypes{coming}"
+    )

@@ -8,14 +8,14 @@ those of all features, `noise_variance` the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.types import FloatArray, IntArray
-from dkgp.errors import InputError
+from dkgp.errors import InputError, UsageError
 from dkgp.models.hyperparameters import Side, TunedParameter
 from dkgp.models.tuning.families import KernelFamily
 
@@ -288,4 +288,58 @@ def _positive(what: str, name: str, value: float) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0.0):
         raise InputError(f"the {what} of '{name}' must be positive and finite; got {value!r}")
+    return number
+
+
+def parse_bounds(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Read `NAME=LOW:HIGH`; `UsageError` for another form or values that are no bounds."""
+    parsed = {}
+    for name, value in _pairs("bounds", texts, "NAME=LOW:HIGH, such as 'gamma*=0.01:10'").items():
+        low, separator, high = value.partition(":")
+        if not separator:
+            raise UsageError(f"`bounds` expects NAME=LOW:HIGH, such as 'gamma*=0.01:10'; got '{name}={value}'")
+        bounds = _number("bounds", name, low), _number("bounds", name, high)
+        if not bounds[0] < bounds[1]:
+            raise UsageError(f"`bounds` {name}: LOW must be below HIGH; got {value}")
+        parsed[name] = bounds
+    return parsed
+
+
+def parse_fixed(texts: Iterable[str]) -> dict[str, float]:
+    """Read `NAME=VALUE`; `UsageError` for another form or a value that is not positive."""
+    pairs = _pairs("fixed", texts, "NAME=VALUE, such as noise_variance=0.01")
+    return {name: _number("fixed", name, value) for name, value in pairs.items()}
+
+
+def parse_priors(texts: Iterable[str]) -> dict[str, LogNormal]:
+    """Read `NAME=lognormal(MEDIAN, SIGMA)`; `UsageError` for another form or values that are not positive."""
+    parsed = {}
+    form = "NAME=lognormal(MEDIAN, SIGMA), such as 'gamma*=lognormal(0.1, 1)'"
+    for name, value in _pairs("priors", texts, form).items():
+        try:
+            parsed[name] = as_prior(value)
+        except InputError as error:
+            raise UsageError(f"`priors` {name}: {error}") from None
+    return parsed
+
+
+def _pairs(option: str, texts: Iterable[str], form: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = (part.strip() for part in text.partition("="))
+        if not (name and separator and value):
+            raise UsageError(f"`{option}` expects {form}; got '{text}'")
+        if name in pairs:
+            raise UsageError(f"`{option}` is given twice for '{name}'; give it once")
+        pairs[name] = value
+    return pairs
+
+
+def _number(option: str, name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0.0):
+        raise UsageError(f"`{option}` {name}: expected a positive number; got '{text.strip()}'")
     return number

@@ -21,7 +21,7 @@ import pytest
 from dkgp.cli.group import main
 from dkgp.cli.job_commands import JOB_COMMANDS
 from dkgp.cli.service import of_cluster
-from dkgp.commands.batch.script import (
+from dkgp.commands.batch import (
     OWN_SETTINGS,
     batch_script,
     cluster_flags,

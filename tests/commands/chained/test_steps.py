@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dkgp.commands.chained.steps import Steps, earlier_record
+from dkgp.commands.chained import Steps, earlier_record
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import SilentReporter
@@ -32,7 +32,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         return run
 
     for name in ("train", "sparse", "predict"):
-        monkeypatch.setattr(f"dkgp.commands.chained.steps.run_{name}", command(name))
+        monkeypatch.setattr(f"dkgp.commands.chained.run_{name}", command(name))
     return calls
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.commands.sparse import SparseJob, run_sparse
-from dkgp.commands.sparse.given import digest, read_given_basis
+from dkgp.commands.sparse import SparseJob, digest, read_given_basis, run_sparse
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential

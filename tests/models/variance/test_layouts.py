@@ -12,7 +12,7 @@ from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance import iterative
 from dkgp.models.variance.iterative import BatchLayout, IterativeRun
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.plan.variances import PlannedWorkers
+from dkgp.plan.foreseen import PlannedWorkers
 from dkgp.solvers.conjugate.preconditioner import Batches
 from dkgp.solvers.prices import Sizes
 from tests.models.variance.variance_world import TESTS, World, content

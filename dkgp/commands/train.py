@@ -1,38 +1,192 @@
-"""`dkgp train`: a dataset store and hyperparameters to a model store, with checkpoints, progress, a log and a plot."""
+"""The job that `dkgp train` is."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.codec import difference
+from dkgp.commands.job_options import (
+    AS_IN_THE_PAPER,
+    BY_REFERENCE,
+    DATASET,
+    HYPER,
+    MODEL_OUT,
+    TrainingJob,
+)
 from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.plots import plot_convergence
-from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.reporting.progress import Reporter, SilentReporter
 from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import warn_of_labels
-from dkgp.commands.solver_options import check_product_error
+from dkgp.commands.solver_options import SolverOptions, check_product_error
 from dkgp.commands.solving import input_bytes, planned_solve, solving
-from dkgp.commands.train.job import TrainJob
-from dkgp.commands.train.warm_start import Start, warm_start
 from dkgp.commands.training import Outcome, TrainingRun, finished_run
-from dkgp.data import CheckpointStore, ModelRecord, open_model
+from dkgp.data import CheckpointStore, ClassifierRecord, Dataset, ModelRecord, open_any_model, open_model
 from dkgp.data.remote.storage import exists
-from dkgp.data.stores.models.regression import MODEL_KIND
-from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError
+from dkgp.data.stores.models.regression import MODEL_KIND, SparseRecord
+from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError, about
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, require_one_target, save, train
 from dkgp.models.memory import MemoryPlan
 from dkgp.models.problem import Problem, stored_identity
-from dkgp.models.trend import CENTRED
+from dkgp.models.trend import CENTRED, MeanKind, mean_kind
 from dkgp.models.variance.whole_matrix import keep_whole, kept_tiles
+from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.product_error import renamed
+from dkgp.operators.product_error import PRODUCT_ERROR, ProductError, Value, renamed
+from dkgp.options import Part
+from dkgp.registry import FURTHER, Instead, Option
 from dkgp.solvers import Checkpointing, Choice, Solver
-from dkgp.solvers.registry import AUTO, Need, solver_memory, solver_names, solvers_that_need
+from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names, solvers_that_need
+
+
+def _tiles() -> dict[str, str]:
+    place = f"Where {' or '.join(solvers_that_need(Need.FOLDER))} keeps its factor"
+    return {"help": f"{place}, to go on with after an interruption.  [default: OUT.tiles]"}
+
+
+TILES = Option(metavar="FOLDER", place="write", late=_tiles, group=FURTHER)
+TUNE = Option(
+    help="Find hyperparameters first, as `dkgp tune` does at its defaults, and write them to `hyper`.  [default of "
+    "`hyper` then: OUT.hyper.json]"
+)
+# What `dkgp train` without either says names both.
+HYPER_OR_TUNE = replace(
+    HYPER,
+    lacking=f"{HYPER.lacking} Or give --tune, which finds them, at the defaults of `dkgp tune`, before it trains.",
+    instead=Instead("tune", lambda options: f"{str(options['out']).rstrip('/')}.hyper.json"),
+)
+WITH_VARIANCES = Option(
+    help="Keep with the model a Cholesky factor of all samples, by which each variance takes one solve: 4 n^2 bytes, "
+    "and n^3/3 operations once.",
+)
+MEAN = Option(
+    help="What the function varies about: the targets' average (centred); or a constant, or a linear function of the "
+    "features, with coefficients found in the same solve, which extrapolates and has its part in every variance.",
+)
+WARM_START = Option(
+    help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read", group=FURTHER
+)
+
+
+@dataclass(frozen=True)
+class TrainJob(TrainingJob):
+    """A model to train: data, hyperparameters, solver, and where everything goes."""
+
+    dataset: Annotated[str, DATASET]
+    hyper: Annotated[str, HYPER_OR_TUNE]
+    out: Annotated[str, MODEL_OUT]
+    solver: Annotated[SolverOptions, Part()] = field(default_factory=SolverOptions)
+    mean: Annotated[MeanKind, MEAN] = CENTRED
+    as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    tiles: Annotated[str | None, TILES] = None
+    product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
+    warm_start: Annotated[str | None, WARM_START] = None
+    by_reference: Annotated[bool, BY_REFERENCE] = False
+    with_variances: Annotated[bool, WITH_VARIANCES] = False
+    tune: Annotated[bool, TUNE] = False
+
+    @property
+    def begun(self) -> bool:
+        """True if an earlier run left something to go on from; the hyperparameters that it found, too."""
+        return super().begun or (self.tune and exists(self.hyper))
+
+    @property
+    def tiles_url(self) -> str | None:
+        """The place of tiles; None for a solver that has none."""
+        if not self.solver.needs(Need.FOLDER):
+            return None
+        return self.tiles or f"{self.out.rstrip('/')}.tiles"
+
+    def check(self) -> None:
+        """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
+        with about("solver"):
+            self.solver.check()
+            if self.solver.solver != AUTO:
+                # Whether the memory suffices depends on the data.
+                self.solver.build(1, 1, 1, SilentReporter())
+            self.check_tiles()
+            self.solver.stopping()
+        with about("product_error"):
+            check_product_error(ProductError.of(self.product_error), self.solver.tolerance, self.solver.solver)
+
+    def check_tiles(self) -> None:
+        """Refuse a place for tiles where the solver has none; `UsageError`."""
+        if self.tiles is not None and self.tiles_url is None:
+            named = said(solvers_that_need(Need.FOLDER))
+            raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Coefficients (n, p), and their gradient where it is known; None for a start from zero."""
+
+    alpha: FloatArray | None = None
+    gradient: FloatArray | None = None
+
+
+def warm_start(
+    url: str, dataset: Dataset, hyperparameters: Hyperparameters, identity: Mapping[str, Any], reporter: Reporter
+) -> Start:
+    """Start from the model at `url`; its gradient, where it knows it, saves a float64 product.
+
+    From zero, where that takes less time than from a sparse model; the reporter is told. Raises `InputError` where the
+    model is of other samples, or a classifier.
+    """
+    model = open_any_model(url)
+    if isinstance(model, ClassifierRecord):
+        raise InputError(
+            f"'{url}' is a classifier, whose coefficients are no regression's; a warm start needs a model of the same "
+            "targets. Leave `warm_start` out, or name such a model"
+        )
+    if model.fingerprint != dataset.fingerprint:
+        raise InputError(
+            f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
+            "samples. Leave `warm_start` out, or name such a model"
+        )
+    mean = identity.get("mean", CENTRED)
+    its_mean = mean_kind(model.trend if isinstance(model, ModelRecord) else None)
+    if its_mean != mean:
+        raise InputError(
+            f"the model '{url}' has the mean {its_mean}, and this run {mean}; a warm start needs as many right-hand "
+            f"sides. Leave `warm_start` out, or train with `mean` {its_mean}"
+        )
+    made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    if isinstance(model, SparseRecord):
+        if difference(made, {name: identity[name] for name in made}) is not None:
+            reporter.warn(
+                f"the sparse model '{url}' has other hyperparameters than this run: its residual says nothing of the "
+                "solution, and the solve starts from zero. Choose a sparse model of the same ones, or an exact model"
+            )
+            return Start()
+        return _sparse_start(model, dataset, hyperparameters, reporter)
+    state = model.training_state() if difference(stored_identity(model), identity) is None else None
+    return Start(model.alpha, None if state is None else state[1])
+
+
+def _sparse_start(
+    record: SparseRecord, dataset: Dataset, hyperparameters: Hyperparameters, reporter: Reporter
+) -> Start:
+    """Start from a sparse model's residual over the noise, where it pays."""
+    kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
+    # Loaded where a sparse model is named: most runs name none.
+    from dkgp.models.sparse.stored import opened_sparse, start_from_sparse
+
+    start = start_from_sparse(dataset, opened_sparse(record), kernel, noise_variance)
+    shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)
+    gain = (
+        f"the residual of {record.basis_size:,} basis samples leaves {shares} of the way from zero to the solution's "
+        f"objective, by {start.rows:,} rows of a product"
+    )
+    if start.alpha is None:
+        reporter.note(f"the sparse model is no start: {gain}; the solve starts from zero, and saves its product")
+    else:
+        reporter.note(f"the solve starts from the sparse model, which takes one product in float64: {gain}")
+    return Start(start.alpha)
 
 
 class TrainRun(TrainingRun):

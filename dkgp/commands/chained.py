@@ -1,25 +1,44 @@
-"""`dkgp demo`: Friedman's first problem from nothing to an evaluated exact GP, each step as its command does it."""
+"""Several commands one after another in one folder, as `dkgp demo` and `dkgp fit` run them.
+
+What came of a step is on record as soon as it is done, so that a run that was stopped or killed goes on with the step
+that it was in, and in it from the checkpoint that its command has left.
+"""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
-from dkgp.commands.chained.steps import Steps, earlier_record
-from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs
+from dkgp.codec import difference
+from dkgp.commands.classify import ClassifyJob, run_classify
+from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
 from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict import PredictJob, run_predict
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, plain
+from dkgp.commands.reporting.outputs import (
+    Document,
+    check_output_file,
+    check_side_files,
+    dump,
+    is_document,
+    plain,
+    write_text,
+)
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.sparse import SparseJob, run_sparse
 from dkgp.commands.train import TrainJob
-from dkgp.commands.tune import TuneJob
+from dkgp.commands.train import run_train as run_training
+from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
 from dkgp.data.remote.claims import locked
+from dkgp.data.remote.storage import exists, read_object
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
@@ -28,6 +47,142 @@ from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import helped
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
+
+
+def earlier_record(command: str, file: Path, settings: Document, reporter: Reporter) -> Document | None:
+    """Return the record of the run to go on with; None, and a warning, where there is none.
+
+    Raises `InputError` where it is of other settings.
+    """
+    if not is_document(file, command):
+        reporter.warn(f"there is no {command} in '{file.parent}' to resume; it starts from the beginning")
+        return None
+    earlier: Document = json.loads(read_object(file))
+    other = difference(earlier.get("settings", {}), settings)
+    if other is not None:
+        raise InputError(
+            f"the {command} in '{file.parent}' has another {other}; repeat its options, or start without `resume`"
+        )
+    return earlier
+
+
+class Steps:
+    """The steps of a run, each with its seconds and what came of it; the peak of memory over all of them.
+
+    Parameters
+    ----------
+    command : str
+        Whose run it is.
+    file : Path
+        Where the record is kept.
+    settings : Document
+        What a run that goes on must share.
+    earlier : Document, optional
+        The record of the run that this one goes on with.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        file: Path,
+        settings: Document,
+        earlier: Document | None,
+        memory: PeakMemory,
+        reporter: Reporter,
+    ) -> None:
+        self._command, self._file, self._settings = command, file, settings
+        self._memory, self._reporter = memory, reporter
+        self.goes_on = earlier is not None
+        self._earlier_peak = 0 if earlier is None else int(earlier["peak_memory_bytes"])
+        self._done: dict[str, Document] = {} if earlier is None else earlier["phases"]
+        self.seconds: dict[str, float] = {} if earlier is None else earlier["seconds_by_phase"]
+        self._save()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of all the runs that it took."""
+        return max(self._earlier_peak, self._memory.bytes)
+
+    def is_done(self, name: str) -> bool:
+        """True of a step that is on record."""
+        return name in self._done
+
+    def run(self, name: str, work: Callable[[], Document]) -> Document:
+        """Return what comes of a step, from the record where it is done."""
+        if name not in self._done:
+            began, before = time.perf_counter(), self.seconds.get(name, 0.0)
+            try:
+                document = work()
+            finally:
+                self.seconds[name] = before + time.perf_counter() - began
+                self._save()
+            self._done[name] = document
+            self._save()
+        return self._done[name]
+
+    def tune(self, job: TuneJob) -> Document:
+        """Tune."""
+        return self.run("tune", lambda: run_tune(job, self._reporter))
+
+    def train(self, job: TrainJob | SparseJob | ClassifyJob) -> Document:
+        """Train a model, from what an earlier run has left of it."""
+        job = replace(job, resume=self.goes_on and job.begun)
+        if isinstance(job, TrainJob):
+            return self.run("train", lambda: run_training(job, self._reporter))
+        if isinstance(job, SparseJob):
+            return self.run("train", lambda: run_sparse(job, self._reporter))
+        return self.run("train", lambda: run_classify(job, self._reporter))
+
+    def predict(self, job: PredictJob) -> Document:
+        """Predict, from what an earlier run has left of it."""
+        resume = self.goes_on and exists(job.out)
+        return self.run("predict", lambda: run_predict(replace(job, resume=resume), self._reporter))
+
+    def evaluate(self, job: EvaluateJob) -> Document:
+        """Evaluate."""
+        return self.run("evaluate", lambda: run_evaluate(job, self._reporter))
+
+    def finish(self, document: Document) -> Document:
+        """Put the document of the whole run on record; return it."""
+        write_text(self._file, dump(document) + "\n")
+        return document
+
+    def _save(self) -> None:
+        record = {
+            "command": self._command,
+            "finished": False,
+            "settings": self._settings,
+            "phases": self._done,
+            "seconds_by_phase": self.seconds,
+            "peak_memory_bytes": self.peak_bytes,
+        }
+        write_text(self._file, dump(record) + "\n")
+
+
+def run_train(job: TrainJob, reporter: Reporter) -> Document:
+    """Train, with `tune` after a search for hyperparameters at its defaults; its record is the model's `tuned`.
+
+    A run that is resumed takes the hyperparameters at `hyper` where the same search wrote them.
+
+    Errors as of both; what can be refused of the model's place is refused before the search.
+    """
+    if not job.tune:
+        return run_training(job, reporter)
+    if not job.resume:
+        ensure_writable(job.out, job.overwrite, MODEL_KIND)
+        check_side_files(job.plot, job.log_json, replace=job.overwrite)
+    search = TuneJob(
+        job.dataset,
+        job.hyper,
+        seed=job.solver.seed,
+        mean=job.mean,
+        resume=job.resume,
+        overwrite=job.overwrite,
+        cluster=job.cluster,
+    )
+    tuned = run_tune(search, reporter)
+    return {**run_training(job, reporter), "tuned": tuned}
+
 
 QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500
 # The test targets are noise-free, so the variance that belongs to them is the function's: a few thousandths of the

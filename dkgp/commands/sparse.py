@@ -1,0 +1,527 @@
+"""The job that `dkgp sparse` is: what is asked for, and what of it does not go together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from dkgp.cluster import BlockExecutor
+from dkgp.codec import difference
+from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
+from dkgp.commands.reporting.outputs import Document, RecordLog, plain
+from dkgp.commands.reporting.plots import plot_basis
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import checkpointing_of
+from dkgp.commands.run import warn_of_labels
+from dkgp.commands.signals import interruptible
+from dkgp.commands.solving import inputs_within, room
+from dkgp.commands.training import Outcome, TrainingRun, finished_run
+from dkgp.data import Dataset, open_dataset, recognise
+from dkgp.data.remote.storage import normalise_url
+from dkgp.data.sources.base import Column, Source
+from dkgp.data.sources.formats import expand_locations, open_source
+from dkgp.data.stores.dataset import DATASET_KIND
+from dkgp.data.stores.models.regression import SPARSE_MODEL_KIND, SparseRecord, open_sparse_model
+from dkgp.errors import InputError, UsageError
+from dkgp.models import Hyperparameters, read_hyperparameters
+from dkgp.models.context import RunContext
+from dkgp.models.noise import Noise
+from dkgp.models.problem import Problem
+from dkgp.models.sparse.ladder import FIRST_RUNG, LadderPlan, LadderTarget, Rung, climb
+from dkgp.models.sparse.settings import GREEDY, NEAR_SETTINGS, SparseMemory, SparseSettings
+from dkgp.models.sparse.stored import save_sparse
+from dkgp.models.sparse.train import SparseProblem, TrainedSparse, train_sparse
+from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.product_error import PRODUCT_ERROR, Value
+from dkgp.options import Part, options_of
+from dkgp.registry import FURTHER, Option
+from dkgp.solvers import Checkpointing
+from dkgp.solvers.greedy_basis import GreedyProgress
+
+DEFAULTS = {each.name: each.default for each in fields(SparseSettings)}
+
+
+def size_or_auto(text: str) -> int | Literal["auto"]:
+    """Read a basis size, or "auto"."""
+    if text.strip().lower() == "auto":
+        return "auto"
+    try:
+        return int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of basis samples, and not auto.") from None
+
+
+BASIS_SIZE = Option(
+    help="Basis samples. auto: as many as `target_distance` or `gap` takes.  [default: 1000, or all of fewer]",
+    type=size_or_auto,
+    metavar="M|auto",
+    least=1,
+)
+LARGEST_BASIS = Option(
+    help="Of `basis_size` auto: grow up to M samples, whatever the exact model costs.  [default: while it is cheaper "
+    "than the exact model]",
+    metavar="M",
+    group=FURTHER,
+)
+GIVEN_BASIS = Option(
+    help="Take this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any format "
+    "that `dkgp ingest` reads; a dataset store; the basis of another sparse model; or that of `hyper`'s file, where "
+    "`dkgp tune --objective bound` wrote it: the bound is this basis'.",
+    metavar="FILE",
+    place="read",
+    group=FURTHER,
+)
+GAP = Option(
+    help="Smola and Bartlett's duality gap that a greedy basis, or `basis_size` auto, is to reach; exit code 4 where "
+    "it does not.",
+    group=GREEDY,
+)
+TARGET_DISTANCE = Option(
+    help="Root-mean-square distance to the exact mean over the training samples that is to be proven, in standard "
+    "deviations of the targets; exit code 4 where it is not.",
+    metavar="SHARE",
+    above=0,
+)
+
+PASSES_ERROR = replace(
+    PRODUCT_ERROR,
+    help="Of `certify_passes`: allowed error of an entry of a product with the kernel matrix. E: at most E, proven "
+    "(kernels that fall with the distance, few features). auto, none: every kernel entry is evaluated. The certificate "
+    "allows for it.",
+)
+
+
+@dataclass(frozen=True)
+class SparseJob(TrainingJob):
+    """A sparse model to train: data, hyperparameters, method and basis, and where everything goes.
+
+    `basis_size` and `gap` are those of the settings where they are None; the settings' default size stands for all
+    samples where there are fewer.
+    """
+
+    dataset: Annotated[str, DATASET]
+    hyper: Annotated[str, HYPER]
+    out: Annotated[str, MODEL_OUT]
+    settings: Annotated[SparseSettings, Part()] = field(default_factory=SparseSettings)
+    basis_size: Annotated[int | Literal["auto"] | None, BASIS_SIZE] = None
+    largest_basis: Annotated[int | None, LARGEST_BASIS] = None
+    given_basis: Annotated[str | None, GIVEN_BASIS] = None
+    gap: Annotated[float | None, GAP] = None
+    target_distance: Annotated[float | None, TARGET_DISTANCE] = None
+    as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
+    product_error: Annotated[Value, PASSES_ERROR] = "auto"
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the basis is chosen greedily."""
+        return self.given_basis is None and self.settings.basis_name == "greedy"
+
+    @property
+    def grows(self) -> bool:
+        """True if the basis grows, round by round or rung by rung: then there are checkpoints and a plot."""
+        return self.is_greedy or self.basis_size == "auto"
+
+    @property
+    def target(self) -> LadderTarget | None:
+        """The target of a basis that grows by itself; None of one whose size was given."""
+        if self.basis_size != "auto":
+            return None
+        return LadderTarget(self.target_distance, self._gap, self.largest_basis)
+
+    @property
+    def _gap(self) -> float | None:
+        return self.settings.gap if self.gap is None else self.gap
+
+    @property
+    def solver_settings(self) -> dict[str, Any]:
+        """The settings that a checkpoint must share, of a job that is sized."""
+        if self.target is None:
+            return self.settings.greedy().identity()
+        return LadderPlan.identity(self.settings, self.target)
+
+    def check(self) -> None:
+        """Refuse what can be seen to be wrong without the data.
+
+        Raises
+        ------
+        UsageError
+            Options that do not go together.
+        InputError
+            A value out of range.
+        """
+        if self.basis_size != "auto" and self.largest_basis is not None:
+            raise UsageError("`largest_basis` belongs to a basis that grows; give `basis_size` auto, or leave it out")
+        if self.basis_size == "auto" and self.target_distance is None and self._gap is None:
+            raise UsageError("`basis_size` auto grows until `target_distance` or `gap` is met; give one of them")
+        if self.given_basis is not None:
+            other = {"basis_size": self.basis_size, "basis": self.settings.basis, "gap": self._gap}
+            for name, value in other.items():
+                if value is not None:
+                    raise UsageError(f"`given_basis` is the basis as it stands; leave out `{name}`, or `given_basis`")
+        if not isinstance(self.product_error, str) and not self.settings.certify_passes:
+            raise UsageError(
+                "`product_error` is of the products of `certify_passes`, and there are none; give `certify_passes`, or "
+                "leave it out"
+            )
+        if self.basis_size == "auto" or self.target_distance is not None:
+            self.settings.refuse_target()
+        settled = self._settled(self.settings.basis_size)
+        if self.is_greedy:
+            settled.greedy()
+        else:
+            for name, option in options_of(SparseSettings).items():
+                if option.group == GREEDY and getattr(self.settings, name) != option.default:
+                    raise UsageError(f"`{name}` belongs to a greedy basis; choose `basis` greedy, or leave it out")
+            if self.plot is not None and not self.grows:
+                raise UsageError("`plot` shows a basis as it grows, greedily or by `basis_size` auto; leave it out")
+
+    def sized(self, n: int, given: int | None = None) -> SparseJob:
+        """Return the job with the size that it means for n samples, or that of a given basis.
+
+        Raises
+        ------
+        InputError
+            More basis samples were asked for than there are samples.
+        """
+        if given is not None:
+            return replace(self, settings=self._settled(given))
+        if self.basis_size == "auto":
+            return replace(self, settings=self._settled(min(n, self.largest_basis or n)))
+        size = self.settings.basis_size if self.basis_size is None else self.basis_size
+        if size > n:
+            if self.basis_size is not None or size != DEFAULTS["basis_size"]:
+                raise InputError(
+                    f"a basis of {size:,} samples was asked for; there are {n:,}. Give `basis_size` {n} at most"
+                )
+            size = n
+        return replace(self, settings=self._settled(size))
+
+    def _settled(self, size: int) -> SparseSettings:
+        """The settings with this size, and with the gap where the choice is to reach it: a ladder's is its target's."""
+        return replace(self.settings, basis_size=size, gap=self._gap if self.target is None else None)
+
+    def identity(self, given_digest: str | None) -> dict[str, Any]:
+        """Return what determines the model beside data and hyperparameters, once the job is sized."""
+        settings = asdict(self.settings)
+        if not self.settings.sparse_method.neighbours:
+            # Models that were stored before there were any do not have these.
+            for name in NEAR_SETTINGS:
+                del settings[name]
+        return {
+            **settings,
+            "gap": self._gap,
+            "given_basis": given_digest,
+            "target_distance": self.target_distance,
+            "largest_basis": self.largest_basis,
+            "auto": self.basis_size == "auto",
+        }
+
+
+INDEX = "index"
+
+
+def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray:
+    """Read a given basis for a training set: sample numbers (m,), or standardised inputs (m, d).
+
+    Raises `InputError`: nothing there, a number that is missing or not finite, other features, a sample that does not
+    exist.
+    """
+    location = normalise_url(location)
+    kind = recognise(location)
+    if kind == SPARSE_MODEL_KIND:
+        return _of_model(location, dataset)
+    if kind == DATASET_KIND:
+        seen = open_dataset(location).as_seen_by(dataset.feature_names, (), dataset.standardisation)
+        return seen.inputs(0, seen.n_samples)
+    if location.endswith(".json"):
+        return _tuned(location, dataset)
+    places = expand_locations(location)
+    if places != [location]:
+        # Whoever limits where a job may read has judged this place, and not what a pattern leads to.
+        raise InputError(f"a basis is one file or store; '{location}' stands for what it leads to")
+    source = open_source(places, {})
+    by_name, expected = {column.name: column for column in source.columns}, len(dataset.raw_feature_names)
+    if set(dataset.feature_names) <= by_name.keys():
+        raw = _values(source, [by_name[name] for name in dataset.feature_names])
+        return np.asarray((raw - dataset.standardisation.input_mean) / dataset.standardisation.input_std)
+    if INDEX in by_name or (len(source.positional) == 1 and expected > 1):
+        return _indices(_values(source, [by_name.get(INDEX, source.positional[0])])[:, 0], location, dataset)
+    if len(source.positional) != expected:
+        raise InputError(
+            f"the basis in '{source.url}' has {len(source.positional)} columns; expected the {expected} features "
+            f"{', '.join(dataset.raw_feature_names)}, or one column of sample numbers"
+        )
+    return dataset.standardisation.inputs(_values(source, source.positional))
+
+
+def digest(basis: IndexArray | FloatArray | None) -> str | None:
+    """Return a name for the numbers of a given basis."""
+    return None if basis is None else hashlib.sha256(np.ascontiguousarray(basis).tobytes()).hexdigest()[:32]
+
+
+def _tuned(location: str, dataset: Dataset) -> IndexArray:
+    hyperparameters = read_hyperparameters(location, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    samples = (hyperparameters.sparse or {}).get("samples")
+    if not samples:
+        raise InputError(
+            f"the hyperparameters in '{location}' name no basis: `dkgp tune --objective bound` writes one with them"
+        )
+    return _indices(np.asarray(samples, dtype=np.float64), location, dataset)
+
+
+def _of_model(location: str, dataset: Dataset) -> IndexArray | FloatArray:
+    record = open_sparse_model(location)
+    if record.fingerprint == dataset.fingerprint:
+        return record.prototypes if record.indices is None else np.asarray(record.indices, dtype=np.intp)
+    if record.feature_names != dataset.feature_names:
+        raise InputError(
+            f"the sparse model '{location}' has the features {', '.join(record.feature_names)}; "
+            f"'{dataset.url}' has {', '.join(dataset.feature_names)}"
+        )
+    source, target = record.standardisation, dataset.standardisation
+    raw = record.prototypes * source.input_std + source.input_mean
+    return np.asarray((raw - target.input_mean) / target.input_std)
+
+
+def _values(source: Source, columns: Sequence[Column]) -> FloatArray:
+    """All rows of some columns; `InputError` names the row of a number that is none."""
+    parts = []
+    for block in source.blocks(columns):
+        bad = np.argwhere(~np.isfinite(block.values))
+        if len(bad):
+            row, column = bad[0]
+            raise InputError(
+                f"a basis has finite numbers alone; column '{columns[column].name}' has {block.values[row, column]} in "
+                f"{block.place(int(row))}"
+            )
+        parts.append(block.values)
+    values = np.concatenate(parts) if parts else np.empty((0, len(columns)))
+    if not len(values):
+        raise InputError(f"the basis in '{source.url}' has no rows; expected at least one")
+    return values
+
+
+def _indices(values: FloatArray, location: str, dataset: Dataset) -> IndexArray:
+    n, rows = dataset.n_samples, np.arange(len(values))
+    wrong = rows[(values != np.floor(values)) | (values < 0) | (values >= n)]
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"row {row + 1} of the basis '{location}' is {values[row]:g}; expected sample numbers from 0 to {n - 1:,}"
+        )
+    return np.asarray(values, dtype=np.intp)
+
+
+# Of the targets' standard deviation: the mean of the targets alone is about one away from the exact mean.
+SAYS_LITTLE = 0.5
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Projected memory, of a ladder for each rung by itself; bytes of inputs here; what else is free; what is kept."""
+
+    sparse: SparseMemory | None
+    inputs_bytes: int
+    free_bytes: int
+    kept_bytes: int
+
+
+class SparseRun(TrainingRun):
+    """A run of `dkgp sparse`; `basis` is the one that the user gave, sample numbers or standardised inputs."""
+
+    command, kind = "sparse", SPARSE_MODEL_KIND
+    job: SparseJob
+    hyperparameters: Hyperparameters
+    basis: IndexArray | FloatArray | None = None
+
+    def check(self) -> None:
+        """Refuse options that do not go together."""
+        self.job.check()
+        super().check()
+
+    def open(self) -> None:
+        """Open data, hyperparameters and a given basis; the job's size is what it means for these data."""
+        super().open()
+        self._requested = self.job
+        if self.job.given_basis is not None:
+            self.basis = read_given_basis(self.job.given_basis, self.dataset)
+        self.job = self.job.sized(self.dataset.n_samples, None if self.basis is None else len(self.basis))
+
+    def prepare(self) -> None:
+        """Refuse a bound on products that the kernel does not have."""
+        super().prepare()
+        self.product_error.require_kernel(self.hyperparameters.kernel)
+
+    def tell(self) -> None:
+        """Warn of labels, and name a basis that is all there is."""
+        warn_of_labels(self.dataset, self.hyperparameters, self.reporter)
+        n, size = self.dataset.n_samples, self._requested.settings.basis_size
+        if self.basis is None and self.job.basis_size is None and size > n:
+            self.reporter.note(f"the basis is all {n:,} samples: the default of {size:,} is more than there are")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Data and hyperparameters."""
+        noise = Noise(self.hyperparameters.noise_variance)
+        return Problem(self.dataset, self.hyperparameters.kernel, noise).identity()
+
+    def checkpoints(self) -> Checkpointing | None:
+        """Return where a basis that grows is saved."""
+        if not self.job.grows:
+            return None
+        return checkpointing_of(self.job, self.identity, self.job.solver_settings, self.reporter)
+
+    def work(self, executor: BlockExecutor) -> tuple[TrainedSparse, _Plan]:
+        """Plan the memory, choose and fit a basis, or climb a ladder of them, and certify."""
+        plan = self._plan(executor)
+        self.begin()
+        executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
+        return self._judged(self._trained(executor, plan)), plan
+
+    def _plan(self, executor: BlockExecutor) -> _Plan:
+        """Project the memory, and what of the inputs the coordinator holds; `MemoryBudgetError` beyond the budget."""
+        job, dataset, kernel = self.job, self.dataset, self.hyperparameters.kernel
+        resident, budget = room(self)
+        n, d, width = dataset.n_samples, dataset.n_features, feature_width(kernel)
+        # A ladder refuses each rung by itself: what it begins with is what must have room.
+        size = job.settings.basis_size if job.target is None else min(FIRST_RUNG, job.settings.basis_size)
+        settings = replace(job.settings, basis_size=size)
+        plan = settings.memory(n, d, dataset.n_targets, executor, job.cluster.cache_bytes, width)
+        inputs = inputs_within(self, width, budget - resident - plan.coordinator_bytes)
+        plan.require(budget, resident)
+        # What a ladder's first rung has a use for is all that its later ones keep.
+        plan = plan.with_kept(executor.tiles, budget - inputs, resident)
+        free = budget - resident - inputs - (plan.kept_bytes if plan.shares_process else 0)
+        return _Plan(plan if job.target is None else None, inputs, free, plan.kept_bytes)
+
+    def _trained(self, executor: BlockExecutor, plan: _Plan) -> TrainedSparse:
+        job, hyperparameters = self.job, self.hyperparameters
+        size = None if job.basis_size == "auto" and job.largest_basis is None else job.settings.basis_size
+        with (
+            RecordLog(job.log_json, resume=job.resume) as log,
+            self.reporter.choice("sparse", size) as show,
+            interruptible(self.reporter.warn) as interruption,
+        ):
+
+            def after_round(progress: GreedyProgress) -> None:
+                show(progress)
+                log.write({"iteration": progress.round, **progress.to_json()})
+
+            def after_rung(rung: Rung) -> None:
+                gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
+                told = f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}"
+                self.reporter.note(told, told + gap)
+                if not job.is_greedy:
+                    log.write({"iteration": rung.size, **rung.to_json()})
+
+            context = RunContext(
+                executor,
+                plan.inputs_bytes,
+                product_error=self.product_error,
+                callback=after_round,
+                within=show,
+                checkpointing=self.checkpointing,
+                interrupted=interruption,
+            )
+            kernel, noise = hyperparameters.kernel, Noise(hyperparameters.noise_variance)
+            if job.target is None:
+                return train_sparse(self.dataset, kernel, noise, context, job.settings, given=self.basis)
+            return climb(
+                SparseProblem.of(self.dataset, kernel, noise),
+                context,
+                job.settings,
+                job.target,
+                rung_callback=after_rung,
+                memory_bytes=plan.free_bytes,
+                cache_bytes=job.cluster.cache_bytes,
+            )
+
+    def _judged(self, trained: TrainedSparse) -> TrainedSparse:
+        """Note what was asked for, what is proven in the targets' units, and if it is met; ladders know that."""
+        job, bound = self.job, trained.certificate.rms_bound
+        raw = bound * self.dataset.standardisation.target_std
+        summary = {
+            **trained.summary,
+            "target_names": list(self.dataset.target_names),
+            "rms_bound_raw": raw.tolist(),
+            "settings": job.identity(digest(self.basis)),
+        }
+        worst, target = float(np.max(bound)), job.target_distance
+        if job.target is None and target is not None and summary["converged"]:
+            met = worst <= target
+            summary["converged"] = met
+            summary["reason"] = f"proven distance {worst:.3g} {'<=' if met else '>'} {target:.3g}: {summary['reason']}"
+            if not met:
+                summary["advice"] = (
+                    "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
+                )
+        return replace(trained, summary=summary)
+
+    def save(self, trained: tuple[TrainedSparse, _Plan], measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
+        """Write the model."""
+        model, plan = trained
+        model = replace(model, summary={**model.summary, **measured})
+        save_sparse(model, self.job.out, self.dataset, overwrite=overwrite)
+        history = [] if model.greedy is None else [progress.to_json() for progress in model.greedy.history]
+        planned = None if plan.sparse is None else plan.sparse.to_json()
+        return Outcome(model, model.summary, model.certificate.to_json(), history, planned)
+
+    def stored(self) -> SparseRecord:
+        """Open the model at `job.out`."""
+        return open_sparse_model(self.job.out)
+
+    def difference(self, model: SparseRecord, converged: bool) -> str | None:
+        """Say in which name the stored model's run differs."""
+        made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+        wanted = {**self.identity, **self.job.identity(digest(self.basis))}
+        return difference({**made, **model.summary["settings"]}, wanted)
+
+    def draw(self, outcome: Outcome) -> None:
+        """Draw the basis as it grew."""
+        summary = outcome.summary
+        title = f"{summary['method']}: n = {summary['n']:,}, d = {summary['d']}, m = {summary['basis_size']:,}"
+        assert self.job.plot is not None
+        plot_basis(self.job.plot, outcome.history, summary, outcome.certificate or {}, title=title)
+
+    def described(self, outcome: Outcome) -> Document:
+        """Return the model's part of the record."""
+        return {
+            **plain(outcome.summary),
+            "certificate": plain(outcome.certificate),
+            "memory_plan": outcome.memory_plan,
+        }
+
+    def warnings(self, outcome: Outcome) -> list[str]:
+        """Return everything that a user must know of the model, in words."""
+        summary, messages = outcome.summary, []
+        if not summary["converged"]:
+            advice = f"; {summary['advice']}" if summary["advice"] else ""
+            messages.append(f"not proven to be as near as was asked for: {summary['reason']}{advice}")
+        if summary["method"] == "sr":
+            messages.append(
+                "the variances of `method` sr are overconfident: they go to nothing away from the basis. The interval "
+                "of the exact variance beside them holds; `method` dtc has the same mean with variances that count"
+            )
+        worst = max(summary["rms_bound"])
+        if worst >= SAYS_LITTLE:
+            messages.append(
+                f"the proven distance to the exact mean, {worst:.2g} standard deviations of the targets, says little: "
+                "the targets' own mean is about as near. The sparse mean may be much nearer than that; "
+                "`certify_passes` or a larger `basis_size` proves more"
+            )
+        return messages
+
+
+def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
+    """Train, certify and save; see `Run.run`."""
+    return SparseRun(job, reporter).run()
+
+
+def finished_sparse(job: SparseJob, reporter: Reporter) -> Document | None:
+    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
+    return finished_run(SparseRun, job, reporter)

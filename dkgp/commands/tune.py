@@ -1,0 +1,878 @@
+"""The job of `dkgp tune`, and its options NAME=LOW:HIGH, NAME=VALUE, NAME=lognormal(MEDIAN, SIGMA)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from dkgp.cluster import BlockExecutor, ClusterOptions
+from dkgp.cluster.options import KINDS
+from dkgp.codec import difference, to_json
+from dkgp.commands.job_options import DATASET, OVERWRITE
+from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
+from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
+from dkgp.commands.reporting.plots import plot_tuning
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.run import Run
+from dkgp.commands.signals import interruptible
+from dkgp.data import open_dataset
+from dkgp.data.remote.storage import exists
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
+from dkgp.kernels import Kernel
+from dkgp.models import (
+    Hyperparameters,
+    RunContext,
+    projected_tuning_bytes,
+    read_hyperparameters,
+    tune_dataset,
+    write_hyperparameters,
+)
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
+from dkgp.models.classification.near import TITLE, tune_labels_by_neighbours
+from dkgp.models.memory import tiles_that_fit
+from dkgp.models.refinement.record import RefineMemory, RefineSettings, plan_refinement
+from dkgp.models.refinement.refine import RefineSpace, refine
+from dkgp.models.sparse.search import BASIS_SIZES, EVIDENCES, Evidence, Trail, check_bound, plan_bound, tune_by_bound
+from dkgp.models.sparse.vif import Neighbours, kept_bytes
+from dkgp.models.trend import CENTRED, MeanKind
+from dkgp.models.tuning.laplace import LabelLikelihood
+from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood, tune_likelihood, tune_noise
+from dkgp.models.tuning.objectives import ObjectiveName
+from dkgp.models.tuning.search import Choices, ProgressCallback, SearchSettings
+from dkgp.models.tuning.space import NOISE_NAME, matches, parse_bounds, parse_fixed, parse_priors
+from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.models.tuning.tune import check_folds, check_tuning
+from dkgp.models.warm_up import helped
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.product_error import ProductError
+from dkgp.options import SEED, Part, check_ranges
+from dkgp.registry import FURTHER, Group, Option
+
+VALUES = Group("What values hyperparameters may have")
+OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
+KERNEL = Option(
+    help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\". "
+    "auto: the best of a few on held-out samples.  [default: that of `start`, else rbf]",
+    metavar="TEXT",
+)
+KERNEL_SECONDS = Option(
+    help="Of `kernel` auto: compare no further kernel that would end later.", above=0, group=FURTHER
+)
+SUBSET = Option(help="Samples of a subset, drawn at random.")
+SUBSETS = Option(
+    help="How many subsets; disjoint where the data suffice. Their log likelihoods are added, each computed by a task "
+    "of its own."
+)
+OBJECTIVE = Option(
+    help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
+    "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
+    "the variational bound on the marginal likelihood; fitc, FITC's likelihood; vif, the likelihood where what the "
+    "basis leaves of a sample depends on its nearest neighbours, of numbers or, with `likelihood` logit or probit, of "
+    "labels.",
+)
+LIKELIHOOD = Option(
+    help="Of numbers, the distribution of their noise: student-t, under which outliers count for less; auto: what "
+    "held-out samples say, that or the normal one (gaussian, the default). Of labels: maximise their evidence by a "
+    "Gaussian process classifier, in Laplace's approximation; several classes each against the rest, or coupled by "
+    "softmax, which takes smaller subsets. Without it labels are tuned as a regression on signs, for an LS-SVM."
+)
+BASIS_SIZE = Option(
+    help="Basis samples of the objectives bound, fitc and vif; they are chosen again as the hyperparameters move.  "
+    "[default: 1000, of vif 200, or all]",
+    metavar="M",
+    group=FURTHER,
+)
+RESTARTS = Option(help="Starting points; the best result is kept.")
+LEARN_VARIANCE = Option(help="Tune the amplitude of a plain kernel too, instead of fixing it at 1.", group=VALUES)
+BOUNDS = Option(
+    help="Keep a hyperparameter between LOW and HIGH. NAME may be a pattern: gamma.lat is the gamma of the feature "
+    "lat, 'gamma*' those of all; noise_variance is the noise. May be repeated, as --fix and --prior may.",
+    metavar="NAME=LOW:HIGH",
+    group=VALUES,
+)
+FIXED = Option(help="Hold a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE", group=VALUES)
+PRIORS = Option(
+    help="Add the log density of log(NAME), normal around log(MEDIAN) with deviation SIGMA, to the objective.",
+    spellings=("--prior",),
+    metavar="NAME=lognormal(MEDIAN, SIGMA)",
+    group=VALUES,
+)
+START = Option(help="Start from these hyperparameters, as `dkgp tune` writes them.", metavar="FILE", place="read")
+TOLERANCE = Option(help="Of the search.", spellings=("--tol",), group=FURTHER)
+FOLDS = Option(
+    help="Score the result by F folds of each subset, each predicted from its others, without tuning again.",
+    metavar="F",
+)
+HOLDOUT = Option(
+    help="Score the result on rows that no subset holds, as many as this fraction of a subset.", metavar="FRACTION"
+)
+PLOT = Option(help="Draw the length scales by feature into a .png, .pdf or .svg.", metavar="FILE", place="write")
+RESUME = Option(
+    help="Take the file at `out` for done where this same command wrote it; otherwise a search on all samples goes on "
+    "from OUT.checkpoint, to the bit-same result, and one on subsets starts from the beginning. For batch systems that "
+    "run a command again."
+)
+REFINING = Group("With --refine")
+REFINE = Part(
+    "refine",
+    "Go on from the subsets' result on all samples: a few steps on stochastic gradients of the full marginal "
+    "likelihood. Samples held out of it decide which values are kept.",
+    implied_by=("refine_only",),
+    prefix="refine_",
+    group=REFINING,
+)
+NOISE_MODEL = Option(
+    help="Let the noise depend on the inputs, and move the kernel with it, on a subset: the logarithm of its variance "
+    "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
+    "and what follows it then know it."
+)
+MEAN = Option(
+    help="The mean that `dkgp train --mean` is to take, whose coefficients are left out of the likelihood: a constant, "
+    "or a linear function of the features.",
+)
+REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
+
+# Ranges that depend on the number of samples are checked for the largest possible one.
+MANY_SAMPLES = 2**31
+# Options that a search on all samples has no use for.
+OF_SUBSETS = ("subset", "subsets", "folds", "holdout")
+
+
+@dataclass(frozen=True)
+class TuneJob:
+    """Hyperparameters to tune; the parameters of `dkgp.models.tune_dataset`, and where the result goes."""
+
+    dataset: Annotated[str, DATASET]
+    out: Annotated[str, OUT]
+    kernel: Annotated[str | None, KERNEL] = None
+    kernel_seconds: Annotated[float, KERNEL_SECONDS] = 120.0
+    subset: Annotated[int, SUBSET] = 2000
+    subsets: Annotated[int, SUBSETS] = 1
+    objective: Annotated[Literal["likelihood", "loo", "bound", "fitc", "vif"], OBJECTIVE] = "likelihood"
+    likelihood: Annotated[Literal["logit", "probit", "softmax", "gaussian", "student-t", "auto"] | None, LIKELIHOOD] = (
+        None
+    )
+    basis_size: Annotated[int | None, BASIS_SIZE] = None
+    restarts: Annotated[int, RESTARTS] = 1
+    learn_variance: Annotated[bool, LEARN_VARIANCE] = False
+    bounds: Annotated[tuple[str, ...], BOUNDS] = ()
+    fixed: Annotated[tuple[str, ...], FIXED] = ()
+    priors: Annotated[tuple[str, ...], PRIORS] = ()
+    start: Annotated[str | None, START] = None
+    tolerance: Annotated[float, TOLERANCE] = 1e-4
+    folds: Annotated[int | None, FOLDS] = None
+    holdout: Annotated[float | None, HOLDOUT] = None
+    plot: Annotated[str | None, PLOT] = None
+    resume: Annotated[bool, RESUME] = False
+    refine: Annotated[RefineSettings | None, REFINE] = None
+    refine_only: Annotated[bool, REFINE_ONLY] = False
+    noise_model: Annotated[NoiseKind, NOISE_MODEL] = "none"
+    mean: Annotated[MeanKind, MEAN] = CENTRED
+    seed: Annotated[int, SEED] = 0
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """The sparse model's evidence that is maximised on all samples; None of a search on subsets."""
+        name = self.objective
+        return name if name == "bound" or name == "fitc" or name == "vif" else None
+
+    @property
+    def of_subsets(self) -> ObjectiveName:
+        """The objective of a search on subsets."""
+        return "loo" if self.objective == "loo" else "likelihood"
+
+    @property
+    def of_labels(self) -> LabelLikelihood | None:
+        """The likelihood of labels; None of a regression."""
+        name = self.likelihood
+        return name if name == "logit" or name == "probit" or name == "softmax" else None
+
+    @property
+    def of_noise(self) -> NoiseLikelihood:
+        """The distribution of a regression's noise."""
+        name = self.likelihood
+        return name if name == "student-t" or name == "auto" else "gaussian"
+
+    @property
+    def checkpoint_url(self) -> str | None:
+        """The checkpoint's place, of a search on all samples."""
+        return None if self.evidence is None else f"{self.out}.checkpoint"
+
+    def check(self) -> None:
+        """Refuse options that contradict each other or are misspelled; `UsageError`, or `InputError` for a range."""
+        self.named()
+        self.search()
+        plan_subsets(MANY_SAMPLES, self.subset, subsets=self.subsets, seed=self.seed, holdout=self.holdout)
+        check_folds(self.folds, self.subset)
+        self._check_evidence()
+        if self.of_labels is not None and self.objective not in ("likelihood", "vif"):
+            raise UsageError(
+                f"`objective` {self.objective} is of regressions; leave it out with the `likelihood` of labels, whose "
+                "evidence is maximised: on subsets, or by `objective` vif on all samples"
+            )
+        if self.of_labels == "softmax" and self.evidence is not None:
+            raise UsageError(
+                "`objective` vif takes each class against the rest, and `likelihood` softmax couples them; choose "
+                "`likelihood` logit, or leave `objective` out"
+            )
+        if self.of_labels is not None and self.refine is not None:
+            raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
+        self._check_mean()
+        self._check_noise("noise_model", self.noise_model, "none")
+        self._check_noise("likelihood", self.of_noise, "gaussian")
+        if self.noise_model != "none" and self.of_noise != "gaussian":
+            raise UsageError(
+                f"`noise_model` {self.noise_model} is of noise with a normal distribution; leave it out with "
+                f"`likelihood` {self.of_noise}"
+            )
+        if not self.refine_only:
+            return
+        if self.refine is None:
+            raise UsageError("`refine_only` needs the settings of a refinement; give `refine` too")
+        if self.start is None:
+            raise UsageError("`refine_only` refines the values of a file; name it with `start` FILE")
+        if self.kernel is not None:
+            raise UsageError("`refine_only` refines the kernel of `start`; leave `kernel` out")
+
+    def _check_mean(self) -> None:
+        """Refuse a mean with coefficients where another objective, or another model, has no place for it."""
+        for name, changed in {
+            "likelihood": self.likelihood is not None,
+            "objective": self.objective != "likelihood",
+            "refine": self.refine is not None,
+            "noise_model": self.noise_model != "none",
+            "folds": self.folds is not None,
+            "holdout": self.holdout is not None,
+            "kernel": self.kernel == "auto",
+        }.items():
+            if self.mean != CENTRED and changed:
+                value = "" if name in ("refine", "folds", "holdout") else f" {getattr(self, name)}"
+                raise UsageError(
+                    f"`mean` {self.mean} is tuned with by the marginal likelihood of subsets alone; leave out "
+                    f"`{name}`{value}, or `mean`"
+                )
+
+    def _check_noise(self, name: str, value: str, plain: str) -> None:
+        """Refuse other noise than the plain one of labels, of a sparse model's evidence, or where it is held fixed."""
+        if value == plain:
+            return
+        if self.of_labels is not None:
+            raise UsageError(f"`{name}` is of regressions; leave it out with the `likelihood` of labels")
+        if self.evidence is not None:
+            raise UsageError(
+                f"`objective` {self.objective} is of sparse models, which take the noise for normal and the same "
+                f"everywhere; leave it out with `{name}` {value}"
+            )
+        if any(matches(name, NOISE_NAME) for name in parse_fixed(self.fixed)):
+            raise UsageError(f"`{name}` {value} finds the noise, which `fixed` holds; leave one of them out")
+
+    def _check_evidence(self) -> None:
+        """Refuse options of subsets where all samples are looked at, and of these where subsets are."""
+        if self.evidence is None and self.basis_size is not None:
+            raise UsageError(
+                f"`basis_size` is of the objectives {', '.join(EVIDENCES)}; this one, {self.objective}, looks at a "
+                "subset. Choose one of them, or leave it out"
+            )
+        for name in OF_SUBSETS if self.evidence is not None else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise UsageError(
+                    f"`objective` {self.objective} looks at all samples; leave out `{name}`, which is of subsets"
+                )
+
+    def named(self) -> dict[str, Any]:
+        """Parse the options that name single hyperparameters, for `tune_dataset`; `UsageError` for another form."""
+        return {
+            "bounds": parse_bounds(self.bounds),
+            "fixed": parse_fixed(self.fixed),
+            "priors": parse_priors(self.priors),
+        }
+
+    def choices(self, start: Hyperparameters | None) -> Choices:
+        """Return what is searched for, from these hyperparameters on."""
+        return Choices(
+            self.kernel,
+            self.of_subsets,
+            start=start,
+            folds=self.folds,
+            likelihood=self.of_labels,
+            mean=self.mean,
+            **self.named(),
+        )
+
+    def search(self, progress: ProgressCallback | None = None) -> SearchSettings:
+        """Return how it is searched for, and who watches."""
+        return SearchSettings(self.seed, self.learn_variance, self.tolerance, self.restarts, progress=progress)
+
+
+def check_refinement_memory(
+    run: Run, settings: RefineSettings, executor: BlockExecutor, kernel: Kernel | None = None
+) -> RefineMemory:
+    """Project the memory of a refinement; the coordinator holds all inputs only where that fits too.
+
+    Products within a bound are counted once the kernel is known.
+
+    Raises `MemoryBudgetError`: it does not fit either way; `InputError`: a preconditioner's rank that does not fit its
+    memory.
+    """
+    dataset = run.dataset
+    resident, budget = memory_budget()
+    n, d = dataset.n_samples, dataset.n_features
+    plan = partial(
+        plan_refinement,
+        n,
+        d,
+        dataset.n_targets,
+        settings,
+        executor,
+        resident_bytes=resident,
+        cache_bytes=run.job.cluster.cache_bytes,
+    )
+    products, columns = None, 2 * dataset.n_targets + settings.probes_for(n)
+    if kernel is not None:
+        error = ProductError.of(settings.product_error)
+        products = error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes)
+    if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True).with_products(products)
+        if holding.coordinator_bytes <= budget:
+            return _with_tiles(holding, executor, n, budget)
+    lean = plan(holds_inputs=False).with_products(products)
+    lean.require(budget)
+    return _with_tiles(lean, executor, n, budget)
+
+
+def _with_tiles(plan: RefineMemory, executor: BlockExecutor, n: int, budget_bytes: int) -> RefineMemory:
+    """The same with room for tiles that are kept."""
+    return replace(plan, tiles_bytes=tiles_that_fit(executor.tiles, n, plan.spare_bytes(budget_bytes)))
+
+
+def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperparameters:
+    """Refine from a start on, with one line a step; the hyperparameters to write carry the record of what was done.
+
+    Raises
+    ------
+    InputError, MemoryBudgetError
+        Found before any work.
+    NumericalError
+        The kernel matrix is not positive definite at the start.
+    ClusterError
+        The cluster was lost.
+    """
+    job, dataset, reporter = run.job, run.dataset, run.reporter
+    settings: RefineSettings = job.refine.decided(dataset, start)
+    error = ProductError.of(settings.product_error)
+    error.require_kernel(start.kernel)
+    plan = check_refinement_memory(run, settings, executor, start.kernel)
+    executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
+    space = RefineSpace.of_start(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
+    reporter.note(
+        f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
+        f"{settings.probes_for(dataset.n_samples)} probes"
+    )
+
+    with interruptible(reporter.warn) as interruption:
+        refinement = refine(
+            dataset,
+            space,
+            RunContext(
+                executor,
+                callback=lambda step: reporter.note(step.plain, str(step)),
+                interrupted=interruption,
+                product_error=error,
+                note=reporter.note,
+                # What the plan found room for: all inputs at the coordinator, or none.
+                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
+            ),
+            settings,
+            note=reporter.note,
+        )
+    if refinement.kept == "refined":
+        reporter.note(refinement.verdict)
+    elif not refinement.interrupted:
+        reporter.warn(refinement.verdict)
+    short = sum(step.relative_residual > step.tolerance for step in refinement.history)
+    if short:
+        reporter.warn(
+            f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to the "
+            "relative residual that a step aims at, and gradients have larger errors: raise `refine_max_passes`, "
+            "`refine_rank` or `refine_tolerance`"
+        )
+    kept = refinement.hyperparameters
+    record = {**to_json(refinement), "memory_plan": plan.to_json()}
+    return replace(kept, refinement=record)
+
+
+def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
+    """Say how to go on, once the hyperparameters so far have been written to `out`.
+
+    Raises `InterruptedRunError`: the refinement was interrupted.
+    """
+    refinement = tuned.refinement
+    if refinement is not None and refinement["interrupted"]:
+        raise InterruptedRunError(
+            f"{refinement['verdict']}; they are in '{out}'. Go on from there with the same command and `start` '{out}' "
+            "`refine_only`, and another `out` or `overwrite`"
+        )
+
+
+# Of a starting point, as of a regression's.
+MOST_EVALUATIONS = 300
+
+
+class TuneRun(Run):
+    """A run of `dkgp tune`, by default one on random subsets.
+
+    Attributes
+    ----------
+    labels
+        Where their likelihood is maximised; from `open` on.
+    start
+        Hyperparameters to start from, where they were named; from `open` on.
+    signature
+        Of which data a run is, and with which settings that are not the defaults, in JSON types; from `open` on.
+    """
+
+    command = "tune"
+    job: TuneJob
+    labels: Labels | None = None
+    start: Hyperparameters | None = None
+    signature: dict[str, Any]
+    _overwrite = False
+
+    @property
+    def places(self) -> list[str]:
+        """The places of the hyperparameters, and of a search's checkpoint."""
+        checkpoint = self.job.checkpoint_url
+        return [*super().places, *([] if checkpoint is None else [checkpoint])]
+
+    @property
+    def samples(self) -> int:
+        """As one: an evaluation takes longer than messages do. Unless a cluster is asked for, threads do without."""
+        return 1 if self.job.refine is None else self.dataset.n_samples
+
+    def check(self) -> None:
+        """Refuse options that do not go together, and a plot that cannot be drawn."""
+        job = self.job
+        job.check()
+        check_side_files(job.plot, None, replace=job.overwrite or job.resume)
+        if job.plot is not None and job.plot == job.out:
+            raise UsageError(f"`plot` and `out` name the same file, '{job.plot}'; choose two")
+
+    def open(self) -> None:
+        """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from.
+
+        Raises `InputError` for data without targets, and for labels with a noise model.
+        """
+        job, dataset = self.job, open_dataset(self.job.dataset)
+        if dataset.n_targets == 0:
+            raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
+        if job.of_labels is not None:
+            self.labels = labels_of(dataset)
+        elif dataset.classes is not None:
+            if job.mean != CENTRED:
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, and classifiers have no mean of their own; leave "
+                    "`mean` out"
+                )
+            if job.noise_model != "none" or job.of_noise != "gaussian":
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` "
+                    f"and `likelihood` {job.of_noise} out"
+                )
+            dataset = dataset.as_signs()
+            self.reporter.note(
+                "the target is a label: tuned is the regression on the signs of its classes, for classification"
+            )
+        self.dataset = dataset
+        if job.start is not None:
+            self.start = read_hyperparameters(job.start, feature_names=dataset.feature_names)
+        self.signature = self._signature()
+
+    def _signature(self) -> dict[str, Any]:
+        values = asdict(self.job)
+        aside = ("dataset", "out", "start", "plot", "overwrite", "resume", "cluster")
+        changed = {
+            field.name: values[field.name]
+            for field in fields(self.job)
+            if field.name not in aside and getattr(self.job, field.name) != field.default
+        }
+        if self.start is not None:
+            text = json.dumps(self.start.to_json(), sort_keys=True)
+            changed["start"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        document: dict[str, Any] = plain({"fingerprint": self.dataset.fingerprint, **changed})
+        return document
+
+    def finished(self) -> Document | None:
+        """Return the record of the file at `out` where this job wrote it; an interrupted refinement begins again."""
+        if not self.job.resume:
+            return None
+        out = self.job.out
+        try:
+            earlier = read_hyperparameters(out)
+        except InputError:
+            return None
+        other = "run, which is not on record" if earlier.run is None else difference(earlier.run, self.signature)
+        if other is not None:
+            self.reporter.note(f"the hyperparameters in '{out}' are of another {other}")
+            return None
+        if earlier.refinement is not None and earlier.refinement.get("interrupted"):
+            self._overwrite = True
+            return None
+        self.reporter.note(f"the hyperparameters in '{out}' are done: they were complete when an earlier run ended")
+        for message in earlier.warnings:
+            self.reporter.warn(message)
+        return self.report(earlier)
+
+    def refuse(self) -> None:
+        """Refuse an output that is there, and kernels, names and numbers that do not fit the data."""
+        self._overwrite |= self.job.overwrite
+        check_output_file(self.job.out, replace=self._overwrite, option="`out`", local=False)
+        if not self.job.refine_only:
+            self.check_choices()
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile what most runs begin with."""
+        return helped()
+
+    def refuse_on(self, executor: BlockExecutor) -> None:
+        """Refuse a refinement, or subsets, that do not fit where they are worked on."""
+        if self.job.refine is not None:
+            check_refinement_memory(self, self.job.refine, executor)
+        if not self.job.refine_only:
+            self.check_memory(executor)
+
+    def work(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search, unless the values to start from are to be refined alone, refine, and find a noise model."""
+        tuned = self.start if self.start is not None and self.job.refine_only else self.search(executor)
+        for message in tuned.warnings:
+            self.reporter.warn(message)
+        if self.job.refine is not None:
+            tuned = refined(self, tuned, executor)
+        interrupted = tuned.refinement is not None and tuned.refinement["interrupted"]
+        return tuned if interrupted else self.with_noise(tuned)
+
+    def with_noise(self, tuned: Hyperparameters) -> Hyperparameters:
+        """Let the noise depend on the inputs, or have outliers, where that is asked for, or held-out samples say so."""
+        job, reporter = self.job, self.reporter
+        if job.noise_model == "none" and job.of_noise == "gaussian":
+            return tuned
+        what = f"noise model ({job.noise_model})" if job.noise_model != "none" else f"likelihood ({job.of_noise})"
+        reporter.note(f"looking for a {what} on {min(job.subset, self.dataset.n_samples):,} samples")
+        with reporter.search("noise") as progress:
+            settings: dict[str, Any] = {
+                "choices": job.choices(None),
+                "settings": job.search(progress),
+                "subset": job.subset,
+                "note": reporter.note,
+            }
+            if job.noise_model != "none":
+                found = tune_noise(self.dataset, tuned, job.noise_model, **settings)
+            else:
+                found = tune_likelihood(self.dataset, tuned, job.of_noise, **settings)
+        for message in found.warnings[len(tuned.warnings) :]:
+            reporter.warn(message)
+        return found
+
+    def conclude(self, result: Hyperparameters, peak_bytes: int) -> Document:
+        """Write the file, and report; `InterruptedRunError` where a refinement was interrupted."""
+        tuned = replace(result, run=self.signature)
+        write_hyperparameters(self.job.out, tuned, overwrite=self._overwrite)
+        self.written()
+        document = self.report(tuned)
+        raise_if_interrupted(tuned, self.job.out)
+        return document
+
+    def report(self, tuned: Hyperparameters) -> Document:
+        """End a run whose file is written: draw the plot, and describe it."""
+        if self.job.plot is not None:
+            plot_tuning(self.job.plot, tuned)
+        return {
+            "command": self.command,
+            "out": self.job.out,
+            **tuned.to_json(),
+            "plot": self.job.plot,
+            "warnings": list(self.reporter.warnings),
+            "peak_memory_bytes": own_peak_bytes(),
+        }
+
+    # ------------------------------------------------------------------------- the search, here on subsets
+
+    def check_choices(self) -> None:
+        """Refuse kernels, names and numbers that do not fit the data, before a cluster is started."""
+        job, dataset = self.job, self.dataset
+        plan = plan_subsets(dataset.n_samples, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
+        choices, settings = job.choices(self.start), job.search()
+        if self.labels is not None:
+            label_weights(self.labels, None, dataset.all_weights())
+        check_tuning(plan, tuple(dataset.feature_names), choices, settings)
+
+    def check_memory(self, executor: BlockExecutor) -> None:
+        """Refuse subsets whose matrices do not fit where they are evaluated, as far as that is known here."""
+        job, size = self.job, min(self.job.subset, self.dataset.n_samples)
+        here = executor.shares_memory or (
+            KINDS.find(job.cluster.kind).on_this_machine and job.cluster.address() is None
+        )
+        at_once = min(job.subsets, executor.parallelism if here else executor.threads_per_process)
+        available = available_bytes() if here else job.cluster.worker_memory_bytes
+        if available is None:
+            return
+        projected = projected_tuning_bytes(
+            size,
+            self.dataset.n_targets if self.labels is None else self.labels.n_outputs,
+            self.dataset.feature_names,
+            kernel=job.kernel,
+            start=self.start,
+            objective=job.of_subsets,
+            likelihood=job.of_labels,
+            subsets=job.subsets,
+            at_once=at_once,
+        )
+        if projected > available:
+            together = f", {at_once} of {job.subsets} subsets at a time" if job.subsets > 1 else ""
+            where = "" if here else " in a worker"
+            raise MemoryBudgetError(
+                f"tuning on {size} samples{together} takes {projected:,} bytes; {available:,} bytes are available"
+                f"{where}. Lower `subset`{', or `workers`, so that fewer run at the same time' if at_once > 1 else ''}"
+            )
+
+    def search(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search, with one line for each evaluation."""
+        job, dataset, size = self.job, self.dataset, min(self.job.subset, self.dataset.n_samples)
+        where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
+        kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
+        self.reporter.note(
+            f"tuning {kernel} of {dataset.n_features} features on {where} of {dataset.n_samples:,} samples"
+        )
+        with self.reporter.search("tune") as progress:
+            names = [*OF_SUBSETS, "kernel", "seed", "learn_variance", "tolerance", "restarts"]
+            mean: dict[str, Any] = {} if job.mean == CENTRED else {"mean": job.mean}
+            settings: dict[str, Any] = {
+                **{name: getattr(job, name) for name in names},
+                **job.named(),
+                "start": self.start,
+                "progress": progress,
+            }
+            if self.labels is None:
+                return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings, **mean)
+            data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
+            search = LabelTuning(likelihood=job.of_labels, max_evaluations=MOST_EVALUATIONS, **settings)
+            return tune_labels(data, search, executor)
+
+    def written(self) -> None:
+        """Remove what only a search under way has a use for."""
+
+
+class BoundRun(TuneRun):
+    """A run on all samples; what was evaluated is kept in a trail until the result is written."""
+
+    trail = Trail()
+
+    @property
+    def samples(self) -> int:
+        """All are looked at."""
+        return self.dataset.n_samples
+
+    @property
+    def basis_size(self) -> int:
+        """Basis samples, as many as were asked for."""
+        if self.job.basis_size is not None:
+            return self.job.basis_size
+        assert self.job.evidence is not None
+        return min(BASIS_SIZES[self.job.evidence], self.dataset.n_samples)
+
+    def check_choices(self) -> None:
+        """Refuse kernels, names, numbers and places that do not fit, before a cluster is started."""
+        checkpoint = self.job.checkpoint_url
+        assert checkpoint is not None
+        check_bound(self.dataset, self.job.choices(self.start), self.job.search(), self.basis_size)
+        if self.labels is not None:
+            label_weights(self.labels, None, self.dataset.all_weights())
+        check_output_file(checkpoint, replace=True, option="`out`", local=False)
+        if not self.job.resume and exists(checkpoint):
+            self.reporter.warn(
+                f"the checkpoint '{checkpoint}' is of an earlier run and will be replaced; `resume` would go on from it"
+            )
+
+    def check_memory(self, executor: BlockExecutor) -> None:
+        """Nothing: what fits depends on workers that compute alike, which `search` asks for."""
+
+    def search(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search, with one line for each basis.
+
+        Raises
+        ------
+        MemoryBudgetError
+            The matrices of a basis of this size do not fit.
+        InterruptedRunError
+            What was evaluated is in the checkpoint.
+        """
+        job, dataset, size, reporter = self.job, self.dataset, self.basis_size, self.reporter
+        assert job.evidence is not None
+        executor.require_one_arithmetic()
+        n, d, p, title = dataset.n_samples, dataset.n_features, dataset.n_targets, EVIDENCES[job.evidence]
+        if self.labels is not None:
+            # The targets that labels stand for, beside what is kept of each latent function.
+            p, title = 2 + self.labels.n_outputs, TITLE
+        resident, budget = memory_budget()
+        plan = plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence)
+        plan.require(budget, resident)
+        if self.labels is not None:
+            # Each of Newton's steps goes over the same leaves.
+            plan = replace(plan, useful_bytes=kept_bytes(n, size, Neighbours()))
+            plan = plan.with_kept(executor.tiles, budget, resident)
+            executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
+        self.trail = Trail(job.checkpoint_url, self.signature)
+        if job.resume and self.trail.load():
+            reporter.note(f"going on from '{self.trail.url}', {len(self.trail)} evaluations")
+        reporter.note(f"maximising the {title} of {size:,} basis samples on {n:,} samples of {d} features")
+        with interruptible(reporter.warn) as interruption, reporter.search("tune") as progress:
+            context, settings = RunContext(executor, interrupted=interruption), job.search(progress)
+            choices = job.choices(self.start)
+            options: dict[str, Any] = {"basis_size": size, "note": reporter.note, "trail": self.trail}
+            try:
+                if self.labels is None:
+                    return tune_by_bound(dataset, context, choices, settings, objective=job.evidence, **options)
+                data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
+                return tune_labels_by_neighbours(data, context, choices, settings, **options)
+            except InterruptedRunError as error:
+                raise InterruptedRunError(
+                    f"{error}. Go on with the same command and `resume`", error.checkpoint
+                ) from None
+
+    def written(self) -> None:
+        """Remove the trail."""
+        self.trail.remove()
+
+
+AUTO_KERNEL = "auto"
+# In the order in which they are tried, so that a budget that ends early has seen the smooth, the rough and the linear.
+COMPARED_KERNELS = ("rbf", "matern32", "rbf + linear", "matern52", "rq", "matern12")
+COMPARED, HELD_OUT = 1000, 0.5
+# Below which a held-out density says little.
+LEAST_SAMPLES = 20
+
+
+class KernelsRun(TuneRun):
+    """A run that compares kernels first; `job` has the one that was taken from then on."""
+
+    asked: TuneJob
+
+    def check(self) -> None:
+        """Refuse options of another search beside `kernel` auto."""
+        job = self.asked = self.job
+        check_ranges(job)
+        for name, value in (("likelihood", job.of_labels), ("start", job.start)):
+            if value is not None:
+                raise UsageError(
+                    f"`kernel` auto compares kernels of regressions from their own start; leave `{name}` out"
+                )
+        if job.evidence is not None:
+            raise UsageError(
+                f"`kernel` auto compares kernels on subsets; leave out `objective` {job.objective}, or name the kernel"
+            )
+        super().check()
+
+    def open(self) -> None:
+        """Open the data; `InputError` where they are too few to hold some out."""
+        super().open()
+        if self.dataset.n_samples < LEAST_SAMPLES:
+            raise InputError(
+                f"`kernel` auto holds samples out to compare kernels, and needs {LEAST_SAMPLES}; "
+                f"'{self.dataset.url}' has {self.dataset.n_samples}. Name the kernel"
+            )
+
+    def check_choices(self) -> None:
+        """Refuse what does not fit one of the kernels."""
+        for _ in self._each_kernel():
+            super().check_choices()
+
+    def check_memory(self, executor: BlockExecutor) -> None:
+        """Refuse what does not fit for one of the kernels."""
+        for _ in self._each_kernel():
+            super().check_memory(executor)
+
+    def search(self, executor: BlockExecutor) -> Hyperparameters:
+        """Compare, then tune the best kernel as if it had been named."""
+        comparison = self._compare(executor)
+        kernel = comparison["kernel"]
+        self.job = replace(self.asked, kernel=kernel)
+        return replace(super().search(executor), comparison=comparison)
+
+    def _each_kernel(self) -> Iterator[str]:
+        for kernel in COMPARED_KERNELS:
+            self.job = replace(self.asked, kernel=kernel)
+            yield kernel
+        self.job = self.asked
+
+    def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
+        """Tune and score one kernel after another, until the budget is spent."""
+        job, began = self.asked, time.perf_counter()
+        size = min(job.subset, COMPARED, self.dataset.n_samples)
+        rows: list[dict[str, Any]] = []
+        for kernel in COMPARED_KERNELS:
+            spent = time.perf_counter() - began
+            longest = max((row["seconds"] for row in rows), default=0.0)
+            if rows and spent + longest > job.kernel_seconds:
+                left_out = COMPARED_KERNELS[len(rows) :]
+                self.reporter.warn(
+                    f"{len(rows)} of {len(COMPARED_KERNELS)} kernels were compared in the {job.kernel_seconds:.3g} s "
+                    f"that this may take; left out: {', '.join(left_out)}"
+                )
+                break
+            rows.append(self._scored(kernel, size, executor))
+        scored = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
+        if not scored:
+            raise NumericalError(
+                f"none of the kernels {', '.join(row['kernel'] for row in rows)} could be tuned on {size:,} samples; "
+                "name one with `kernel`"
+            )
+        best = min(scored, key=lambda row: row["nlpd"])
+        self.reporter.note(
+            f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} on {best['rows']:,} held-out samples, the least "
+            f"of {len(scored)} kernels"
+        )
+        return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
+
+    def _scored(self, kernel: str, size: int, executor: BlockExecutor) -> dict[str, Any]:
+        """A kernel's held-out figures; None for those of one that could not be tuned."""
+        job, began = self.asked, time.perf_counter()
+        figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
+        with self.reporter.search(f"compare {kernel}") as progress:
+            try:
+                tuned = tune_dataset(
+                    self.dataset,
+                    objective=job.of_subsets,
+                    executor=executor,
+                    kernel=kernel,
+                    subset=size,
+                    seed=job.seed,
+                    learn_variance=job.learn_variance,
+                    tolerance=job.tolerance,
+                    holdout=HELD_OUT,
+                    progress=progress,
+                    **job.named(),
+                )
+            except NumericalError as error:
+                self.reporter.note(f"{kernel} could not be tuned: {error}")
+            else:
+                assert tuned.scores is not None
+                figures = {name: tuned.scores["holdout"][name] for name in figures}
+        seconds = time.perf_counter() - began
+        self.reporter.note(f"{kernel}: " + ("no result" if figures["nlpd"] is None else f"NLPD {figures['nlpd']:.4f}"))
+        return {"kernel": kernel, **figures, "seconds": seconds}
+
+
+def run_tune(job: TuneJob, reporter: Reporter) -> Document:
+    """Tune and write the hyperparameter file; return its content and where it is. See `Run.run`."""
+    if job.kernel is not None and job.kernel.strip() == AUTO_KERNEL:
+        return KernelsRun(job, reporter).run()
+    return (TuneRun if job.evidence is None else BoundRun)(job, reporter).run()
