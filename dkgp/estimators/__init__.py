@@ -43,7 +43,7 @@ __all__ = [
     "upper_confidence_bound",
 ]
 
-# Where each of them is: one is loaded without what the others take.
+# The module of each name: one is loaded without the imports of the others.
 _MODULES = {
     "LSSVC": "least_squares",
     "Acquisition": "gradients",

@@ -60,7 +60,7 @@ KERNELS = Takes(
 
 
 class ClientEstimator(TakesSparse, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
-    """Base of all estimators, which keep their client to this process, and show notebooks what they found."""
+    """Base of all estimators: the client stays in this process, and notebooks show a fitted model."""
 
     def _panels(self) -> str:
         """Return the panel of a fitted model, which notebooks show below scikit-learn's diagram."""
@@ -190,7 +190,7 @@ class KernelEstimator(ClientEstimator):
         return f"not converged: {summary['reason']}; {summary['advice']}. {self._holds()}"
 
     def _holds(self) -> str:
-        """Say what is proven of a solution that stopped short."""
+        """Name the proofs that hold for a solution that stopped short."""
         return "What is proven of it holds"
 
     def _warn(self, *shortfalls: str | None, stacklevel: int) -> None:
@@ -340,7 +340,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             As for `predict`; computed at once, in this process, so many rows at a time that memory stays small.
         return_std : bool
             Also the standard deviation and its derivatives. An exact model takes a Cholesky factor of all samples for
-            them, 4 n^2 bytes, which the first call builds; a sparse one has what it takes.
+            them, 4 n^2 bytes, which the first call builds; a sparse model needs none.
         latent : bool
             Of the function itself; by default of a new observation, noise included.
 

@@ -70,7 +70,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     class_weight: CheckedElsewhere = None
 
     _form: ClassVar[str]  # of the models that it trains and loads
-    _further_weights: ClassVar[tuple[str, ...]] = ()  # what class_weight= takes beside what all classifiers do
+    _further_weights: ClassVar[tuple[str, ...]] = ()  # further words for class_weight=
     _state = FittedClassifier
     _fitted: FittedClassifier = field(init=False)
 
@@ -217,7 +217,7 @@ class CertifiedClassifier(KernelClassifier):
         Warns
         -----
         ConvergenceWarning
-            Training stopped before `tol` was reached; what is certified holds.
+            Training stopped before `tol` was reached; certificates hold.
         """
         return self._fit(X, y, sample_weight)
 
@@ -306,7 +306,7 @@ class LabelledSet:
 
 
 def labelled_set(estimator: Any, X: Any, y: Any, sample_weight: Any, workspace: Workspace) -> LabelledSet:
-    """Make a training set, and tell the estimator what scikit-learn wants known of it.
+    """Make a training set, and set scikit-learn's attributes of the estimator.
 
     The estimator gets `n_features_in_` and, where there are names, `feature_names_in_`; a store goes to the workspace.
     Of inputs in memory, samples of weight zero are left out.
@@ -383,14 +383,14 @@ def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 def classes_to_json(classes: NDArray[Any]) -> dict[str, Any] | None:
-    """Return classes in JSON; None for what it has no words for, whose names have to do."""
+    """Return classes in JSON; None for values that JSON does not have, which are replaced by their names."""
     if classes.dtype.kind == "O" and all(isinstance(value, str) for value in classes):
         return {"dtype": "O", "values": classes.tolist()}
     return {"dtype": classes.dtype.str, "values": classes.tolist()} if classes.dtype.kind in _JSON_KINDS else None
 
 
 def classes_from_json(document: dict[str, Any] | None, names: tuple[str, ...]) -> NDArray[Any]:
-    """Return what `classes_to_json` was made of, or the classes' names."""
+    """Return classes from `classes_to_json`, or the classes' names."""
     return np.asarray(names) if document is None else np.array(document["values"], dtype=document["dtype"])
 
 
@@ -437,7 +437,7 @@ def class_predictions(
     classes : (C,) ndarray
         In the order of their codes.
     client : distributed.Client, optional
-        To compute with what is not lazy.
+        To compute predictions that are not lazy.
 
     Returns
     -------

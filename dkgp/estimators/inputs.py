@@ -100,7 +100,7 @@ def read_samples(X: Any, y: Any) -> Table:
 def read_inputs(X: Any, names: Sequence[str] | None) -> Table:
     """Inputs that are not plain, to predict at.
 
-    `names` are the features wanted of what has names, in order; None for all.
+    `names` are the features to take of inputs with names, in order; None for all.
 
     Raises `InputError`: a feature that is not there, or another number of them.
     """

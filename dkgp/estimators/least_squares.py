@@ -125,7 +125,7 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
     client : distributed.Client, optional
         Workers to compute with.
     store : str, optional
-        Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
+        Folder or URL that all workers can read, for stores; by default a temporary folder.
     random_state : int, RandomState or None, default 0
     product_error : float or {"auto", "none"}, default "auto"
         Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
@@ -248,7 +248,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     folds : int, default 5
         Folds of the cross-validation at most; fewer where a class has fewer samples.
     search : {"shared", "grid", "profile", "annealing", "none"}, default "shared"
-        For the kernel's scale: in one dimension, judged by a whole pool for all classes at once, of which a few are
+        For the kernel's scale: in one dimension, judged by a whole pool for all classes at once; a few of these are
         taken in the end where they do nearly as well; the same, judged by the best few; coupled simulated annealing,
         as in the paper; or not at all.
     cardinality : {"tenth", "best", "one-standard-error"}, default "tenth"

@@ -177,7 +177,7 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     client : distributed.Client, optional
         Workers to compute with.
     store : str, optional
-        Folder or URL that all workers can read, for what has to be stored; by default a temporary folder.
+        Folder or URL that all workers can read, for stores; by default a temporary folder.
     random_state : int, RandomState or None, default 0
     product_error : float or {"auto", "none"}, default "auto"
         Allowed error of an entry of a product with the kernel matrix, of a model of all samples: as of `GPRegressor`.
@@ -249,7 +249,7 @@ class GPClassifier(LikelihoodClassifier):
         Of more than two classes: one against the rest, probabilities divided by their sum; or all in one problem.
     neighbours : int, optional
         Of a basis: also stand each prediction on so many nearest samples (128, say), which the model keeps. The basis
-        has what reaches far, they what is near; nothing is proven of it.
+        models long distances, the samples short ones; nothing is proven of it.
     optimizer, subset_size, n_basis, basis, certify, class_weight, tol, solver, max_passes, client, store, random_state
         As of `KernelLogisticClassifier`.
     product_error : float or {"auto", "none"}, default "auto"

@@ -78,7 +78,7 @@ def address(url: Any) -> str:
 def check_parameters(estimator: Any, *names: str) -> None:
     """Refuse parameters of an estimator, a dataclass, of another type than declared or out of range; all by default.
 
-    Raises `InputError`, which says what the parameter takes.
+    Raises `InputError`, which lists the values that the parameter takes.
     """
     hints = _hints_of(type(estimator))
     for field in dataclasses.fields(estimator):

@@ -71,7 +71,7 @@ class GPRegressor(GPEstimator):
         s2, on the scale of targets of unit variance. Tuned along with the kernel where it is not given; a `Kernel`
         needs it, unless white noise is part of it.
     optimizer : {"marginal_likelihood", "loo", "vif"} or None, default "marginal_likelihood"
-        What is maximised on a subset of the samples to tune a kernel given as text; with None its starting values stay.
+        Objective on a subset of the samples that tunes a kernel given as text; with None its starting values stay.
         "vif" is maximised on all samples, whose noise it takes for the same: `dkgp tune --objective vif`.
     subset_size : int, default 2000
         Samples of that subset.
@@ -82,7 +82,7 @@ class GPRegressor(GPEstimator):
     max_passes : float, optional
         Passes over the kernel matrix after which it ends all the same, with a `ConvergenceWarning`.
     solver : str or Solver, default "auto"
-        "auto": what suits the problem by its sizes and a probe, as `solution_` then says; the name of a solver, such as
+        "auto": chosen by the problem's sizes and a probe, as `solution_` then says; the name of a solver, such as
         "gbcd", greedy block coordinate descent; or one of `dkgp.solvers` with settings of your own.
     variance_gap : float, default 0.02
         Relative width of the intervals that variances are proven to lie in; those that take too long stay wider.
@@ -91,30 +91,30 @@ class GPRegressor(GPEstimator):
         program's default client, `distributed.Client()`, for more than 20,000 samples; without one these run on a
         cluster within this process. Smaller problems run on its threads.
     store : str, optional
-        Folder or URL, readable by all workers, for what is too large for memory or has to reach other processes: the
+        Folder or URL, readable by all workers, for data too large for memory or needed by other processes: the
         training set of dask arrays, and the model. It stays there. A temporary folder by default, which goes with the
         estimator.
     random_state : int, RandomState instance or None, default 0
         Of the subset and of starting points.
     noise_model : {"none", "linear", "gp", "auto"}, default "none"
         Whether the noise depends on the inputs: the logarithm of its variance linear in them, or a Gaussian process;
-        "auto": what samples of the subset that are held out say. For a kernel that is tuned; found on its subset.
+        "auto": chosen by held-out samples of the subset. For a kernel that is tuned; fitted on its subset.
     likelihood : {"gaussian", "student-t", "auto"}, default "gaussian"
         The distribution of the noise: under Student's t outliers count for less, by weights that `fit` finds in turns;
-        "auto": what samples of the subset that are held out say. For a kernel that is tuned, without a noise model.
+        "auto": chosen by held-out samples of the subset. For a kernel that is tuned, without a noise model.
         Variances of observations are t's; that intervals of 1.96 deviations hold 95 % is an approximation.
     mean : {"centred", "constant", "linear"} or regressor, default "centred"
-        What the function varies about: the targets' average; or a constant, or a linear function of the inputs, whose
+        Mean of the function: the targets' average; or a constant, or a linear function of the inputs, whose
         coefficients are found under the kernel, by generalised least squares, and whose uncertainty is in the
         variances and in the bounds: `solution_["mean"]` has them. Or a regressor of scikit-learn's, which is fitted
         first, and the Gaussian process on its residuals: its own uncertainty is in no variance, and bounds are of the
         process alone.
     with_variances : bool, default False
-        Build in `fit` what variances take: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
+        Prepare variances in `fit`: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
     product_error : float or {"auto", "none"}, default "auto"
         Allowed error of an entry of a product with the kernel matrix: a proven bound; every entry evaluated ("none");
-        or the quicker of these by a forecast, within a tenth of `tol`. What is proven allows for it. Means without
+        or the quicker of these by a forecast, within a tenth of `tol`. Proofs allow for it. Means without
         variances are sums within an error where a forecast for the rows of a call says so, unless "none".
 
     Attributes
@@ -124,8 +124,8 @@ class GPRegressor(GPEstimator):
     hyperparameters_ : Hyperparameters
         The same, with how they were found, and the noise model.
     certificate_ : dkgp.models.certificate.Certificate
-        What is proven about the fit, converged or not, on the standardised scale. For a kernel with a function of a
-        user's the proof takes for granted that it is positive definite, of which samples are all that was looked at.
+        Proofs about the fit, converged or not, on the standardised scale. For a kernel with a function of a
+        user's the proof assumes that it is positive definite, which was checked only on samples.
     solution_ : dict
         How the solve went: converged, reason, iterations, column_passes, kernel_evaluations, seconds,
         gradient_inf_norm and more.
@@ -229,7 +229,7 @@ class GPRegressor(GPEstimator):
         Parameters
         ----------
         X, y, sample_noise, sample_weight
-            As for `fit`. They are brought into memory. Samples of which no noise is told have s2 alone.
+            As for `fit`. They are brought into memory. Samples without known noise have s2 alone.
 
         Returns
         -------
@@ -310,7 +310,7 @@ class GPRegressor(GPEstimator):
 
     @of_groups
     def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """As of every estimator; `InputError` where the mean is a regressor, which no store holds."""
+        """Write the model to a store; `InputError` if the mean is a regressor, which no store holds."""
         check_is_fitted(self)
         self._mean.require_none("a store")
         super().save(url, overwrite=overwrite)
@@ -376,7 +376,7 @@ class GPRegressor(GPEstimator):
 
         With the same `n_samples` and `random_state`, a whole number, they are the same functions at every call, so that
         values at different points, asked for together or not, belong together. Their prior has random frequencies,
-        whose covariance is off by about 1 % of the amplitude; what the samples say is exact. For kernels other than
+        whose covariance is off by about 1 % of the amplitude; the samples' part is exact. For kernels other than
         sums of linear and products of stationary ones, values are drawn jointly instead, at up to 4,000 samples and
         points in all, and belong together within one call only.
 

@@ -63,7 +63,7 @@ class TakesSparse:
 
 
 def seed_of(random_state: Any) -> int:
-    """Return a whole number for dkgp's seeded draws from what scikit-learn calls a random state.
+    """Return a seed of dkgp's draws, a whole number, from a random state as scikit-learn defines it.
 
     Raises `InputError` for another object.
     """

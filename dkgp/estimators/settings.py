@@ -78,7 +78,7 @@ def hyperparameters_for(
 
 
 def shortfall_of_tuning(hyperparameters: Hyperparameters) -> str | None:
-    """Return what to warn of where tuning did not converge, or was stopped by a bound; None where it did."""
+    """Return the warning if tuning did not converge, or was stopped by a bound; None if it converged."""
     if hyperparameters.converged is not False:
         return None
     held = {parameter.name for parameter in hyperparameters.parameters or () if parameter.pressed}

@@ -1,4 +1,4 @@
-"""`SparseGPRegressor`: sparse Gaussian processes on scikit-learn's conventions, beside what is proven of them."""
+"""`SparseGPRegressor`: sparse Gaussian processes on scikit-learn's conventions, with proofs of their distance."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class OverconfidenceWarning(UserWarning):
 class SparseGPRegressor(GPEstimator):
     """Gaussian process regression by a few basis samples, at a proven distance from the exact one.
 
-    Time goes with n m^2 and memory with m^2, for m basis samples. What is proven is proven of the model as it is,
-    whatever method and basis: how far its mean is at most from that of `GPRegressor` with the same hyperparameters, and
+    Time goes with n m^2 and memory with m^2, for m basis samples. Proofs are about the model as it is,
+    with any method and basis: how far its mean is at most from that of `GPRegressor` with the same hyperparameters, and
     an interval that holds the exact variance.
 
     Parameters
@@ -64,13 +64,13 @@ class SparseGPRegressor(GPEstimator):
     kernel, noise_variance, subset_size, n_restarts_optimizer
         As of `GPRegressor`.
     optimizer : {"marginal_likelihood", "loo", "bound", "fitc", "vif"} or None, default "marginal_likelihood"
-        What is maximised to tune a kernel given as text: the first two on a subset of the samples; the variational
+        Objective that tunes a kernel given as text: the first two on a subset of the samples; the variational
         bound, FITC's likelihood, or that of a model with neighbours ("vif"), on all of them, with `basis_size` basis
         samples that are chosen again as values move (`dkgp.models.sparse.bound`).
     method : {"vfe", "sr", "dtc", "fitc", "sd", "vif", "sggp", "mpgp"}, default "vfe"
         "vfe", the variational bound's model; "sr", the subset of regressors, or Nystrom, whose variances are too small;
         "dtc", the same with the variance that the basis leaves; "fitc"; "sd", the exact model of a subset of the data;
-        "vif", in which the `neighbours` nearest samples say what the basis leaves of one, and which keeps them all;
+        "vif", which adds the basis's residual at the `neighbours` nearest samples, and keeps all samples;
         "sggp" and "mpgp", whose basis is chosen by the targets, greedily.
     basis_size : int or "auto", optional
         m, at most. By default 1,000, or all samples where there are fewer; "auto": as many as `target_distance` or
@@ -88,7 +88,7 @@ class SparseGPRegressor(GPEstimator):
     candidates, per_round, exhaustive, screen, score_rows
         Of a greedy choice; see `dkgp.solvers.greedy_basis.GreedySettings`.
     certify_passes : float, default 0
-        Passes over the kernel matrix, of block coordinate descent, that tighten what is proven of the mean.
+        Passes over the kernel matrix, of block coordinate descent, that tighten the proofs about the mean.
     neighbours : int, default 128
         Of "vif": samples that each prediction is conditioned on.
     search_samples : int, default 32768
@@ -109,7 +109,7 @@ class SparseGPRegressor(GPEstimator):
         Bound on the root mean square, over the training samples, of the distance of the mean from the exact model's,
         in the targets' units; None of "vif", whose mean is proven where it predicts (`return_bounds`).
     gap_ : float or (p,) ndarray
-        Duality gap: what separates the bounds on the log posterior, relative to its size.
+        Duality gap: distance of the bounds on the log posterior, relative to its size.
     elbo_ : float or None
         Evidence lower bound, of standardised targets; None of "sd", "fitc" and "vif".
     log_evidence_bounds_ : tuple of two floats, or None
@@ -181,7 +181,7 @@ class SparseGPRegressor(GPEstimator):
         """
         check_parameters(self)
         seed = seed_of(self.random_state)
-        self._settings(DEFAULT_BASIS_SIZE, seed)  # What makes no sense is refused before anything is stored.
+        self._settings(DEFAULT_BASIS_SIZE, seed)  # Contradictions are refused before anything is stored.
         target = self._target()
         workspace = Workspace(self.store)  # A temporary folder goes with this, when all is read.
         by_sample = {"relative_noise": relative_noise, "sample_noise": sample_noise, "sample_weight": sample_weight}
@@ -215,7 +215,7 @@ class SparseGPRegressor(GPEstimator):
     ) -> Self:
         """Take in further samples, with basis, hyperparameters and standardisation as they are.
 
-        The old samples need not be there: the weights are those of a fit to all, and what is proven is carried on, less
+        The old samples need not be there: the weights are those of a fit to all, and proofs are carried on, less
         tightly. Evidence is not. Of "sd", "fitc" and "vif" there is no update.
 
         Parameters

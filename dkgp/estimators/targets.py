@@ -153,7 +153,7 @@ class GroupedTargets:
         return cls(names, tuple(group.columns for group in groups), tuple(parts))
 
     def show(self, estimator: Any) -> None:
-        """Give an estimator what scikit-learn and users look for."""
+        """Set the attributes that scikit-learn and users read."""
         estimator._grouped = self
         estimator.parts_ = self.parts
         estimator.groups_ = tuple(tuple(self.names[column] for column in columns) for columns in self.columns)
@@ -338,7 +338,7 @@ class EstimatorMean:
         return np.asarray(np.moveaxis(self.added(X, np.moveaxis(values, -1, 0)), 0, -1))
 
     def require_none(self, what: str) -> None:
-        """Refuse what a regressor, which dkgp does not know, cannot follow into; `InputError`."""
+        """Refuse a regressor, which dkgp does not know, in a place that cannot hold it; `InputError`."""
         if self.regressor is not None:
             raise InputError(
                 f"{what} cannot hold the regressor of mean=, {type(self.regressor).__name__}. Pickle the estimator "
@@ -365,7 +365,7 @@ def kind_of(mean: Any) -> MeanKind:
 
 
 def require_centred(kind: MeanKind, what: str) -> None:
-    """Refuse a mean with coefficients beside what is found without one; `InputError`."""
+    """Refuse a mean with coefficients beside values that are found without one; `InputError`."""
     if kind != CENTRED:
         raise InputError(
             f"{what} are found about a centred mean, and mean={kind!r} has coefficients of its own; leave one of them "

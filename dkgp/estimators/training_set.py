@@ -37,7 +37,7 @@ from dkgp.models.noise import Noise, NoiseModel, check_relative
 
 
 def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[Dataset, bool]:
-    """Make a training set, and tell the estimator what scikit-learn wants known of it.
+    """Make a training set, and set scikit-learn's attributes of the estimator.
 
     The estimator gets `n_features_in_` and, where there are names, `feature_names_in_`; a store goes to the workspace,
     where there has to be one. Returned is also whether predictions have a dimension for targets.
@@ -123,7 +123,7 @@ def outer_client(estimator: Any) -> Any:
 
 
 def reads_memory(client: Any) -> bool:
-    """True if whoever is going to compute can read this process's memory."""
+    """True if the workers can read this process's memory."""
     return is_in_process(client) if client is not None else ClusterOptions().address() is None
 
 
@@ -181,9 +181,9 @@ LARGEST_WEIGHT = 1e12
 
 @dataclass(frozen=True)
 class SampleNoise:
-    """Known noise variances (n,), in the target's units squared, or what s2 is multiplied by (n,): one over weights.
+    """Known noise variances (n,), in the target's units squared, or multiples of s2 (n,): one over weights.
 
-    None of what is not told. A weight of zero is an infinite multiple.
+    None if not given. A weight of zero is an infinite multiple.
     """
 
     variances: FloatArray | None = None
@@ -218,7 +218,7 @@ class SampleNoise:
     def without_weightless(self, X: Any, y: Any) -> tuple[Any, Any, SampleNoise]:
         """Inputs and targets without the samples of weight zero, and the noise of the others.
 
-        Raises `InputError` for labelled inputs and stores, of which none can be left out here.
+        Raises `InputError` for labelled inputs and stores, whose samples cannot be left out here.
         """
         if self.relative is None or np.isfinite(self.relative).all():
             return X, y, self

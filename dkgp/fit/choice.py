@@ -54,7 +54,7 @@ class Way:
         Of the variances' proven intervals, of the exact model.
     train_seconds, predict_seconds
     memory_bytes
-        The peak, with what this process holds already.
+        The peak, including memory that this process holds already.
     """
 
     name: Name
@@ -68,7 +68,7 @@ class Way:
 
     @property
     def seconds(self) -> float:
-        """Of training and predicting."""
+        """Time of training and predicting."""
         return self.train_seconds + self.predict_seconds
 
     @property
@@ -113,7 +113,7 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
     ways : iterable of Way
         Best first.
     seconds, memory_bytes : float, int
-        What training and predicting may take, and what may be held.
+        Limits for training and predicting, together, and for memory.
     """
     passed: list[Way] = []
     for way in ways:
@@ -151,7 +151,7 @@ def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) 
 
 
 def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:
-    """True of a way that fits whatever a machine's prices are."""
+    """True for a way that fits on any machine."""
     return way.seconds <= CERTAIN_SHARE * seconds and way.memory_bytes <= memory_bytes
 
 
@@ -167,7 +167,7 @@ class Forecasts:
     tests : int
         Samples to predict.
     memory_bytes : int
-        What may be held.
+        Limit.
     cluster : ClusterOptions
         Whose caches count.
     measured : bool
@@ -176,7 +176,7 @@ class Forecasts:
     Attributes
     ----------
     resident_bytes
-        What this process holds already, which every way's memory includes.
+        Memory that this process holds already, which every way's memory includes.
     """
 
     def __init__(

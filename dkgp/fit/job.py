@@ -36,13 +36,13 @@ class FitJob:
     out
         A folder on this machine.
     seconds
-        What all of it may take, as far as it can be foreseen.
+        Time limit for all steps, as far as it can be foreseen.
     memory_bytes
-        What it may take; by default what is available.
+        Memory limit; by default the available memory.
     kernel
         Of a regression; "auto" compares a few.
     auto_columns
-        Whether columns of text, dates and gaps become what a look at all of them suggests.
+        Whether columns of text, dates and missing values are read as a survey of the table suggests.
     auto_transform
         Whether transforms of the target are tried where its noise asks for one; not where `ingestion` names one.
     """
@@ -65,7 +65,7 @@ class FitJob:
 
     @property
     def seed(self) -> int:
-        """Of all random draws."""
+        """Seed of all random draws."""
         return self.ingestion.seed
 
     def place(self, name: str) -> str:
@@ -73,7 +73,7 @@ class FitJob:
         return str(self.folder / name)
 
     def check(self) -> None:
-        """Refuse what can be seen to be wrong without the data.
+        """Refuse mistakes that can be seen without the data.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class FitJob:
 
 
 def command_lines(job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document) -> list[str]:
-    """Return the lines of a fit whose columns became what `table` and `ids` say, and whose model was decided on."""
+    """Return the lines of a fit with columns read by `table` and `ids`, and with the model of the decision."""
     train, test, hyper, model, predictions = (job.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
     way, seed = decision["way"], () if job.seed == 0 else ("--seed", str(job.seed))
     lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]

@@ -331,7 +331,7 @@ def inlined(draw: Callable[[Path], None], name: str) -> str:
         draw(path)
         text = path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
-    # A style within is the page's, too; what it says of joints is said of every line by the page.
+    # A style in the SVG would apply to the page; the page's own style has its rule for joints.
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'\s(?:xmlns(?::\w+)?="[^"]*"|version="[^"]*")', "", text.replace("xlink:href", "href"))
     return _IDENTIFIER.sub(lambda match: f"{match[1]}{name}-", text)

@@ -54,16 +54,16 @@ from dkgp.models.warm_up import helped
 STEPS = ("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")
 OF_NUMBERS = ("transform", "tune")
 FEW_SAMPLES_KERNEL = "rbf"
-# Of the time, what kernels may be compared for.
+# Share of the time for the comparison of kernels.
 SHARE_OF_KERNELS = 0.2
-# Of the time, what transforms of the target may be compared for; of less than this many seconds none is.
+# Share of the time for the comparison of the target's transforms, and the seconds below which there is none.
 SHARE_OF_TRANSFORMS, LEAST_SECONDS = 0.1, 1.0
-# Of the time, what training and predicting may take whatever was spent before.
+# Share of the time that training and predicting may take even if earlier steps took longer.
 SHARE_OF_MODEL = 0.5
 
 
 def run_fit(job: FitJob, reporter: Reporter) -> Document:
-    """Fit, and write everything into the folder; return what came of each step.
+    """Fit, and write everything into the folder; return the results of each step.
 
     Raises
     ------
@@ -233,7 +233,7 @@ class _Fit:
             return ingested
         job = self._with_transform(compared).ingest_job()
         job = replace(job, table=from_json(TableOptions, ingested["table"]), ids=tuple(ingested["ids"]))
-        # What there is to be warned of was said the first time.
+        # Warnings were shown the first time.
         kept = {name: ingested[name] for name in ("table", "columns", "ids", "suggested")}
         return self.steps.run("ingest again", lambda: {**run_ingest(job, SilentReporter()), **kept})
 

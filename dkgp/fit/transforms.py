@@ -26,7 +26,7 @@ from dkgp.models.verdict import FEWEST_SAMPLES, Residuals, findings
 
 # Samples that are tuned on, and others that are predicted, at most.
 TUNED, PREDICTED = 500, 1000
-# What of a verdict a transform may mend.
+# Findings of a verdict that a transform may mend.
 MENDABLE = ("noise and mean", "skewed")
 # Nats a sample and target that a transform has to gain, and standard errors of that gain.
 LEAST_GAIN, ERRORS = 0.02, 3.0
@@ -90,7 +90,7 @@ def compare_transforms(
         That each is tuned with.
     feature_names : tuple of str
     seconds : float
-        What it may take; a transform that would take longer, by what the first has taken, is left out.
+        Time limit; a transform is left out if it would exceed it, judged by the time of the first.
     note : callable, optional
         Called with a line for each that is scored.
 

@@ -53,9 +53,9 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 TOKENS_NAME, TOKENS_LOCK = "tokens.json", ".tokens-lock"
 # Of the token that the service makes for its own user, or is given; jobs from before there were owners are its.
 ADMIN_NAME = "admin"
-# Of the token that the service is given for whoever collects metrics.
+# Name of the token that is given to the collector of metrics.
 METRICS_NAME = "metrics"
-# Of whoever is on this machine, where there is no token.
+# Name of all users of this machine, if there is no token.
 ANYBODY = "anybody"
 PREFIX = "dkgp_"
 MOST_TOKENS = 1000
@@ -67,7 +67,7 @@ _LOCK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever sent a request: the name of the token that it showed, and that token's scope."""
+    """The sender of a request: the name of the token that it showed, and that token's scope."""
 
     name: str
     scope: Scope
@@ -107,7 +107,7 @@ class TokenBook:
     def __init__(self, folder: Path, admin_token: str, metrics_token: str | None = None) -> None:
         self._path = folder / TOKENS_NAME
         self._admin = _digest(admin_token.encode())
-        # What no token's digest equals, where there is none.
+        # Without a token: a text that equals no digest.
         self._metrics = "" if metrics_token is None else _digest(metrics_token.encode())
         self._turn = threading.Lock()
         self._seen: tuple[int, ...] | None = None
@@ -169,7 +169,7 @@ def read_tokens(folder: Path) -> list[NamedToken]:
 
 
 def add_token(folder: Path, name: str, scope: Scope, days: float | None = None) -> tuple[str, NamedToken]:
-    """Make a token, and keep what it is recognised by; return it, which is the only time that anybody sees it.
+    """Make a token, and keep its digest; return the token, which nobody can see again.
 
     `UsageError` for a name that is taken or no name, or a time that is none; errors as of `read_tokens`.
     """

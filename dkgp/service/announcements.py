@@ -171,9 +171,9 @@ _LARGEST_BYTES = 4096
 
 
 def require_private_folder(folder: Path) -> None:
-    """Make the folder for its owner alone, or see that what is there is this user's and closed to others.
+    """Make the folder for its owner alone, or check that an existing one is this user's and closed to others.
 
-    Whoever else could write to it could have the service run jobs of theirs, with this user's rights: `InputError`.
+    Other users who could write to it could run jobs with this user's rights: `InputError`.
     """
     with translate_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def require_private_folder(folder: Path) -> None:
 def private_token(folder: Path) -> str:
     """Return the token in the service's folder; the first service makes it, for its owner alone to read.
 
-    `InputError` or `UsageError` where what is there is no token, or others can read it.
+    `InputError` or `UsageError` if the file holds no token, or others can read it.
     """
     path = folder / TOKEN_NAME
     with translate_write_errors(path):

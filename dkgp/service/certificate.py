@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
 
 CERTIFICATE_NAME, KEY_NAME = "certificate.pem", "certificate-key.pem"
-# What browsers take at most; made anew once less than the rest is left.
+# The longest time that browsers accept; a certificate is renewed this many days before its end.
 VALID_DAYS, RENEWED_DAYS = 397, 30
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -41,12 +41,12 @@ def own_certificate(folder: Path, host: str) -> tuple[Path, Path]:
 
 
 def checked_certificate(certificate: Path, key: Path | None) -> tuple[Path, Path | None]:
-    """Return a certificate and its key, of which PEM files can be used; `InputError` where they cannot."""
+    """Return a certificate and its key if these PEM files can be used; `InputError` if not."""
     try:
         if b"ENCRYPTED" in (key or certificate).read_bytes():
             raise OSError("the key is encrypted")  # OpenSSL would ask for its password on the terminal
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-    except OSError as error:  # what ssl raises is an OSError too
+    except OSError as error:  # ssl's errors are of this class too
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise InputError(
             f"the service's certificate cannot be used ({reason}): certificate '{certificate}', key "
@@ -108,7 +108,7 @@ def _make(certificate: Path, key: Path, names: list[str]) -> None:
         (key, private.private_bytes(*forms)),
         (certificate, made.public_bytes(serialization.Encoding.PEM)),
     ):
-        # For its owner alone, from the first moment; and whole, whatever happens.
+        # Readable by its owner alone from the first moment, and never half written.
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -1,6 +1,6 @@
 """The jobs service as its clients see it: one method a call, with retries that never do a thing twice.
 
-The connection says where requests may go, what they carry, how long they are tried again, and puts failures into words.
+The connection decides where requests go, adds the token, repeats failed requests, and words their errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ServiceClient:
 
     A call that gets no answer, loses its connection or meets a busy service is repeated, with growing pauses, for
     `retry_seconds`. Repeating is harmless: a submission carries a key by which the service recognises it. `tell` is
-    called with what the user should know, such as that there is no answer yet. Nothing is sent once `is_there` says
+    called with messages for the user, such as that there is no answer yet. Nothing is sent once `is_there` says
     that the service of the token no longer listens; `transport` answers instead of the network; the certificate
     `authority` is trusted, too. A malformed address is
     a `UsageError`.
@@ -84,7 +84,7 @@ class ServiceClient:
         """Submit a job; return its record.
 
         `options` are those of the job's dataclass in JSON types, local paths absolute. The same `idempotency_key` again
-        returns the same job; by default it is a fresh one. Raises what the service says is wrong, or `ServiceError`.
+        returns the same job; by default it is a fresh one. Raises the service's errors, or `ServiceError`.
         """
         body: Document = {"command": command, "options": dict(options)}
         if name is not None:
@@ -110,7 +110,7 @@ class ServiceClient:
         return self._call("GET", "/v1/jobs", params=parameters)
 
     def service(self) -> Document:
-        """Return what the service says of itself."""
+        """Return the service's description of itself."""
         return self._call("GET", "/v1/service")
 
     def cancel(self, job_id: str) -> Document:
@@ -355,7 +355,7 @@ def open_connection(
 ) -> httpx.Client:
     """Return a connection to the service at an address.
 
-    It follows no redirect, which could carry the token elsewhere, and asks no proxy for what is on this machine. Where
+    It follows no redirect, which could carry the token elsewhere, and uses no proxy on this machine. Where
     `is_there` says that the service is gone, requests fail before anything is sent. The certificate `authority` is
     trusted beside those of this machine. `UsageError` where the address or the token is none, `MissingExtraError`
     without httpx.

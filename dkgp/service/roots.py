@@ -26,7 +26,7 @@ from dkgp.service.specification import job_paths
 
 # Several names for one kind of storage.
 _ALIASES = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs"}
-# `container@account.host` names a place; anywhere else what stands before `@` would be a password.
+# `container@account.host` names a place; anywhere else the text before `@` would be a password.
 _MAY_NAME_ACCOUNT = ("abfs",)
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f]|::")
 _AMBIGUOUS_IN_URL = re.compile(r"[%?#\\*\[\]]")
@@ -61,7 +61,7 @@ class Roots:
 
     @property
     def limits(self) -> Limits:
-        """The local folders, to hold to whatever opens files."""
+        """The local folders, as limits for the code that opens files."""
         return Limits(
             *(
                 tuple("/" + "/".join(place.parts) for place in places if place.scheme == "file")
@@ -81,7 +81,7 @@ class Roots:
     def require(self, url: str, field: str, access: str = "read", folders: dict[str, str] | None = None) -> None:
         """Refuse (`OutsideRootsError`) a place outside the roots, or one whose text can be read in two ways.
 
-        `field` is the option that names the place, and `access` what the job would do: "read" or "write". `folders`
+        `field` is the option that names the place, and `access` is "read" or "write". `folders`
         keeps the real paths of local folders for the next place that is checked.
         """
         try:
@@ -106,7 +106,7 @@ def resolved(url: str) -> str:
     """Return a place's one name, for comparing places and not for opening them; `OutsideRootsError` where it has none.
 
     Symbolic links are followed, as of now and as far as the path exists; where the file system does not tell large
-    letters from small ones all are small. A container counts as one whatever account it is said to be in.
+    letters from small ones all are small. A container is the same one in any account that is named with it.
     """
     place = _place(url)
     if place.scheme != "file":
@@ -171,7 +171,7 @@ def _place(url: str, folders: dict[str, str] | None = None) -> _Place:
     if any(piece in ("", ".", "..") for piece in pieces):
         raise OutsideRootsError(f"'{_shown(url)}' has an empty, '.' or '..' part; write it without")
     if "@" in (pieces[0] if pieces else "") and scheme not in _MAY_NAME_ACCOUNT:
-        # The text is not shown: what stands before the @ may be a password.
+        # The text is not shown: the part before the @ may be a password.
         raise OutsideRootsError("a URL must not carry a user or password; credentials come from the environment")
     return _Place(scheme, tuple(pieces))
 
@@ -224,7 +224,7 @@ _MODELS = ("model", "warm_start")
 
 
 def check_places(roots: Roots, command: str, options: Mapping[str, Any]) -> None:
-    """Refuse a job that would touch what it may not.
+    """Refuse a job that would touch a forbidden place.
 
     `OutsideRootsError` for a place outside the roots or of ambiguous text, `StoreError` for a model whose training
     set is no place; errors of `job_from_options` where the options describe no job.

@@ -33,10 +33,10 @@ BACKLOG = 1024
 ACCEPTED_AT_ONCE = 32
 # Answers under way when a signal comes; streams end by themselves.
 ANSWER_SECONDS = 5
-# For the jobs to finish a round and write their checkpoints; what takes longer is ended and goes on from its last one.
+# Time for jobs to finish a round and write their checkpoints; slower ones are killed and resume from their last one.
 STOP_SECONDS = 60.0
 IDLE_CONNECTION_SECONDS = 30
-# Beyond these, for closing what is open; then the process ends by force. Its jobs' processes go on or are found again.
+# Further time for closing connections; then the process ends by force. Its jobs' processes go on or are found again.
 FORCED_AFTER_SECONDS = 30.0
 FORCED_EXIT_CODE = 1
 _PACKAGES = {
@@ -121,7 +121,7 @@ def run_serve(
                 )
                 reporter.note(f"others get one by: dkgp token add NAME --scope submit --folder {folder}")
             if makes_token and sys.stderr.isatty():
-                # Not into the log of a service manager. A browser sends what follows the # to nobody.
+                # Not into the log of a service manager. A browser does not send the part after the #.
                 reporter.note(f"in a browser: {url}/#token={settings.token}")
             on_listening(started)
 
@@ -196,7 +196,7 @@ def _announced(
 
 
 class LatestEnd:
-    """Ends this process so many seconds after a signal, whatever its threads are still at: no request keeps it alive.
+    """Ends this process so many seconds after a signal, even if its threads still work: no request keeps it alive.
 
     Once the service is `over`, only a process that is ending is ended: one that goes on to other things goes on.
     """

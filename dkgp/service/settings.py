@@ -28,7 +28,7 @@ _LIMITS = (
     *("concurrent_jobs", "concurrent_jobs_per_token", "job_deadline_seconds", "job_memory_bytes", "keep_seconds"),
     *("max_folder_bytes", "max_queued", "max_queued_per_token", "max_body_bytes"),
 )
-# What an Authorization header carries without quoting.
+# Characters that an Authorization header carries without quoting.
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -45,20 +45,20 @@ class ServiceSettings:
     token: str | None = field(default=None, repr=False)
     # One that reads metrics and the states of jobs, and changes nothing.
     metrics_token: str | None = field(default=None, repr=False)
-    # Lets in whoever is on this machine instead; on a loopback address only.
+    # Lets in all users of this machine instead; on a loopback address only.
     no_token: bool = False
     # A certificate (PEM) and its key, which may lie in the same file; or, `https` alone, one that the service makes.
     https: bool = False
     https_cert: str | None = None
     https_key: str | None = None
-    # Beyond this machine the service speaks TLS, unless this says that something else protects what it says.
+    # Beyond this machine the service speaks TLS, unless this says that a proxy or network protects it.
     plain_http: bool = False
     # Local folders and URLs that jobs may read and write; by default the working directory.
     roots: tuple[str, ...] = ()
     concurrent_jobs: int = 1
     # Of one token; None: as many as run at all.
     concurrent_jobs_per_token: int | None = None
-    # What no job may exceed; a job may ask for less. Memory of None: a job's part of what this machine has.
+    # Limits of every job; a job may ask for less. Memory of None: a job's part of this machine's memory.
     job_deadline_seconds: float | None = DEFAULT_DEADLINE_SECONDS
     job_memory_bytes: int | None = None
     # For ended jobs to be remembered, and bytes of all jobs' own folders, beyond which the oldest are forgotten. What

@@ -175,7 +175,7 @@ class BinaryGaussianProcessClassifier(LaplaceParameters):
 
     @OVERFLOWING
     def log_marginal_likelihood(self, theta: Any = None, eval_gradient: bool = False, clone_kernel: bool = True) -> Any:
-        """As of `GaussianProcessClassifier`."""
+        """Return the likelihood; see `GaussianProcessClassifier`."""
         values = asked_for(self, theta, eval_gradient)
         if values is None:
             return self.log_marginal_likelihood_value_

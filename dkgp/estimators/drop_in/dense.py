@@ -19,7 +19,7 @@ Its s is -Sigma_ii / 2 times the likelihood's third derivative, W_i (1 - 2 pi_i)
 diagonal (1 - (B^-1)_ii) / W_i: the values that algorithm 5.1 solves n systems for come with B^-1, which R needs anyway.
 
 Bounds of the posterior: let k be the column of kernel values of a test sample and w = Kbar^-1 k. The exact mean is
-k'Kbar^-1 y and the exact variance k(x, x) - k'Kbar^-1 k. Let alpha and w be the computed values, whatever their errors,
+k'Kbar^-1 y and the exact variance k(x, x) - k'Kbar^-1 k. Let alpha and w be the computed values, with any errors,
 and
 
     r = y - Kbar alpha,   rho = k - Kbar w
@@ -69,7 +69,7 @@ Objective: TypeAlias = Callable[..., Any]
 
 
 def search_bytes(n: int, tree: Node) -> int:
-    """Peak memory of an evaluation of the likelihood with its gradient: what the kernel holds, and two matrices."""
+    """Peak memory of an evaluation of the likelihood with its gradient: the kernel's arrays, and two matrices."""
     return 8 * n * n * (tree.arrays + 2)
 
 
@@ -224,9 +224,9 @@ class Mode:
     latent : (n,) float64
         f, where Newton's method ended.
     probabilities, root, coefficients : (n,) float64
-        pi and W^1/2 of the last step's start, and a, of which f = K a.
+        pi and W^1/2 of the last step's start, and a, where f = K a.
     factor : (n, n) float64
-        L of B = L L', in Fortran order; what stands above its diagonal means nothing.
+        L of B = L L', in Fortran order; entries above its diagonal mean nothing.
     evidence : float
         log Z, the approximate log marginal likelihood.
     """
@@ -331,7 +331,7 @@ class DensePosterior:
     Attributes
     ----------
     factor : (n, n) float64
-        L of Kbar = L L', in Fortran order; what stands above its diagonal means nothing.
+        L of Kbar = L L', in Fortran order; entries above its diagonal mean nothing.
     coefficients : (n, t) float64
         alpha = Kbar^-1 y.
     """
@@ -399,7 +399,7 @@ class DensePosterior:
     # ---------------------------------------------------------------------------------------------------------- bounds
 
     def predicted(self, rows: Any, *, variance: bool, bounds: bool) -> Predicted:
-        """Means at test samples, and where they are asked for variances, and what is proven."""
+        """Means at test samples and, on request, variances and bounds."""
         mean, variances = self.mean_and_variance(rows) if variance else (self.mean(rows), None)
         return mean, variances, self.bounds(rows) if bounds else None
 

@@ -56,12 +56,12 @@ def training_samples(estimator: Any, X: Any, y: Any, **how: Any) -> tuple[Any, A
 
 
 def solve_bytes(n: int) -> int:
-    """Peak memory of a Cholesky factor and what it is made from."""
+    """Peak memory of a Cholesky factor and its matrix."""
     return 8 * n * n * _SOLVE_ARRAYS
 
 
 def require_dense(what: str, n: int, needed: int, dense_bytes: int, instead: str) -> None:
-    """Refuse with numbers what would take more memory than is meant for dense algebra: `MemoryBudgetError`."""
+    """Refuse work that takes more memory than the limit of dense algebra, in numbers: `MemoryBudgetError`."""
     if needed > dense_bytes:
         raise MemoryBudgetError(
             f"{what} of {n:,} samples takes {mib(needed)}; the class attribute `dense_bytes` allows "

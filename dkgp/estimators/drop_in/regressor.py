@@ -100,7 +100,7 @@ class EnginePosterior:
     Warns
     -----
     ConvergenceWarning
-        The solve stopped short; what is proven of predictions holds.
+        The solve stopped short; bounds of predictions hold.
     """
 
     def __init__(self, kernel: Any, X: Any, targets: FloatArray, alpha: Entries, seed: int) -> None:
@@ -129,7 +129,7 @@ class EnginePosterior:
             )
 
     def predicted(self, rows: Any, *, variance: bool, bounds: bool) -> Predicted:
-        """As of `DensePosterior`; variances are the middles of proven intervals."""
+        """Predict as `DensePosterior` does; variances are the middles of proven intervals."""
         # Means that are asked for alone have the same last bits with bounds beside them.
         alone = {} if variance else quantities(self.fitted, rows, ("mean",))
         if not (variance or bounds):
@@ -145,7 +145,7 @@ class EnginePosterior:
 
 
 def _shift_of(kernel: Kernel, rows: FloatArray) -> FloatArray:
-    """Return what is subtracted from inputs: their centre where only differences of inputs matter, else zero; (d,).
+    """Return the shift of the inputs: their centre if only differences of inputs matter, else zero; (d,).
 
     The rounding of x - c is one of the two that every scaled coordinate is taken to have
     (`TileEvaluator.row_errors`), so that bounds hold for the inputs as they are.
@@ -192,7 +192,7 @@ def _noise_of(white: float, alpha: Entries) -> Noise:
 class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process regression with the parameters, attributes and meanings of scikit-learn's class of this name.
 
-    Inputs are not standardised, noise is `alpha` and what `WhiteKernel` the kernel has, and the kernel's numbers are
+    Inputs are not standardised, noise is `alpha` and the kernel's `WhiteKernel`, and the kernel's numbers are
     searched by the log marginal likelihood; `dkgp.GPRegressor` differs in all three. Where the kernel matrix fits
     `dense_bytes`, everything is done in memory, by any kernel object; beyond it, by dkgp's engine, the search by a
     random subset of the samples, for kernels that `dkgp.estimators.drop_in.translation` knows.
@@ -200,7 +200,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
     Parameters
     ----------
     kernel : sklearn.gaussian_process.kernels.Kernel, optional
-        `ConstantKernel() * RBF()` by default. What its bounds call "fixed" is not searched.
+        `ConstantKernel() * RBF()` by default. Values whose bounds are "fixed" are not searched.
     alpha : float or (n,) ndarray, default 1e-10
         Added to the diagonal of the training samples' kernel matrix. No prediction's variance includes it.
     optimizer : "fmin_l_bfgs_b", callable or None, default "fmin_l_bfgs_b"
@@ -395,7 +395,7 @@ class GaussianProcessRegressor(TakesSparse, MultiOutputMixin, RegressorMixin, Ba
         return_std, return_cov : bool
             Also standard deviations, or covariances; not both. They hold the kernel's own noise and not `alpha`.
         return_bounds : bool
-            Also `PredictionBounds`, proven: by how much the mean may miss the exact one, and between what the exact
+            Also `PredictionBounds`, proven: the largest error of the mean, and the ends between which the exact
             variance lies. Not scikit-learn's; infinite for a kernel of a class that is not scikit-learn's own, and for
             one that need not be positive definite, as `ExpSineSquared` of several features.
 

@@ -81,7 +81,7 @@ def to_dkgp(kernel: Any, n_features: int) -> Kernel:
     Raises
     ------
     InputError
-        A kernel that dkgp does not have; says which, and what can be used.
+        A kernel that dkgp does not have; names it, and kernels that can be used.
 
     Examples
     --------

@@ -6,7 +6,7 @@ cache. White noise stands beside the matrix as the diagonal that it is: k = dens
 + delta n) = a b + delta (m b(x, x) + n a(x, x) + m n).
 
 A kernel of a distance takes its function of s, and that function's slope, from the dkgp kernel that its line in
-`dkgp.estimators.drop_in.translation` names: entries have one formula, whichever way they are computed. A kernel of a
+`dkgp.estimators.drop_in.translation` names: entries have one formula in all ways of computing them. A kernel of a
 class that is not scikit-learn's own, a user's for instance, is a leaf that calls it.
 """
 
@@ -36,17 +36,17 @@ Pullback: TypeAlias = Callable[[FloatArray], FloatArray]
 # Absolute error of a product below the smallest normal number, in units of u.
 LOST_UNITS = LOST / UNIT
 
-# Entries of a piece of rows: of float64 what a processor's second cache holds.
+# Entries of a piece of rows: in float64 as many as a processor's second cache holds.
 _PIECE_ENTRIES = 2**16
 
 
 class Pair:
-    """Rows of both sides of a kernel matrix, with what its leaves have in common.
+    """Rows of both sides of a kernel matrix, with arrays that its leaves share.
 
     Parameters
     ----------
     left, right
-        (a, d) and (b, d) arrays, or whatever else the kernel's leaves take.
+        (a, d) and (b, d) arrays, or other objects that the kernel's leaves take.
     """
 
     def __init__(self, left: Any, right: Any) -> None:
@@ -341,7 +341,7 @@ class _PowerNode(Node):
         return self.base.diagonal_pullback(rows, weights * slope)
 
     def noise(self, rows: Any) -> Entries:
-        """(a(x, x) + noise)^e less what `diagonal` has of it."""
+        """(a(x, x) + noise)^e less the part in `diagonal`."""
         latent, noise = self.base.diagonal(rows), self.base.noise(rows)
         return (latent + noise) ** self.exponent - latent**self.exponent
 
@@ -539,7 +539,7 @@ class _PeriodicLeaf(_Leaf):
 
     def set(self, *values: float) -> None:
         self.length_scale, self.period = values
-        # 2 / l^2: of the shortest length scales a value that is too small, of which nothing is claimed.
+        # 2 / l^2: for the shortest length scales the value is too small, and no bound is claimed.
         self.weight = 2.0 / max(self.length_scale * self.length_scale, LEAST_SQUARE)
 
     def dense(self, pair: Pair) -> Entries:
@@ -597,7 +597,7 @@ class _DistanceLeaf(Node):
         hyperparameters = {item.name: item for item in kernel.hyperparameters}
         self.scales = np.atleast_1d(np.squeeze(np.asarray(kernel.length_scale, dtype=np.float64)))
         if type(kernel) is sk.RationalQuadratic and self.scales.size > 1:
-            # scikit-learn's own class and words, to the letter: what it refuses is no value but a use.
+            # scikit-learn's own class and words, to the letter: it refuses a use, not a value.
             raise AttributeError("RationalQuadratic has one length scale, for all features; give it a single number")
         self.several = self.scales.size > 1
         self.scales_free = not hyperparameters["length_scale"].fixed

@@ -92,7 +92,7 @@ CREATE TABLE outputs (url TEXT PRIMARY KEY, job_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX outputs_by_job ON outputs (job_id);
 """
 
-# What makes a queue of a version one of the next.
+# Statements that turn a queue of a version into one of the next.
 _UPGRADES = {
     1: ("ALTER TABLE jobs ADD COLUMN memory_bytes INTEGER", "ALTER TABLE jobs ADD COLUMN stop_detail TEXT"),
     2: (_CLOCK,),
@@ -109,7 +109,7 @@ _UPGRADES = {
 
 
 def prepare_folder(folder: Path) -> Path:
-    """Make the queue's folder, readable by its owner alone, or see that what is there is one.
+    """Make the queue's folder, readable by its owner alone, or check that the folder is one.
 
     `InputError` where something else is there, `StorageError` where it cannot be written to.
     """
@@ -312,7 +312,7 @@ def _boot() -> str:
 def _resolve_outputs(transaction: Transaction) -> None:
     """Replace reserved places by their resolved names; version 1 stored them as spelled."""
     for row in transaction.all("SELECT url FROM outputs"):
-        # What cannot be read in one way stays as it is.
+        # An ambiguous place stays as it is.
         with contextlib.suppress(OutsideRootsError):
             transaction.run("UPDATE OR REPLACE outputs SET url = ? WHERE url = ?", resolved(row["url"]), row["url"])
 

@@ -50,7 +50,7 @@ SLOWEST_PROGRESS_SECONDS = 60.0
 class EventWriter:
     """Appends events; several processes may write to one file, each event whole and with a number of its own.
 
-    What cannot be written (a full disk) is lost in silence: events tell of a job, they do not decide about it.
+    Events that cannot be written (a full disk) are lost in silence: they describe a job and decide nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class EventWriter:
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def close(self) -> None:
-        """Force what was written to the disk, and close."""
+        """Flush the file to the disk, and close it."""
         with self._turn:
             if self._handle >= 0:
                 with contextlib.suppress(OSError):

@@ -212,7 +212,7 @@ class JobQueue:
         return self.get(job_id)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queue a job again that ended short of its goal, to go on from what it left.
+        """Queue a job again that ended short of its goal; it resumes from its own files.
 
         `JobStateError` where it has not ended, is done, or another job writes to the same place now; `QueueFullError`.
         """
@@ -249,7 +249,7 @@ class JobQueue:
         return self.folder / "jobs" / job_id
 
     def prune(self, keep_seconds: float) -> int:
-        """Forget the jobs that ended so long ago, their events and logs, but never what they wrote; return how many.
+        """Forget the jobs that ended so long ago, their events and logs, but never their outputs; return their number.
 
         Of one owner's jobs, those that ended before the latest `MOST_ENDED_PER_OWNER` are forgotten as well.
         """
@@ -287,7 +287,7 @@ class JobQueue:
         return forgotten
 
     def folder_bytes(self) -> int:
-        """Return what the records and the jobs' own folders take; of the folders, as of some seconds ago."""
+        """Return the bytes of the records and the jobs' own folders; of the folders, as of some seconds ago."""
         return self._sizes.total() + self._database.used_bytes()
 
     def is_full(self) -> bool:
@@ -384,9 +384,9 @@ def _same(earlier: Row, request: Mapping[str, Any]) -> JobRecord:
 
 
 def _reserve(transaction: Transaction, job_id: str, outputs: list[str], owner: str | None) -> None:
-    """Keep every other job away from these places, and from what is above and below them, till this one has ended.
+    """Reserve these places, and all above and below them, for a job until it has ended.
 
-    Places are compared as what they are now, not by their texts.
+    Places are compared by their resolved names, not by their texts.
     """
     for url in map(resolved, outputs):
         parents = ["/".join(url.split("/")[:count]) for count in range(2, url.count("/") + 1)]
@@ -571,7 +571,7 @@ class Ledger:
             return bool(transaction.update(job_id, stop, f"{_THIS_ATTEMPT} AND stop IS NULL", attempt))
 
     def running(self) -> list[RunningJob]:
-        """Return the jobs under way, whoever looks after them."""
+        """Return the running jobs of all services."""
         now = self._database.now()
         return [
             RunningJob(

@@ -15,7 +15,7 @@ RESUMABLE: tuple[State, ...] = ("not_converged", "failed", "cancelled")
 
 # Of a job's name, in characters.
 LONGEST_NAME = 200
-# What a list of jobs leaves out: it may hold thousands of them.
+# Fields that a list of jobs leaves out: it may hold thousands of jobs.
 LONG_FIELDS = ("options", "document")
 
 
@@ -24,7 +24,7 @@ class QueueFullError(DkgpError):
 
 
 class JobStateError(DkgpError):
-    """The job's state, or that of another job, does not allow what was asked for."""
+    """The job's state, or that of another job, does not allow the request."""
 
 
 class UnknownJobError(InputError):
@@ -32,7 +32,7 @@ class UnknownJobError(InputError):
 
 
 class ForbiddenError(InputError):
-    """The token that was shown does not stretch to what was asked for."""
+    """The token's scope does not allow the request."""
 
 
 def unknown_job(job_id: str) -> UnknownJobError:
@@ -57,7 +57,7 @@ class JobRecord:
     attempt : int
         How often it was started; 0 before the first time.
     resume : bool
-        Whether its next attempt goes on from what an earlier one left.
+        Whether its next attempt resumes an earlier one.
     created, started, finished : str
         ISO 8601, UTC; `started` is of the last attempt.
     queued : str, optional
@@ -68,17 +68,17 @@ class JobRecord:
     name, owner : str, optional
         As the user called it, and the name of the token that submitted it; None before there were owners.
     exit_code : int, optional
-        What the command line would have ended with.
+        The exit code of the command line.
     error : dict, optional
         "type", "message", "exit_code", and "checkpoint" where there is one to go on from.
     document : dict, optional
-        What the command prints with `--json`.
+        The document that the command prints with `--json`.
     cancel_requested : bool
         Whether a running job is to end.
     deadline_seconds : float, optional
         How long it may run, attempts together.
     memory_bytes : int, optional
-        What its processes on the service's machine may take together.
+        Memory limit of all its processes on the service's machine.
     progress : dict, optional
         The latest progress event.
     dashboard_link : str, optional
@@ -118,11 +118,11 @@ class JobRecord:
         return asdict(self)
 
     def summary(self) -> dict[str, Any]:
-        """Return the record without what is long: options and document."""
+        """Return the record without its long fields: options and document."""
         return {name: value for name, value in asdict(self).items() if name not in LONG_FIELDS}
 
     def bare(self) -> JobRecord:
-        """Return the record as a stranger may see it: state and times, without what it is about and whose it is."""
+        """Return the record as a stranger may see it: state and times, without contents and owner."""
         error = self.error and {
             "type": self.error.get("type"),
             "message": "told to the job's owner alone",

@@ -22,7 +22,7 @@ from typing import Self
 import psutil
 
 POLL_SECONDS = 0.25
-# Beyond this the log begins anew, and what it held so far is kept once, as log.old.txt.
+# Beyond this the log begins anew, and the earlier lines are kept once, as log.old.txt.
 LARGEST_LOG_BYTES = 4 * 1024**2
 LONGEST_LINE_BYTES = 4000
 MOST_LINES = 5000
@@ -84,9 +84,9 @@ def _process(folder: Path) -> dict[str, float] | None:
 
 
 class LogTail:
-    """Sends what this process prints to a file, C libraries and child processes included, and follows that file.
+    """Sends this process's output to a file, C libraries and child processes included, and follows that file.
 
-    It is a file and no pipe: what a process printed before it was killed is not lost with it. `on_line` is called with
+    It is a file and no pipe: output before the process was killed is not lost. `on_line` is called with
     each line, from a thread.
     """
 
@@ -132,7 +132,7 @@ class LogTail:
                     self._rest = b""
         if self._offset > LARGEST_LOG_BYTES:
             shutil.copyfile(self._path, self._path.with_name("log.old.txt"))
-            # Whoever appends goes on at the new end.
+            # Processes that append go on at the new end.
             os.truncate(self._path, 0)
             self._offset = 0
 
@@ -145,10 +145,10 @@ class LogTail:
             self._on_line("more lines are in the job's log.txt alone")
 
 
-# Of what this machine has: the rest is the service's and the system's.
+# Share of this machine's memory: the rest is for the service and the system.
 SHARE_OF_JOBS = 0.9
 _GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-# What cannot be had back by dropping caches.
+# Pages that dropping caches does not free.
 _HELD = ("Pss_Anon:", "Pss_Shmem:")
 
 

@@ -1,6 +1,6 @@
-"""Recovery of a job's attempt from what earlier attempts of the same job left.
+"""Recovery of a job's attempt from the files of earlier attempts of the same job.
 
-Before a job runs for the first time, the runner notes what lies at the places that the job writes to. What has changed
+Before a job runs for the first time, the runner notes which files lie at the job's outputs. Files that have changed
 since is the job's work. Later attempts go on with it where it is unfinished. Where it is complete (the process died
 after finishing its output, before it recorded that) it counts as done and is not made again.
 """
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
 
-# What returns the document of a run whose model is finished; loaded only where it is needed.
+# Functions that return the document of a run whose model is finished; loaded only if needed.
 _FINISHED = {
     "TrainJob": ("dkgp.commands.train", "finished_training"),
     "SparseJob": ("dkgp.commands.sparse", "finished_sparse"),
     "ClassifyJob": ("dkgp.commands.classify", "finished_classify"),
 }
 
-# What tells one version of an object from the next, under the names that the file systems give it.
+# Facts that tell versions of an object apart, under the names that the file systems give them.
 _TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
 
-# What lies directly in the store of a model, a sparse model, a classifier or a prediction.
+# Entries of the store of a model, a sparse model, a classifier or a prediction.
 _STORE_NAMES = {
     *("zarr.json", "dkgp-manifest.json", "dkgp-claim.json", "regions", "class_name"),
     *("alpha", "inputs", "indices", "intercept", "ones", "curvature"),
@@ -99,7 +99,7 @@ class Traces:
 
 
 def keep_document(folder: Path, generation: int, document: Document) -> None:
-    """Write down what the job returned, before that is recorded in the queue."""
+    """Write the job's document to a file, before it is recorded in the queue."""
     with contextlib.suppress(DkgpError):
         write_object(folder / "document.json", json.dumps({"generation": generation, "document": document}).encode())
 
@@ -210,7 +210,7 @@ def _can_be_resumed(url: str) -> bool:
 
 
 def _clear(url: str, traces: Traces, reporter: Reporter) -> None:
-    """Remove what is left of a store that this job had begun to lay out, or to replace, when its process died.
+    """Remove parts of a store that this job had begun to write, or to replace, when its process died.
 
     Such a place is no store yet, or no longer one, and would be taken for somebody's own folder. Where anything lies
     in it that no store has, it is left alone.

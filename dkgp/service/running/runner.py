@@ -1,10 +1,10 @@
 """One job of a queue, run in this process: `python -m dkgp.service.running.runner FOLDER JOB ATTEMPT [LOCK [ROOT...]]`.
 
-Whoever hands over a lock says on standard input where the job is to run.
+A parent that hands over a lock writes the cluster's options to standard input.
 
 The process holds the job's lock from before it looks at the queue until it has ended, and records the end by itself, so
-that neither depends on the service that started it. SIGTERM has the job save its state; what follows from that (back to
-the queue, cancelled, failed) the queue knows, where whoever sent the signal has noted why.
+that neither depends on the service that started it. SIGTERM has the job save its state; the state that follows (back to
+the queue, cancelled, failed) depends on the reason that the sender of the signal has recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNEXPECTED = 1
 # The job is not this process's to run: EX_TEMPFAIL.
 NOT_MINE = 75
 RECORD_ATTEMPTS = 6
-# Whatever still runs in threads then does not keep the process, and with it the lock.
+# Threads that still run then do not keep the process, and with it the lock.
 EXIT_SECONDS = 20.0
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -50,7 +50,7 @@ class _Outcome:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the job; return the process's exit code, 0 where the end was recorded, whatever it was."""
+    """Run the job; return the process's exit code, 0 if the end was recorded."""
     words = sys.argv[1:] if arguments is None else arguments
     folder, job_id, attempt, roots = Path(words[0]), words[1], int(words[2]), words[4:]
     lock = _lock(folder / "jobs" / job_id / "lock", int(words[3]) if len(words) > 3 else None)
@@ -103,7 +103,7 @@ def _outcome(
     roots: Sequence[str] = (),
     cluster: Mapping[str, Any] | None = None,
 ) -> _Outcome:
-    """Run the job, and return how it ended, whatever happens."""
+    """Run the job, and return how it ended, in all cases."""
     try:
         with first_signal_only(), _interruptible(), _kept_within(roots, queue, job_id):
             document = _work(queue, job_id, attempt, generation, events, cluster or {})
@@ -199,7 +199,7 @@ def _record(queue: Any, job_id: str, attempt: int, generation: int, outcome: _Ou
 def _told_cluster() -> dict[str, Any]:
     """Read from standard input where the job is to run; then nothing can be read from there any more.
 
-    Nothing is waited for: whoever starts this process has said it by then, or does not.
+    It does not wait: the parent has written them before it starts this process, or never does.
     """
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         return {}

@@ -39,9 +39,9 @@ POLL_SECONDS = 0.5
 PRUNE_EVERY_SECONDS = 60.0
 STOP_POLL_SECONDS = 0.1
 WEIGH_EVERY_SECONDS = 1.0
-# Of its memory limit, what a job may hold while it saves its state.
+# Share of its memory limit that a job may hold while it saves its state.
 RUNAWAY = 1.25
-# What a process may take to end once it was killed.
+# Time for a process to end once it was killed.
 KILL_SECONDS = 10.0
 # The service's own secrets are no business of its jobs.
 KEPT_BACK = ("DKGP_SERVICE_TOKEN",)
@@ -61,7 +61,7 @@ class Supervisor:
     run for `deadline_seconds` and take `memory_bytes`, or less where it asks for that. All running jobs may take
     `total_memory_bytes` together, and a job starts when its memory is free. An ended job is remembered for
     `keep_seconds` (None: for ever), or until the jobs' folders hold more than the queue says. Jobs may touch the
-    `roots`, or whatever this user may where there are none. A process that was asked to end has `end_seconds` to save
+    `roots`, or all places of this user without roots. A process that was asked to end has `end_seconds` to save
     its state, unless its memory grows by another quarter meanwhile.
     """
 
@@ -97,7 +97,7 @@ class Supervisor:
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name="dkgp-supervisor", daemon=True)
         self._pruned_at = self._weighed_at = time.monotonic()
-        # Job and attempt -> what its processes held, where that was too much.
+        # Job and attempt -> memory of its processes, if above the limit.
         self._too_large: dict[tuple[str, int], int] = {}
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class Supervisor:
         if self._thread.ident is not None:
             self._thread.join()
         until = time.monotonic() + grace_seconds
-        # A process that even SIGKILL does not end waits for a disk; whoever comes next adopts its job.
+        # A process that even SIGKILL does not end waits for a disk; the next service adopts its job.
         while self._ask_all_to_end(kill=time.monotonic() >= until) and time.monotonic() < until + KILL_SECONDS:
             self._wake.clear()
             self._wake.wait(STOP_POLL_SECONDS)
@@ -298,7 +298,7 @@ class Supervisor:
                     stderr=log,
                     pass_fds=[claim.lock.handle],
                     start_new_session=True,
-                    # The service's own folder may be one of data; what lies there must not stand in for a module, nor
+                    # The service's own folder may hold data; a file there must not stand in for a module, nor
                     # must anything else that is no part of the installation.
                     cwd=folder,
                     env=_environment(),

@@ -1,4 +1,4 @@
-"""Answers that are errors, and what every answer carries: written as plain ASGI, below and around the web framework."""
+"""Answers that are errors, and headers of every answer: plain ASGI, below and around the web framework."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RETRY_AFTER_SECONDS = {429: 30, 503: 5}
 
 
 def status_of(error: Exception) -> int:
-    """The status code that answers an error; 500 for what nobody foresaw."""
+    """Return the status code of an error; 500 for an unforeseen one."""
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
@@ -159,7 +159,7 @@ class Outermost(Layer):
             await self._app(scope, receive, send_secured)
         except Exception as error:
             if complete:
-                # The framework passes on what it has answered.
+                # The framework raises errors again that it has answered.
                 return
             message = _unforeseen(scope["method"], scope["path"], error)
             if started:

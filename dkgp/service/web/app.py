@@ -1,6 +1,6 @@
 """The HTTP service: its calls, each a few lines over the queue; the shapes of requests and answers; and the pages."""
 
-# No `from __future__ import annotations`: FastAPI reads annotations, and here they name what is imported in a function.
+# No `from __future__ import annotations`: FastAPI reads annotations, which name imports of functions here.
 import json
 import re
 import shutil
@@ -345,7 +345,7 @@ def _add_service(app: "FastAPI", service: Service) -> None:
 
     @app.get("/v1/service", response_model=ServiceAnswer, responses=_errors())
     def describe(request: Request) -> Any:
-        """Return what the service is and what it takes on."""
+        """Describe the service and its limits."""
         return JSONResponse(service.describe(caller_of(request)))
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=_errors())
@@ -385,7 +385,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class ErrorDescription:
-    """An error: its type, and a message with what to do."""
+    """An error: its type, and a message with advice."""
 
     type: str
     message: str
@@ -412,7 +412,7 @@ JobSummary = make_dataclass(
 
 @dataclass(frozen=True)
 class JobCurve:
-    """A job's solve so far: pairs of column passes and of what `measure` names, thinned."""
+    """A job's solve so far: pairs of column passes and values of `measure`, thinned."""
 
     points: list[tuple[float, float]]
     measure: str | None
@@ -430,7 +430,7 @@ class HealthAnswer:
 
 @dataclass(frozen=True)
 class CallerAnswer:
-    """The sender of a request, by its token's name, and what that token is for."""
+    """The sender of a request: its token's name and scope."""
 
     name: str
     scope: Literal["read", "submit", "admin"]

@@ -26,7 +26,7 @@ HEALTH_PATH = "/healthz"
 OPEN_PATHS = frozenset({"/", "/page.js", "/page.css", "/icon.svg", HEALTH_PATH, "/docs", "/openapi.json"})
 # Where a request's scope says who sent it.
 CALLER_KEY = "dkgp.caller"
-# And what tells whether the token that it showed is still good: for answers that take hours.
+# A function that tells if its token is still valid: for answers that take hours.
 STILL_KEY = "dkgp.still_known"
 # Where it says that its token entitles it to its connection until it is answered.
 ADMITTED_KEY = "dkgp.admitted"
@@ -51,7 +51,7 @@ class Guard(Layer):
     """Lets only those requests through that may be answered.
 
     With tokens, everything but `OPEN_PATHS` needs one; a missing and a wrong one are answered alike, and one of the
-    scope "read" changes nothing. Without, the service listens on loopback alone, and what has to be kept out are web
+    scope "read" changes nothing. Without, the service listens on loopback alone, and has to keep out web
     pages in a browser on this machine: requests that another site sent, and names that another site has pointed at this
     machine (DNS rebinding). The sender of a request that is let through, but for those of `OPEN_PATHS`, is named in the
     request's scope, under `CALLER_KEY`. No token has more than `MOST_REQUESTS_OF_TOKEN` answered at once, but an
@@ -134,7 +134,7 @@ def _in_turn(turns: asyncio.Semaphore, app: ASGIApp) -> ASGIApp:
 
 
 def forbidden(caller: Caller, refusal: str) -> str:
-    """Say what a token may not do, and who can give another."""
+    """Say which request a token does not allow, and who can give another."""
     return (
         f"the token '{caller.name}' has the scope '{caller.scope}', which {refusal}; whoever runs the service gives "
         "another one with `dkgp token add`"
@@ -191,7 +191,7 @@ def _is_this_machine(host: str) -> bool:
 # many, the log reaches back two days for refusals and reads, and four hours for changes.
 LINES_PER_MINUTE = 60
 CHANGES_PER_MINUTE = 600
-# What is asked for again and again (metrics, a job that is waited for) is written down once an hour.
+# Repeated reads (metrics, a job that is waited for) are logged once an hour.
 REPEATED_READ_SECONDS = 3600.0
 REMEMBERED_READS = 1000
 _CALL = re.compile(r"/v1/jobs(?:/([0-9a-f]{12})(?:/(?:events|curve|cancel|resume))?)?|/v1/service|/metrics")

@@ -48,7 +48,7 @@ class BodyLimit(Layer):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["path"] in OPEN_PATHS:
-            # Pages take no body, and what a stranger sends is not kept.
+            # Pages take no body, and a stranger's body is not kept.
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -87,7 +87,7 @@ class BodyLimit(Layer):
 
 
 def parse_json(body: bytes) -> Any:
-    """Return what the JSON text says, where every reader would agree on it; `MalformedError` otherwise.
+    """Return the value of a JSON text that all readers understand alike; `MalformedError` for others.
 
     By the standard library's parser: pydantic's takes the last of two values of one name without a word. Refused are
     NaN, infinities and numbers beyond float64; a name given twice; text that is not Unicode; and nesting deeper than
@@ -129,7 +129,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth_and_text(value: Any) -> None:
-    # Level by level, not by recursion, which is what is being guarded against.
+    # Level by level: recursion is the danger here.
     level = [value]
     for _ in range(DEEPEST_JSON):
         following: list[Any] = []

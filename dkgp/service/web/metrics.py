@@ -118,7 +118,7 @@ class _JobCollector:
             self._under_way.add(job_id)
 
     def refresh(self) -> None:
-        """Count what has ended. Jobs end in processes of their own, so what is under way is compared with before."""
+        """Count jobs that have ended. They end in processes of their own, so running jobs are compared with before."""
         with self._lock:
             ended = {state: n for state, n in self._queue.counts().items() if state not in ("queued", "running")}
             if ended == self._ended:

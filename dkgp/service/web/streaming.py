@@ -56,7 +56,7 @@ class _Feed:
     end_sent: bool = False
 
     def look(self, queue: JobQueue, now: float) -> tuple[list[Event], bool]:
-        """Read what is new, the last of it where it is much; say whether that was the end. Runs in a thread."""
+        """Read new events, at most the last ones; return them, and whether the job has ended. Runs in a thread."""
         events: deque[Event] = deque(maxlen=self.recent.maxlen)
         if self.terminal_since is None and now - self.looked_at_state >= STATE_SECONDS:
             self._look_at_state(queue, now)
@@ -113,7 +113,7 @@ class EventHub:
         return is_limited or self.followers >= MOST_FOLLOWERS
 
     def close(self) -> None:
-        """End all streams, after what they have been given so far."""
+        """End all streams after the events that were read so far."""
         self._closed = True
         for feed in self._feeds.values():
             _wake(feed)
@@ -195,7 +195,7 @@ class EventHub:
             except Exception:
                 # A queue that is locked for long, say. All followers depend on this task: it must go on.
                 log.exception("the events of job %s could not be looked at", feed.job_id)
-                # What was read has not been given out.
+                # The events read were not sent.
                 feed.read_up_to, feed.size = feed.last, -1
                 news.append(([], False))
         return news
@@ -204,7 +204,7 @@ class EventHub:
 def read_curve(queue: JobQueue, job_id: str) -> dict[str, Any]:
     """Return how a job's solve has come along so far, as `JobCurve` describes it.
 
-    "points" are pairs of column passes and of what is brought down to the tolerance, thinned to a few hundred; "last"
+    "points" are pairs of column passes and of the measure of convergence, thinned to a few hundred; "last"
     is the sequence number of the last event that was looked at.
     """
     reader = EventReader(_event_file(queue, job_id))
