@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from dkgp.codec import to_json
 from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.reporting.outputs import Document, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions
@@ -87,7 +88,7 @@ def _evaluate_numbers(job: EvaluateJob, prediction: Prediction, dataset: Dataset
     document: Document = plain(evaluate(prediction, dataset, noise_free=job.noise_free))
     rivals = fit_rivals(prediction, dataset, reporter.note) if job.compare else None
     if rivals is not None:
-        document["compare"] = plain(rivals.to_json())
+        document["compare"] = plain(rivals)
     document |= _verdict(prediction, dataset, rivals, noise_free=job.noise_free)
     if job.plot is not None:
         title = f"{dataset.n_samples:,} samples, RMSE {document['rmse_raw']:.4g}"
@@ -107,9 +108,9 @@ def _verdict(prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *,
     several = prediction.n_targets > 1
     read = read_residuals(prediction, dataset, noise_free=noise_free)
     verdict = [
-        {**({"target": name} if several else {}), **finding.to_json()}
+        {**({"target": name} if several else {}), **to_json(finding)}
         for name, residuals in read.items()
-        for finding in findings(residuals, None if rivals is None else rivals.errors[name])
+        for finding in findings(residuals, None if rivals is None else rivals.rmse_raw[name])
     ]
     # Errors of noise-free targets tell nothing of noise, and a large test set is thinned before it is judged.
     shares = [of.effective / len(of.truth) for of in read.values() if of.deviations is not None and not noise_free]
@@ -130,8 +131,8 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
         if figures.metrics.abstained is not None:
             title += f" of certified labels; {figures.metrics.abstained:.2%} of all samples abstained from"
         plot_classes(job.plot, figures.metrics, figures.curves, title=title)
-    verdict = [finding.to_json() for finding in label_findings(figures.metrics)]
-    return {**plain(figures.metrics.to_json()), "verdict": verdict}
+    verdict = [to_json(finding) for finding in label_findings(figures.metrics)]
+    return {**plain(figures.metrics), "verdict": verdict}
 
 
 def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:

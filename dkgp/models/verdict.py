@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -45,10 +44,6 @@ class Finding:
     kind: str
     text: str
     advice: str
-
-    def to_json(self) -> dict[str, str]:
-        """Plain JSON."""
-        return {"kind": self.kind, "text": self.text, "advice": self.advice}
 
 
 # Departures that matter: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
@@ -566,19 +561,10 @@ _RANK = 1e-10
 class Rivals:
     """Root mean square errors of simpler models on the test samples, by target and by name, in the target's units."""
 
-    errors: dict[str, dict[str, float]]
+    rmse_raw: dict[str, dict[str, float]]
     training_rows: int
     boosting_rows: int
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {
-            "rmse_raw": self.errors,
-            "training_rows": self.training_rows,
-            "boosting_rows": self.boosting_rows,
-            "seconds": self.seconds,
-        }
 
 
 def fit_rivals(prediction: Prediction, test: Dataset, note: Callable[[str], None]) -> Rivals:

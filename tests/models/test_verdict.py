@@ -323,7 +323,7 @@ def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPat
         for rival, means in expected.items():
             error = np.sqrt(np.mean((y[500:, t] - means) ** 2))
             # Trees split between standardised values, which are rounded.
-            assert fitted.errors[name][rival] == pytest.approx(error, rel=1e-3 if rival == verdict.BOOSTING else 1e-9)
+            assert fitted.rmse_raw[name][rival] == pytest.approx(error, rel=1e-3 if rival == verdict.BOOSTING else 1e-9)
     assert (fitted.training_rows, fitted.boosting_rows) == (500, 167)
     assert "167 training rows" in notes[0]
 
@@ -331,7 +331,7 @@ def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPat
 def test_without_scikit_learn_there_is_no_boosting(world, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     *_, test, prediction = world
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert set(fit_rivals(prediction, test, print).errors["u"]) == {verdict.MEAN, verdict.LINEAR}
+    assert set(fit_rivals(prediction, test, print).rmse_raw["u"]) == {verdict.MEAN, verdict.LINEAR}
 
 
 def test_a_training_set_that_has_changed_is_refused(world, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +51,6 @@ class Reliability:
         """Expected calibration error: mean over samples of |claimed - observed| of their bins."""
         return float(np.sum(self.counts * np.abs(self.claimed - self.observed)) / max(1, int(self.counts.sum())))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the bins in JSON."""
-        return {name: getattr(self, name).tolist() for name in ("claimed", "observed", "counts")}
-
 
 @dataclass(frozen=True)
 class ClassMetrics:
@@ -82,6 +78,9 @@ class ClassMetrics:
     auc : float or None
         Area under the curve of the decisions; of several classes the mean over each against the rest.
     """
+
+    # Properties that its JSON has too.
+    derived: ClassVar = ("accuracy", "balanced_accuracy", "ece")
 
     classes: tuple[str, ...]
     n: int
@@ -114,18 +113,6 @@ class ClassMetrics:
     def ece(self) -> float | None:
         """Expected calibration error; None without probabilities."""
         return None if self.reliability is None else self.reliability.error
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every figure in JSON, None where there is none."""
-        return {
-            **vars(self),
-            "classes": list(self.classes),
-            "confusion": self.confusion.tolist(),
-            "accuracy": self.accuracy,
-            "balanced_accuracy": self.balanced_accuracy,
-            "ece": self.ece,
-            "reliability": None if self.reliability is None else self.reliability.to_json(),
-        }
 
 
 @dataclass

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from dkgp.codec import to_json
 from dkgp.commands.reporting.plots import plot_classes
 from dkgp.commands.reporting.tables import evaluated_class_tables
 from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, operating_curve
@@ -51,7 +52,7 @@ def test_a_panel_for_each_thing_that_is_known(rng: np.random.Generator, tmp_path
 def test_table_has_a_matrix_where_it_can_be_read(rng: np.random.Generator, count: int, matrix: bool) -> None:
     metrics, _ = measured(rng, count, probabilities=True)
     console = Console(width=300, record=True)
-    for table in evaluated_class_tables(metrics.to_json()):
+    for table in evaluated_class_tables(to_json(metrics)):
         console.print(table)
     text = console.export_text()
     assert ("True labels (rows)" in text) == matrix

@@ -20,6 +20,7 @@ from sklearn.metrics import (
     roc_curve,
 )
 
+from dkgp.codec import to_json
 from dkgp.data import Dataset, Prediction, PredictionWriter, dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.models.classification import metrics as evaluation
@@ -120,7 +121,7 @@ def test_chunks_add_up_to_the_whole(rng: np.random.Generator) -> None:
     for start in range(0, 250, 70):
         rows = slice(start, start + 70)
         tally.add(s.codes[rows], s.predicted[rows], probabilities=s.probabilities[rows], certified=s.certified[rows])
-    found, known = tally.metrics().to_json(), whole.to_json()
+    found, known = to_json(tally.metrics()), to_json(whole)
     bins = known.pop("reliability")
     assert found.pop("reliability") == {name: pytest.approx(values) for name, values in bins.items()}
     for name in ("classes", "confusion"):
@@ -234,7 +235,7 @@ def test_stores_give_what_arrays_give(
         certified=s.certified,
         abstain=abstain,
     )
-    document, expected = found.metrics.to_json(), known.to_json()
+    document, expected = to_json(found.metrics), to_json(known)
     assert document.pop("reliability") == {
         name: pytest.approx(values) for name, values in expected.pop("reliability").items()
     }
@@ -259,7 +260,7 @@ def test_labels_are_matched_by_name(rng: np.random.Generator, tmp_path: Path) ->
     other = ("dog", "cat", "bee", "ape")
     renamed = np.array([other.index(name) for name in s.names])[s.codes]
     found = evaluate_classes(prediction, s.dataset(other, renamed, "renamed.zarr")).metrics
-    assert found.to_json() == known.to_json()
+    assert to_json(found) == to_json(known)
     new = np.where(np.arange(len(s.X)) == 7, 0, renamed)
     with pytest.raises(InputError, match=r"'dog'.*'ape', 'bee', 'cat'"):
         evaluate_classes(prediction, s.dataset(other, new, "new.zarr"))
