@@ -165,7 +165,12 @@ def _is_default(field: Field[Any], value: Any) -> bool:
 
 
 def from_json(
-    kind: type[T], document: object, *, older: Callable[[Any], Any] | None = None, called: str | None = None
+    kind: type[T],
+    document: object,
+    *,
+    older: Callable[[Any], Any] | None = None,
+    called: str | None = None,
+    advice: str = "",
 ) -> T:
     """Return the value that `to_json` wrote, checked against its type; unknown names are ignored.
 
@@ -176,6 +181,8 @@ def from_json(
         unchanged.
     called
         Name of the value in messages, such as "a noise model"; by default the class in words.
+    advice
+        End of messages: how a user gets a document that can be read.
 
     Raises
     ------
@@ -193,7 +200,7 @@ def from_json(
     except DkgpError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{called}: {_fault(error, document)}") from error
+        raise InputError(f"{called}: {_fault(error, document)}{f'. {advice}' if advice else ''}") from error
 
 
 def fields_from_json(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:

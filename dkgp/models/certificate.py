@@ -47,6 +47,8 @@ from dkgp.models.rounding import (
 )
 from dkgp.operators.base import FloatArray, Variances
 
+_WRITTEN_BY_OTHERS = "Its file was written by something else than dkgp, or damaged; train again"
+
 
 class Proof(ABC):
     """Proven bounds: a dataclass of numbers."""
@@ -69,14 +71,10 @@ class Proof(ABC):
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the certificate that `to_json`, or an older version, wrote; `InputError` for anything else."""
-        try:
-            proof = from_json(cls, document, older=cls._older, called="a certificate")
-            proof._check()
-        except InputError as error:
-            raise InputError(
-                f"{error}. Its file was written by something else than dkgp, or damaged; train again"
-            ) from error
-        return proof
+        return from_json(cls, document, older=cls._older, called="a certificate", advice=_WRITTEN_BY_OTHERS)
+
+    def __post_init__(self) -> None:
+        self._check()
 
     @classmethod
     def _older(cls, document: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +85,9 @@ class Proof(ABC):
         """Raise `InputError` if fields have numbers for different targets."""
         lengths = {name: len(getattr(self, name)) for name in self.by_target}
         if len(set(lengths.values())) > 1:
-            raise InputError(f"a certificate has numbers for different targets: {lengths}; expected one count")
+            raise InputError(
+                f"a certificate has numbers for different targets: {lengths}; expected one count. {_WRITTEN_BY_OTHERS}"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.codec import to_json
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.stores.models.regression import exact_model
 from dkgp.errors import InputError, InterruptedRunError
@@ -81,7 +82,7 @@ class TrainedModel:
             summary=self.summary,
             sample_noise=self.sample_noise,
             noise_model=None if self.noise_model is None else self.noise_model.to_json(),
-            trend=None if self.trend is None else self.trend.to_json(),
+            trend=None if self.trend is None else to_json(self.trend),
         )
 
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import scipy.linalg
 
+from dkgp.codec import from_json
 from dkgp.data import Dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
@@ -126,6 +127,13 @@ class Trend:
     above: float
     missed: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        checked_mean(self.kind)
+        if {len(row) for row in self.coefficients} != {len(self.missed)} or {len(row) for row in self.whitener} != {
+            self.count
+        }:
+            raise InputError("the mean of this model has tables of unfit shape; train it again")
+
     @property
     def count(self) -> int:
         """Number of columns q."""
@@ -224,40 +232,10 @@ class Trend:
             }
         return {"kind": self.kind, "coefficients": targets}
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; `from_json` is the inverse."""
-        return {
-            "kind": self.kind,
-            "coefficients": [list(row) for row in self.coefficients],
-            "whitener": [list(row) for row in self.whitener],
-            "off": self.off,
-            "above": self.above,
-            "missed": list(self.missed),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Trend:
-        """Rebuild from `to_json`'s form; `InputError` for another."""
-        try:
-            trend = cls(
-                checked_mean(document["kind"]),
-                _table(document["coefficients"]),
-                _table(document["whitener"]),
-                float(document["off"]),
-                float(document["above"]),
-                tuple(float(value) for value in document["missed"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the mean of this model is not what dkgp writes ({error}); train it again") from None
-        q, p = trend.count, len(trend.missed)
-        if {len(row) for row in trend.coefficients} != {p} or {len(row) for row in trend.whitener} != {q}:
-            raise InputError("the mean of this model has tables of unfit shape; train it again")
-        return trend
-
     @classmethod
     def held(cls, document: Mapping[str, Any] | None) -> Trend | None:
-        """Rebuild from `to_json`'s form; None from None."""
-        return None if document is None else cls.from_json(document)
+        """Return the trend of a model's JSON; None for None, `InputError` for another document."""
+        return None if document is None else from_json(cls, document, called="the mean", advice="Train the model again")
 
 
 def mean_kind(document: Mapping[str, Any] | None) -> MeanKind:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dkgp.codec import from_json
 from dkgp.errors import InputError
 from dkgp.kernels import Matern32, SquaredExponential, parse_kernel
 from dkgp.models.certificate import Certificate
@@ -82,7 +83,7 @@ def test_gradients_are_the_slopes_of_predictions() -> None:
     model = Case(X, Y, np.array([[3000.0, 9000.0]]), Matern32((1.0, 0.5)), 0.02).model
     version = "trend-slopes-far-out"
     got = MeanGradients(model, version)(np.array([[3000.0, 9000.0]]))
-    coefficients = np.array(Trend.from_json(dict(model.trend or {})).coefficients)[1:, 0]
+    coefficients = np.array(from_json(Trend, model.trend).coefficients)[1:, 0]
     to = model.standardisation
     np.testing.assert_allclose(got.gradient[0, 0], coefficients * to.target_std / to.input_std, rtol=1e-12)
     with pytest.raises(InputError, match="the deviation of this model holds that of its mean's coefficients"):
