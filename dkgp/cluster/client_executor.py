@@ -305,14 +305,14 @@ def _differs(software: Software, name: str) -> bool:
 def _table(software: Software, names: list[str]) -> list[str]:
     rows = [("package", "this process", "scheduler", "workers")]
     for name in names:
-        held: dict[str, list[str]] = {}
+        hosts: dict[str, list[str]] = {}
         for address, installed in sorted(software.workers.items()):
-            held.setdefault(_shown(installed.get(name)), []).append(address)
+            hosts.setdefault(_shown(installed.get(name)), []).append(address)
         expected = _shown(software.client.get(name))
         parts = [
-            f"{version} ({_named(addresses)})" for version, addresses in sorted(held.items()) if version != expected
+            f"{version} ({_named(addresses)})" for version, addresses in sorted(hosts.items()) if version != expected
         ]
-        same = len(held.get(expected, []))
+        same = len(hosts.get(expected, []))
         if same:
             parts.append(f"{expected} ({same} of {len(software.workers)})")
         rows.append((name, expected, _shown(software.scheduler.get(name)), "; ".join(parts)))

@@ -278,7 +278,7 @@ class Kept(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes in memory."""
 
 
 KeptT = TypeVar("KeptT", bound=Kept)
@@ -305,7 +305,7 @@ class TileRequest(Generic[KeptT]):
 
 
 @dataclass
-class _Held:
+class _Entry:
     tiles: Any
     turn: int
     used_at: float
@@ -316,7 +316,7 @@ class TileCache:
     """Tiles of pairs of blocks, by run."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, tuple[int, int]], _Held] = {}
+        self._entries: dict[tuple[str, tuple[int, int]], _Entry] = {}
         self._watches: dict[str, Watch] = {}
         self._lock = fork_safe(threading.Lock())
         self.nbytes = 0
@@ -333,17 +333,17 @@ class TileCache:
     @contextmanager
     def lent(self, request: TileRequest[KeptT], budget_bytes: int | None = None) -> Iterator[KeptT | None]:
         """Tiles of a pair while the context is open: filled ones, ones to fill, or none; all within the budget."""
-        held = self._take(request, request.keeping.budget.bytes if budget_bytes is None else budget_bytes)
-        if held is None or held.tiles.filled:
-            yield None if held is None else held.tiles
+        entry = self._take(request, request.keeping.budget.bytes if budget_bytes is None else budget_bytes)
+        if entry is None or entry.tiles.filled:
+            yield None if entry is None else entry.tiles
             return
         # Nobody waits for a thread that fills the same pair: that belongs to another task.
-        acquired = held.filling.acquire(blocking=False)
+        acquired = entry.filling.acquire(blocking=False)
         try:
-            yield held.tiles if acquired else None
+            yield entry.tiles if acquired else None
         finally:
             if acquired:
-                held.filling.release()
+                entry.filling.release()
 
     def reason(self, run_id: str, keeping: Keeping) -> str:
         """Say in a few words why tiles of a run are kept or not."""
@@ -357,7 +357,7 @@ class TileCache:
 
     def _discard_tiles(self, run_id: str) -> None:
         with self._lock:
-            for key in [key for key in self._held if key[0] == run_id]:
+            for key in [key for key in self._entries if key[0] == run_id]:
                 self._drop(key)
 
     def _watch(self, run_id: str) -> Watch:
@@ -365,13 +365,13 @@ class TileCache:
             return self._watches.setdefault(run_id, Watch())
 
     def _use_watched(self, request: TileRequest[KeptT], work: Callable[[KeptT | None], None]) -> bool:
-        watch, held = self._watch(request.run_id), self._held.get(request.key)
-        if held is None or not held.tiles.filled:
+        watch, entry = self._watch(request.run_id), self._entries.get(request.key)
+        if entry is None or not entry.tiles.filled:
             self._keep_or_evaluate(request, watch, work)
             return False
-        tiles = held.tiles
+        tiles = entry.tiles
         with self._lock:
-            held.turn, held.used_at = max(held.turn, request.keeping.turn), time.monotonic()
+            entry.turn, entry.used_at = max(entry.turn, request.keeping.turn), time.monotonic()
         if watch.doubts:
             watch.reconsider(timed(lambda: work(None)), tiles.nbytes)
             if watch.given_up:
@@ -404,31 +404,31 @@ class TileCache:
 
     def _forget(self, key: tuple[str, tuple[int, int]]) -> None:
         with self._lock:
-            if key in self._held:
+            if key in self._entries:
                 self._drop(key)
 
-    def _take(self, request: TileRequest[Any], budget_bytes: int) -> _Held | None:
+    def _take(self, request: TileRequest[Any], budget_bytes: int) -> _Entry | None:
         turn, now = request.keeping.turn, time.monotonic()
         with self._lock:
-            held = self._held.get(request.key)
-            if held is None:
+            entry = self._entries.get(request.key)
+            if entry is None:
                 tiles = request.room()  # no more than addresses yet
                 if not self._make_room(request, tiles.nbytes, now, budget_bytes):
                     return None
-                held = self._held[request.key] = _Held(tiles, turn, now)
+                entry = self._entries[request.key] = _Entry(tiles, turn, now)
                 self.nbytes += tiles.nbytes
-            held.turn, held.used_at = max(held.turn, turn), now
-            return held
+            entry.turn, entry.used_at = max(entry.turn, turn), now
+            return entry
 
     def _make_room(self, request: TileRequest[Any], needed: int, now: float, budget_bytes: int) -> bool:
         def fits() -> bool:
             return self.nbytes + needed <= budget_bytes
 
-        for key, held in list(self._held.items()):
+        for key, entry in list(self._entries.items()):
             if fits():
                 break
             same_run = key[0] == request.run_id
-            idle = held.turn < request.keeping.turn - 1 if same_run else now - held.used_at > FORGOTTEN_SECONDS
+            idle = entry.turn < request.keeping.turn - 1 if same_run else now - entry.used_at > FORGOTTEN_SECONDS
             if idle:
                 self._drop(key)
         if not fits():
@@ -437,7 +437,7 @@ class TileCache:
         return bool(memory.available - needed > SPARED_SHARE * memory.total)
 
     def _drop(self, key: tuple[str, tuple[int, int]]) -> None:
-        self.nbytes -= self._held.pop(key).tiles.nbytes
+        self.nbytes -= self._entries.pop(key).tiles.nbytes
 
 
 _WORKER_TILES = TileCache()

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import dask
 import psutil
 import pytest
 from distributed import Client
 
-from dkgp.cluster import ClusterOptions, LocalExecutor, client_executor, connect, open_executor
-from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES, UnreachableSchedulerError
+from dkgp.cluster import ClusterOptions, LocalExecutor, client_executor, connect, elastic, open_executor
+from dkgp.cluster.connect import SMALL_PROBLEM_SAMPLES, UnreachableSchedulerError, performance_report
+from dkgp.cluster.elastic import RoundAdaptive
 from dkgp.cluster.executors.dask import DaskExecutor
-from dkgp.errors import ClusterError, ExitCode, UsageError
+from dkgp.cluster.starters.local import local_arguments
+from dkgp.cluster.threads import available_cores
+from dkgp.errors import ClusterError, ExitCode, InputError, UsageError
+from tests.cluster.helpers import Listener, StartProcess, start_scheduler
 
 FEW, MANY = SMALL_PROBLEM_SAMPLES, SMALL_PROBLEM_SAMPLES + 1
 
@@ -207,3 +217,282 @@ def test_a_scheduler_without_workers_is_a_cluster_error(
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         ClusterOptions(**wrong)  # type: ignore[arg-type]
+
+
+# Waiting for workers: how many, how long, and what is said meanwhile and afterwards.
+
+
+@pytest.mark.long
+def test_the_number_asked_for_is_waited_for(start_cluster: StartCluster) -> None:
+    own = start_cluster(processes=False, protocol="tcp", n_workers=1)
+    later = threading.Timer(1.2, own.cluster.scale, (3,))
+    later.start()
+    listener = Listener()
+    options = ClusterOptions(scheduler=own.scheduler.address, workers=3, worker_wait_seconds=60.0)
+    with open_executor(options, 1, listener) as executor:
+        assert executor.parallelism == 3
+    assert listener.warnings == []
+    assert listener.notes[0].startswith("waiting for workers: 1 of 3, at most")
+    assert listener.notes[-1].startswith("3 of 3 workers are there after")
+
+
+def test_fewer_than_asked_for_are_gone_on_with(start_cluster: StartCluster) -> None:
+    own = start_cluster(processes=False, protocol="tcp", n_workers=2)
+    listener = Listener()
+    options = ClusterOptions(scheduler=own.scheduler.address, workers=5, worker_wait_seconds=0.3)
+    with open_executor(options, 1, listener) as executor:
+        assert executor.parallelism == 2
+    (warning,) = listener.warnings
+    assert "2 of 5 workers came within 0 s; going on with these" in warning
+
+
+def test_none_at_all_is_an_error(start_cluster: StartCluster) -> None:
+    own = start_cluster(processes=False, protocol="tcp", n_workers=0)
+    started = time.monotonic()
+    options = ClusterOptions(scheduler=own.scheduler.address, worker_wait_seconds=0.3)
+    with pytest.raises(ClusterError, match="no workers") as caught, open_executor(options, 1):
+        pass
+    assert time.monotonic() - started < 20.0
+    assert caught.value.exit_code is ExitCode.CLUSTER_LOST
+
+
+@pytest.mark.long
+def test_a_scheduler_that_goes_away_meanwhile_is_an_error(start_cluster: StartCluster) -> None:
+    own = start_cluster(processes=False, protocol="tcp", n_workers=0)
+    threading.Timer(0.3, own.cluster.close).start()
+    started = time.monotonic()
+    options = ClusterOptions(scheduler=own.scheduler.address, worker_wait_seconds=120.0, connect_timeout_seconds=2.0)
+    with (
+        pytest.raises(ClusterError, match="stopped answering while workers were waited for"),
+        open_executor(options, 1),
+    ):
+        pass
+    assert time.monotonic() - started < 60.0
+
+
+# Dask's performance report of a run: written whole, for a run that fails too, or refused before any cluster sta.
+
+
+class FakeClient:
+    """A client whose scheduler draws a page of two words, or fails at it."""
+
+    def __init__(self, bokeh: bool = True, error: Exception | None = None) -> None:
+        self._bokeh, self._error, self.streams = bokeh, error, 0
+        self.scheduler = type("Scheduler", (), {"performance_report": None})
+
+    def run_on_scheduler(self, function: Any) -> object:
+        return self._bokeh
+
+    def get_task_stream(self, start: float, stop: float) -> None:
+        self.streams += 1
+
+    def sync(self, function: Any, **options: Any) -> str:
+        if self._error is not None:
+            raise self._error
+        return "<html>tasks</html>"
+
+
+def test_a_report_is_written_at_the_end(tmp_path: Path) -> None:
+    path, client, listener = tmp_path / "report.html", FakeClient(), Listener()
+    with performance_report(client, str(path), listener):  # type: ignore[arg-type]
+        assert client.streams == 1
+        assert list(tmp_path.iterdir()) == []
+    assert path.read_text() == "<html>tasks</html>"
+    assert list(tmp_path.iterdir()) == [path]
+    assert listener.notes == [f"performance report: {path}"]
+
+
+def test_a_run_that_fails_has_its_report_too(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with pytest.raises(ZeroDivisionError), performance_report(FakeClient(), str(path), Listener()):  # type: ignore[arg-type]
+        raise ZeroDivisionError
+    assert path.exists()
+
+
+def test_a_lost_cluster_takes_its_records_along(tmp_path: Path) -> None:
+    path, listener = tmp_path / "report.html", Listener()
+    with performance_report(FakeClient(error=OSError("scheduler is gone")), str(path), listener):  # type: ignore[arg-type]
+        pass
+    assert listener.warnings == [f"the performance report '{path}' could not be written: scheduler is gone"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scheduler_without_bokeh_is_refused(tmp_path: Path) -> None:
+    client: Any = FakeClient(bokeh=False)
+    with (
+        pytest.raises(
+            UsageError, match=r"`performance_report` needs bokeh in the scheduler.s environment.*dkgp\[dashboard\]"
+        ),
+        performance_report(client, str(tmp_path / "report.html"), Listener()),
+    ):
+        pass
+    assert client.streams == 0
+
+
+def test_what_no_report_can_describe_or_be_written_to_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="describes work on Dask, and `cluster` none runs without"):
+        ClusterOptions(kind="none", performance_report="report.html")
+    for path in (tmp_path, tmp_path / "no" / "folder.html"):
+        options = ClusterOptions(kind="slurm", workers=1, performance_report=str(path))
+        with pytest.raises(InputError, match="`performance_report`: .* cannot be written"), open_executor(options, 1):
+            pass
+    assert ClusterOptions(performance_report="a.html").anchored().performance_report == str(Path("a.html").absolute())
+
+
+def test_a_small_problem_runs_on_dask_for_its_report(tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    path = tmp_path / "report.html"
+    options = ClusterOptions(threads_per_worker=1, performance_report=str(path))
+    with open_executor(options, 10, Listener()) as executor:
+        assert not isinstance(executor, LocalExecutor)
+        assert executor.submit("kproduct", doubled, (), [[1]]).result() == [2]
+    assert "kproduct" in path.read_text()
+
+
+# Workers of spot machines: a notice (SIGTERM) hands their tasks on at once; one that comes back gets tasks agai.
+
+
+def once_slow(folder: str, group: list[int]) -> list[int]:
+    """Sleep for a minute, unless another worker began the same task before."""
+    begun = Path(folder) / f"begun-{group[0]}"
+    if not begun.exists():
+        begun.write_text(str(os.getpid()))
+        time.sleep(60.0)
+    return [2 * group[0]]
+
+
+def pid(group: list[int]) -> list[int]:
+    time.sleep(0.2)
+    return [os.getpid()]
+
+
+@pytest.mark.faults
+def test_a_notice_hands_tasks_on_and_a_worker_that_comes_back_gets_some(
+    start_process: StartProcess, tmp_path: Path
+) -> None:
+    address = start_scheduler(start_process, tmp_path)
+
+    def start(name: str) -> Any:
+        local = ("--nthreads", 1, "--no-dashboard", "--local-directory", tmp_path, "--host", "127.0.0.1")
+        return start_process("dask", "worker", address, "--name", name, *local)
+
+    noticed = start("spot")
+    with open_executor(ClusterOptions(scheduler=address, round_deadline_seconds=50.0), 1) as executor:
+        pending = executor.submit("t", once_slow, (str(tmp_path),), [[1]])
+        begun = tmp_path / "begun-1"
+        until = time.monotonic() + 30.0
+        while not (begun.exists() and begun.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        start("other")
+        while len(executor._client.nthreads()) < 2:  # type: ignore[attr-defined]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        began = time.monotonic()
+        noticed.send_signal(signal.SIGTERM)
+        assert pending.result() == [2]
+        assert time.monotonic() - began < 20.0  # neither the task's minute nor a heartbeat that is missed
+        assert noticed.wait(timeout=20) == 0
+        start("spot")
+        while len(executor._client.nthreads()) < 2:  # type: ignore[attr-defined]
+            assert time.monotonic() < until + 30.0
+            time.sleep(0.05)
+        assert len(set(executor.submit("t", pid, (), [[index] for index in range(8)]).result())) == 2
+
+
+# An adaptive cluster's size follows its rounds: rounds are cut for the maximum, and workers that wait stay.
+
+
+@dataclass(frozen=True)
+class Task:
+    key: int
+
+
+def tasks(*numbers: int) -> set[Any]:
+    return set(map(Task, numbers))
+
+
+class Workers:
+    """A cluster whose workers of two threads run the tasks that a test puts there."""
+
+    def __init__(self, count: int) -> None:
+        self.worker_spec: dict[Any, dict[str, Any]] = {name: {} for name in range(count)}
+        self.scheduler = SimpleNamespace(workers={}, queued=set(), unrunnable={})
+        for name in range(count):
+            self.scheduler.workers[name] = SimpleNamespace(name=name, nthreads=2, processing=set(), nbytes=10 - name)
+
+
+def test_a_round_that_lasts_asks_for_a_thread_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, clock = Workers(1), [0.0]
+    monkeypatch.setattr(elastic.time, "monotonic", lambda: clock[0])
+    rule = RoundAdaptive(cluster, interval=0)
+    cluster.scheduler.workers[0].processing = tasks(0, 1)
+    cluster.scheduler.queued = tasks(2, 3, 4)
+    assert asyncio.run(rule.target()) == 0  # the round may be over at the next look
+    cluster.scheduler.queued, cluster.scheduler.unrunnable = tasks(3), dict.fromkeys(tasks(4, 5, 6))
+    assert asyncio.run(rule.target()) == 3
+    # The coordinator computes, then a round of two tasks runs: workers that wait are not closed.
+    cluster.scheduler.workers[0].processing, cluster.scheduler.queued, cluster.scheduler.unrunnable = set(), set(), {}
+    clock[0] = elastic.HOLD_SECONDS
+    assert asyncio.run(rule.target()) == 3
+    clock[0] += 1.0
+    assert asyncio.run(rule.target()) == 0
+
+
+def test_short_rounds_ask_for_workers_if_one_follows_the_other() -> None:
+    """Rounds of block descent take less than a second each, and there are thousands of them."""
+    cluster = Workers(1)
+    rule = RoundAdaptive(cluster, interval=0)
+
+    def targets(looks: int, every: int) -> list[int]:
+        """Each look sees other tasks, five of them, and none in between."""
+        found = []
+        for number in range(looks):
+            cluster.scheduler.workers[0].processing = set() if number % every else tasks(2 * number, 2 * number + 1)
+            cluster.scheduler.queued = set() if number % every else tasks(*range(-3 * number - 3, -3 * number))
+            found.append(asyncio.run(rule.target()))
+        return found
+
+    assert targets(40, 2) == [0] * 40  # the coordinator works for as long as the workers
+    cluster.scheduler.queued = set()
+    assert targets(10, 1)[-1] == 3
+    assert set(targets(10, 1)) == {3}
+
+
+def test_only_idle_workers_are_closed_and_jobs_as_a_whole() -> None:
+    cluster = Workers(4)
+    rule = RoundAdaptive(cluster, interval=0)
+    cluster.scheduler.workers[3].processing = tasks(0)
+    assert asyncio.run(rule.workers_to_close(2)) == [2, 1]
+    assert asyncio.run(rule.workers_to_close(0)) == [2, 1, 0]
+    for number, worker in enumerate(cluster.scheduler.workers.values()):
+        worker.name = f"job-{number // 2}-{number % 2}"
+    cluster.worker_spec = {f"job-{number}": {"group": ["-0", "-1"]} for number in range(2)}
+    assert asyncio.run(rule.workers_to_close(1)) == ["job-0-1", "job-0-0"]
+
+
+def test_rounds_are_cut_for_the_most_workers(client: Client) -> None:
+    executor = DaskExecutor(client, most_workers=5)
+    assert (executor.parallelism, sum(executor.workers.values())) == (5, 2)
+    executor.close()
+
+
+def test_workers_on_this_machine_share_its_cores_at_their_most() -> None:
+    options = ClusterOptions(kind="processes", adaptive=(1, available_cores()))
+    assert local_arguments(options, None)["threads_per_worker"] == 1
+
+
+def napping(group: list[int]) -> list[int]:
+    time.sleep(2.5)
+    return group
+
+
+@pytest.mark.long
+def test_a_cluster_of_processes_grows_where_a_round_has_one_task_a_thread() -> None:
+    options = ClusterOptions(kind="processes", adaptive=(1, 2), threads_per_worker=1, plain_text=True)
+    with open_executor(options, 1, Listener()) as executor:
+        until = time.monotonic() + 60.0
+        while len(executor._client.nthreads()) < 2:  # type: ignore[attr-defined]
+            assert time.monotonic() < until, "no second worker came"
+            groups = [[number] for number in range(executor.parallelism)]
+            assert executor.submit("t", napping, (), groups).result() == [0, 1]

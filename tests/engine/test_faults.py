@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 import psutil
 import pytest
 
-from dkgp.cluster import ClusterOptions, open_executor, worker_cache
+from dkgp.cluster import BlockExecutor, ClusterOptions, LocalExecutor, open_executor, worker_cache
+from dkgp.cluster.executors.base import RoundTasks
+from dkgp.cluster.executors.sums import PendingTotal
 from dkgp.data import CheckpointStore, open_model
 from dkgp.errors import ClusterError, ExitCode
+from dkgp.models.sparse.bases import blind_basis
+from dkgp.models.sparse.certificate import certify
+from dkgp.models.sparse.model import METHODS, Basis, fit_sparse
+from dkgp.models.sparse.near import fit_near
+from dkgp.models.sparse.vif import Neighbours, VifObjective
+from dkgp.operators import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.solvers import Checkpointing, Progress
+from dkgp.solvers.basis_risk.minimise import BasisDescent
+from dkgp.solvers.basis_risk.problem import BasisRisk
+from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
+from dkgp.solvers.losses import LogisticLoss
+from dkgp.solvers.risk import Risk
 from tests.engine.helpers import (
     Bits,
     ManualCluster,
@@ -199,3 +218,163 @@ def test_kill_9_of_the_coordinator_leaves_no_orphans_and_resumes(
     assert resumed.returncode == 0
     assert document["resumed"] is True
     assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+
+
+# Sparse models under faults: a worker killed in mid-tree of each kind of sum, a choice killed at random moments.
+
+
+def fitted(operator: BlockedKernelOperator, y: np.ndarray, method: str) -> list[np.ndarray]:
+    chosen = np.arange(0, operator.n, 50)
+    fit = fit_sparse(operator, y, Basis(operator.inputs(chosen), chosen), METHODS[method])
+    said = json.dumps(certify(operator, fit, y, subset=chosen).to_json(), sort_keys=True)
+    return [fit.model.weights, fit.model.lower, np.frombuffer(said.encode(), dtype=np.uint8)]
+
+
+def near(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    fitted = fit_near(operator, y, some(operator), Neighbours(8, 24, searched=400))
+    assert 0.0 < fitted.unproven < 1.0
+    return [fitted.near.whitened, fitted.near.normal, np.array([fitted.log_likelihood, fitted.unproven])]
+
+
+def sloped(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    evidence = VifObjective(operator.context.source, y, operator.executor, Neighbours(8, 24))
+    found = evidence(operator.kernel, operator.noise_variance, some(operator))
+    evidence.close()
+    return [np.append(found.gradient, found.value)]
+
+
+def chosen_greedily(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    found = choose_greedily(operator, y, GreedySettings(12, per_round=3, screen=2, score_rows=900, dual=True))
+    return [found.indices, found.weights, found.dual]
+
+
+def classified(operator: BlockedKernelOperator, y: np.ndarray) -> list[np.ndarray]:
+    signs = np.where(y > np.median(y), 1.0, -1.0)
+    cross = CrossKernel(operator, some(operator))
+    found = BasisDescent(BasisRisk(cross, signs, Risk(LogisticLoss(), 0.1)), hessian=True).run()
+    assert found.hessian is not None
+    return [found.weights, found.values, found.hessian.lowers[0]]
+
+
+Work: TypeAlias = Callable[[BlockedKernelOperator, np.ndarray], list[np.ndarray]]
+
+# Names of sums, and work that comes to them.
+SUMS: dict[str, tuple[str, Work]] = {
+    "vfe": ("crossgram", lambda operator, y: fitted(operator, y, "vfe")),
+    "fitc": ("crossgram", lambda operator, y: fitted(operator, y, "fitc")),
+    "residual": ("residual", lambda operator, y: fitted(operator, y, "sr")),
+    "candidates": ("candidates", chosen_greedily),
+    "centres": ("lloyd", lambda operator, y: [blind_basis(operator, "k-means", 20).inputs]),
+    "projection": ("crossproject", lambda operator, y: [CrossKernel(operator, some(operator)).project(y)]),
+    "loss": ("basisrisk", classified),
+    "neighbours": ("vifsums", near),
+    "slopes of neighbours": ("vifslopes", sloped),
+    "gram": ("crossgram", lambda operator, y: [CrossKernel(operator, some(operator)).gram(y).matrix]),
+}
+
+
+def some(operator: BlockedKernelOperator) -> np.ndarray:
+    return operator.inputs(np.arange(20))
+
+
+class UnderSum:
+    """An executor that does something once, as soon as a certain sum has gone out to the workers."""
+
+    def __init__(self, executor: BlockExecutor, name: str, deed: Callable[[], None]) -> None:
+        self._executor, self._name, self._deed, self.done = executor, name, deed, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def start_total(self, tasks: RoundTasks) -> PendingTotal:
+        pending = self._executor.start_total(tasks)
+        if tasks.name == self._name and not self.done:
+            self._deed()
+            self.done = True
+        return pending
+
+
+@pytest.mark.parametrize(("name", "work"), SUMS.values(), ids=SUMS)
+def test_a_worker_killed_in_mid_tree_of_any_sum(problem: Problem, name: str, work: Work) -> None:
+    y = problem.dataset.all_targets()
+    executor = LocalExecutor(1)
+    with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, executor) as operator:
+        expected = work(operator, y)
+    executor.close()
+    with opened("processes", 2) as executor:
+        client = client_of(executor)
+        faulty = UnderSum(executor, f"k{name}", lambda: kill_one(client))
+        with BlockedKernelOperator(problem.kernel, 0.05, problem.dataset, faulty) as operator:  # type: ignore[arg-type]
+            found = work(operator, y)
+    assert faulty.done
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+SCRIPT = """
+import hashlib, sys
+import numpy as np
+from dkgp.cluster import LocalExecutor
+from dkgp.data import CheckpointStore, open_dataset
+from dkgp.kernels import SquaredExponential
+from dkgp.models import RunContext
+from dkgp.models.sparse.train import SparseSettings, train_sparse
+from dkgp.solvers import Checkpointing
+
+def main(url, folder, log, how):
+    more = {"rows": {"score_rows": 900, "per_round": 2}, "gap": {"gap": 1e-6, "per_round": 1}}[how]
+    def note(progress):
+        with open(log, "a") as out:
+            print(progress.size, file=out)
+    kept = Checkpointing(CheckpointStore(folder), every_seconds=0.0, identity={"of": url}, resume=True)
+    context = RunContext(LocalExecutor(2), callback=note, checkpointing=kept)
+    trained = train_sparse(
+        open_dataset(url), SquaredExponential((0.2, 0.2, 0.15, 0.05, 0.05, 0.01)), 0.05, context,
+        SparseSettings("sggp", 40, candidates=20, **more),
+    )
+    model, said = trained.model, repr(trained.certificate.to_json())
+    arrays = [model.weights, model.lower, trained.greedy.indices, trained.greedy.dual]
+    print(hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays) + said.encode()).hexdigest())
+
+main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["rows", "gap"])
+def test_a_choice_killed_at_random_moments_ends_in_the_same_bits(problem: Problem, tmp_path: Path, how: str) -> None:
+    def start(folder: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-c",
+            SCRIPT,
+            problem.dataset.url,
+            str(tmp_path / folder),
+            str(tmp_path / "log"),
+            how,
+        ]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+
+    whole = start("whole").communicate(timeout=300)[0].strip()
+    rounds = (tmp_path / "log").read_text().split()
+    assert len(whole) == len(hashlib.sha256().hexdigest())
+    log, moments, kills = tmp_path / "log", random.Random(how), 0
+    while True:
+        log.unlink(missing_ok=True)
+        process = start("killed")
+        # Moments are counted in rounds, and a little beyond: seconds would mean another one on each machine.
+        until = moments.randint(1, max(1, len(rounds) // 5))
+        while process.poll() is None and (not log.exists() or len(log.read_text().split()) < until):
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0.0, 0.005))
+        if kills < 3 and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+            process.wait()
+            continue
+        assert process.communicate(timeout=300)[0].strip() == whole
+        break
+    assert kills >= 2
+    # Nothing that was saved was chosen again: the last run began beyond the first round.
+    again = log.read_text().split() if log.exists() else []
+    assert len(again) < len(rounds)
+    print(f"\n{how}: killed {kills} times, {len(rounds)} rounds; the same bits")

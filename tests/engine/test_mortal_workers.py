@@ -25,7 +25,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers import MaxIterations
 from tests.engine.helpers import Problem, bits, client_of, opened
 from tests.engine.plugins import Mortal
-from tests.engine.test_sparse_faults import chosen_greedily, classified, fitted
+from tests.engine.test_faults import chosen_greedily, classified, fitted
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from dkgp.cluster import LocalExecutor, worker_cache
 from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.errors import InputError
+from dkgp.errors import ClusterError, InputError
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.kernels.tiles.blocks import LANES
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, DenseKernelOperator
@@ -301,3 +304,55 @@ def test_two_operators_do_not_mix_their_blocks(executor: LocalExecutor, rng: np.
 def test_kernel_and_data_must_have_the_same_features(executor: LocalExecutor) -> None:
     with pytest.raises(InputError, match="the kernel is of 4 features, the data have 2"):
         blocked(np.zeros((10, 2)), executor)
+
+
+# Arrays in memory as inputs: what they admit, and how they travel.
+
+
+def test_rows_by_range(rng: np.random.Generator) -> None:
+    X = rng.standard_normal((20, 3)).astype(np.float32)
+    source = ArrayInputs(X)
+    assert (source.n_samples, source.n_features) == (20, 3)
+    rows = source.inputs(5, 9)
+    assert rows.dtype == np.float64
+    np.testing.assert_array_equal(rows, X[5:9])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_located(bad: float) -> None:
+    X = np.zeros((10, 4))
+    X[7, 2] = X[8, 0] = bad
+    with pytest.raises(InputError, match=f"inputs must be finite; got {bad} in row 7, column 2"):
+        ArrayInputs(X)
+
+
+@pytest.mark.parametrize("shape", [(5,), (0, 3), (3, 0), (2, 2, 2)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"expected|must be an array of shape \(n, d\) with n, d >= 1"):
+        ArrayInputs(np.zeros(shape))
+
+
+def test_pickles_to_a_token_that_this_process_redeems() -> None:
+    source = ArrayInputs(np.zeros((10_000, 3)))
+    sent = pickle.dumps(source)
+    assert len(sent) < 200
+    assert pickle.loads(sent) is source
+    assert pickle.loads(sent).read(2, 4).shape == source.rows(np.array([7, 5])).shape == (2, 3)
+
+
+def test_token_of_a_forgotten_array_says_so() -> None:
+    sent = pickle.dumps(ArrayInputs(np.zeros((4, 1))))
+    gc.collect()
+    stray = pickle.loads(sent)
+    with pytest.raises(ClusterError, match="store that they can read: ingest the data first"):
+        stray.inputs(0, 1)
+
+
+def test_token_in_another_process_says_so() -> None:
+    source = ArrayInputs(np.zeros((4, 1)))
+    script = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).inputs(0, 1)"
+    result = subprocess.run(
+        [sys.executable, "-c", script, pickle.dumps(source).hex()], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "ClusterError: A task asked for rows that are in another process's memory" in result.stderr

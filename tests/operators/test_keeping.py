@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.kernels.tiles.evaluator import KeptTiles
 from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, keeping
+from dkgp.operators import keeping as keeping_module
 from dkgp.operators.keeping import (
     Keeping,
     TileCache,
@@ -233,7 +235,7 @@ def test_tiles_that_are_read_make_no_room_for_others(machine: Machine) -> None:
     reads = [machine.product(turn, 20.0 - turn, budget)[0] for turn in range(1, 16)]
     # The first twelve, time and again, but for what is evaluated to look at its price in products 4 and 8.
     assert reads == [0, 0, 12, 11, 12, 12, 12, 11] + 7 * [12]
-    assert sorted(pair for _, (pair, _) in machine.cache._held) == list(range(12))
+    assert sorted(pair for _, (pair, _) in machine.cache._entries) == list(range(12))
 
 
 def test_where_there_was_no_memory_to_try_it_is_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,5 +351,119 @@ def test_threads_share_what_they_see(machine: Machine) -> None:
             requests = [TileRequest("run", (pair, 0), keeping_terms, machine.room) for pair in range(PAIRS)]
             tasks = [pool.submit(machine.cache.use, request, machine.work) for request in requests]
             read = [task.result() for task in tasks]
-    assert machine.cache.nbytes == PAIR_BYTES * len(machine.cache._held)
+    assert machine.cache.nbytes == PAIR_BYTES * len(machine.cache._entries)
     assert sum(read) > PAIRS // 2
+
+
+# Tiles that are kept: within the budget, and out of turn first.
+
+
+ROOM = 100  # bytes of a pair
+
+
+def room() -> KeptTiles:
+    return KeptTiles(np.empty(ROOM, np.int8))
+
+
+def fill(tiles: KeptTiles | None) -> None:
+    if tiles is not None:
+        tiles.filled = True
+
+
+def use(cache: TileCache, pair: tuple[int, int], turn: int, budget: int = 3 * ROOM, run: str = "run") -> bool:
+    return cache.use(TileRequest(run, pair, Keeping(TileBudget(budget), turn), room), fill)
+
+
+def test_what_fits_is_kept_and_stays() -> None:
+    cache = TileCache()
+    pairs = [(i, 0) for i in range(5)]
+    assert [use(cache, pair, 1) for pair in pairs] == [False] * 5
+    # A cache that put out the oldest would hold none of the first three by now.
+    for turn in (2, 3):
+        assert [use(cache, pair, turn) for pair in pairs] == [True] * 3 + [False] * 2
+    assert cache.nbytes == 3 * ROOM
+
+
+def test_what_a_whole_product_passed_by_makes_room() -> None:
+    cache = TileCache()
+    for pair in [(0, 0), (1, 0), (2, 0)]:
+        use(cache, pair, 1)
+    for turn in (2, 3):
+        assert [use(cache, pair, turn) for pair in [(0, 0), (1, 0)]] == [True] * 2
+        assert not use(cache, (9, 0), turn)
+    assert use(cache, (9, 0), 4)
+    assert not use(cache, (2, 0), 4)
+    assert cache.nbytes == 3 * ROOM
+
+
+@pytest.mark.parametrize("later", [1.0, 800.0])
+def test_tiles_of_another_run_stay_until_it_is_long_gone(monkeypatch: pytest.MonkeyPatch, later: float) -> None:
+    cache, now = TileCache(), [1000.0]
+    monkeypatch.setattr(keeping_module.time, "monotonic", lambda: now[0])
+    use(cache, (0, 0), 7, ROOM, "old")
+    use(cache, (0, 0), 1, ROOM, "new")
+    assert not use(cache, (0, 0), 2, ROOM, "new")
+    now[0] += keeping_module.FORGOTTEN_SECONDS + later
+    use(cache, (0, 0), 3, ROOM, "new")
+    assert use(cache, (0, 0), 4, ROOM, "new")
+    assert not use(cache, (0, 0), 8, ROOM, "old")
+
+
+def test_a_run_is_forgotten_as_a_whole() -> None:
+    cache = TileCache()
+    use(cache, (0, 0), 1, run="one")
+    use(cache, (0, 0), 1, run="other")
+    cache.discard_run("one")
+    assert cache.nbytes == ROOM
+    assert use(cache, (0, 0), 2, run="other")
+    assert not use(cache, (0, 0), 2, run="one")
+
+
+def test_nothing_is_kept_where_the_machine_has_little_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = psutil.virtual_memory()
+    monkeypatch.setattr(keeping_module.psutil, "virtual_memory", lambda: found._replace(available=found.total // 50))
+    cache = TileCache()
+    assert not use(cache, (0, 0), 1)
+    assert not use(cache, (0, 0), 2)
+    assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize(("more", "kept"), [(-1, False), (1, True)])
+def test_what_is_kept_is_not_of_the_memory_that_stays_free(
+    monkeypatch: pytest.MonkeyPatch, more: int, kept: bool
+) -> None:
+    found, total = psutil.virtual_memory(), 10**9
+    free = int(keeping_module.SPARED_SHARE * total) + ROOM + more
+    monkeypatch.setattr(keeping_module.psutil, "virtual_memory", lambda: found._replace(available=free, total=total))
+    cache = TileCache()
+    use(cache, (0, 0), 1)
+    assert use(cache, (0, 0), 2) is kept
+
+
+def test_work_that_fails_leaves_nothing_that_looks_filled() -> None:
+    cache = TileCache()
+
+    def fail(tiles: KeptTiles | None) -> None:
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        cache.use(TileRequest("run", (0, 0), Keeping(TileBudget(ROOM), 1), room), fail)
+    assert not use(cache, (0, 0), 2)
+    assert use(cache, (0, 0), 3)
+
+
+def test_two_threads_at_one_pair_do_not_wait_for_each_other() -> None:
+    cache, given = TileCache(), []
+    both = threading.Barrier(2, timeout=10.0)
+
+    def work(tiles: KeptTiles | None) -> None:
+        given.append(tiles)
+        both.wait()
+        fill(tiles)
+
+    with ThreadPoolExecutor(2) as pool:
+        request = TileRequest("run", (0, 0), Keeping(TileBudget(ROOM), 1), room)
+        tasks = [pool.submit(cache.use, request, work) for _ in range(2)]
+        assert [task.result() for task in tasks] == [False, False]
+    assert sum(tiles is None for tiles in given) == 1
+    assert use(cache, (0, 0), 2, ROOM)

@@ -36,9 +36,9 @@ class Homes:
         groups: list[list[int]] = []
         owners: list[str] = []
         for worker, threads in sorted(workers.items()):
-            held = [piece for piece in pieces if self._homes[piece] == worker]
-            if held:
-                cut = split_evenly(held, parts * threads)
+            at_home = [piece for piece in pieces if self._homes[piece] == worker]
+            if at_home:
+                cut = split_evenly(at_home, parts * threads)
                 groups += cut
                 owners += [worker] * len(cut)
         return groups, owners
@@ -53,7 +53,7 @@ class Homes:
             return
         self._settled = dict(workers)
         total = sum(workers.values())
-        held = Counter(home for home in self._homes if home in workers)
+        counts = Counter(home for home in self._homes if home in workers)
         # A worker that has more than its share gives some of it up: not its first ones, but one in so many.
         shares = {worker: -(-len(self._homes) * threads // total) for worker, threads in workers.items()}
         seen = {worker: count() for worker in workers}
@@ -61,15 +61,15 @@ class Homes:
             if home is None or home not in workers:
                 self._homes[piece] = None
                 continue
-            surplus, place = max(0, held[home] - shares[home]), next(seen[home])
-            if (place + 1) * surplus // held[home] > place * surplus // held[home]:
+            surplus, place = max(0, counts[home] - shares[home]), next(seen[home])
+            if (place + 1) * surplus // counts[home] > place * surplus // counts[home]:
                 self._homes[piece] = None
-        held = Counter(home for home in self._homes if home is not None)
-        fullness = [((held[worker] + 1) / threads, worker) for worker, threads in workers.items()]
+        counts = Counter(home for home in self._homes if home is not None)
+        fullness = [((counts[worker] + 1) / threads, worker) for worker, threads in workers.items()]
         heapq.heapify(fullness)
         for piece, home in enumerate(self._homes):
             if home is None:
                 worker = fullness[0][1]
                 self._homes[piece] = worker
-                held[worker] += 1
-                heapq.heapreplace(fullness, ((held[worker] + 1) / workers[worker], worker))
+                counts[worker] += 1
+                heapq.heapreplace(fullness, ((counts[worker] + 1) / workers[worker], worker))

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from dkgp.data.remote.addresses import LONGEST_NAME_BYTES, is_local, join, normalise_url
-from dkgp.data.remote.limits import held
+from dkgp.data.remote.limits import in_open_folder
 from dkgp.data.remote.object_store import Attempts, ConflictError, call, put, retried, tag_of
 from dkgp.data.types import Location
 from dkgp.errors import OutputExistsError, StorageError
@@ -176,7 +176,7 @@ class PlaceLock:
             except OSError as error:  # no locks here, or none for another user's file
                 os.close(handle)
                 if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
-                    with suppress(OSError), held(file) as place:
+                    with suppress(OSError), in_open_folder(file) as place:
                         place.unlink()
                 _remove_empty(made)
                 return cls()
@@ -223,7 +223,7 @@ def _key(url: str) -> str:
 
 
 def _open(file: Path) -> int:
-    with held(file, make=True) as place:
+    with in_open_folder(file, make=True) as place:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             return os.open(place, os.O_RDWR | os.O_CREAT | flags, 0o666)
@@ -234,7 +234,7 @@ def _open(file: Path) -> int:
 
 def _is_at(handle: int, file: Path) -> bool:
     try:
-        with held(file) as place:
+        with in_open_folder(file) as place:
             return os.path.samestat(os.fstat(handle), os.stat(place, follow_symlinks=False))
     except OSError:
         return False
@@ -258,7 +258,7 @@ def _release(handle: int | None, file: Path | None, made: tuple[Path, ...], proc
     if handle is None or file is None or os.getpid() != process:
         return
     # The file goes while it is locked: the next writer finds none, or waits for this one.
-    with suppress(OSError), held(file) as place:
+    with suppress(OSError), in_open_folder(file) as place:
         place.unlink()
     _handles.discard(handle)
     with suppress(OSError):
@@ -269,7 +269,7 @@ def _release(handle: int | None, file: Path | None, made: tuple[Path, ...], proc
 
 def _remove_empty(folders: tuple[Path, ...]) -> None:
     for folder in folders:
-        with suppress(OSError), held(folder) as place:
+        with suppress(OSError), in_open_folder(folder) as place:
             place.rmdir()
 
 

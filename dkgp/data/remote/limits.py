@@ -98,7 +98,7 @@ def require_within(handle: int, path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def held(path: Path, *, make: bool = False) -> Iterator[Path]:
+def in_open_folder(path: Path, *, make: bool = False) -> Iterator[Path]:
     """The path of a file by its folder as it is now, which is kept open: it stays within the limits.
 
     With `make` a folder that is missing is made. `StorageError` outside the limits. A link in the file's own place is

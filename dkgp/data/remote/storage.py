@@ -25,7 +25,7 @@ from dkgp.data.remote.addresses import normalise_url as normalise_url
 from dkgp.data.remote.addresses import shown as shown
 from dkgp.data.remote.addresses import split_address as split_address
 from dkgp.data.remote.claims import CLAIM_NAME, Claim
-from dkgp.data.remote.limits import held, open_local, require_within
+from dkgp.data.remote.limits import in_open_folder, open_local, require_within
 from dkgp.data.remote.object_store import backend, call, open_remote, put, remove_many
 from dkgp.data.types import Location
 from dkgp.errors import OutputExistsError, StorageError, StoreError
@@ -191,7 +191,7 @@ def write_object(
 @contextlib.contextmanager
 def replaced_file(target: Path, *, synced: bool = True) -> Iterator[Path]:
     """A new file beside a local one, which takes its place when the block ends; it goes where the block fails."""
-    with held(target, make=True) as place:
+    with in_open_folder(target, make=True) as place:
         handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=place.parent)
         os.close(handle)
         temporary = Path(name)
@@ -236,7 +236,7 @@ def open_new(target: Path) -> IO[str]:
     with translate_write_errors(target):
         if target.exists() and not target.is_file():
             return open(_open_device(target), "w", encoding="utf-8")
-        with held(target, make=True) as place:
+        with in_open_folder(target, make=True) as place:
             place.unlink(missing_ok=True)
             handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             return open(handle, "w", encoding="utf-8")
@@ -263,7 +263,7 @@ def remove_object(location: Location) -> None:
     url = normalise_url(location)
     with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError):
         if is_local(url):
-            with held(Path(url)) as place:
+            with in_open_folder(Path(url)) as place:
                 place.unlink()
         else:
             call(url, "rm_file", "remove")
@@ -273,7 +273,8 @@ def remove_tree(location: Location) -> None:
     """Remove a place and everything below it; nothing happens where there is nothing."""
     url = normalise_url(location)
     if is_local(url):
-        with translate_write_errors(url, "remove"), contextlib.suppress(FileNotFoundError), held(Path(url)) as place:
+        missing = contextlib.suppress(FileNotFoundError)
+        with translate_write_errors(url, "remove"), missing, in_open_folder(Path(url)) as place:
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
             else:

@@ -212,12 +212,12 @@ class Passes:
     def _blocks(self, phase: str) -> Iterator[Block]:
         source, selection = self._source, self._selection
         # Where labels and ids stand among the columns, and how many rows they will have seen.
-        asked: dict[int, LabelEncoder | IdTexts] = dict(enumerate(selection.id_texts, start=self._first_id))
+        encoders: dict[int, LabelEncoder | IdTexts] = dict(enumerate(selection.id_texts, start=self._first_id))
         if selection.encoder is not None:
-            asked[len(selection.features)] = selection.encoder
-        n_rows = {column: encode.rows_seen for column, encode in asked.items()}
+            encoders[len(selection.features)] = selection.encoder
+        n_rows = {column: encode.rows_seen for column, encode in encoders.items()}
         for block in source.blocks(selection.columns):
-            for column, encode in asked.items():
+            for column, encode in encoders.items():
                 n_rows[column] += len(block.values)
                 if encode.rows_seen < n_rows[column]:
                     # A source that knows of no text gave numbers; they are labels or ids too.

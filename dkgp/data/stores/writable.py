@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
 from dkgp.data.remote.claims import CLAIM_NAME, Claim, PlaceLock, locked
-from dkgp.data.remote.limits import held
+from dkgp.data.remote.limits import in_open_folder
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     exists,
@@ -218,7 +218,7 @@ def _set_aside(url: str) -> Path | None:
 
 def _move(store: Path, place: Path) -> None:
     """Give a local store another name in its folder."""
-    with held(store) as present:
+    with in_open_folder(store) as present:
         os.rename(present, present.with_name(place.name))
 
 
@@ -231,7 +231,7 @@ def _check_local_folder(target: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         # Permission bits mislead (root, network mounts, read-only mounts): try, and in the folder as it is now. Where a
         # link turns in between, a file would be made in one folder and looked for in another.
-        with held(folder / TEMPORARY_PREFIX) as place:
+        with in_open_folder(folder / TEMPORARY_PREFIX) as place:
             tempfile.TemporaryFile(prefix=TEMPORARY_PREFIX, dir=place.parent).close()
 
 

@@ -248,8 +248,8 @@ class VecchiaProduct:
             ]
 
         def results() -> list[Any]:
-            found = [result for round_ in pending for result in round_.result()]
-            by_bundle = dict(zip((bundle for group in groups for bundle in group), found, strict=True))
+            results = [result for round_ in pending for result in round_.result()]
+            by_bundle = dict(zip((bundle for group in groups for bundle in group), results, strict=True))
             return [by_bundle[bundle] for bundle in bundles]
 
         return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import hashlib
 import importlib
@@ -39,11 +40,15 @@ from dkgp.data.remote.storage import (
     expand_glob,
     is_file,
     is_folder,
+    join,
     list_object_bytes,
     read_object,
+    remove_object,
     remove_tree,
     write_object,
 )
+from dkgp.data.stores.arrays import StoredArray
+from dkgp.data.stores.manifest import MANIFEST_NAME
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, StorageError, StoreError
 from tests.s3 import S3Server, use_s3
 
@@ -484,3 +489,151 @@ def test_delays_grow_and_end() -> None:
         Attempts("write", "s3://b/x").delay_after(_answered(412))
     with pytest.raises(FileNotFoundError):
         Attempts("read", "s3://b/x").delay_after(FileNotFoundError("x"))
+
+
+# Labels and predicted classes on S3 (moto's server): names, regions and the coordinate of the classes.
+
+
+@pytest.mark.long
+def test_labels_and_predicted_classes(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    use_s3(monkeypatch, server)
+    names, codes = ("blau", "größer, „viel“", "rot"), np.arange(60) % 3
+    source, train, test = (server.url(f"classes/{name}") for name in ("d.csv", "train.zarr", "test.zarr"))
+    lines = ["a,kind", *(f'{a!r},"{names[code]}"' for a, code in zip(rng.normal(size=60).tolist(), codes, strict=True))]
+    with fsspec.open(source, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    ingest(source, train, labels="kind", test_fraction=0.2, test_out=test)
+    assert open_dataset(train).classes == open_dataset(test).classes == names
+    assert open_dataset(test).class_counts == (4, 4, 4)
+
+    url = server.url("classes/p.zarr")
+    probability = rng.dirichlet(np.ones(3), 60)
+    values = {
+        "decision": rng.normal(size=(60, 3)),
+        "decision_error_bound": np.ones((60, 3)),
+        "probability": probability,
+        "class": codes,
+        "certified": codes > 0,
+    }
+    first = PredictionWriter.create(url, 60, ["kind"], tuple(values), 20, classes=names)
+    first.write(0, **{name: block[:20] for name, block in values.items()})
+    resumed = PredictionWriter.open_to_resume(url)
+    with pytest.raises(StorageError, match="taken over"):
+        first.write(20, **{name: block[20:40] for name, block in values.items()})
+    for start, stop in resumed.pending_regions():
+        resumed.write(start, **{name: block[start:stop] for name, block in values.items()})
+    resumed.commit()
+    found = open_prediction(url)
+    np.testing.assert_array_equal(found.read("probability"), probability)
+    np.testing.assert_array_equal(found.labels(), codes)
+    with xr.open_zarr(url) as shown:
+        assert shown["class_name"].values.tolist() == list(names)
+
+
+# Stores on S3 that are overwritten or removed while they are read: told, never some of each; what looking costs.
+
+
+ROWS, CHUNK = 240, 40
+TOLD = "was overwritten or removed while it was read"
+
+
+@pytest.fixture(params=["s3", "memory"])
+def place(request: pytest.FixtureRequest, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A place of each test's own, on the server and in fsspec's memory file system."""
+    use_s3(monkeypatch, server)
+    name = f"{abs(hash(request.node.name))}/data.zarr"
+    return server.url(name) if request.param == "s3" else f"memory://{name}"
+
+
+def write(place: str, seed: int) -> np.ndarray:
+    """One of two data sets that differ in every number, in nothing that describes them; its inputs."""
+    rng = np.random.default_rng(seed)
+    X, y = rng.random((ROWS, 3)), rng.random(ROWS)
+    dataset_from_arrays(place, X, y, chunk_rows=CHUNK, overwrite=True)
+    return X
+
+
+def by_pieces(dataset: Dataset, rows: int) -> np.ndarray:
+    return np.concatenate([dataset.inputs(at, at + rows, standardised=False) for at in range(0, ROWS, rows)])
+
+
+@pytest.mark.long
+@pytest.mark.covering
+@pytest.mark.parametrize("number", [1, 4, ROWS // CHUNK])
+def test_one_that_is_replaced_between_two_chunks_is_told(
+    place: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = write(place, 0)
+    dataset, read, reads = open_dataset(place), StoredArray._get, []
+
+    def swapping(self: StoredArray, selection: Any) -> Any:
+        reads.append(selection)
+        if len(reads) == number:
+            write(place, 1)
+        return read(self, selection)
+
+    monkeypatch.setattr(StoredArray, "_get", swapping)
+    with pytest.raises(StoreError, match=f"'{place}' {TOLD}"):
+        by_pieces(dataset, CHUNK)
+    assert len(reads) == number
+    # What is opened now is the other one.
+    assert (by_pieces(open_dataset(place), CHUNK) != X).all()
+
+
+def test_one_that_is_removed_is_told_of_as_that(place: str) -> None:
+    write(place, 0)
+    dataset = open_dataset(place)
+    remove_tree(place)
+    with pytest.raises(StoreError, match=TOLD):
+        dataset.inputs(0, ROWS)
+
+
+def test_a_damaged_one_is_told_of_as_that(place: str) -> None:
+    write(place, 0)
+    dataset = open_dataset(place)
+    remove_object(join(place, "X/c/3/0"))
+    with pytest.raises(StoreError, match=r"Chunk X/c/3/0 .* is missing"):
+        dataset.inputs(0, ROWS)
+
+
+def test_a_copy_is_the_same_store(place: str) -> None:
+    X = write(place, 0)
+    dataset, manifest = open_dataset(place), join(place, MANIFEST_NAME)
+    content = read_object(manifest)
+    remove_object(manifest)
+    with pytest.raises(StoreError, match=TOLD):
+        by_pieces(dataset, CHUNK)
+    write_object(manifest, content)
+    np.testing.assert_array_equal(by_pieces(dataset, CHUNK), X)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> collections.Counter[str]:
+    """Requests to the server, by kind."""
+    s3fs = pytest.importorskip("s3fs")
+    ask, requests = s3fs.S3FileSystem._call_s3, collections.Counter[str]()
+
+    async def counting(self: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
+        requests[method] += 1
+        return await ask(self, method, *arguments, **keywords)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(s3fs.S3FileSystem, "_call_s3", counting)
+        work()
+    return requests
+
+
+def test_a_look_is_one_request_whatever_is_read_at_once(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_s3(monkeypatch, server)
+    place = server.url("counted/data.zarr")
+    write(place, 0)
+    opening = counted(monkeypatch, lambda: open_dataset(place))
+    print(f"\nopen: {dict(opening)}")
+    dataset = open_dataset(place)
+    dataset.inputs(0, CHUNK)
+    for rows in (CHUNK, 3 * CHUNK, ROWS):
+        requests = counted(monkeypatch, lambda rows=rows: by_pieces(dataset, rows))
+        print(f"{ROWS // CHUNK} chunks, {rows // CHUNK} at once: {dict(requests)}")
+        assert requests == {"get_object": ROWS // CHUNK, "head_object": ROWS // rows}
+    assert opening["head_object"] == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,14 @@ from dkgp.cluster.executors.base import split_evenly
 from dkgp.cluster.executors.dask import DaskGraph
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
-from dkgp.kernels import Kernel, Linear, SquaredExponential
+from dkgp.kernels import Features, Kernel, Linear, SquaredExponential, TileEvaluator
+from dkgp.models.sparse.bounds import sample_sum_roundings
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, exact_sums
+from dkgp.operators.cross import kernel as cross_kernel
 from dkgp.operators.cross import tasks as cross_tasks
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.cross.tasks import cross_bytes, runs_of
+from dkgp.operators.cross.tasks import cross_bytes, piece_rows, runs_of
+from dkgp.operators.exact_sums import unit_count
 from dkgp.operators.low_rank import products
 from dkgp.operators.low_rank.pivots import jitter
 from dkgp.progress import Progress
@@ -226,3 +231,103 @@ def test_memory_does_not_grow_with_the_samples_but_for_vectors() -> None:
     assert large.process == small.process
     assert large.coordinator - small.coordinator == 8 * 9 * 10**5 * 3
     assert large.in_process(2) < 2 * 1024**3
+
+
+# What proofs count for sums over samples: no term passes through more additions, however samples are cut.
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 1025, 8193, 70_000, 300_000, 530_000, 10**7])
+def test_no_term_is_added_more_often_than_is_counted(n: int) -> None:
+    """A piece's rows in any order, the pieces of a run, the digits of runs; a few products besides."""
+    executor = LocalExecutor(1)
+    operator = BlockedKernelOperator(
+        SquaredExponential(gamma=(1.0,)), 0.1, ArrayInputs(np.broadcast_to(0.0, (n, 1))), executor
+    )
+    context, most = operator.context, 0
+    runs = runs_of(context, {})
+    assert len(runs) <= unit_count(n)
+    for prototypes, run in itertools.product((1, 1500, 2048, 5000, 10**6), runs):
+        longest, pieces, largest = piece_rows(prototypes), 0, 0
+        for block in run.blocks:
+            start, stop = context.bounds(block)
+            pieces += -(-(stop - start) // longest)
+            largest = max(largest, min(longest, stop - start))
+        most = max(most, largest + pieces + 3)
+    executor.close()
+    # Weights of a row, its square root and quotient; the sums of such terms are counted with three more at most.
+    assert most + 3 <= sample_sum_roundings(n)
+    print(f"\nn = {n:,}: {most} additions at most, {sample_sum_roundings(n):.0f} counted")
+
+
+# Farthest-first traversals by candidates: the samples that looking at all of them for every prototype chooses.
+
+
+RNG = np.random.default_rng(3)
+
+
+def one_by_one(evaluator: TileEvaluator, parts: list[Features], prior: np.ndarray, size: int, place: int) -> list[int]:
+    """All samples looked at for every prototype."""
+    owner = np.repeat(np.arange(len(parts)), [part.n for part in parts])
+    within = np.concatenate([np.arange(part.n) for part in parts])
+    nearest, places = np.full(len(prior), np.inf), [place]
+    while len(places) < min(size, len(prior)):
+        point = parts[owner[place]].take(within[[place]])
+        column = np.concatenate([np.array(evaluator.tile(part, point))[:, 0] for part in parts])
+        nearest = np.minimum(nearest, prior + prior[place] - 2.0 * column)
+        nearest[place] = 0.0
+        place = int(np.argmax(nearest))
+        if not nearest[place] > cross_kernel.LEAST_DISTANCE * prior[place]:
+            break
+        places.append(place)
+    return places
+
+
+INPUTS = {
+    "uniform": RNG.uniform(0.0, 1.0, (300, 2)),
+    "normal": RNG.standard_normal((301, 30)),
+    "grid": np.stack(np.meshgrid(np.arange(17.0), np.arange(18.0)), axis=-1).reshape(-1, 2),
+    "duplicates": np.repeat(RNG.integers(0, 9, (50, 3)).astype(float), 6, axis=0),
+    "clusters": RNG.integers(0, 3, (300, 2)) * 100.0 + 1e-3 * RNG.standard_normal((300, 2)),
+    "far out": np.concatenate([RNG.standard_normal((299, 2)), [[1e200, -1e200]]]),
+    "same": np.ones((300, 2)),
+}
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("few", [1, 40])
+@pytest.mark.parametrize("kernel", [Linear, SquaredExponential], ids=["linear", "rbf"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_same_samples_are_chosen(
+    name: str, kernel: Callable[[tuple[float, ...]], Kernel], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_kernel, "LEAST_CANDIDATES", few)
+    monkeypatch.setattr(cross_kernel, "CANDIDATES_SHARE", 100)
+    monkeypatch.setattr(cross_kernel, "POINTS_AT_ONCE", 5)
+    monkeypatch.setattr(cross_kernel, "ROWS_AT_ONCE", 64)
+    inputs = INPUTS[name]
+    made = kernel((0.7,) * inputs.shape[1])
+    evaluator = TileEvaluator(made, "double")
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = [evaluator.prepare(part) for part in np.split(inputs, [64, 129])]
+        prior = np.asarray(made.diagonal(inputs), dtype=np.float64)
+        for size, place in ((1, 5), (40, 0), (len(inputs), 200)):
+            expected = one_by_one(evaluator, parts, prior, size, place)
+            assert cross_kernel._traverse(evaluator, parts, prior, size, place) == expected
+    assert (len(expected) == 1) == (name == "same" or (name == "far out" and kernel is Linear))
+
+
+def test_few_distances_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than a third of the n entries a prototype come in single columns."""
+    kernel = Linear((1.0,) * 3)
+    evaluator = TileEvaluator(kernel, "double")
+    inputs = RNG.standard_normal((20_000, 3))
+    features, entries = evaluator.prepare(inputs), [0]
+    plain = TileEvaluator.tile
+
+    def counted(self: TileEvaluator, rows: Features, columns: Features) -> np.ndarray:
+        entries[0] += rows.n if columns.n == 1 else 0
+        return plain(self, rows, columns)
+
+    monkeypatch.setattr(TileEvaluator, "tile", counted)
+    cross_kernel._traverse(evaluator, [features], np.asarray(kernel.diagonal(inputs)), 300, 0)
+    assert 0 < entries[0] < 0.33 * 300 * 20_000

@@ -125,10 +125,10 @@ def around(text: str) -> tuple[Unit, str, bool] | None:
     if len(text) > _MOST_CHARACTERS:
         return None
     negative = text.startswith("(") and text.endswith(")")
-    found = _AROUND.fullmatch(text[1:-1].strip() if negative else text)
-    if found is None:
+    match = _AROUND.fullmatch(text[1:-1].strip() if negative else text)
+    if match is None:
         return None
-    sign, before, core, after = found.group("sign", "before", "core", "after")
+    sign, before, core, after = match.group("sign", "before", "core", "after")
     signed = bool(sign) or not (core[0].isdigit() or core[0] in ".,")
     if (negative and signed) or (sign and not (core[0].isdigit() or core[0] in ".,")):
         return None
