@@ -10,8 +10,8 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import Variances
+from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES
-from dkgp.operators.inputs import InputSource
 from dkgp.operators.product_error import AUTO, ProductError
 from dkgp.solvers.base import Solver
 from dkgp.solvers.driver import Watch

@@ -18,7 +18,7 @@ import numpy as np
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.tiles.slope_loops import SLOPE_COLUMNS
 from dkgp.operators.base import FloatArray
-from dkgp.operators.inputs import InputSource, centre_of
+from dkgp.operators.block_tasks import InputSource, centre_of
 
 P = ParamSpec("P")
 

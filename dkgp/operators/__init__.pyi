@@ -1,8 +1,8 @@
 from .base import KernelOperator, PendingColumns
+from .block_tasks import ArrayInputs, InputSource
 from .blocked import BlockedKernelOperator
 from .cached_columns import CachedColumnsOperator
 from .dense import DenseKernelOperator
-from .inputs import ArrayInputs, InputSource
 from .product_error import ProductError
 
 __all__ = [

@@ -31,14 +31,15 @@ from dkgp.operators.base import (
 )
 from dkgp.operators.block_tasks import (
     BlockContext,
+    InputSource,
     apply_columns_task,
+    centre_of,
     diagonal_task,
     feature_width,
     row_errors_task,
     rows_task,
 )
 from dkgp.operators.full_products import FullProducts
-from dkgp.operators.inputs import InputSource, centre_of
 
 # The key of the entries that the tasks of a total evaluate.
 ENTRIES = "entries evaluated"

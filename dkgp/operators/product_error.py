@@ -19,10 +19,10 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.kernels.terms import terms_of
 from dkgp.operators.base import Variances
+from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cells.operator import CellKernelOperator, Forecast, choose, estimated_bytes, product_share
 from dkgp.operators.cells.products import CellProducts
-from dkgp.operators.inputs import InputSource
 from dkgp.registry import FURTHER, Option, Values
 
 Value: TypeAlias = float | Literal["auto", "none"]

@@ -13,7 +13,7 @@ from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, Linear, Matern32, SquaredExponential, Wendland
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import Cholesky, ConjugateGradient, GreedyBlockCoordinateDescent, MaxIterations, choose_solver, solve
 from dkgp.solvers.auto import CHOLESKY_UNLESS_EASY, CHOLESKY_WITHOUT_A_LOOK, Choice, choose_by, probed_samples

@@ -13,7 +13,7 @@ from dkgp.cluster.threads import available_cores
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.labels import stratified_folds
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp_benchmarks.classify.spsvm import SparseSVM, SparseSVMSettings, train_spsvm, validated_errors
 from dkgp_benchmarks.classify.trial import Classifier, Trial, median_gamma
 

@@ -25,10 +25,10 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.candidates import GrowingBasis
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers.basis_risk.minimise import minimise_on_basis
 from dkgp.solvers.losses import SquaredHingeLoss
 

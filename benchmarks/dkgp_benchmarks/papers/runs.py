@@ -19,7 +19,7 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.errors import NumericalError
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import KernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.solvers import MaxIterations, Progress, Solver, StoppingRule, solve
 from dkgp.solvers.base import Method, SolverState
 from dkgp.solvers.driver import Watch

@@ -19,7 +19,7 @@ from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, UsageError
 from dkgp.operators import BlockedKernelOperator, DenseKernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.solvers.risk import RISK_METHODS
 from dkgp_benchmarks.classify.problems import PROBLEMS
 from dkgp_benchmarks.risk.penalties import SAMPLES as PENALTY_SAMPLES

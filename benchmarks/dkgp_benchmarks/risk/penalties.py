@@ -20,7 +20,7 @@ from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.solvers.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredHingeLoss
 from dkgp_benchmarks.risk.runs import RiskRun, minimise
 

@@ -105,10 +105,10 @@ from dkgp.models.sparse.vif import (
 from dkgp.models.tuning.laplace import LabelLikelihood, LogitEvidence, ProbitEvidence
 from dkgp.models.tuning.search import Choices, SearchSettings, SubsetSummary
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.full_products import forget_everywhere
-from dkgp.operators.inputs import InputSource
 from dkgp.operators.keeping import Keeping
 from dkgp.operators.low_rank.pivots import whiten
 from dkgp.solvers.base import Clock

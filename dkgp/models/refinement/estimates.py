@@ -61,8 +61,8 @@ from dkgp.models.context import RunContext
 from dkgp.models.noise import SAME_NOISE, Noise
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
+from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.contract_tasks import contract, slope_products
-from dkgp.operators.inputs import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.base import SolverState

@@ -42,7 +42,7 @@ from dkgp.models.refinement.estimates import (
 from dkgp.models.refinement.record import Refinement, RefineSettings, RefineStep
 from dkgp.models.refinement.validation import ExceptRows, HeldOut, HeldOutScore, SomeRows, held_out_rows, score_held_out
 from dkgp.models.tuning.search import Choices, SearchProblem, SearchSettings
-from dkgp.operators.inputs import InputSource
+from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import ConjugateGradient, MaxPasses, RelativeResidual, solve
 from dkgp.solvers.driver import Watch

@@ -29,8 +29,7 @@ from dkgp.models.variance.nystrom import FactorSource
 from dkgp.models.variance.scaled import ScaledInputs, scaled_kernel
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import InputSource, centre_of
+from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
 from dkgp.solvers import (
     ConjugateGradient,
     FactorPreconditioning,

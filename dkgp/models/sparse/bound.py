@@ -55,11 +55,11 @@ from dkgp.models.context import RunContext
 from dkgp.models.sparse.model import RegressorFit, fit_regressors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
+from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.cross.tasks import Prototypes, Run, piece_rows
 from dkgp.operators.exact_sums import RunSums
-from dkgp.operators.inputs import InputSource
 from dkgp.operators.low_rank.pivots import jitter, whiten
 
 # Rows and columns of a tile of derivatives, as in `dkgp.operators.contract_tasks`; arrays of it that are there at once.

@@ -46,11 +46,11 @@ from dkgp.models.sparse.bounds import Points, sample_sum_roundings
 from dkgp.models.sums import finite_sums
 from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
+from dkgp.operators.block_tasks import centre_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, CrossResidual
 from dkgp.operators.cross.tasks import piece_rows
 from dkgp.operators.exact_sums import DEPTH
-from dkgp.operators.inputs import centre_of
 from dkgp.operators.low_rank.pivots import jittered, whiten
 
 Variance = Literal["subset", "regressors", "deterministic"]

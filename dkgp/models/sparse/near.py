@@ -37,9 +37,8 @@ from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.sparse.vif import LEAF, LeafFactor, Neighbourhood, Neighbours, factor_leaf, refuse_leaf
 from dkgp.operators.base import FloatArray, Variances, noise_at
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import ArrayInputs, BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.inputs import ArrayInputs
 from dkgp.operators.low_rank.pivots import whiten
 from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count
 from dkgp.operators.vecchia.leaf_tree import tree_bytes

@@ -71,12 +71,11 @@ from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound import BoundValue, contract_tiles
 from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
 from dkgp.operators.blas import blas, lapack
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, InputSource
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel, prototypes_of, summed_units
 from dkgp.operators.cross.tasks import Prototypes, scratch
 from dkgp.operators.exact_sums import RunSums, Triangles
-from dkgp.operators.inputs import InputSource
 from dkgp.operators.keeping import Keeping, TileRequest, worker_tiles
 from dkgp.operators.low_rank.pivots import jitter, regularised_factor, whiten
 from dkgp.operators.vecchia.factor import halo_task, order_task

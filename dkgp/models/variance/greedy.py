@@ -41,9 +41,8 @@ from dkgp.models.variance.iterative import default_memory_bytes
 from dkgp.models.variance.run import Ends, Request, VarianceRun
 from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.inputs import InputSource, centre_of
 from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 PIECE_ROWS = 512

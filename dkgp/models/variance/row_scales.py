@@ -17,8 +17,7 @@ from dkgp.kernels import TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.models.rounding import EPS
 from dkgp.operators.base import FloatArray
-from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import centre_of
+from dkgp.operators.block_tasks import BlockContext, centre_of
 
 
 @dataclass(frozen=True)

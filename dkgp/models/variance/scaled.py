@@ -29,8 +29,7 @@ from dkgp.models.sums import NoisySupport
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import InputSource, centre_of
+from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
 
 
 class PrecisionSource(InputSource, Protocol):

@@ -25,11 +25,10 @@ from dkgp.kernels import Kernel
 from dkgp.kernels.terms import Term, Terms, terms_of
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, check_vectors
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, InputSource
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts, Cost, Moments, Part, finish, join, up
-from dkgp.operators.inputs import InputSource
 
 # Tolerance of products in the rounds of a solver, relative to the sum of the weights' magnitudes, by the most features
 # of a term. Conjugate gradients with a halo of 128 on uniform samples (two dimensions, Matern 3/2) take 56, 28 and 24

@@ -16,12 +16,11 @@ from dkgp.kernels import Features, Kernel, TileEvaluator
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, leading_dimension
-from dkgp.operators.block_tasks import BlockContext
+from dkgp.operators.block_tasks import BlockContext, centre_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import summed_units
 from dkgp.operators.cross.tasks import WAITING_SUMS, Run, columns_between, piece_rows, runs_of, scratch
 from dkgp.operators.exact_sums import MOST_UNITS, RunSums
-from dkgp.operators.inputs import centre_of
 
 # Samples of a fold in a unit, about: its triangle takes as long to add as the products of some 50 samples.
 FOLD_SAMPLES = 8192

@@ -30,11 +30,10 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Features, Kernel, Linear, TileEvaluator
 from dkgp.kernels.distance import DistanceKernel
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.block_tasks import BlockContext, apply_columns_task
+from dkgp.operators.block_tasks import BlockContext, apply_columns_task, centre_of
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
 from dkgp.operators.cross.tasks import Prototypes, Run, gram_task, piece_rows, project_task, residual_task, runs_of
 from dkgp.operators.exact_sums import RunSums, exact_sums, group_units
-from dkgp.operators.inputs import centre_of
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ from dkgp.kernels import Features, TileEvaluator
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.blas import blas
-from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import centre_of
+from dkgp.operators.block_tasks import BlockContext, centre_of
 from dkgp.solvers.cholesky.dense import factor_lower, solve_lower, subtract_product, subtract_square
 
 # One run: a panel and the rows of its tiles that are computed together.

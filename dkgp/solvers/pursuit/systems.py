@@ -32,10 +32,10 @@ from dkgp.cluster.executors.sums import Progress
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import ArrayInputs, InputSource
 from dkgp.operators.cross.candidates import GrowingBasis
 from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.exact_sums import DATA_DEPTH, RunSums, exact_sums, group_units, unit_count
-from dkgp.operators.inputs import ArrayInputs, InputSource
 
 
 @dataclass(frozen=True)

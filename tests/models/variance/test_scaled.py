@@ -17,8 +17,7 @@ from dkgp.models.variance.iterative import IterativeRun
 from dkgp.models.variance.run import Request
 from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, Subject, scaled_kernel
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs, BlockContext
 
 FloatArray = NDArray[np.float64]
 RUNS = count()

@@ -10,7 +10,7 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.operators.low_rank import factor as factor_module
 from dkgp.operators.low_rank.factor import HELD_BYTES, LowRankFactor, LowRankPreconditioner, low_rank_bytes
 from dkgp.operators.low_rank.products import FEW_VECTORS, PIECE_COLUMNS, PIECE_ROWS, FactorRows

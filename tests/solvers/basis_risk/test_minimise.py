@@ -17,9 +17,9 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
 from dkgp.kernels import SquaredExponential
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.operators.inputs import ArrayInputs
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.basis_risk import minimise, problem
 from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution, minimise_on_basis

@@ -19,7 +19,7 @@ from dkgp.errors import InputError, UsageError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.solvers import GradientInfNorm, KernelConjugateGradient, MaxIterations, Progress, solve
 from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
 from dkgp.solvers.risk import RISK_METHODS, RiskConjugateGradient, RiskSolution, minimise_risk

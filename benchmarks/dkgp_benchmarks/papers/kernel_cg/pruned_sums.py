@@ -25,8 +25,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS, tile_matmat
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import PendingColumns, ReadyColumns, check_columns, check_vectors
-from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.inputs import InputSource
+from dkgp.operators.block_tasks import BlockContext, InputSource
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.intp]

@@ -21,7 +21,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
-from dkgp.operators.inputs import ArrayInputs
+from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.losses import SquaredLoss
 from dkgp.solvers.risk import Risk

@@ -14,9 +14,9 @@ import numpy as np
 from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import centre_of
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.folds import fold_sums, triangle_numbers, unpacked
-from dkgp.operators.inputs import centre_of
 
 # Of the intercept where it is chosen like a prototype (eq. 34).
 INTERCEPT_RIDGE = 1e-8

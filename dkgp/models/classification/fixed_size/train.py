@@ -56,9 +56,9 @@ from dkgp.models.context import RunContext
 from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.operators.block_tasks import centre_of
 from dkgp.operators.cross.folds import fold_columns_task, merge_triangles, triangle_task
 from dkgp.operators.cross.tasks import runs_of
-from dkgp.operators.inputs import centre_of
 from dkgp.solvers.base import Clock
 from dkgp.solvers.driver import Loop
 
