@@ -71,7 +71,7 @@ from dkgp.models.problem import Problem
 from dkgp.models.rounding import mean_in_units, outward, variance_in_units
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
-from dkgp.operators.inputs import ArrayInputs, centre_of
+from dkgp.operators.block_tasks import ArrayInputs, centre_of
 
 # Of the largest entry of the gradient Kbar alpha - y, relative to the targets' size.
 TOLERANCE = 1e-5
