@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -138,7 +138,7 @@ def warm_start(
     model is of other samples, or a classifier.
     """
     model = open_any_model(url)
-    if isinstance(model, ClassifierRecord):
+    if model.kind == ClassifierRecord.kind:
         raise InputError(
             f"'{url}' is a classifier, whose coefficients are no regression's; a warm start needs a model of the same "
             "targets. Leave `warm_start` out, or name such a model"
@@ -149,37 +149,51 @@ def warm_start(
             "samples. Leave `warm_start` out, or name such a model"
         )
     mean = identity.get("mean", CENTRED)
-    its_mean = mean_kind(model.trend if isinstance(model, ModelRecord) else None)
+    its_mean = mean_kind(model.trend)
     if its_mean != mean:
         raise InputError(
             f"the model '{url}' has the mean {its_mean}, and this run {mean}; a warm start needs as many right-hand "
             f"sides. Leave `warm_start` out, or train with `mean` {its_mean}"
         )
-    made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
-    if isinstance(model, SparseRecord):
-        if difference(made, {name: identity[name] for name in made}) is not None:
-            reporter.warn(
-                f"the sparse model '{url}' has other hyperparameters than this run: its residual says nothing of the "
-                "solution, and the solve starts from zero. Choose a sparse model of the same ones, or an exact model"
-            )
-            return Start()
-        return _sparse_start(model, dataset, hyperparameters, reporter)
+    start = _STARTS[model.kind]
+    return start(model, dataset, hyperparameters, identity, reporter)
+
+
+def _exact_start(
+    model: ModelRecord,
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    identity: Mapping[str, Any],
+    reporter: Reporter,
+) -> Start:
+    """Start from an exact model's coefficients, and from its gradient if its hyperparameters are this run's."""
     state = model.training_state() if difference(stored_identity(model), identity) is None else None
     return Start(model.alpha, None if state is None else state[1])
 
 
 def _sparse_start(
-    record: SparseRecord, dataset: Dataset, hyperparameters: Hyperparameters, reporter: Reporter
+    model: SparseRecord,
+    dataset: Dataset,
+    hyperparameters: Hyperparameters,
+    identity: Mapping[str, Any],
+    reporter: Reporter,
 ) -> Start:
-    """Start from a sparse model's residual over the noise, where it pays."""
+    """Start from a sparse model's residual over the noise, if its hyperparameters are this run's and it pays."""
+    made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
+    if difference(made, {name: identity[name] for name in made}) is not None:
+        reporter.warn(
+            f"the sparse model '{model.url}' has other hyperparameters than this run: its residual says nothing of the "
+            "solution, and the solve starts from zero. Choose a sparse model of the same ones, or an exact model"
+        )
+        return Start()
     kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
     # Loaded where a sparse model is named: most runs name none.
     from dkgp.models.sparse.stored import opened_sparse, start_from_sparse
 
-    start = start_from_sparse(dataset, opened_sparse(record), kernel, noise_variance)
+    start = start_from_sparse(dataset, opened_sparse(model), kernel, noise_variance)
     shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)
     gain = (
-        f"the residual of {record.basis_size:,} basis samples leaves {shares} of the way from zero to the solution's "
+        f"the residual of {model.basis_size:,} basis samples leaves {shares} of the way from zero to the solution's "
         f"objective, by {start.rows:,} rows of a product"
     )
     if start.alpha is None:
@@ -187,6 +201,12 @@ def _sparse_start(
     else:
         reporter.note(f"the solve starts from the sparse model, which takes one product in float64: {gain}")
     return Start(start.alpha)
+
+
+_STARTS: dict[str, Callable[[Any, Dataset, Hyperparameters, Mapping[str, Any], Reporter], Start]] = {
+    ModelRecord.kind: _exact_start,
+    SparseRecord.kind: _sparse_start,
+}
 
 
 class TrainRun(TrainingRun):

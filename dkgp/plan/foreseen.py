@@ -22,7 +22,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset, ModelRecord, memory_model
 from dkgp.errors import InputError
-from dkgp.kernels import kernel_from_json
+from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, basis_entries, basis_phases
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings, fixed_size_phases, foreseen_passes, taken
@@ -41,22 +41,23 @@ from dkgp.models.memory import (
     tiles_that_fit,
 )
 from dkgp.models.noise import Noise
-from dkgp.models.prediction.foreseen import foreseen_products
 from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import probe_of
 from dkgp.models.sparse.ladder import sparse_phases
 from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.tuning.subsets import draw_subset
 from dkgp.models.variance.iterative import IterativeRun
 from dkgp.models.variance.landmarks import Landmarks
 from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
 from dkgp.models.variance.run import Request
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import SentRows, VarianceSettings
-from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE
+from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE, count_products
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
 from dkgp.solvers import Choice, Solver
+from dkgp.solvers.auto import PROBE_SAMPLES
 from dkgp.solvers.conjugate.preconditioner import conjugate_phases, shared_phases, variance_phases
 from dkgp.solvers.prices import Expected, Phase, Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import AUTO, Need, SolverMemory, solver_memory
@@ -259,6 +260,8 @@ def _counts(
 
 # Rows of a made-up batch of neighbours, and training samples that tell how dense the samples are.
 MAP_ROWS, DENSITY_ROWS = 1024, 5000
+# Factor between counts in small and the actual ones, in most cases; test samples of a count.
+SPREAD, PROBE_TESTS = 2.0, 64
 
 
 class PlannedWorkers(LocalExecutor):
@@ -359,9 +362,35 @@ def foresee_variances(
         run = _laid_out(model, dataset, settings, tests, PlannedWorkers(1, threads_per_worker))
         single = double = Expected(0.0, 0.0, 0.0)
         if settings.max_passes >= 1 and not run.plan["smooth"]:
-            single, double = foreseen_products(dataset, kernel, noise_variance, settings, run.plan)
+            single, double = _foreseen_products(dataset, kernel, noise_variance, settings, run.plan)
         near = _foresee_neighbours(model, dataset, settings, tests)
     return ForeseenVariances(tests, settings, single, double, dataset, model, run, near)
+
+
+def _foreseen_products(
+    dataset: Dataset, kernel: Kernel, noise_variance: float, settings: VarianceSettings, plan: dict[str, Any]
+) -> tuple[Expected, Expected]:
+    """Count in small how many float32 and float64 products a sample of the planned run takes part in.
+
+    The kernel has no white noise.
+    """
+    n = dataset.n_samples
+    m, tests = min(n, PROBE_SAMPLES), min(n, PROBE_TESTS)
+    rng = np.random.default_rng([settings.seed, 5])
+    inputs = dataset.input_rows(rng.permutation(draw_subset(n, m + tests, settings.seed)))
+    counted = count_products(
+        inputs[:m], inputs[-tests:], n, kernel, noise_variance, settings, rank=plan["rank"], halo=plan["halo"]
+    )
+    most = settings.max_passes
+    return _between(counted.single, most), _between(counted.double, most)
+
+
+def _between(count: float, most: float) -> Expected:
+    """Expect a count to be right within one, and within a factor; without products there are none."""
+    if not count:
+        return Expected(0.0, 0.0, 0.0)
+    low, high = min(count / SPREAD, count - 1.0), max(count * SPREAD, count + 1.0)
+    return Expected(count, max(1.0, low), min(most, high))
 
 
 def _foresee_neighbours(
