@@ -38,7 +38,7 @@ from dkgp.estimators.targets import EstimatorMean, fits_groups, kind_of, of_grou
 from dkgp.estimators.training_set import BOTH, SampleNoise, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.exact import train
+from dkgp.models.exact import train, update
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise import Noise
 from dkgp.models.prediction.pathwise import PosteriorFunctions
@@ -47,7 +47,6 @@ from dkgp.models.problem import Problem
 from dkgp.models.trend import CENTRED, MeanKind, mean_kind
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood, tune_likelihood, tune_noise
 from dkgp.models.tuning.search import Choices, SearchSettings
-from dkgp.models.updating import update
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 

@@ -1,6 +1,6 @@
 from .certificate import Certificate
 from .context import RunContext
-from .exact import TrainedModel, save, train
+from .exact import TrainedModel, save, train, update
 from .hyperparameters import Hyperparameters, TunedParameter, read_hyperparameters, write_hyperparameters
 from .prediction import Destination, PredictSummary, predict
 from .sparse.settings import SparseSettings
@@ -10,7 +10,6 @@ from .tuning.objectives import projected_peak_bytes
 from .tuning.search import TuneProgress
 from .tuning.space import LogNormal
 from .tuning.tune import projected_tuning_bytes, tune, tune_dataset
-from .updating import update
 from .variance import VarianceSettings
 
 __all__ = [

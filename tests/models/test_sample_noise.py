@@ -21,10 +21,9 @@ from dkgp.errors import CheckpointError, InputError, StoreError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, White
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.exact import TrainedModel, save, train
+from dkgp.models.exact import TrainedModel, save, train, update
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
-from dkgp.models.updating import update
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import Checkpointing, ConjugateGradient, GradientInfNorm, MaxIterations, MaxPasses, solve
 from tests.covering import few

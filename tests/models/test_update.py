@@ -11,8 +11,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, append_rows, memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.exact import TrainedModel, train
-from dkgp.models.updating import update
+from dkgp.models.exact import TrainedModel, train, update
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, solve
 

@@ -20,10 +20,9 @@ from dkgp.data.stores.manifest import read_manifest
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, parse_kernel
 from dkgp.models import predict
-from dkgp.models.exact import save, train
+from dkgp.models.exact import save, train, update
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.trend import MeanKind, Trend
-from dkgp.models.updating import update
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import GradientInfNorm
 from tests.covering import few
