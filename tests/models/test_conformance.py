@@ -63,6 +63,38 @@ CLASSIFIERS: dict[str, Trainer] = {
     "fixed-size LS-SVM": lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3), context),
 }
 TRAINERS = REGRESSIONS | CLASSIFIERS
+
+
+def near_with(given: np.ndarray | None = None, **changes: Any) -> Trainer:
+    settings = NearSettings(**{"size": 12, "basis": "greedy", "neighbours": 16, **changes})
+    return lambda data, context: train_near(data, HYPERPARAMETERS, context, settings, likelihood=LOGIT, given=given)
+
+
+def risk_with(*changes: Any) -> Trainer:
+    return lambda data, context: train_logistic(data, HYPERPARAMETERS, context, RiskSettings(*changes))
+
+
+# The classifiers with other settings, which a checkpoint does not belong to.
+CHANGED: dict[str, list[Trainer]] = {
+    "exact LS-SVM": [
+        lambda data, context: train_exact(
+            data, HYPERPARAMETERS, context, ExactSettings(SOLVER, fit_intercept=False)
+        )
+    ],
+    "logistic": [risk_with(LOGIT, 0.4), risk_with(Likelihood("probit", 2))],
+    "logistic on a basis": [
+        lambda data, context: train_on_basis(
+            data, HYPERPARAMETERS, context, BasisSettings(12), likelihood=LOGIT, regularisation=2.0
+        )
+    ],
+    "GP on a basis with neighbours": [
+        near_with(neighbours=20), near_with(searched=50), near_with(size=11), near_with(tolerance=1e-4),
+        near_with(given=np.arange(12)),
+    ],
+    "fixed-size LS-SVM": [
+        lambda data, context: train_fixed_size(data, FixedSizeSettings(25, folds=3), context)
+    ],
+}  # fmt: skip
 # Of a summary: what a run did, however often it was stopped.
 COUNTS = {"iterations", "passes", "basis_size", "cardinality"}
 
@@ -182,14 +214,17 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 
 
 @every_classifier
-def test_a_checkpoint_of_other_labels_is_refused(
+def test_a_checkpoint_of_other_labels_weights_or_settings_is_refused(
     name: str, data: LabelledData, executor: BlockExecutor, tmp_path: Path
 ) -> None:
     trainer, store = CLASSIFIERS[name], CheckpointStore(str(tmp_path))
     trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0)))
-    other = LabelledData(data.dataset, Labels(data.labels.classes, 1 - data.labels.codes))
-    with pytest.raises(CheckpointError, match="another run"):
-        trainer(other, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
+    turned = LabelledData(data.dataset, Labels(data.labels.classes, 1 - data.labels.codes))
+    weighted = LabelledData(data.dataset, data.labels, np.linspace(0.5, 1.5, data.n))
+    runs = [(trainer, turned), (trainer, weighted), *((other, data) for other in CHANGED.get(name, ()))]
+    for other, samples in runs:
+        with pytest.raises(CheckpointError, match="another run|other settings"):
+            other(samples, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
 
 
 def test_a_fixed_size_checkpoint_that_does_not_tell_its_labels_is_taken(

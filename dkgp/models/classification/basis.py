@@ -123,7 +123,7 @@ def train_on_basis(
         A regularisation that is not positive, a basis that is none, or the covariance of softmax with more coefficients
         than a factor may have rows.
     NumericalError
-        See `BasisDescent.run`.
+        See `BasisDescent.run`; with neighbours `ModeSearch.step`.
     CheckpointError
         A checkpoint of another run.
     InterruptedRunError

@@ -152,29 +152,7 @@ def train_near(
 ) -> TrainedNear:
     """Train a Gaussian process classifier on a basis with neighbours, by Laplace's approximation.
 
-    Parameters
-    ----------
-    data : LabelledData
-    hyperparameters : Hyperparameters
-        The kernel; noise plays no part.
-    context : RunContext or BlockExecutor
-        Who computes, and who watches; checkpoints are of Newton's steps.
-    settings : NearSettings
-    likelihood : Likelihood
-        Not softmax.
-    given : (m,) int or (m, d) float64, optional
-        A basis of the user's own, samples or standardised inputs.
-
-    Raises
-    ------
-    InputError
-        Softmax, or a basis that is none.
-    NumericalError
-        See `ModeSearch.step`.
-    CheckpointError
-        A checkpoint of another run.
-    InterruptedRunError
-        The context asked for the end.
+    Parameters and errors are those of `train_on_basis`; softmax is refused too.
     """
     refuse_coupled(likelihood)
     signs = likelihood.targets(data.labels)

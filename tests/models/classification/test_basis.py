@@ -13,14 +13,12 @@ from sklearn.gaussian_process.kernels import RBF
 from dkgp.cluster import LocalExecutor
 from dkgp.codec import to_json
 from dkgp.data import open_classifier, save_classifier
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, MemoryBudgetError
+from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.basis import BASES, BasisSettings
 from dkgp.models.classification.labels import LabelledData, label_weights
 from dkgp.models.classification.laplace import BasisPosterior
 from dkgp.models.memory import TrainingSizes
-from dkgp.solvers import Checkpointing
 from tests.models.classification.problems import KERNEL, samples, trained
 
 
@@ -137,14 +135,6 @@ def test_the_bits_do_not_depend_on_the_threads(threads: int, rng: np.random.Gene
         assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
     assert one.certificate == other.certificate
     assert one.summary["evidence"] == other.summary["evidence"]
-
-
-def test_a_checkpoint_of_another_regularisation_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
-    dataset, labels = samples(rng, 100)
-    store = CheckpointStore(str(tmp_path / "checkpoints"))
-    trained(dataset, labels, checkpointing=Checkpointing(store, 0.0))
-    with pytest.raises(CheckpointError, match="another run"):
-        trained(dataset, labels, checkpointing=Checkpointing(store, 0.0, resume=True), regularisation=2.0)
 
 
 @pytest.mark.parametrize(("form", "multi_class"), [("logistic", "softmax"), ("gp", "ovr"), ("gp", "softmax")])

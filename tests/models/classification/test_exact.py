@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,13 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.codec import to_json
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.errors import CheckpointError, InputError
+from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.exact import DecisionError, ExactSettings, train_exact
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
+from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
 from tests.models.classification.problems import LabelProblem
 from tests.models.classification.references import dense_decisions
 from tests.watching import in_context
@@ -103,16 +101,6 @@ def test_the_bits_do_not_depend_on_the_workers(solver: Any, rng: np.random.Gener
         assert other.intercept.tobytes() == one.intercept.tobytes()
         assert other.certificate == one.certificate
         assert to_json(other.calibration) == to_json(one.calibration)
-
-
-def test_a_checkpoint_of_other_weights_or_settings_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
-    found = problem(rng)
-    solver = GreedyBlockCoordinateDescent(block_size=40)
-    store = CheckpointStore(str(tmp_path / "checkpoints"))
-    trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0))
-    for more in ({"weights": np.full(300, 2.0)}, {"fit_intercept": False}):
-        with pytest.raises(CheckpointError, match="another run"):
-            trained(found, solver=solver, checkpointing=Checkpointing(store, 0.0, resume=True), **more)
 
 
 def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:

@@ -22,10 +22,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_prediction, save_classifier
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.data.stores.models.classifier import memory_classifier
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, UsageError
+from dkgp.errors import InputError, InterruptedRunError, UsageError
 from dkgp.kernels import Kernel, Matern12, Matern32, Spherical, SquaredExponential, Wendland, parse_kernel
 from dkgp.models.classification import logistic as train
 from dkgp.models.classification.exact import ExactSettings, train_exact
@@ -49,7 +48,7 @@ from dkgp.models.variance import batch, iterative
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.cells.operator import Forecast
 from dkgp.operators.product_error import ProductError
-from dkgp.solvers import Checkpointing, MaxIterations
+from dkgp.solvers import MaxIterations
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 from dkgp.solvers.risk import RISK_METHODS
 from tests.covering import few
@@ -147,20 +146,6 @@ def test_the_bits_do_not_depend_on_the_workers(method: str, rng: np.random.Gener
         assert other.alpha.tobytes() == one.alpha.tobytes()
         assert other.curvature.tobytes() == one.curvature.tobytes()
         assert other.certificate == one.certificate
-
-
-def test_a_checkpoint_of_another_problem_is_refused(rng: np.random.Generator, tmp_path: Path) -> None:
-    found = problem(rng)
-    store = CheckpointStore(str(tmp_path / "checkpoints"))
-    trained(found, checkpointing=Checkpointing(store, 0.0), method="kcg")
-    again: dict[str, Any] = {"checkpointing": Checkpointing(store, 0.0, resume=True), "method": "kcg"}
-    for more in (
-        {"weights": np.full(200, 2.0)},
-        {"regularisation": 0.4},
-        {"likelihood": Likelihood("probit", 2)},
-    ):
-        with pytest.raises(CheckpointError, match="another run|other settings"):
-            trained(found, **again, **more)
 
 
 def test_a_gap_stops_it_too(rng: np.random.Generator) -> None:

@@ -24,7 +24,7 @@ from dkgp.cluster.cache import TileBudget
 from dkgp.data import Dataset
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError, NumericalError
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, Matern32
 from dkgp.models.classification import near as mode
 from dkgp.models.classification.basis import BASES, BasisSettings, train_on_basis
@@ -293,26 +293,6 @@ def test_held_noise_is_resumed_with(rng: np.random.Generator, one_thread: LocalE
     assert resumed.values.tobytes() == whole.values.tobytes()
     assert resumed.summary["evidence"] == whole.summary["evidence"]
     assert [one["objective"] for one in resumed.history] == [one["objective"] for one in whole.history]
-
-
-def test_a_checkpoint_of_another_run_is_refused(
-    rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path
-) -> None:
-    dataset, labels = noisy_sine(rng, 100)
-    store = CheckpointStore(str(tmp_path / "checkpoints"))
-    trained(dataset, labels, one_thread, context={"checkpointing": Checkpointing(store, 0.0)})
-    resume = {"checkpointing": Checkpointing(store, 0.0, resume=True)}
-    others: list[dict[str, Any]] = [
-        {"neighbours": 20},
-        {"searched": 50},
-        {"size": 11},
-        {"tolerance": 1e-4},
-        {"weights": np.linspace(0.5, 1.5, 100)},
-        {"given": np.arange(12)},
-    ]
-    for other in others:
-        with pytest.raises(CheckpointError, match="another run"):
-            trained(dataset, labels, one_thread, context=resume, **other)
 
 
 def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
