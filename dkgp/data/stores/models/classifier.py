@@ -142,10 +142,10 @@ class ClassifierRecord(NearArrays, SupportedModel):
         return layouts
 
     @classmethod
-    def _kept_in_store(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+    def _check_description(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> None:
+        super()._check_description(about, arrays)
         if not (about.get("by_reference") or arrays.keys() & {"inputs", "prototypes"}):
             raise ValueError(f"the form {about['form']!r} and the arrays {', '.join(arrays)}")
-        return super()._kept_in_store(about, arrays)
 
     def _check(self, by_reference: bool) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):

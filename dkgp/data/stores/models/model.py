@@ -131,7 +131,9 @@ class Model:
         """
         self._check(by_reference)
         arrays = self._checked_arrays()
-        content = {**self.described(), **self._place_of_inputs(by_reference)}
+        content = self.described()
+        if "by_reference" in content:
+            content["by_reference"] = by_reference
         shown = {name: content[name] for name in self.shown}
         with new_store(normalise_url(url), self.kind, shown, overwrite, self.format_version) as store:
             for name, (values, dimensions) in arrays.items():
@@ -158,17 +160,16 @@ class Model:
         address, content, arrays = open_arrays(url, cls.kind)
         with described_whole(address, "save the model again"):
             about = fields_from_json(cls, content)
-            cls._check_description(about)
+            cls._check_description(about, arrays)
             layouts = cls.layouts(about, {name: stored.shape for name, stored in arrays.items()})
             _require_arrays(cls, address, arrays, layouts)
-            more = cls._kept_in_store(about, arrays)
-        more |= cls._outside(address, content, more, reference)
-        values: dict[str, Any] = {}
-        for name, (_, fortran) in array_fields(cls).items():
+        fields = {**about, **cls._support_in(address, content, arrays, reference)}
+        for name, (dimensions, fortran) in array_fields(cls).items():
             if name in arrays:
                 read = arrays[name].read_as_stored(0, arrays[name].shape[0])
-                values[name] = np.asfortranarray(read) if fortran else read
-        return cls(**{**about, **cls._shaped(values), **more, "url": address})
+                read = read.reshape(*read.shape, 1) if read.ndim < len(dimensions) else read
+                fields[name] = np.asfortranarray(read) if fortran else read
+        return cls(url=address, **fields)
 
     @classmethod
     def find(cls, url: str, *, reference: str | None = None) -> Self:
@@ -230,8 +231,8 @@ class Model:
         return {}
 
     @classmethod
-    def _check_description(cls, about: Mapping[str, Any]) -> None:
-        """Raise `ValueError` if fields of an opened manifest contradict each other."""
+    def _check_description(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> None:
+        """Raise `ValueError` if fields of an opened manifest contradict each other, or the arrays that are there."""
         names, targets, to = about["feature_names"], about["target_names"], about["standardisation"]
         if sum(to.kept) != len(names):
             raise ValueError(f"{len(names)} features, {sum(to.kept)} of them kept")
@@ -239,35 +240,19 @@ class Model:
             raise ValueError(f"{len(targets)} targets, a standardisation of {to.target_mean.size}")
 
     @classmethod
-    def _kept_in_store(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
-        """Return further fields: arrays that stay in the store."""
+    def _support_in(
+        cls, url: str, content: Json, arrays: Mapping[str, StoredArray], reference: str | None
+    ) -> dict[str, Any]:
+        """Return further fields: arrays that stay in this store, or in the training set's."""
         return {}
-
-    @classmethod
-    def _outside(cls, url: str, content: Json, kept: Mapping[str, Any], reference: str | None) -> dict[str, Any]:
-        """Return further fields, which another store holds."""
-        return {}
-
-    @classmethod
-    def _shaped(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return arrays as the fields hold them."""
-        return values
 
     def _check(self, by_reference: bool) -> None:
         """Raise an error if the model cannot be saved."""
         if by_reference:
             raise InputError(f"`by_reference` is of use with a model of all samples; {self.title} needs no inputs.")
 
-    def _place_of_inputs(self, by_reference: bool) -> Json:
-        """Return the fields of the manifest that depend on where the inputs will be."""
-        return {}
-
     def _write_more(self, store: NewStore, content: Json) -> None:
         """Write arrays that are no fields."""
-
-    def _stored_shape(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Return an array in the shape that the store has."""
-        return values
 
     def _checked_arrays(self) -> dict[str, tuple[NDArray[Any], tuple[str, ...]]]:
         """Return the arrays as they are written, with their dimensions.
@@ -276,20 +261,18 @@ class Model:
         """
         called = f"the {self.title.partition(' ')[2]}"
         present = {
-            name: self._stored_shape(name, np.asarray(values))
-            for name in array_fields(type(self))
-            if (values := getattr(self, name)) is not None
+            name: np.asarray(values) for name in array_fields(type(self)) if (values := getattr(self, name)) is not None
         }
         layouts = self.layouts(vars(self), {name: values.shape for name, values in present.items()})
         arrays: dict[str, tuple[NDArray[Any], tuple[str, ...]]] = {}
         for name, values in present.items():
             shape, dimensions = layouts[name]
-            if values.shape != shape:
+            if values.shape not in (shape, (*shape, 1)):  # a single column may be stored as a vector
                 raise InputError(f"'{name}' of {called} has shape {values.shape}; expected {shape}.")
             if not np.isfinite(values).all():
                 raise NumericalError(f"'{name}' of {called} is not finite; the model is not saved.")
             dtype = np.int64 if name == "indices" else np.float64
-            arrays[name] = np.ascontiguousarray(values, dtype=dtype), dimensions
+            arrays[name] = np.ascontiguousarray(values, dtype=dtype).reshape(shape), dimensions
         return arrays
 
     _panel, _repr_html_ = model_panel, html_repr
@@ -330,8 +313,8 @@ class KernelModel(Model):
         raise NotImplementedError
 
     @classmethod
-    def _check_description(cls, about: Mapping[str, Any]) -> None:
-        super()._check_description(about)
+    def _check_description(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> None:
+        super()._check_description(about, arrays)
         if not about["noise_variance"] > 0.0:
             raise ValueError(f"a noise variance of {about['noise_variance']}")
 
@@ -400,12 +383,11 @@ class SupportedModel(KernelModel):
         return replace(self, by_reference=True, chunk_rows=dataset.chunk_rows, _support=dataset)
 
     @classmethod
-    def _kept_in_store(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
-        return {"_support": arrays.get("inputs")}
-
-    @classmethod
-    def _outside(cls, url: str, content: Json, kept: Mapping[str, Any], reference: str | None) -> dict[str, Any]:
-        return {"_support": referenced_training_set(url, content, reference)} if content["by_reference"] else {}
+    def _support_in(
+        cls, url: str, content: Json, arrays: Mapping[str, StoredArray], reference: str | None
+    ) -> dict[str, Any]:
+        outside = content.get("by_reference")
+        return {"_support": referenced_training_set(url, content, reference) if outside else arrays.get("inputs")}
 
     @classmethod
     def _sizes(cls, about: Mapping[str, Any]) -> dict[str, int]:
@@ -430,9 +412,6 @@ class SupportedModel(KernelModel):
                     "training set; leave it out."
                 )
             check_reference(self._support.url)
-
-    def _place_of_inputs(self, by_reference: bool) -> Json:
-        return {"by_reference": by_reference}
 
     def _write_more(self, store: NewStore, content: Json) -> None:
         """Copy the standardised inputs of the training set, unless the store refers to them."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.codec import rule
 from dkgp.data.stores.arrays import StoredArray, target_layout
@@ -116,13 +115,17 @@ class ModelRecord(SupportedModel):
         return {**super().layouts(about, shapes), "alpha": solved, "gradient": solved, "targets": targets}
 
     @classmethod
-    def _kept_in_store(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
-        kept = super()._kept_in_store(about, arrays)
-        return {**kept, "_targets": arrays.get("targets"), "_gradient": arrays.get("gradient")}
+    def _check_description(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> None:
+        super()._check_description(about, arrays)
+        if not about.get("by_reference") and "inputs" not in arrays:
+            raise KeyError("inputs")
 
     @classmethod
-    def _shaped(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**values, "alpha": values["alpha"].reshape(len(values["alpha"]), -1)}
+    def _support_in(
+        cls, url: str, content: Json, arrays: Mapping[str, StoredArray], reference: str | None
+    ) -> dict[str, Any]:
+        support = super()._support_in(url, content, arrays, reference)
+        return {**support, "_targets": arrays.get("targets"), "_gradient": arrays.get("gradient")}
 
     def _check(self, by_reference: bool) -> None:
         super()._check(by_reference)
@@ -159,9 +162,6 @@ class ModelRecord(SupportedModel):
                 shape, dimensions = layouts[name]
                 store.write_array(name, np.asarray(values, dtype=np.float64).reshape(shape), dimensions)
         super()._write_more(store, content)
-
-    def _stored_shape(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        return values.reshape(-1) if name == "alpha" and self.n_targets == 1 and self.trend is None else values
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
