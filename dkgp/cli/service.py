@@ -114,13 +114,13 @@ def exit_code(record: Document) -> int:
 
 def show_job(record: Document, output: Output) -> None:
     """Print a job in full."""
-    from dkgp.commands.reporting.layout import job_tables
+    from dkgp.commands.reporting.jobs import job_tables
 
     print_parts(job_tables(record, verbose=output.verbose))
 
 
 def _show_jobs(document: Document, output: Output) -> None:
-    from dkgp.commands.reporting.layout import jobs_tables
+    from dkgp.commands.reporting.jobs import jobs_tables
 
     print_parts(jobs_tables(document, verbose=output.verbose))
 
@@ -222,7 +222,7 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
 
     Ctrl-C is an `InterruptedRunError`: the job goes on.
     """
-    from dkgp.commands.reporting.layout import event_line
+    from dkgp.commands.reporting.jobs import event_line
     from dkgp.commands.reporting.outputs import dump
     from dkgp.errors import InterruptedRunError
 

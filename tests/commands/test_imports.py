@@ -15,7 +15,7 @@ CODE = """
 import os, sys
 if not os.fork():
     # Whoever asks a service computes nothing.
-    import dkgp.cli.service, dkgp.commands.reporting.layout, dkgp.commands.reporting.terminal
+    import dkgp.cli.service, dkgp.commands.reporting.jobs, dkgp.commands.reporting.terminal
     import dkgp.service.announcements, dkgp.service.client
     print(sorted({{"dkgp.models", "dkgp.solvers", "numba", "scipy.linalg", "pandas"}} & set(sys.modules)))
     sys.exit()

@@ -23,7 +23,7 @@ PLAIN = """
 def printed() -> dict[str, str]:
     """The names of rows that tables are made of, with the file that each is in."""
     names: dict[str, str] = {}
-    for name in ("layout", "model_tables", "tables"):
+    for name in ("jobs", "layout", "model_tables", "tables"):
         path = ROOT / f"dkgp/commands/reporting/{name}.py"
         for node in ast.walk(ast.parse(path.read_text())):
             first: ast.expr | None = None

@@ -1,3 +1,3 @@
 """scikit-learn's gallery of Gaussian processes, by its classes and by dkgp's: ten examples, one import changed."""
 
-# Hangs on dkgp/commands/recipe.py.
+# Hangs on dkgp/cli/job_commands.py.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dkgp.commands.reporting.layout import progress_line
+from dkgp.commands.reporting.jobs import progress_line
 from dkgp.commands.reporting.progress import WorkProgress
 from dkgp.models import TuneProgress
 from dkgp.service.queue import events as events_module

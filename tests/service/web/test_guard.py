@@ -240,7 +240,7 @@ def test_every_call_by_every_scope(people: People, name: str) -> None:
 
 
 def test_a_failed_job_is_shown_to_a_reader_without_its_reasons(people: People) -> None:
-    from dkgp.commands.reporting.layout import job_tables, jobs_tables
+    from dkgp.commands.reporting.jobs import job_tables, jobs_tables
 
     job_id = people.submit("alice", "a.zarr").json()["id"]
     people.stage.queue.claim()

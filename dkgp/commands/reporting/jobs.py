@@ -1,0 +1,164 @@
+"""Jobs of the service for people: a table of them, one in full, and its events as lines."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dkgp.commands.reporting.layout import figure, table_of
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import duration, search_line, solve_line
+
+_STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "failed": "red", "cancelled": "dim"}
+
+
+def jobs_tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
+    """Return the table of `dkgp jobs`, and how many there are of each state."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("id", "command", "name", "state", "created", "took", "progress"):
+        # Where there is no room, these give way: `dkgp status` has them in full.
+        table.add_column(title, no_wrap=title not in ("name", "progress"))
+    for job in document["jobs"]:
+        table.add_row(
+            job["id"],
+            job["command"],
+            _cut(job.get("name") or ""),
+            Text(_state(job), style=_STYLES.get(job["state"], "")),
+            _time(job["created"], "%b %d %H:%M"),
+            _took(job),
+            _cut(_short(job, verbose=verbose)),
+        )
+    counts = ", ".join(f"{count:,} {state}" for state, count in document["counts"].items() if count)
+    return [table, Text(counts or "no jobs", style="dim")]
+
+
+def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableType]:
+    """Return a job's state, its progress, and what came out."""
+    rows = [
+        ("state", _state(record)),
+        ("command", record["command"]),
+        *((name, str(record[name])) for name in ("name", "owner") if record.get(name)),
+        *((name, _time(record[name])) for name in ("created", "started", "finished") if record.get(name)),
+    ]
+    if took := _took(record):
+        rows.append(("took", took))
+    if record["attempt"] > 1:
+        rows.append(("attempt", str(record["attempt"])))
+    if record.get("deadline_seconds"):
+        rows.append(("deadline", duration(record["deadline_seconds"])))
+    if record.get("memory_bytes"):
+        rows.append(("memory", f"{record['memory_bytes'] / 2**30:.3g} GiB"))
+    if record.get("progress") and record["state"] == "running":
+        rows.append(("progress", progress_line(record["progress"], verbose=verbose)))
+    if record.get("dashboard_link") and record["state"] == "running":
+        rows.append(("dashboard", record["dashboard_link"]))
+    if record.get("error"):
+        rows.append(("error", f"{record['error']['type']}: {record['error']['message']}"))
+        if record["error"].get("checkpoint"):
+            rows.append(("checkpoint", f"{record['error']['checkpoint']} (go on with `dkgp resume {record['id']}`)"))
+    for name, value in (record.get("options") or {}).items():
+        rows.append((name, _option(value)))
+    shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
+    if record.get("document"):
+        from dkgp.commands.reporting.tables import tables  # who asks for a job without a document does without models
+
+        shown += tables(record["document"], verbose=verbose)
+    return shown
+
+
+def event_line(event: Document, *, verbose: bool = False) -> str | None:
+    """Return one line for an event; None for one that people need not see."""
+    line = _event_text(event, verbose=verbose)
+    return None if line is None else f"{_time(event['time'], '%H:%M:%S')} {_printable(line)}"
+
+
+def progress_line(event: Document, *, verbose: bool = False) -> str:
+    """Return a progress event in a few words; with `verbose` in solvers' figures."""
+    label = event.get("label", "")
+    if event.get("gradient_inf_norm") is not None and "column_passes" in event:
+        within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""
+        return f"{label}: {solve_line(event, verbose=verbose)}{within}"
+    if event.get("best_log_marginal_likelihood") is not None:
+        return f"{label}: {search_line(event, verbose=verbose)}"
+    if "done" in event:
+        total, unit = event.get("total"), event.get("unit") or ""
+        share = "" if not total else f" of {total:,} ({100 * event['done'] / total:.0f} %)"
+        phase = f"{event['phase']}: " if event.get("phase") not in (None, "", label) else ""
+        return f"{label}: {phase}{event['done']:,}{share} {unit}".rstrip()
+    skipped = ("sequence", "time", "kind", "label")
+    figures = ", ".join(
+        f"{name.replace('_', ' ')} {figure(item)}" for name, item in event.items() if name not in skipped
+    )
+    return f"{label}: {figures}" if figures else label
+
+
+def _event_text(event: Document, *, verbose: bool) -> str | None:
+    kind = event["kind"]
+    if kind == "progress":
+        return progress_line(event, verbose=verbose)
+    if kind == "state":
+        return f"-- {event['state']}" + (f", attempt {event['attempt']}" if event.get("attempt", 1) > 1 else "")
+    if kind in ("note", "log"):
+        return str(event["message"])
+    if kind == "warning":
+        return f"warning: {event['message']}"
+    if kind == "error":
+        error = event.get("error", event)
+        return f"error: {error.get('type', 'Error')}: {error.get('message', '')}"
+    # The document is shown by `status`; kinds that a newer service knows say themselves in --json.
+    return None
+
+
+def _state(job: Document) -> str:
+    state = str(job["state"]).replace("_", " ")
+    if job["state"] == "running" and job.get("cancel_requested"):
+        return "being cancelled"
+    if job["state"] == "queued" and job.get("resume"):
+        return "queued to resume"
+    return state
+
+
+def _short(job: Document, *, verbose: bool) -> str:
+    if job.get("error"):
+        return str(job["error"]["message"]).splitlines()[0]
+    if job["state"] == "running" and job.get("progress"):
+        return progress_line(job["progress"], verbose=verbose)
+    return ""
+
+
+def _cut(text: str) -> Text:
+    """One line, however little room there is."""
+    return Text(_printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def _printable(text: str) -> str:
+    """The text without what would command the terminal: jobs and their names are other people's."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def _took(job: Document) -> str:
+    if not job.get("started") or not job.get("finished"):
+        return ""
+    seconds = (_moment(job["finished"]) - _moment(job["started"])).total_seconds()
+    return duration(max(0.0, seconds))
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _time(text: str, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """The time here."""
+    return _moment(text).astimezone().strftime(form)
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {figure(item)}" for name, item in value.items())
+    return figure(value)
