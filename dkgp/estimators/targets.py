@@ -108,14 +108,16 @@ def fits_groups(fit: Method) -> Method:
 
 
 def of_groups(method: Method) -> Method:
-    """Decorate a method of an estimator: of one that was fitted group by group it is that of the groups."""
+    """Decorate a method of an estimator: one that was fitted group by group answers by its groups."""
 
     @wraps(method)
     def dispatched(self: Any, *arguments: Any, **options: Any) -> Any:
         grouped = vars(self).get("_grouped")
         if grouped is None:
             return method(self, *arguments, **options)
-        return getattr(grouped, method.__name__)(self, *arguments, **options)
+        if method.__name__ in ("update", "save"):
+            return getattr(grouped, method.__name__)(self, *arguments, **options)
+        return grouped.joined(method.__name__, *arguments, **options)
 
     return cast(Method, dispatched)
 
@@ -144,11 +146,7 @@ class GroupedTargets:
                 "%d of %d targets share %d of %d samples: %s",
                 *(len(group.columns), len(names), len(group.rows), len(y), together),
             )
-            options = {
-                name: _noise_of(values, group)
-                for name, values in (("sample_noise", sample_noise), ("sample_weight", sample_weight))
-                if values is not None
-            }
+            options = _noise_of(group, sample_noise=sample_noise, sample_weight=sample_weight)
             parts.append(clone(estimator).fit(take_rows(X, group.rows), _targets(y, group), **options))
         return cls(names, tuple(group.columns for group in groups), tuple(parts))
 
@@ -162,27 +160,14 @@ class GroupedTargets:
             if hasattr(self.parts[0], name):
                 setattr(estimator, name, getattr(self.parts[0], name))
 
-    def predict(self, _: Any, X: Any, *asked: Any, **options: Any) -> Any:
-        """As of an estimator, target by target in their order."""
-        _require_joinable(X)
-        return self._joined([part.predict(X, *asked, **options) for part in self.parts])
-
-    def sample_y(self, _: Any, X: Any, *asked: Any, **options: Any) -> Any:
-        """As of an estimator, (r, p, count); those of different groups are independent but for what they share."""
-        _require_joinable(X)
-        return self._joined([part.sample_y(X, *asked, **options) for part in self.parts])
-
-    def predict_gradients(self, _: Any, X: Any, *asked: Any, **options: Any) -> Any:
-        """As of an estimator, (r, p) and (r, p, d)."""
-        results = [part.predict_gradients(X, *asked, **options) for part in self.parts]
-        joined = [None if of_one[0] is None else self._joined(list(of_one)) for of_one in zip(*results, strict=True)]
-        return type(results[0])(*joined)
+    def joined(self, method: str, X: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the results of a method of all parts, target by target; draws of different groups are independent."""
+        if method != "predict_gradients":
+            _require_joinable(X)
+        return self._joined([getattr(part, method)(X, *arguments, **options) for part in self.parts])
 
     def update(self, estimator: Any, X: Any, y: Any, sample_noise: Any = None, sample_weight: Any = None) -> Any:
-        """As of an estimator; of new samples the targets of a group are all known, or none of them.
-
-        Raises `InputError` where some are.
-        """
+        """Add samples to each part; `InputError` if a new sample has some targets of a group and lacks others."""
         X, y = numeric_samples(X, y, sample_noise=sample_noise, sample_weight=sample_weight)
         values = _numbers(y)
         if values is None or values.shape != (len(y), len(self.names)):
@@ -202,8 +187,7 @@ class GroupedTargets:
             groups.append(Group(columns, np.flatnonzero(of_group.all(axis=1))))
         for part, group in zip(self.parts, groups, strict=True):
             if len(group.rows):
-                told = {"sample_noise": sample_noise, "sample_weight": sample_weight}
-                options = {name: _noise_of(values, group) for name, values in told.items() if values is not None}
+                options = _noise_of(group, sample_noise=sample_noise, sample_weight=sample_weight)
                 part.update(take_rows(X, group.rows), _targets(y, group), **options)
         return estimator
 
@@ -217,9 +201,11 @@ class GroupedTargets:
     def _joined(self, results: list[Any]) -> Any:
         """Join the parts' results in the order of the targets."""
         first = results[0]
+        if first is None:
+            return None
         if isinstance(first, tuple):
-            joined = [self._joined(list(of_one)) for of_one in zip(*results, strict=True)]
-            return PredictionBounds(*joined) if isinstance(first, PredictionBounds) else tuple(joined)
+            joined = [self._joined(list(fields)) for fields in zip(*results, strict=True)]
+            return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
         order = np.argsort(np.concatenate([np.array(columns) for columns in self.columns]))
         if is_dask(first):
             import dask.array
@@ -250,10 +236,13 @@ def _targets(y: Any, group: Group) -> Any:
     return numbers_of(y, "y")[group.rows][:, columns]
 
 
-def _noise_of(values: Any, group: Group) -> Any:
-    """Known noise or weights of a group's samples; of noise by target the group's column."""
-    array = numbers_of(values, "sample_noise")
-    return array[group.rows] if array.ndim == 1 else array[group.rows, group.columns[0]]
+def _noise_of(group: Group, **by_sample: Any) -> dict[str, Any]:
+    """Known noise and weights of a group's samples, those that are given; of noise by target the group's column."""
+    arrays = {name: numbers_of(values, name) for name, values in by_sample.items() if values is not None}
+    return {
+        name: array[group.rows] if array.ndim == 1 else array[group.rows, group.columns[0]]
+        for name, array in arrays.items()
+    }
 
 
 def _require_rows(X: Any, n: int) -> None:

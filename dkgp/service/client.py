@@ -87,15 +87,10 @@ class ServiceClient:
         returns the same job; by default it is a fresh one. Raises the service's errors, or `ServiceError`.
         """
         body: Document = {"command": command, "options": dict(options)}
-        if name is not None:
-            body["name"] = name
-        if deadline_seconds is not None:
-            body["deadline_seconds"] = deadline_seconds
-        if memory_bytes is not None:
-            body["memory_bytes"] = memory_bytes
-        return self._call(
-            "POST", "/v1/jobs", json=body, headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        )
+        more = {"name": name, "deadline_seconds": deadline_seconds, "memory_bytes": memory_bytes}
+        body |= {field: value for field, value in more.items() if value is not None}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self._call("POST", "/v1/jobs", json=body, headers=headers)
 
     def job(self, job_id: str) -> Document:
         """Return the record of a job; `UnknownJobError` where there is none."""

@@ -458,7 +458,7 @@ def test_no_estimator_with_an_update_is_forgotten() -> None:
     assert able == {"GPRegressor", "SparseGPRegressor"}
 
 
-KERNEL, NOISE, N = SquaredExponential((0.8, 0.3)), 0.05, 600
+SEVEN, LITTLE, N = SquaredExponential((0.8, 0.3)), 0.05, 600
 
 
 @pytest.fixture
@@ -495,7 +495,7 @@ def test_regressor(samples: tuple[np.ndarray, np.ndarray], asked: list[float], m
     for products in (None, 9.5, 400.0):
         asked.clear()
         choose(monkeypatch, dkgp.estimators.settings, products)
-        models[products] = GPRegressor(KERNEL, noise_variance=NOISE).fit(*samples)
+        models[products] = GPRegressor(SEVEN, noise_variance=LITTLE).fit(*samples)
         # Less one after each; from the third on the fall of the gradient may foresee more.
         assert len(asked) > 4
         assert asked[:3] == ([0.0] * 3 if products is None else [products, products - 1.0, products - 2.0])
@@ -503,7 +503,7 @@ def test_regressor(samples: tuple[np.ndarray, np.ndarray], asked: list[float], m
     assert len(set(means.values())) == 1
     # One that is named foresees nothing.
     asked.clear()
-    GPRegressor(KERNEL, noise_variance=NOISE, solver="cg").fit(*samples)
+    GPRegressor(SEVEN, noise_variance=LITTLE, solver="cg").fit(*samples)
     assert asked[:3] == [0.0] * 3
 
 
@@ -512,13 +512,13 @@ def test_classifier(
 ) -> None:
     X, labels = samples[0], (samples[1] > 0.0).astype(int)
     dataset_from_arrays(tmp_path / "d.zarr", X, labels.astype(float), classes=("no", "yes"))
-    write_hyperparameters(tmp_path / "h.json", Hyperparameters(KERNEL, NOISE))
+    write_hyperparameters(tmp_path / "h.json", Hyperparameters(SEVEN, LITTLE))
     decisions, alphas = [], []
     for products in (None, 7.5):
         wanted = [0.0] * 3 if products is None else [7.5, 6.5, 5.5]
         choose(monkeypatch, dkgp.models.classification.exact, products)
         asked.clear()
-        decisions.append(LSSVC(KERNEL, noise_variance=NOISE).fit(X, labels).decision_function(X).tobytes())
+        decisions.append(LSSVC(SEVEN, noise_variance=LITTLE).fit(X, labels).decision_function(X).tobytes())
         assert asked[:3] == wanted
         asked.clear()
         out = tmp_path / f"{products}.zarr"

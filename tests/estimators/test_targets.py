@@ -197,7 +197,7 @@ def test_what_cannot_be_left_out_is_said(data: Data, tmp_path: Any) -> None:
     np.testing.assert_array_equal(GPRegressor.load(tmp_path / "part.zarr").predict(T), gp.predict(T)[:, [1]])
 
 
-KERNEL = SquaredExponential((2.0, 2.0), 0.1)
+WIDE = SquaredExponential((2.0, 2.0), 0.1)
 
 
 def truth(X: np.ndarray) -> np.ndarray:
@@ -212,7 +212,7 @@ def curve() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fitted(curve: Any, mean: Any, **more: Any) -> GPRegressor:
-    return GPRegressor(KERNEL, noise_variance=1e-3, mean=mean, **more).fit(*curve[:2])
+    return GPRegressor(WIDE, noise_variance=1e-3, mean=mean, **more).fit(*curve[:2])
 
 
 def test_beyond_the_data(curve: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_regressor_is_fitted_first_and_the_process_on_its_residuals(curve: Any
     X, y, T = curve
     gp = fitted(curve, Ridge(alpha=3.0), variance_gap=1e-6)
     first = Ridge(alpha=3.0).fit(X, y)
-    second = GPRegressor(KERNEL, noise_variance=1e-3, variance_gap=1e-6).fit(X, y - first.predict(X))
+    second = GPRegressor(WIDE, noise_variance=1e-3, variance_gap=1e-6).fit(X, y - first.predict(X))
     mean, std, bounds = gp.predict(T, return_std=True, return_bounds=True)
     expected, its_std, its_bounds = second.predict(T, return_std=True, return_bounds=True)
     np.testing.assert_array_equal(mean, expected + first.predict(T))
@@ -285,7 +285,7 @@ def test_bounds_of_several_targets_are_widened_by_their_own_sums(curve: Any) -> 
     X, y, T = curve
     offsets = np.array([2e9, 0.0])
     both = np.column_stack([y, y]) + offsets
-    gp = GPRegressor(KERNEL, noise_variance=1e-3, mean=Offset(offsets)).fit(X, both)
+    gp = GPRegressor(WIDE, noise_variance=1e-3, mean=Offset(offsets)).fit(X, both)
     mean, bounds = gp.predict(T, return_bounds=True)
     error = np.asarray(bounds.mean_error)
     assert (error[:, 0] - error[:, 1] > 1e-8).all()
@@ -296,7 +296,7 @@ def test_frames_and_several_targets(curve: Any) -> None:
     X, y, T = curve
     frame, both = pd.DataFrame(X, columns=["a", "b"]), pd.DataFrame({"u": y, "v": -3.0 * y})
     for mean in ("linear", LinearRegression()):
-        gp = GPRegressor(KERNEL, noise_variance=1e-3, mean=mean).fit(frame, both)
+        gp = GPRegressor(WIDE, noise_variance=1e-3, mean=mean).fit(frame, both)
         predicted = gp.predict(pd.DataFrame(T, columns=["a", "b"], index=range(5, 35)))
         assert list(predicted.columns) == ["u", "v"]
         assert list(predicted.index) == list(range(5, 35))
@@ -328,7 +328,7 @@ def test_a_store_keeps_a_linear_mean_and_says_that_it_keeps_no_regressor(curve: 
 
 def test_lazy_predictions_know_the_mean(curve: Any) -> None:
     X, y, T = curve
-    gp = GPRegressor(KERNEL, noise_variance=1e-3, mean="linear").fit(da.from_array(X, chunks=(100, 2)), y)
+    gp = GPRegressor(WIDE, noise_variance=1e-3, mean="linear").fit(da.from_array(X, chunks=(100, 2)), y)
     np.testing.assert_allclose(
         gp.predict(da.from_array(T, chunks=(10, 2))).compute(), fitted(curve, "linear").predict(T), rtol=1e-6
     )
@@ -347,7 +347,7 @@ def test_what_does_not_go_together_is_refused(curve: Any) -> None:
         with pytest.raises(InputError, match=words):
             estimator.fit(X, y)
     with pytest.raises(InputError, match=r"take mean=\"linear\" for dask arrays"):
-        GPRegressor(KERNEL, noise_variance=1e-3, mean=LinearRegression()).fit(lazy, y)
+        GPRegressor(WIDE, noise_variance=1e-3, mean=LinearRegression()).fit(lazy, y)
     with pytest.raises(InputError, match=r"take mean=\"linear\" for dask arrays"):
         fitted(curve, LinearRegression()).predict(lazy)
     with pytest.raises(InputError, match="nothing is known of the derivatives of the regressor of mean=, LinearReg"):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from dkgp.data import dataset_from_arrays
+from dkgp.service.queue.job_queue import JobQueue
+from dkgp.service.queue.records import JobRecord
 
 WAIT_SECONDS = 120.0
 
@@ -51,6 +53,15 @@ def make_problem(folder: Path) -> Problem:
     hyper = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.3, 0.3, 0.3]}, "noise_variance": 0.1}
     (folder / "hyper.json").write_text(json.dumps(hyper))
     return Problem(folder)
+
+
+def claim(queue: JobQueue) -> JobRecord | None:
+    """Make the next job `running` without a process that holds its lock."""
+    claimed = queue.ledger.claim()
+    if claimed is None:
+        return None
+    claimed.lock.release()
+    return claimed.record
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:

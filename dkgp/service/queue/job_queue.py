@@ -233,17 +233,6 @@ class JobQueue:
             self.ledger.tell(job_id, "state", state="queued")
         return self.get(job_id)
 
-    def claim(self) -> JobRecord | None:
-        """Make the next job `running` and return it; None if none waits. See `Ledger.claim` for the order.
-
-        Its process has to take the job's lock by itself; `Supervisor` claims with the lock in hand.
-        """
-        claimed = self.ledger.claim()
-        if claimed is None:
-            return None
-        claimed.lock.release()
-        return claimed.record
-
     def folder_of(self, job_id: str) -> Path:
         """Return the folder of a job's own files."""
         return self.folder / "jobs" / job_id

@@ -11,7 +11,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_model, open_prediction
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.specification import job_from_options, run_job
-from tests.service.problem import make_problem
+from tests.service.problem import claim, make_problem
 
 # The database as the first release wrote it, before modules were sorted into rooms; files lie below /PLACE.
 LEFT = Path(__file__).with_name("queue_of_version_1.sql")
@@ -48,7 +48,7 @@ def test_jobs_that_an_earlier_version_queued_still_run(tmp_path: Path) -> None:
     assert {(job.owner, job.memory_bytes) for job in queue.list()} == {(None, None)}
     JobQueue(folder).close()
     ran = []
-    while (job := queue.claim()) is not None:
+    while (job := claim(queue)) is not None:
         run_job(job_from_options(job.command, job.options), SilentReporter())
         ran.append(job.command)
     queue.close()

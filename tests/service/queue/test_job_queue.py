@@ -23,6 +23,7 @@ from dkgp.service.queue.events import EventReader
 from dkgp.service.queue.job_queue import JobQueue, MemoryRoom
 from dkgp.service.queue.locks import FileLock
 from dkgp.service.queue.records import JobRecord, JobStateError, QueueFullError, UnknownJobError
+from tests.service.problem import claim
 
 
 def tuning(number: int = 0) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def test_jobs_are_claimed_in_their_order_and_listed_newest_first(queue: JobQueue
     assert [record.id for record in queue.list()] == ids[::-1]
     page = queue.list(limit=2)
     assert [record.id for record in queue.list(limit=2, before=page[-1].id)] == ids[2:0:-1]
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     assert (claimed.id, claimed.state, claimed.attempt) == (ids[0], "running", 1)
     assert [record.id for record in queue.list(states=("running",))] == [ids[0]]
@@ -85,7 +86,7 @@ def test_jobs_are_claimed_in_their_order_and_listed_newest_first(queue: JobQueue
         "failed": 0,
         "cancelled": 0,
     }
-    second = queue.claim()
+    second = claim(queue)
     assert second is not None
     assert second.id == ids[1]
 
@@ -109,7 +110,7 @@ def test_a_claim_holds_the_lock_and_keeps_to_the_limit(queue: JobQueue) -> None:
 def test_a_job_whose_folder_was_tidied_away_does_not_hold_up_the_queue(queue: JobQueue) -> None:
     job = submit(queue)
     shutil.rmtree(queue.folder_of(job.id))
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     assert queue.ledger.finish(job.id, 1, "done", 0)
     assert told(queue, job.id) == ["done"]
@@ -151,13 +152,13 @@ def test_a_full_queue_takes_no_more(tmp_path: Path) -> None:
     with pytest.raises(QueueFullError, match="2 jobs wait already"):
         submit(queue, 2)
     assert submit(queue, 0, idempotency_key="k") == first
-    queue.claim()
+    claim(queue)
     submit(queue, 2)
 
 
 def test_the_end_is_recorded_by_the_attempt_that_runs_alone(queue: JobQueue) -> None:
     job = submit(queue)
-    queue.claim()
+    claim(queue)
     assert not queue.ledger.finish(job.id, 2, "done", 0)
     assert queue.ledger.finish(job.id, 1, "done", 0, document={"command": "tune", "value": 1.5})
     assert not queue.ledger.finish(job.id, 1, "failed", 3)
@@ -174,18 +175,18 @@ def test_a_job_that_died_is_first_in_the_queue_again_but_not_for_ever(tmp_path: 
     queue = JobQueue(tmp_path / "queue", max_attempts=3)
     job, other = submit(queue, 0), submit(queue, 1)
     for attempt in (1, 2):
-        claimed = queue.claim()
+        claimed = claim(queue)
         assert claimed is not None
         assert (claimed.id, claimed.attempt, claimed.resume) == (job.id, attempt, attempt > 1)
         assert queue.ledger.died(job.id, attempt, "the process was killed by SIGKILL") == "queued"
-    queue.claim()
+    claim(queue)
     assert queue.ledger.died(job.id, 3, "the process was killed by SIGKILL") == "failed"
     record = queue.get(job.id)
     assert record.error is not None
     assert record.error["type"] == "JobDiedError"
     assert "SIGKILL; that happened 3 times" in record.error["message"]
     assert queue.resume(job.id).state == "queued"
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     assert claimed.id == job.id != other.id
     assert queue.ledger.died(job.id, 4, "again") == "queued"  # the count began anew
@@ -196,7 +197,7 @@ def test_an_interruption_means_what_was_asked_for(queue: JobQueue) -> None:
     states = {}
     for number, reason in enumerate((None, "stop", "cancel", "deadline")):
         job = submit(queue, number)
-        while (claimed := queue.claim()) is not None and claimed.id != job.id:
+        while (claimed := claim(queue)) is not None and claimed.id != job.id:
             queue.ledger.finish(claimed.id, claimed.attempt, "done", 0)
         assert claimed is not None
         if reason is not None:
@@ -217,7 +218,7 @@ def test_an_interruption_means_what_was_asked_for(queue: JobQueue) -> None:
 
 def test_cancelling_waits_for_a_running_job_and_outlives_its_death(queue: JobQueue) -> None:
     job = submit(queue)
-    queue.claim()
+    claim(queue)
     record = queue.request_cancel(job.id)
     assert (record.state, record.cancel_requested) == ("running", True)
     assert queue.ledger.died(job.id, 1, "killed") == "cancelled"
@@ -235,7 +236,7 @@ def test_only_what_ended_short_is_resumed(queue: JobQueue) -> None:
         with pytest.raises(JobStateError, match=f"{job.id} is {state}"):
             queue.resume(job.id)
         if state == "queued":
-            queue.claim()
+            claim(queue)
         else:
             queue.ledger.finish(job.id, 1, "done", 0)
     with pytest.raises(UnknownJobError, match="no job 'ffffffffffff'"):
@@ -249,7 +250,7 @@ def test_forgetting_takes_ended_jobs_and_their_folders_alone(queue: JobQueue, tm
     output.write_text("{}")
     ended, _ = queue.submit("tune", {**tuning(), "out": str(output)})
     waiting = submit(queue, 1)
-    queue.claim()
+    claim(queue)
     queue.ledger.finish(ended.id, 1, "done", 0)
     assert queue.prune(keep_seconds=3600.0) == 0
     held = FileLock.acquire(queue.folder_of(ended.id) / "lock")
@@ -316,7 +317,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_job(queue: JobQueue) -> None
 
 def _claim_all(folder: Path, results: Any) -> None:
     queue = JobQueue(folder)
-    while (claimed := queue.claim()) is not None:
+    while (claimed := claim(queue)) is not None:
         results.put(claimed.id)
 
 
@@ -353,13 +354,13 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     clock, about = Clock(), partial(pytest.approx, abs=1e-5)
     monkeypatch.setattr(database, "time", clock)
     job = submit(queue, deadline_seconds=100.0)
-    queue.claim()
+    claim(queue)
     clock.now += 0.25
     assert queue.ledger.running()[0].ran_seconds == about(0.25)
     assert queue.ledger.interrupted(job.id, 1, {"message": "state saved"}) == "queued"
     clock.now += 500.0  # waiting does not count
     assert queue.ledger.running() == []
-    queue.claim()
+    claim(queue)
     clock.now += 99.0
     running = queue.ledger.attempt(job.id, 2)
     assert running is not None
@@ -375,7 +376,7 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     assert record.error is not None
     assert "longer than it may (100 seconds); state saved" in record.error["message"]
     queue.resume(job.id)
-    queue.claim()
+    claim(queue)
     assert queue.ledger.running()[0].ran_seconds == about(0.0)
 
 
@@ -383,16 +384,16 @@ def test_only_deaths_that_nobody_asked_for_count(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path / "queue", max_attempts=2)
     job = submit(queue)
     for attempt in range(1, 4):
-        queue.claim()
+        claim(queue)
         assert queue.ledger.interrupted(job.id, attempt, {"message": "state saved"}) == "queued"
     for attempt in range(4, 7):
-        queue.claim()
+        claim(queue)
         queue.ledger.mark_stop(job.id, attempt, "stop")
         assert queue.ledger.died(job.id, attempt, "killed") == "queued"
     assert "warning" not in kinds(queue, job.id)[:4]
-    queue.claim()
+    claim(queue)
     assert queue.ledger.died(job.id, 7, "killed") == "queued"
-    queue.claim()
+    claim(queue)
     assert queue.ledger.died(job.id, 8, "killed") == "failed"
     told_of = kinds(queue, job.id)
     # Of each that goes back to the queue a word, of the last its error.
@@ -403,7 +404,7 @@ def test_five_deaths_are_the_end_by_default(queue: JobQueue) -> None:
     job = submit(queue)
     ends = []
     for attempt in range(1, 6):
-        queue.claim()
+        claim(queue)
         ends.append(queue.ledger.died(job.id, attempt, "killed"))
     assert ends == ["queued"] * 4 + ["failed"]
 
@@ -412,7 +413,7 @@ def test_five_deaths_are_the_end_by_default(queue: JobQueue) -> None:
 def test_a_claim_looks_at_the_twenty_that_wait_longest(queue: JobQueue, held: int, claimed: bool) -> None:
     ids = [submit(queue, number).id for number in range(21)]
     locks = [FileLock.acquire(queue.folder_of(job_id) / "lock") for job_id in ids[:held]]
-    found = queue.claim()
+    found = claim(queue)
     assert (found is not None and found.id == ids[held]) is claimed
     for lock in locks:
         assert lock is not None
@@ -477,7 +478,7 @@ def test_a_clock_that_jumps_ends_and_forgets_no_job(
 ) -> None:
     ended, running = submit(queue, 0), submit(queue, 1)
     for _ in range(2):
-        queue.claim()
+        claim(queue)
     queue.ledger.finish(ended.id, 1, "done", 0)
     monkeypatch.setattr(database, "time", moved(by=days * 86_400.0))
     for opened in (queue, JobQueue(queue.folder)):
@@ -493,7 +494,7 @@ def test_a_clock_that_jumps_ends_and_forgets_no_job(
 def test_time_stands_still_while_the_machine_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = JobQueue(tmp_path / "queue")
     ended = submit(queue)
-    queue.claim()
+    claim(queue)
     monkeypatch.setattr(database, "time", moved(uptime=3000.0))
     queue.prune(keep_seconds=1e6)
     (job,) = queue.ledger.running()
@@ -518,7 +519,7 @@ def test_one_owner_does_not_fill_the_queue(tmp_path: Path) -> None:
         submit(queue, 2, owner="alice")
     submit(queue, 3, owner="bob")
     assert queue.counts()["queued"] == 3
-    queue.claim()
+    claim(queue)
     submit(queue, 4, owner="alice")
     queue.close()
 
@@ -529,7 +530,7 @@ def test_a_folder_that_is_full_takes_no_jobs(tmp_path: Path, monkeypatch: pytest
     first, running = submit(queue), submit(queue, 1)
     for job_id in (first.id, running.id):
         (queue.folder_of(job_id) / "log.txt").write_bytes(b"x" * 500_000)
-        queue.claim()
+        claim(queue)
     with pytest.raises(QueueFullError, match="may take 500,000"):
         submit(queue, 2)
     assert queue.prune_to(500_000) == 0  # both run
@@ -561,7 +562,7 @@ def test_lists_leave_out_what_may_be_long(queue: JobQueue) -> None:
     (listed,) = queue.list()
     assert listed == replace(job, options={})
     assert queue.get(job.id).options == tuning(0)
-    queue.claim()
+    claim(queue)
     assert queue.ledger.finish(job.id, 1, "done", 0, document={"command": "tune"})
     assert queue.list()[0].document is None
     assert queue.get(job.id).document == {"command": "tune"}

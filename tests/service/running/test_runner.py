@@ -26,12 +26,12 @@ from dkgp.service.running.processes import last_lines, send_signal, write_proces
 from dkgp.service.running.recovery import Traces, going_on
 from dkgp.service.specification import job_from_options, run_job
 from tests.fit.tables import write_messy
-from tests.service.problem import Problem
+from tests.service.problem import Problem, claim
 
 
 def attempt(queue: JobQueue, job_id: str) -> JobRecord:
     """Claim the job and run it as its process would, in this one."""
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     assert claimed.id == job_id
     under_way = queue.ledger.attempt(job_id, claimed.attempt)
@@ -44,7 +44,7 @@ def attempt(queue: JobQueue, job_id: str) -> JobRecord:
 
 def lost(queue: JobQueue, job_id: str) -> None:
     """Claim the job, note what lies at its outputs as its process would, and die when the work was done."""
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     job: Any = job_from_options(claimed.command, claimed.options)
     generation = queue.ledger.running()[0].generation
@@ -126,7 +126,7 @@ def test_a_job_of_an_earlier_version_begins_anew_where_its_products_are_gone(
 ) -> None:
     out = tmp_path / "out"
     job, _ = queue.submit("train", {**problem.training(out), "tree_error": 1e-6})
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     Traces(queue.folder_of(job.id), job_from_options("train", claimed.options), queue.ledger.running()[0].generation)
     CheckpointStore(f"{out}.checkpoint").save(1, {"alpha": np.zeros((400, 1))}, {"identity": {"tree_error": 1e-6}})
@@ -249,7 +249,7 @@ def test_what_was_there_before_the_job_is_never_taken_for_its_own(
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     job, _ = queue.submit("train", problem.training(out))
     # The first attempt dies when it has only looked.
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     Traces(queue.folder_of(job.id), job_from_options("train", claimed.options), 0)
     queue.ledger.died(job.id, 1, "killed")
@@ -393,7 +393,7 @@ def test_an_end_that_cannot_be_recorded_is_kept_for_the_next_attempt(
     monkeypatch.setattr("dkgp.service.running.runner.RECORD_ATTEMPTS", 1)
     monkeypatch.setattr("dkgp.service.running.runner.time.sleep", lambda seconds: None)
     job, _ = queue.submit("evaluate", {"prediction": "/p.zarr", "dataset": problem.dataset})
-    queue.claim()
+    claim(queue)
     events = EventWriter(queue.folder_of(job.id) / "events.jsonl")
     outcome = runner._outcome(queue, job.id, 1, 0, events)
     with pytest.MonkeyPatch.context() as patch:
@@ -469,7 +469,7 @@ def test_secrets_of_the_cluster_are_not_in_events_or_errors(
     monkeypatch.setattr(runner, "_work", work)
     monkeypatch.setattr(runner, "LogTail", Tail)
     job, _ = queue.submit("train", problem.training(tmp_path / "model.zarr"))
-    claimed = queue.claim()
+    claimed = claim(queue)
     assert claimed is not None
     cluster = {"kind": "gateway", "settings": {"password": "hunter2-hunter2"}}
     assert runner._run(queue.folder, job.id, claimed.attempt, [], cluster) == 0

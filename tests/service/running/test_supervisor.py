@@ -28,7 +28,7 @@ from dkgp.service.queue.records import JobRecord
 from dkgp.service.running import supervisor as supervisor_module
 from dkgp.service.running.processes import held_bytes, machine_bytes, session_bytes
 from dkgp.service.running.supervisor import Supervisor
-from tests.service.problem import Problem, until
+from tests.service.problem import Problem, claim, until
 
 Start = Callable[..., Supervisor]
 MIB = 2**20
@@ -350,7 +350,7 @@ def test_stopping_kills_what_does_not_end(queue: JobQueue, start: Start) -> None
 
 def test_a_row_that_runs_without_a_process_goes_back(queue: JobQueue, start: Start) -> None:
     job = submit(queue)
-    queue.claim()  # by a service that died at once
+    claim(queue)  # by a service that died at once
     start()
     assert ended(queue, job.id).state == "done"
     assert started(queue) == [(job.id, 2)]

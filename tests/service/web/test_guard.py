@@ -19,6 +19,7 @@ from dkgp.service.access import add_token, revoke_token
 from dkgp.service.settings import ServiceSettings
 from dkgp.service.web import guard
 from dkgp.service.web.guard import OPEN_PATHS
+from tests.service.problem import claim
 from tests.service.stage import BEARER, TOKEN, Stage, served, staged
 
 CLOSED = [
@@ -243,7 +244,7 @@ def test_a_failed_job_is_shown_to_a_reader_without_its_reasons(people: People) -
     from dkgp.commands.reporting.jobs import job_tables, jobs_tables
 
     job_id = people.submit("alice", "a.zarr").json()["id"]
-    people.stage.queue.claim()
+    claim(people.stage.queue)
     error = {"type": "StoreError", "message": f"no {SECRET_NAME} there", "exit_code": 3, "checkpoint": SECRET_NAME}
     people.stage.queue.ledger.finish(job_id, 1, "failed", 3, error=error)
     record = people.client("prometheus").get(f"/v1/jobs/{job_id}").json()

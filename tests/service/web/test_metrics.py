@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dkgp.service.queue.records import STATES
+from tests.service.problem import claim
 from tests.service.stage import Stage, staged
 
 
@@ -100,7 +101,7 @@ def test_ends_are_counted_once_each(stage: Stage) -> None:
 
 def test_a_running_job(stage: Stage) -> None:
     job_id = stage.submit()["id"]
-    claimed = stage.queue.claim()
+    claimed = claim(stage.queue)
     assert claimed is not None
     assert claimed.id == job_id
     with contextlib.closing(stage.events(job_id)) as writer:
@@ -117,7 +118,7 @@ def test_a_running_job(stage: Stage) -> None:
 
 def test_a_running_job_that_brings_a_gap_down(stage: Stage) -> None:
     stage.submit()
-    claimed = stage.queue.claim()
+    claimed = claim(stage.queue)
     assert claimed is not None
     figures = {"column_passes": 2.5, "gradient_inf_norm": 7.0, "measure": "duality_gap", "tolerance": 1e-4}
     with contextlib.closing(stage.events(claimed.id)) as writer:
@@ -161,7 +162,7 @@ def test_what_jobs_exceeded_and_what_their_folders_hold_is_told(
         assert "memory_bytes: 1073741824 at most on this service; got 2147483648" in refused.text
         job_id = stage.submit(memory_bytes=2**29)["id"]
         (stage.queue.folder_of(job_id) / "log.txt").write_bytes(b"x" * 5 * 2**20)
-        stage.queue.claim()
+        claim(stage.queue)
         stage.queue.ledger.mark_stop(job_id, 1, "memory", "0.6 GiB of 0.5")
         stage.queue.ledger.interrupted(job_id, 1, {"message": "interrupted"})
         found = samples(stage)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.service.browser import MISSING, chromium, console, until
+from tests.service.problem import claim
 from tests.service.process import service_process, small_problem
 from tests.service.stage import TOKEN, Stage, served, staged
 
@@ -128,7 +129,7 @@ def test_the_page_in_a_browser(stage: Stage, tmp_path: Path) -> None:
     """Signs in, lists, follows a curve as it grows, cancels, resumes; by mouse and keyboard; no markup from data."""
     first = stage.submit("1.zarr", name="housing, block 200")["id"]
     nasty = stage.submit("2.zarr", name=NASTY)["id"]
-    claimed = stage.queue.claim()
+    claimed = claim(stage.queue)
     assert claimed is not None
     assert claimed.id == first
     writer = stage.events(first)
