@@ -13,10 +13,8 @@ import contextlib
 import functools
 import math
 import os
-import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -43,7 +41,7 @@ from dkgp.data.stores.manifest import (
 )
 from dkgp.data.types import FloatArray, IntArray, Json, Location, block_rows
 from dkgp.errors import InputError, StorageError, StoreError, is_mistake
-from dkgp.forks import fork_safe
+from dkgp.forks import FeatureCache
 
 _MIB = 2**20
 # Of every array that is read back. Another codec could make any number of bytes of a chunk.
@@ -294,7 +292,7 @@ class StoredArray:
             self._require_same_store()
         except BaseException:
             # They may be another store's.
-            KEPT_CHUNKS.forget((self.url, self.name))
+            KEPT_CHUNKS.discard((self.url, self.name))
             raise
         return block
 
@@ -421,49 +419,4 @@ def _holds_fill_value(block: NDArray[Any]) -> bool:
 BUDGET_BYTES = 64 * 2**20
 
 
-class KeptChunks:
-    """The latest chunks within a byte budget, each read once however many threads ask for it at a time."""
-
-    def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
-        self.budget_bytes = budget_bytes
-        self._chunks: OrderedDict[tuple[Hashable, ...], NDArray[Any]] = OrderedDict()
-        self._n_bytes = 0
-        self._reading: dict[Hashable, threading.Lock] = {}
-        self._lock = fork_safe(threading.Lock())
-
-    def get(self, key: tuple[Hashable, ...], read: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return the chunk under a key that begins with its array; do not write to it. Errors as of `read`."""
-        with self._lock:
-            if key in self._chunks:
-                self._chunks.move_to_end(key)
-                return self._chunks[key]
-            gate = self._reading.setdefault(key, fork_safe(threading.Lock()))
-        with gate:
-            with self._lock:
-                if key in self._chunks:
-                    return self._chunks[key]
-            try:
-                chunk = read()
-                with self._lock:
-                    self._keep(key, chunk)
-            finally:
-                with self._lock:
-                    self._reading.pop(key, None)
-        return chunk
-
-    def forget(self, array: Hashable) -> None:
-        """Forget the chunks of an array."""
-        with self._lock:
-            for key in [key for key in self._chunks if key[0] == array]:
-                self._n_bytes -= self._chunks.pop(key).nbytes
-
-    def _keep(self, key: tuple[Hashable, ...], chunk: NDArray[Any]) -> None:
-        if chunk.nbytes > self.budget_bytes or key in self._chunks:
-            return
-        self._chunks[key] = chunk
-        self._n_bytes += chunk.nbytes
-        while self._n_bytes > self.budget_bytes:
-            self._n_bytes -= self._chunks.popitem(last=False)[1].nbytes
-
-
-KEPT_CHUNKS = KeptChunks()
+KEPT_CHUNKS = FeatureCache(BUDGET_BYTES)

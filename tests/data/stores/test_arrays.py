@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,6 @@ from dkgp.data import Dataset, dataset_from_arrays, open_dataset
 from dkgp.data.remote.storage import remove_tree
 from dkgp.data.stores import arrays
 from dkgp.data.stores.arrays import (
-    KeptChunks,
     StoredArray,
     create_array,
     create_group,
@@ -35,6 +33,7 @@ from dkgp.data.stores.arrays import (
 )
 from dkgp.data.types import block_rows
 from dkgp.errors import InputError, StorageError, StoreError
+from dkgp.forks import FeatureCache
 
 StoredType = Literal["float64", "float32", "int64"]
 
@@ -219,8 +218,8 @@ N = 2990
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> KeptChunks:
-    chunks = KeptChunks(64 * 2**20)
+def kept(monkeypatch: pytest.MonkeyPatch) -> FeatureCache:
+    chunks = FeatureCache(64 * 2**20)
     monkeypatch.setattr(arrays, "KEPT_CHUNKS", chunks)
     return chunks
 
@@ -254,7 +253,7 @@ def test_a_pass_reads_each_chunk_once(tmp_path: Path, chunk_rows: int, rows: int
     assert sorted(reads) == list(range(-(-N // chunk_rows)))
 
 
-def test_blocks_of_a_new_store_are_chunks(tmp_path: Path, reads: list[int], kept: KeptChunks) -> None:
+def test_blocks_of_a_new_store_are_chunks(tmp_path: Path, reads: list[int], kept: FeatureCache) -> None:
     n = 20_000
     _, data = dataset(tmp_path, None, n)
     kept.budget_bytes = 0
@@ -301,34 +300,3 @@ def test_chunks_of_another_store_are_not_kept(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "d.zarr")
     shutil.move(tmp_path / "aside.zarr", tmp_path / "d.zarr")
     np.testing.assert_array_equal(data.inputs(10, 20, standardised=False), X[10:20])
-
-
-def test_the_budget_is_kept_to_and_the_latest_stay() -> None:
-    chunks, made = KeptChunks(80), []
-
-    def get(key: int, size: int = 4) -> None:
-        chunks.get((key,), lambda: made.append(key) or np.zeros(size))
-
-    for key in (1, 2, 1, 3, 1):
-        get(key)
-    assert made == [1, 2, 3]
-    get(2)
-    assert made == [1, 2, 3, 2]
-    # One larger than the budget is read and not kept, and drives out no other.
-    get(9, 100)
-    get(9, 100)
-    get(2)
-    assert made == [1, 2, 3, 2, 9, 9]
-
-
-def test_a_failed_read_is_tried_by_the_next_reader() -> None:
-    chunks, begun = KeptChunks(80), threading.Event()
-
-    def fail() -> Any:
-        begun.set()
-        raise StoreError("damaged")
-
-    with pytest.raises(StoreError, match="damaged"):
-        chunks.get((1,), fail)
-    assert begun.is_set()
-    np.testing.assert_array_equal(chunks.get((1,), lambda: np.ones(2)), np.ones(2))
