@@ -26,9 +26,9 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from tests.cli.invoke import run, run_json
 from tests.cli.stored import Stored
 from tests.models.classification.letter import annealed, rounded
-from tests.solvers.greedy_basis.test_to_the_letter import SmolaBartlett
 from tests.solvers.paper import block_coordinate_descent, dealt, without
 from tests.solvers.problems import rounds
+from tests.solvers.test_greedy_basis import SmolaBartlett
 
 FloatArray = NDArray[np.float64]
 

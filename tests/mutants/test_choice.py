@@ -18,9 +18,9 @@ def ran(name: str, seconds: float, *lines: int) -> Ran:
 
 
 TESTS = [
-    ran("tests/solvers/test_driver.py::test_quick", 0.1, 4, 5),
-    ran("tests/solvers/test_driver.py::test_beside", 0.05),
-    ran("tests/solvers/test_driver.py::test_slow", 9.0, 5),
+    ran("tests/solvers/test_method_run.py::test_quick", 0.1, 4, 5),
+    ran("tests/solvers/test_method_run.py::test_beside", 0.05),
+    ran("tests/solvers/test_method_run.py::test_slow", 9.0, 5),
     ran("tests/solvers/test_stopping.py::test_own", 0.3, 5),
     ran("tests/solvers/test_other.py::test_elsewhere", 0.01, 3),
     ran("tests/solvers/test_other.py::test_far", 0.01),
@@ -59,7 +59,7 @@ def test_tests_lie_where_the_source_does_or_above_it() -> None:
     assert "tests/solvers/test_risk.py" in files
     assert "tests/solvers/test_auto.py" not in files
     assert all((mutants.ROOT / file).is_file() for file in files)
-    assert mutants.files_of_tests(FILE, ["tests/solvers/test_driver.py"]) == ["tests/solvers/test_driver.py"]
+    assert mutants.files_of_tests(FILE, ["tests/solvers/test_method_run.py"]) == ["tests/solvers/test_method_run.py"]
     for places in mutants.ALSO.values():
         assert all((mutants.ROOT / place).exists() for place in places)
 

@@ -1,12 +1,9 @@
-"""What every solver of the registry has to do, each in its variants.
-
-The dense answer, also with noise by sample; several targets; a true gradient after float32 rounds; the same bits on any
-number of threads and after a break; stopping rules; warm starts; what is refused.
-"""
+"""Properties that every solver shares: several targets, other kernels, noise by sample, kernel entries."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +15,10 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
-from dkgp.kernels import SquaredExponential
-from dkgp.operators import ArrayInputs, BlockedKernelOperator
+from dkgp.kernels import SquaredExponential, TileEvaluator, parse_kernel
+from dkgp.models.certificate import Certificate
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, ProductError
+from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
     Checkpointing,
     Cholesky,
@@ -37,13 +36,19 @@ from dkgp.solvers import (
     ParameterConjugateGradient,
     SequentialMinimalOptimization,
     Solution,
+    Solver,
     StoppingRule,
     TiledCholesky,
     solve,
 )
+from dkgp.solvers.block_descent.selection import Subproblem
 from dkgp.solvers.driver import Watch
+from dkgp.solvers.losses import SquaredLoss
 from dkgp.solvers.registry import declaration_of, solver_names
-from tests.solvers.problems import Problem, smooth_problem
+from dkgp.solvers.risk import minimise_risk
+from tests.benchmark_data import standardised
+from tests.covering import few
+from tests.solvers.problems import OverlappingExecutor, Problem, smooth_problem
 
 SOLVERS: dict[str, Any] = {
     "gbcd": GreedyBlockCoordinateDescent(block_size=40),
@@ -272,3 +277,357 @@ def test_settings_are_checked_and_told(solver: Any) -> None:
     with pytest.raises(InputError, match="""precision must be ['"]mixed['"] or ['"]double['"]; got 'half'"""):
         replace(solver, precision="half")
     assert solver.resolved(260, 3, 2).settings()["solver"] == solver.name
+
+
+NAMES = ("gbcd", "bcdc", "bcdg", "smo", "cg", "pcg", "pcg-low-rank", "kcg", "cholesky", "tiled-cholesky")
+# Passes of all together against those of the target that needs most. Blocks are chosen for all targets at once, so
+# none has the block that it would choose for itself.
+LARGEST_RATIO = {"gbcd": 2.5, "bcdc": 1.2, "bcdg": 2.0}
+
+
+def solved_several_targets(
+    problem: Problem, executor: LocalExecutor, solver: Any, y: np.ndarray, tolerance: float
+) -> Solution:
+    stopping = GradientInfNorm(tolerance) | MaxPasses(20_000.0)
+    solution = solve(problem.blocked(executor), y, solver=solver, stopping=stopping)
+    assert solution.converged
+    return solution
+
+
+def compared(problem: Problem, executor: LocalExecutor, solver: Any, tolerance: float) -> tuple[float, float, float]:
+    """Largest relative difference of a target's alpha; passes together over the worst's, and over all singles'."""
+    together = solved_several_targets(problem, executor, solver, problem.y, tolerance)
+    singles = [
+        solved_several_targets(problem, executor, solver, problem.y[:, t], tolerance) for t in range(problem.y.shape[1])
+    ]
+    difference = max(
+        float(np.linalg.norm(together.alpha[:, [t]] - single.alpha) / np.linalg.norm(single.alpha))
+        for t, single in enumerate(singles)
+    )
+    passes = [single.progress.column_passes for single in singles]
+    return difference, together.progress.column_passes / max(passes), together.progress.column_passes / sum(passes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", few(NAMES, "gbcd", "smo", "cg", "pcg-low-rank", "cholesky"))
+def test_seven_targets_cost_about_as_much_as_the_worst_of_them(executor: LocalExecutor, name: str) -> None:
+    problem = smooth_problem(140, 3, targets=7, noise_variance=0.1, gamma=1.0)
+    difference, over_worst, over_sum = compared(problem, executor, in_double(SOLVERS[name]), 1e-8)
+    assert difference < 1e-6
+    if name == "smo":  # pairs are a target's own, and so are their columns
+        assert over_sum == pytest.approx(1.0, rel=0.1)
+    else:
+        assert over_worst <= LARGEST_RATIO.get(name, 1.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["gbcd", "bcdc", "cg", "pcg", "pcg-low-rank", "kcg", "tiled-cholesky"])
+def test_the_seven_torques_of_a_robot_arm(executor: LocalExecutor, name: str) -> None:
+    """SARCOS: 21 joint positions, velocities and accelerations, and seven torques."""
+    data = standardised("sarcos_test4449", 3559, "Y7")
+    problem = Problem(SquaredExponential(data.gamma), data.noise_variance, data.X, data.y)
+    solver = in_double(SOLVERS[name])
+    if name in ("gbcd", "bcdc"):
+        solver = replace(solver, block_size=500)
+    if name.startswith("pcg"):
+        solver = ConjugateGradient(FactorPreconditioning(0 if name == "pcg-low-rank" else "auto"), "double")
+    if name == "tiled-cholesky":
+        solver = TiledCholesky(precision="double")
+    difference, over_worst, over_sum = compared(problem, executor, solver, 1e-7 * problem.noise_variance)
+    print(f"\n{name}: alpha to {difference:.1e}; passes: {over_worst:.2f} of the worst's, {over_sum:.2f} of the sum's")
+    assert difference < 1e-6
+    assert over_worst <= LARGEST_RATIO.get(name, 1.1)
+    assert over_sum < 0.5
+
+
+N, D, NOISE_OTHER_KERNELS = 200, 3, 0.05
+KERNELS = ("rbf", "matern32", "constant(variance=1.7) * rbf", "rbf + linear", "polynomial(degree=3)")
+SOLVERS_OTHER_KERNELS: dict[str, Solver] = {
+    "gbcd": GreedyBlockCoordinateDescent(block_size=40),
+    "gbcd in float64": GreedyBlockCoordinateDescent(block_size=40, precision="double"),
+    "cg": ConjugateGradient(),
+    "pcg": ConjugateGradient(FactorPreconditioning(40, 20, 0)),
+    "pcg low rank": ConjugateGradient(FactorPreconditioning(0, rank=60)),
+    "pcg uniform": ConjugateGradient(FactorPreconditioning(0, rank=60, landmarks="uniform")),
+    "kcg": KernelConjugateGradient(),
+    "smo": SequentialMinimalOptimization(steps_per_round=200),
+    "cholesky": Cholesky(),
+    "tiled-cholesky": TiledCholesky(tile_rows=64),
+}
+
+
+def problem(outliers: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(N, D))
+    X[:3] *= outliers
+    return X, np.sin(2.0 * X[:, :1]) + 0.3 * rng.normal(size=(N, 1))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("text", KERNELS)
+@pytest.mark.parametrize("name", SOLVERS_OTHER_KERNELS)
+def test_all_solvers_agree_with_dense_algebra(name: str, text: str, executor: LocalExecutor) -> None:
+    X, y = problem()
+    kernel = parse_kernel(text, D)
+    Kbar = kernel(X, X) + NOISE_OTHER_KERNELS * np.eye(N)
+    with BlockedKernelOperator(kernel, NOISE_OTHER_KERNELS, ArrayInputs(X), executor) as operator:
+        solution = solve(operator, y, solver=SOLVERS_OTHER_KERNELS[name], stopping=GradientInfNorm(1e-5))
+    assert solution.converged
+    assert np.abs(Kbar @ solution.alpha - y).max() <= 1.01e-5
+    off = np.linalg.norm(solution.alpha - np.linalg.solve(Kbar, y))
+    assert off <= np.linalg.norm(Kbar @ solution.alpha - y) / NOISE_OTHER_KERNELS + 1e-9
+
+
+@pytest.mark.parametrize("name", ["gbcd", "pcg", "pcg uniform", "cholesky", "tiled-cholesky"])
+def test_entries_of_a_million_do_not_keep_them_from_the_tolerance(name: str, executor: LocalExecutor) -> None:
+    X, y = problem(outliers=15.0)
+    X[7] = 0.0  # of which a polynomial without an offset knows nothing
+    kernel = parse_kernel("polynomial(degree=3, offset=0)", D) + parse_kernel("rbf", D)
+    assert kernel.diagonal(X).max() > 1e5 * np.median(kernel.diagonal(X))
+    Kbar = kernel(X, X) + NOISE_OTHER_KERNELS * np.eye(N)
+    with BlockedKernelOperator(kernel, NOISE_OTHER_KERNELS, ArrayInputs(X), executor) as operator:
+        solution = solve(operator, y, solver=SOLVERS_OTHER_KERNELS[name], stopping=GradientInfNorm(1e-5))
+    assert solution.converged
+    assert np.abs(Kbar @ solution.alpha - y).max() <= 1.01e-5
+
+
+def test_a_few_large_entries_do_not_cost_a_block_its_float32_factor(executor: LocalExecutor) -> None:
+    """What counts is the largest trace that a block may have, not its size times the largest entry."""
+    X, _ = problem(outliers=15.0)
+    kernel = parse_kernel("polynomial(degree=3)", D)
+    diagonal = np.sort(kernel.diagonal(X)) + 5.0
+    limit = 5.0 / (20.0 * float(np.finfo(np.float32).eps))
+    assert diagonal[-40:].sum() < limit < 40 * diagonal[-1]
+    with BlockedKernelOperator(kernel, 5.0, ArrayInputs(X), executor) as operator:
+        assert Subproblem(operator, 40, 1).single
+    with BlockedKernelOperator(kernel, 0.01, ArrayInputs(X), executor) as operator:
+        assert not Subproblem(operator, 40, 1).single
+
+
+N_BY_SAMPLE = 300
+KERNEL = SquaredExponential((6.0, 5.0, 4.0), 1.5)
+RNG = np.random.default_rng(11)
+X = RNG.standard_normal((N_BY_SAMPLE, 3))
+# From a twentieth to five: no one variance is near all of them.
+NOISE_BY_SAMPLE = 0.05 * 100.0 ** RNG.random(N_BY_SAMPLE)
+Y = np.sin(2.0 * X[:, :2]) + np.sqrt(NOISE_BY_SAMPLE)[:, None] * RNG.standard_normal((N_BY_SAMPLE, 2))
+MATRIX = KERNEL(X, X) + np.diag(NOISE_BY_SAMPLE)
+ANSWER = np.linalg.solve(MATRIX, Y)
+LEAST = float(NOISE_BY_SAMPLE.min())
+
+
+def blocked(executor: LocalExecutor, **options: Any) -> BlockedKernelOperator:
+    return BlockedKernelOperator(KERNEL, NOISE_BY_SAMPLE, ArrayInputs(X), executor, **options)
+
+
+def objective(alpha: np.ndarray) -> float:
+    return float(np.sum(alpha * (0.5 * MATRIX @ alpha - Y)))
+
+
+def test_a_selection_under_way_sees_the_noise_of_its_candidates(executor: LocalExecutor) -> None:
+    solver, stopping = SOLVERS["gbcd"], GradientInfNorm(1e-5)
+    overlapping = OverlappingExecutor(2)
+    found = solve(blocked(overlapping), Y, solver=solver, stopping=stopping)
+    overlapping.close()
+    assert found.alpha.tobytes() == solve(blocked(executor), Y, solver=solver, stopping=stopping).alpha.tobytes()
+
+
+def test_kept_columns_and_approximate_products(executor: LocalExecutor) -> None:
+    flat = SquaredExponential((6.0, 5.0), 1.5).on((0, 2), 3)
+    matrix = flat(X, X) + np.diag(NOISE_BY_SAMPLE)
+    with ProductError(1e-9).operator(flat, NOISE_BY_SAMPLE, ArrayInputs(X), executor) as bounded:
+        assert np.abs(bounded.matmat(Y) - matrix @ Y).max() <= bounded.error_bound <= 1.01e-9
+        some = np.array([7, 200, 3])
+        off = np.abs(bounded.apply_columns(some, Y[some], "double") - matrix[:, some] @ Y[some]).max()
+        assert off <= bounded.error_bound
+    for operator in (CachedColumnsOperator(blocked(executor)), blocked(executor, coordinator_input_bytes=1)):
+        assert operator.noise_variance == LEAST
+        found = solve(operator, Y, solver=SOLVERS["gbcd"], stopping=GradientInfNorm(1e-5))
+        assert np.abs(found.alpha - ANSWER).max() <= 1e-5 * np.sqrt(N_BY_SAMPLE) / LEAST
+
+
+def test_the_preconditioner_is_the_inverse_of_factor_and_noise(executor: LocalExecutor) -> None:
+    landmarks = np.arange(0, N_BY_SAMPLE, 6)
+    K = KERNEL(X, X)
+    nystrom = K[:, landmarks] @ np.linalg.solve(K[np.ix_(landmarks, landmarks)], K[landmarks])
+    with blocked(executor) as operator:
+        factor = LowRankFactor(operator, landmarks)
+        found = LowRankPreconditioner(factor, operator.noise_variance).apply(Y)
+    np.testing.assert_allclose(found, np.linalg.solve(nystrom + np.diag(NOISE_BY_SAMPLE), Y), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("solver", [SOLVERS["gbcd"], SOLVERS["cg"]], ids=["gbcd", "cg"])
+@pytest.mark.parametrize("rounds", [1, 3, 6])
+def test_bounds_on_objective_and_risk_hold(solver: Any, rounds: int, executor: LocalExecutor) -> None:
+    """R = (y - f)' W (y - f) / 2 + s2 alpha' K alpha / 2 with W = diag(s2 / s2_i): what the noise weighs."""
+
+    def risk(alpha: np.ndarray) -> float:
+        function = MATRIX @ alpha - NOISE_BY_SAMPLE[:, None] * alpha
+        weight = (LEAST / NOISE_BY_SAMPLE)[:, None]
+        return 0.5 * float(np.sum(weight * (Y - function) ** 2) + LEAST * np.sum(alpha * function))
+
+    solution = solve(blocked(executor), Y, solver=solver, stopping=MaxIterations(rounds))
+    progress = solution.progress
+    assert progress.objective == pytest.approx(objective(solution.alpha), rel=1e-6)
+    assert objective(solution.alpha) - objective(ANSWER) <= progress.objective_gap_bound * (1.0 + 1e-6)
+    least, start = risk(ANSWER), risk(np.zeros_like(Y))
+    assert risk(solution.alpha) - least <= progress.duality_gap * (start - least) * (1.0 + 1e-6)
+    # The bound is the dual's, to the last bit of it that rounding leaves: not merely a valid one.
+    upper = risk(solution.alpha) - start
+    lower = -LEAST * objective(solution.alpha) - start
+    assert progress.duality_gap == pytest.approx(2.0 * (upper - lower) / abs(upper + lower), rel=1e-5)
+    assert lower <= least - start
+
+
+def test_certificate_weighs_the_residual_by_the_noise() -> None:
+    gradient = MATRIX @ (ANSWER + 1e-3) - Y
+    arguments = (ANSWER + 1e-3, gradient, Y)
+    found = Certificate.of(*arguments, NOISE_BY_SAMPLE, 1.5, np.ones(N_BY_SAMPLE))
+    assert found.noise_variance == LEAST
+    weighed = np.sqrt(np.sum(gradient**2 * (LEAST / NOISE_BY_SAMPLE)[:, None], axis=0))
+    np.testing.assert_allclose(found.residual_norm, weighed, rtol=1e-12)
+    by_least, by_largest = (
+        Certificate.of(*arguments, float(end), 1.5, np.ones(N_BY_SAMPLE)) for end in (LEAST, NOISE_BY_SAMPLE.max())
+    )
+    assert (found.proven_residual_norm < 0.6 * by_least.proven_residual_norm).all()
+    assert (np.array(found.residual_rounding) < by_largest.residual_rounding).all()
+    assert (np.linalg.norm(np.full((N_BY_SAMPLE, 2), 1e-3), axis=0) <= found.alpha_error_bound).all()
+    tests = RNG.standard_normal((50, 3))
+    off = np.abs(KERNEL(tests, X) @ np.full((N_BY_SAMPLE, 2), 1e-3))
+    assert (off <= found.mean_error_bound(np.full(50, 1.5), np.ones(50))).all()
+
+
+def test_noise_plays_no_part_in_a_risk(executor: LocalExecutor) -> None:
+    found = minimise_risk(blocked(executor), Y, loss=SquaredLoss(), regularisation=0.3, gap=1e-10)
+    K = KERNEL(X, X)
+    np.testing.assert_allclose(found.values, K @ np.linalg.solve(K + 0.3 * np.eye(N_BY_SAMPLE), Y), rtol=0, atol=1e-4)
+
+
+def test_tiles_on_disk_are_of_the_noise_that_they_were_made_with(executor: LocalExecutor, tmp_path: Path) -> None:
+    solver = TiledCholesky(tile_rows=64, folder=str(tmp_path / "tiles"), keep=True)
+    first = solve(blocked(executor), Y, solver=solver)
+    assert solve(blocked(executor), Y, solver=solver).alpha.tobytes() == first.alpha.tobytes()
+    for other in (NOISE_BY_SAMPLE[::-1], LEAST):
+        with (
+            BlockedKernelOperator(KERNEL, other, ArrayInputs(X), executor) as operator,
+            pytest.raises(CheckpointError, match="belong to another factorisation: their noise variance is 'by sample"),
+        ):
+            solve(operator, Y, solver=solver)
+
+
+PROBLEM_ENTRIES = smooth_problem(600, 3, targets=2)
+GBCD = GreedyBlockCoordinateDescent
+
+SOLVERS_ENTRIES: dict[str, Solver] = {
+    "gbcd": GBCD(block_size=60),
+    "paper": GBCD(block_size=30, memory=0, selection=GreedySelection(variables_per_step=1)),
+    "prefitting": GBCD(block_size=30, selection=GreedySelection(prefitting=True)),
+    "cyclic": GBCD(block_size=60, selection=CyclicSelection()),
+    "cg": ConjugateGradient(None),
+    "pcg": ConjugateGradient(FactorPreconditioning(0, rank=20)),
+    "cholesky": Cholesky(),
+    "tiled-cholesky": TiledCholesky(),
+}
+
+
+class Witness:
+    """Counts what goes in and out of the evaluator's methods, in whatever thread, beside the evaluator's own count."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries, self._lock = 0, threading.Lock()
+        for name in ("matmat", "pair", "tile"):
+            monkeypatch.setattr(TileEvaluator, name, self._watched(getattr(TileEvaluator, name)))
+        monkeypatch.setattr(TileEvaluator, "symmetric", self._watched_square(TileEvaluator.symmetric))
+
+    def _watched(self, method: Any) -> Any:
+        def watched(evaluator: TileEvaluator, A: Any, B: Any, *more: Any) -> Any:
+            with self._lock:
+                self.entries += A.n * B.n
+            return method(evaluator, A, B, *more)
+
+        return watched
+
+    def _watched_square(self, method: Any) -> Any:
+        def watched(evaluator: TileEvaluator, A: Any, *more: Any) -> Any:
+            # Tiles across the diagonal whole, those on one side of it, none on the other.
+            least, most = A.n * (A.n + 1) // 2, A.n * (A.n + evaluator.tile_rows)
+            assert least <= evaluator.entries_of(A) <= most
+            with self._lock:
+                self.entries += evaluator.entries_of(A)
+            return method(evaluator, A, *more)
+
+        return watched
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("name", SOLVERS_ENTRIES)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_all_that_is_evaluated_is_counted(
+    name: str,
+    overlaps: bool,
+    executor: LocalExecutor,
+    overlapping: OverlappingExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator = PROBLEM_ENTRIES.blocked(overlapping if overlaps else executor)
+    witness = Witness(monkeypatch)
+    solution = solve(
+        operator, PROBLEM_ENTRIES.y, solver=SOLVERS_ENTRIES[name], stopping=GradientInfNorm(1e-3) | MaxIterations(20)
+    )
+    assert solution.progress.kernel_evaluations == operator.kernel_evaluations == witness.entries > 0
+
+
+def test_pairs_count_the_columns_that_they_evaluate(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMO's compiled loop evaluates columns past the evaluator's methods; without room to keep any, all of them."""
+    witness = Witness(monkeypatch)
+    solver = SequentialMinimalOptimization(steps_per_round=5, cache_bytes=0, precision="double")
+    solution = solve(
+        PROBLEM_ENTRIES.blocked(executor), PROBLEM_ENTRIES.y[:, :1], solver=solver, stopping=MaxIterations(3)
+    )
+    evaluated = solution.progress.kernel_evaluations - witness.entries
+    assert evaluated % PROBLEM_ENTRIES.n == 0
+    # Two columns a step, but where a step's column is one of the last step's.
+    assert 15 * PROBLEM_ENTRIES.n <= evaluated <= 30 * PROBLEM_ENTRIES.n
+
+
+@pytest.mark.parametrize("precision", ["mixed", "double"])
+@pytest.mark.parametrize("per_step", [1, 5, 20])
+def test_what_selection_and_subproblem_evaluate_by_hand(executor: LocalExecutor, per_step: int, precision: Any) -> None:
+    n, m, kappa, rounds = PROBLEM_ENTRIES.n, 60, 60, 4
+    selection = GreedySelection(candidates=kappa, variables_per_step=per_step)
+    solver = GBCD(block_size=m, selection=selection, precision=precision)
+    solution = solve(
+        PROBLEM_ENTRIES.blocked(executor), PROBLEM_ENTRIES.y, solver=solver, stopping=MaxIterations(rounds)
+    )
+    sizes = range(0, m, per_step)
+    # Each step scores kappa candidates for each of its variables against B, and factors its rows of Kbar_BB.
+    scored = sum(kappa * per_step * size for size in sizes)
+    factored = sum(per_step * per_step + per_step * size for size in sizes)
+    typical = (n // 2) ** 2
+    assert solution.progress.column_passes == rounds * m / n
+    refined = solution.progress.kernel_evaluations - typical - rounds * (n * m + scored + factored)
+    refined -= of_a_verification(executor)
+    # What is left are products with Kbar_BB in float64: a round's step is refined where its factor is in float32.
+    assert refined % m**2 == 0
+    least, most = (rounds, 5 * rounds) if precision == "mixed" else (0, 0)
+    assert least <= refined // m**2 <= most
+
+
+def test_a_block_of_a_tenth_takes_three_squares_a_pass_beside_it(executor: LocalExecutor) -> None:
+    """What passes alone hide, at kappa = 60 and m = n / 10: 10 rounds of 60 m^2 / 2 candidates' entries."""
+    selection = GreedySelection(variables_per_step=1)
+    solver = GBCD(block_size=PROBLEM_ENTRIES.n // 10, memory=0, selection=selection, precision="double")
+    progress = solve(
+        PROBLEM_ENTRIES.blocked(executor), PROBLEM_ENTRIES.y, solver=solver, stopping=MaxIterations(10)
+    ).progress
+    assert progress.column_passes == 1.0
+    assert 4.0 < (progress.kernel_evaluations - of_a_verification(executor)) / PROBLEM_ENTRIES.n**2 < 4.7
+
+
+def of_a_verification(executor: LocalExecutor) -> int:
+    """Entries of one float64 product with Kbar: about half of them, by symmetry."""
+    operator = PROBLEM_ENTRIES.blocked(executor)
+    operator.matmat(np.ones((PROBLEM_ENTRIES.n, 1)))
+    assert PROBLEM_ENTRIES.n**2 / 2 <= operator.kernel_evaluations <= PROBLEM_ENTRIES.n**2
+    return operator.kernel_evaluations
