@@ -48,8 +48,9 @@ from dkgp.solvers import (
     solve,
 )
 from dkgp.solvers.block_descent.selection import matmat_in_parallel
-from dkgp.solvers.driver import Loop, Watch, interrupted
+from dkgp.solvers.driver import Iteration, Loop, Watch, interrupted
 from dkgp.solvers.registry import needs_rounds
+from dkgp.solvers.stopping import StopReason
 
 
 @dataclass(frozen=True)
@@ -274,82 +275,107 @@ WEIGHT_TOLERANCE, MOST_TURNS = 0.01, 60
 _SUMS = ("column_passes", "kernel_evaluations", "seconds")
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The start of a turn; a checkpoint holds it.
+class _Turns(Iteration):
+    """Turns of solves with Student's t; an interrupted turn begins again, to the same bits.
 
-    Attributes
-    ----------
-    number
-        Number of the turn, from 0.
-    iteration
-        Rounds of the turns before it.
-    beyond
-        Noise variances of the samples beyond the least one, (n,).
-    alpha
-        Coefficients that the solve starts from, (n, 1).
-    sums
-        Passes, entries and seconds of the turns before it.
+    A checkpoint holds the start of a turn:
+
+    - `number`: of the turn, from 0; `iteration`: rounds of the turns before it.
+    - `beyond` (n,): noise variances of the samples beyond the least one.
+    - `alpha` (n, 1): coefficients that the solve starts from.
+    - `sums`: passes, entries and seconds of the turns before it.
     """
 
-    number: int
-    iteration: int
-    beyond: FloatArray
-    alpha: FloatArray
-    sums: dict[str, float]
+    saved = ("beyond", "alpha")
+    counted = ("iteration", "number", "sums")
+    keeps_last = False
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays of a checkpoint."""
-        return {"beyond": self.beyond, "alpha": self.alpha}
+    def __init__(
+        self, dataset: Dataset, kernel: Kernel, likelihood: StudentT, context: RunContext, how: _Solve
+    ) -> None:
+        self._dataset, self._kernel, self._likelihood = dataset, kernel, likelihood
+        self._context, self._how = context, how
+        n = dataset.n_samples
+        self.loop = Loop(context, {} if how.solver is None else how.solver.settings())
+        self.history, self.number = [], 0
+        self.beyond = np.full(n, likelihood.scale - likelihood.least)
+        self.alpha = np.zeros((n, 1)) if how.initial is None else np.array(how.initial, dtype=np.float64).reshape(n, 1)
+        self.sums: dict[str, float] = dict.fromkeys(_SUMS, 0.0)
+        self.save_now = True
+        self._ended: StopReason | None = None
 
-    def metadata(self) -> dict[str, Any]:
-        """Metadata of a checkpoint, in plain JSON types."""
-        return {"iteration": self.iteration, "number": self.number, "sums": self.sums}
+    def start(self) -> None:
+        """Save the first turn, whose samples all have the noise s2."""
+        self.loop.save(self)
 
-    def after(self, trained: TrainedModel, beyond: FloatArray) -> Turn:
-        """Return the start of the next turn."""
-        return Turn(
-            self.number + 1,
-            self.iteration + max(1, int(trained.summary["iterations"])),
-            beyond,
-            trained.solution.alpha,
-            self.added(trained),
-        )
+    def stop(self) -> StopReason | None:
+        """Return the reason to stop, once the weights have settled or the turns are used up."""
+        return self._ended
 
-    def added(self, trained: TrainedModel) -> dict[str, float]:
-        """Return the sums with this turn's figures added."""
-        return {name: self.sums[name] + trained.summary[name] for name in _SUMS}
+    def advance(self) -> None:
+        """Solve with the weights of this turn, and find those of the next one."""
+        likelihood, beyond = self._likelihood, self.beyond
+        try:
+            trained = train(
+                self._dataset,
+                self._kernel,
+                Noise(likelihood.least, beyond),
+                _within(self._context, self.iteration),
+                solver=self._how.solver,
+                stopping=self._how.stopping,
+                initial=self.alpha,
+            )
+        except InterruptedRunError:
+            url = None if self.loop.saved_iteration is None else self.loop.url
+            raise interrupted(f"in turn {self.number + 1} of weights", url) from None
+        alpha, gradient = trained.solution.alpha[:, 0], trained.solution.gradient[:, 0]
+        after = likelihood.beyond_least(((likelihood.least + beyond) * alpha - gradient) ** 2)
+        change = float(np.max(np.abs(likelihood.weights(after) - likelihood.weights(beyond))))
+        iterations = int(trained.summary["iterations"])
+        sums = {name: self.sums[name] + trained.summary[name] for name in _SUMS}
+        if change <= WEIGHT_TOLERANCE or self.number + 1 == MOST_TURNS or not trained.summary["converged"]:
+            self._conclude(trained, sums, change)
+            return
+        self.number, self.iteration = self.number + 1, self.iteration + max(1, iterations)
+        self.beyond, self.alpha, self.sums = after, trained.solution.alpha, sums
+
+    def _conclude(self, trained: TrainedModel, sums: dict[str, float], change: float) -> None:
+        """Keep the last turn's model, with a summary of all turns."""
+        likelihood = self._likelihood
+        weights = likelihood.weights(self.beyond)
+        summary = {
+            **trained.summary,
+            **sums,
+            "iterations": self.iteration + trained.summary["iterations"],
+            "student_t": likelihood.to_json(),
+            "weights": {
+                "turns": self.number + 1,
+                "change": change,
+                "least": float(weights.min()),
+                "below_half": int(np.sum(weights < 0.5)),
+            },
+        }
+        if trained.summary["converged"] and change > WEIGHT_TOLERANCE:
+            summary |= {
+                "converged": False,
+                "reason": f"weights still changed by {change:.2g} after {MOST_TURNS} turns",
+                "advice": "the model holds for the weights that it has; tune again, with a larger `subset`",
+            }
+        noise_model = likelihood.of_observations(self._dataset.n_features)
+        self.trained = replace(trained, summary=summary, noise_model=noise_model)
+        # The checkpoint holds the start of this turn already.
+        self.save_now = False
+        self._ended = StopReason("weights", True, summary["reason"])
 
 
 def _train_in_turns(
     dataset: Dataset, kernel: Kernel, likelihood: StudentT, context: RunContext, how: _Solve
 ) -> TrainedModel:
-    """Fit an exact GP whose noise has Student's t; an interrupted turn begins again, to the same bits."""
+    """Fit an exact GP whose noise has Student's t."""
     require_one_target(dataset)
-    n = dataset.n_samples
-    checkpoints = Loop(context, {} if how.solver is None else how.solver.settings())
-    turn = _begun(checkpoints, n, likelihood, how.initial)
-    while True:
-        try:
-            trained = train(
-                dataset,
-                kernel,
-                Noise(likelihood.least, turn.beyond),
-                _within(context, turn.iteration),
-                solver=how.solver,
-                stopping=how.stopping,
-                initial=turn.alpha,
-            )
-        except InterruptedRunError:
-            url = None if checkpoints.saved_iteration is None else checkpoints.url
-            raise interrupted(f"in turn {turn.number + 1} of weights", url) from None
-        alpha, gradient = trained.solution.alpha[:, 0], trained.solution.gradient[:, 0]
-        beyond = likelihood.beyond_least(((likelihood.least + turn.beyond) * alpha - gradient) ** 2)
-        change = float(np.max(np.abs(likelihood.weights(beyond) - likelihood.weights(turn.beyond))))
-        if change <= WEIGHT_TOLERANCE or turn.number + 1 == MOST_TURNS or not trained.summary["converged"]:
-            return _concluded(trained, turn, likelihood, change, dataset.n_features)
-        turn = turn.after(trained, beyond)
-        checkpoints.save(turn)
+    turns = _Turns(dataset, kernel, likelihood, context, how)
+    turns.loop.run(turns)
+    return turns.trained
 
 
 def require_one_target(dataset: Dataset) -> None:
@@ -366,18 +392,6 @@ def require_one_target(dataset: Dataset) -> None:
         )
 
 
-def _begun(checkpoints: Loop, n: int, likelihood: StudentT, initial: ArrayLike | None) -> Turn:
-    """Return the turn of the last checkpoint, or the first one, whose samples all have the noise s2."""
-    latest = checkpoints.latest()
-    if latest is not None:
-        state = latest.metadata["state"]
-        return Turn(state["number"], state["iteration"], latest.arrays["beyond"], latest.arrays["alpha"], state["sums"])
-    alpha = np.zeros((n, 1)) if initial is None else np.array(initial, dtype=np.float64).reshape(n, 1)
-    first = Turn(0, 0, np.full(n, likelihood.scale - likelihood.least), alpha, dict.fromkeys(_SUMS, 0.0))
-    checkpoints.save(first)
-    return first
-
-
 def _within(context: RunContext, before: int) -> RunContext:
     """Return the context of a turn's solve: it counts rounds from `before` on, and saves no checkpoints."""
     callback = context.callback
@@ -388,31 +402,6 @@ def _within(context: RunContext, before: int) -> RunContext:
 
     count: Callable[[Any], None] | None = None if callback is None else counted
     return replace(context, checkpointing=None, callback=count)
-
-
-def _concluded(trained: TrainedModel, turn: Turn, likelihood: StudentT, change: float, d: int) -> TrainedModel:
-    """Return the last turn's model, with a summary of all turns."""
-    weights = likelihood.weights(turn.beyond)
-    settled = change <= WEIGHT_TOLERANCE
-    summary = {
-        **trained.summary,
-        **turn.added(trained),
-        "iterations": turn.iteration + trained.summary["iterations"],
-        "student_t": likelihood.to_json(),
-        "weights": {
-            "turns": turn.number + 1,
-            "change": change,
-            "least": float(weights.min()),
-            "below_half": int(np.sum(weights < 0.5)),
-        },
-    }
-    if trained.summary["converged"] and not settled:
-        summary |= {
-            "converged": False,
-            "reason": f"weights still changed by {change:.2g} after {MOST_TURNS} turns",
-            "advice": "the model holds for the weights that it has; tune again, with a larger `subset`",
-        }
-    return replace(trained, summary=summary, noise_model=likelihood.of_observations(d))
 
 
 def save(

@@ -12,9 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
-
-from numpy.typing import NDArray
+from typing import Any, ClassVar
 
 from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
@@ -126,20 +124,6 @@ class Iteration(Saved, ABC):
         return {}
 
 
-class Resumable(Protocol):
-    """State that a checkpoint holds, of a computation that is no `Iteration`."""
-
-    @property
-    def iteration(self) -> int:
-        """Rounds done."""
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a checkpoint."""
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the rest, in plain JSON types; `iteration` is part of it."""
-
-
 class Loop:
     """The loop of one run, with its checkpoints and its end.
 
@@ -223,7 +207,7 @@ class Loop:
         self.saved_iteration = int(checkpoint.metadata["state"]["iteration"])
         return checkpoint
 
-    def save(self, iteration: Iteration | Resumable) -> None:
+    def save(self, iteration: Iteration) -> None:
         """Save the state, if the run has checkpoints."""
         if self._checkpointing is None:
             return
@@ -233,12 +217,12 @@ class Loop:
             # Dense algebra is that of this process's BLAS: a run resumed elsewhere keeps the tolerance, not the bits.
             "arithmetic": process_arithmetic().to_json(),
             "state": iteration.metadata(),
-            "loop": iteration.loop_metadata() if isinstance(iteration, Iteration) else {},
+            "loop": iteration.loop_metadata(),
         }
         self._checkpointing.store.save(iteration.iteration, iteration.arrays(), metadata)
         self._saved_at, self.saved_iteration = time.perf_counter(), iteration.iteration
 
-    def save_if_due(self, iteration: Iteration | Resumable) -> None:
+    def save_if_due(self, iteration: Iteration) -> None:
         """Save the state if the last checkpoint is old enough."""
         if self._checkpointing is None:
             return

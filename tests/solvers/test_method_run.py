@@ -525,9 +525,7 @@ class TestDrift:
     """Many large float32 steps: the recursion's gradient and the true one part."""
 
     PROBLEM = smooth_problem(300, 2, noise_variance=1e-3, gamma=0.5)
-    PROBLEM = replace(
-        PROBLEM, y=PROBLEM.y + 0.5 * np.random.default_rng(8).standard_normal((300, 1))
-    )
+    PROBLEM = replace(PROBLEM, y=PROBLEM.y + 0.5 * np.random.default_rng(8).standard_normal((300, 1)))
     TOLERANCE = 2e-5
 
     def test_bare_recursion_declares_convergence_wrongly(self, executor) -> None:

@@ -16,7 +16,6 @@ B. Efron, T. Hastie, I. Johnstone, R. Tibshirani, Least angle regression (2004).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from numpy.typing import ArrayLike
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
+from dkgp.solvers.base import Clock
 from dkgp.solvers.cholesky.dense import solve_lower, solve_lower_transposed
 from dkgp.solvers.greedy_basis import LEAST_PIVOT
 from dkgp.solvers.pursuit.systems import PursuitSystem, as_system, right_hand_sides
@@ -90,7 +90,7 @@ def matching_pursuit(
     if not 0.0 < shrinkage <= 1.0:
         raise InputError(f"`shrinkage` must be above 0, and 1 at most; got {shrinkage}")
     system = as_system(system)
-    b, began = one_right_hand_side(system, rhs), time.perf_counter()
+    b, clock = one_right_hand_side(system, rhs), Clock()
     most = most_of(system, most)
     columns, gradient, weights = Columns(system), -b, np.zeros(system.size)
     order: list[int] = []
@@ -111,7 +111,7 @@ def matching_pursuit(
             if order:
                 solutions.append(weights[order])
                 steps.append(done)
-                seconds.append(time.perf_counter() - began)
+                seconds.append(clock.seconds)
             if len(order) == most:
                 break
             order.append(best)
@@ -121,7 +121,7 @@ def matching_pursuit(
     if len(solutions) < len(order):
         solutions.append(weights[order])
         steps.append(done)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock.seconds)
     return RivalPath(np.asarray(order, dtype=np.intp), solutions, steps, seconds)
 
 
@@ -278,7 +278,7 @@ def homotopy(
     if not until >= 0.0:
         raise InputError(f"`until` must not be negative; got {until}")
     system = as_system(system)
-    b, began = one_right_hand_side(system, rhs), time.perf_counter()
+    b, clock = one_right_hand_side(system, rhs), Clock()
     most = most_of(system, most)
     limit = 8 * system.size + 8 if breaks is None else breaks
     active, c = _Active(system), b.copy()
@@ -313,7 +313,7 @@ def homotopy(
             if leaving >= 0:
                 active.weights[leaving] = 0.0
             if step > TIED * level or leaving >= 0 or len(path) == 1:
-                path.append(_break(active, level, time.perf_counter() - began))
+                path.append(_break(active, level, clock.seconds))
             gone = None
             if leaving >= 0:
                 gone = (active.order[leaving], active.signs[leaving])
