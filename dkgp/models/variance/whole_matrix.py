@@ -30,13 +30,14 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.cluster.cache import DEFAULT_BUDGET_BYTES, worker_cache
+from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import in_parallel, process_threads, single_threaded_blas
 from dkgp.data import ModelRecord, is_resident
 from dkgp.data.remote.storage import join
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, NumericalError, StorageError, StoreError
+from dkgp.forks import DEFAULT_BUDGET_BYTES
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, highest_prior
 from dkgp.models.sums import SupportInputs
