@@ -349,14 +349,16 @@ def judged(made: RiskProblem) -> None:
     ratios = made.digit_ratios()
     found, (exact, _) = made.predicted, made.digits
     assert ratios.max() <= 1.0
-    assert np.isfinite(found.bounds).all()
+    assert np.isfinite(found["decision_error_bound"]).all()
     labels = decided(np.array([[float(value) for value in row] for row in exact]))
-    np.testing.assert_array_equal(found.code[found.certified], labels[found.certified])
+    certified = found["certified"] > 0.0
+    np.testing.assert_array_equal(found["class"][certified], labels[certified])
     with mp.workdps(50):
         known = [_probabilities(made.name, row) for row in exact]
     for row, shares in enumerate(known):
         for code, share in enumerate(shares):
-            assert mp.mpf(found.probability_lower[row, code]) <= share <= mp.mpf(found.probability_upper[row, code])
+            assert mp.mpf(found["probability_lower"][row, code]) <= share
+            assert share <= mp.mpf(found["probability_upper"][row, code])
 
 
 def _probabilities(name: str, row: list[Any]) -> list[Any]:

@@ -174,7 +174,7 @@ def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
     everything = None
     for neighbours in (4 * dataset.n_samples, 1, 8, 32):
         found = trained(dataset, labels, one_thread, neighbours=neighbours, size=6)
-        decision = in_memory(dataset, found)(T).decision
+        decision = in_memory(dataset, found)(T)["decision"]
         if everything is None:
             everything = decision
         else:
@@ -187,7 +187,7 @@ def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
 def test_a_store_predicts_what_memory_does_to_the_bit(n_classes: int, unseen: Dataset, tmp_path: Path) -> None:
     """Without the training set, on threads or workers; averaged or plugged in."""
     dataset, found = stored(tmp_path, n_classes)
-    values = in_memory(dataset, found)(unseen.raw_inputs(0, TESTS)).values
+    values = in_memory(dataset, found)(unseen.raw_inputs(0, TESTS))
     shutil.rmtree(tmp_path / "train.zarr")
     with closing(LocalExecutor(2)) as executor:
         averaged = predicted(tmp_path, unseen, executor)
@@ -256,7 +256,7 @@ def test_what_has_no_meaning_is_refused(unseen: Dataset, tmp_path: Path, one_thr
         predict(open_classifier(tmp_path / "model.zarr"), unseen, to, one_thread, variance=VarianceSettings())
     assert not (tmp_path / "pred.zarr").exists()
     with pytest.raises(InputError, match="certify the basis of one"):
-        _ = in_memory(dataset, found)(np.zeros((1, 2))).certified
+        _ = in_memory(dataset, found)(np.zeros((1, 2)))["certified"]
 
 
 def test_memory_counts_each_functions_noise_and_triangle(

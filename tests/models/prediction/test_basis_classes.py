@@ -18,7 +18,6 @@ from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.prediction.predict import Destination, predict
 from tests.models.classification.problems import exact_decisions, trained
 from tests.models.posteriors import class_posterior
-from tests.workers import on_dask
 
 KERNEL = SquaredExponential(gamma=(0.3, 0.7, 0.1))
 TESTS, ROWS = 150, 50
@@ -113,13 +112,3 @@ def test_several_classes_average_in_memory_as_in_a_store(
             covariance = solved.T @ solved + (1.0 - phi[:, row] @ phi[:, row]) * np.eye(3)
             draws = rng.multivariate_normal(here["decision"][row], covariance, 50_000)
             np.testing.assert_allclose(here["probability"][row], softmax(draws, axis=1).mean(axis=0), atol=1e-2)
-
-
-def test_any_number_of_workers(rng: np.random.Generator, unseen: Dataset, tmp_path: Path) -> None:
-    stored(rng, tmp_path, form="gp", multi_class="softmax", settings={"certify": True})
-    with closing(LocalExecutor(1)) as executor:
-        alone = predicted(tmp_path, unseen, executor)
-    with on_dask(5, processes=False) as (executor, _):
-        others = predicted(tmp_path, unseen, executor, "pred-5")
-    for name, values in alone.items():
-        assert values.tobytes() == others[name].tobytes(), name

@@ -11,7 +11,6 @@ from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.calibration import Calibration
-from dkgp.models.prediction.predict import PosteriorSource
 from tests.models.posteriors import class_posterior
 
 KERNEL = SquaredExponential(gamma=(0.7, 0.2))
@@ -48,14 +47,6 @@ def test_decisions_are_sums_over_prototypes(rng: np.random.Generator, names: tup
     np.testing.assert_array_equal(found["class"].astype(int), codes)
     assert record.calibration is not None
     np.testing.assert_allclose(found["probability"], from_json(Calibration, record.calibration).probabilities(known))
-    # The same bits by one thread, by a source, and a row at a time.
-    for predictor in (
-        class_posterior(record, f"test-one-{len(names)}", threads=1),
-        PosteriorSource(record.url, f"test-source-{len(names)}", "").posterior(),
-    ):
-        np.testing.assert_array_equal(predictor(X)["decision"], found["decision"])
-    np.testing.assert_array_equal(predictor(X[:1])["decision"], found["decision"][:1])
-    assert predictor(X[:0])["decision"].shape == (0, len(known[0]))
 
 
 def test_what_is_not_there_is_said(rng: np.random.Generator) -> None:
@@ -66,7 +57,3 @@ def test_what_is_not_there_is_said(rng: np.random.Generator) -> None:
         _ = found["probability"]
     with pytest.raises(InputError, match="proves nothing of an exact one"):
         _ = found["certified"] > 0.0
-    with pytest.raises(InputError, match=r"inputs have shape \(2, 3\)"):
-        predictor(np.zeros((2, 3)))
-    with pytest.raises(InputError, match="nan in row 1"):
-        predictor(np.array([[0.0, 0.0], [np.nan, 0.0]]))

@@ -17,7 +17,6 @@ from dkgp.models.classification.logistic import RiskSettings, train_logistic
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.prediction.predict import Destination, predict
 from tests.models.classification.references import dense_minimiser
-from tests.models.posteriors import class_posterior
 
 KERNEL = SquaredExponential((0.4, 0.4, 0.4))
 VARIABLES = (
@@ -82,10 +81,3 @@ def test_a_stored_models_predictions_are_those_of_the_dense_minimiser(
     assert summary.classes["certified"] == certified.sum()
     assert summary.classes["largest_decision_error_bound"] == bounds.max()
     assert summary.classes["method"] == "logistic"
-    # Rows in memory, by threads, in the same bits.
-    raw = unseen.raw_inputs(0, TESTS)
-    rows = class_posterior(model, f"logistic-{multi_class}-{by_reference}")(raw)
-    for variable in ("decision", "decision_error_bound", "probability_lower", "probability_upper", "probability"):
-        assert rows.values[variable].tobytes() == here[variable].tobytes(), variable
-    np.testing.assert_array_equal((rows["certified"] > 0.0), certified)
-    np.testing.assert_array_equal(rows["class"].astype(int), here["class"][:, 0])

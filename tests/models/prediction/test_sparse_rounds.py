@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
-from dkgp.cluster.cache import worker_cache
 from dkgp.data import (
     Dataset,
     SparseRecord,
@@ -123,22 +122,6 @@ def test_of_the_function_and_of_observations_differ_by_the_noise(world: World, t
     np.testing.assert_allclose(read[False], read[True] + noise, rtol=1e-12)
     figures = [evaluate(open_prediction(str(tmp_path / str(latent))), world.test) for latent in (False, True)]
     assert figures[0]["nlpd"] == pytest.approx(figures[1]["nlpd"])
-
-
-@pytest.mark.parametrize(("kind", "workers"), [("none", 2), ("none", 5), ("local", 1), ("local", 5)])
-def test_the_same_bits_on_any_threads(
-    kind: str, workers: int, world: World, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    with opened(kind, workers) as executor:
-        settings = VarianceSettings()
-        predict(
-            world.model("vfe"),
-            world.test,
-            Destination(str(tmp_path / "p"), chunk_rows=CHUNK),
-            executor,
-            variance=settings,
-        )
-    assert content(tmp_path / "p") == expected
 
 
 @pytest.mark.slow
@@ -253,9 +236,3 @@ def test_the_plan_holds_what_predicting_takes(variance: bool, tmp_path: Path) ->
     assert 0.5 * (planned.model_bytes + planned.making_bytes) <= opening
     assert opening <= planned.model_bytes + planned.making_bytes + 500_000
     assert 0.3 * planned.task_bytes <= task <= planned.task_bytes
-
-
-def test_nothing_of_the_model_stays_in_the_cache(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
-    before = worker_cache().nbytes
-    predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=VarianceSettings())
-    assert worker_cache().nbytes == before
