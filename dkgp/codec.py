@@ -137,10 +137,12 @@ def _document(value: Any, *, identity: bool) -> dict[str, Json]:
     for field, how in _fields(type(value)):
         if not how.stored or (identity and not how.decides):
             continue
-        held = getattr(value, field.name)
-        if (how.omit_default and _is_default(field, held)) or (held is None and getattr(value, "omits_none", False)):
+        content = getattr(value, field.name)
+        if how.omit_default and _is_default(field, content):
             continue
-        document[field.name] = to_json(held if how.write is None else how.write(held))
+        if content is None and getattr(value, "omits_none", False):
+            continue
+        document[field.name] = to_json(content if how.write is None else how.write(content))
     if not identity:
         document |= {name: to_json(getattr(value, name)) for name in getattr(value, "derived", ())}
     return document

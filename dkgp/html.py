@@ -40,7 +40,7 @@ class Section:
 
     @classmethod
     def of(cls, title: str, facts: Mapping[str, Any], *, opened: bool = False) -> Section:
-        """A section of names and values; what is None or empty is left out."""
+        """Return a section of names and values, without those that are None or empty."""
         rows = [(name.replace("_", " "), value) for name, value in facts.items() if value is not None and value != ""]
         return cls(title, rows, opened=opened)
 
@@ -59,7 +59,7 @@ def html_repr(value: Any) -> str:
 
 
 def panel(kind: str, line: str, sections: Iterable[Section]) -> str:
-    """Return HTML: `kind` names what is shown, `line` says which one; sections without rows are left out."""
+    """Return HTML: `kind` is the class, `line` identifies the object; sections without rows are left out."""
     parts = "".join(_section(section) for section in sections if section.rows)
     title = f'<span class="dkgp-kind">dkgp.{escape(kind)}</span> <strong>{escape(line)}</strong>'
     return f'{_STYLE}<div class="dkgp-panel"><header>{title}</header>{parts}</div>'
@@ -101,12 +101,12 @@ def shown(value: Any) -> str:
 
 Panel = tuple[str, list[Section]]
 
-# Of a model's description, what has sections of its own, or is for programs.
+# Fields of a model's description that have sections of their own, or are for programs.
 _ELSEWHERE = ("feature_names", "target_names", "standardisation", "history", "certificate", "summary", "versions")
 
 
 def dataset_panel(dataset: Any) -> Panel:
-    """Samples, features with mean and deviation, targets, and what else a `Dataset` knows of its rows."""
+    """Return samples, features with mean and deviation, targets and further facts of a `Dataset`."""
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     to = dataset.standardisation
     means, spreads = to.input_mean.tolist(), to.input_std.tolist()
@@ -149,7 +149,7 @@ def prediction_panel(prediction: Any) -> Panel:
 
 
 def model_panel(record: Any) -> Panel:
-    """Kernel and noise of a `TrainedRecord`, its training, and what is proven."""
+    """Return kernel and noise of a `Model`, its training and its proofs."""
     facts = {
         "features": list(record.feature_names),
         "targets": list(record.target_names),

@@ -11,7 +11,7 @@ the same formula with s2 the least of them and r_i weighed by sqrt(s2 / s2_i).
 
 Exact is the kernel at the standardised inputs as they were rounded to float64, and the targets as their stored
 standardisation maps them. What rounding adds to r and to a predicted mean is bounded and added, and the error of an
-approximate product where r was had from one.
+approximate product if r comes from one.
 
 An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by at most eps times that times the sum of the two rows'
 errors (`TileEvaluator.row_errors`). With w_i = sqrt(k(x_i, x_i) / max k), a few samples far out, where a polynomial
@@ -104,11 +104,11 @@ class Certificate(Proof):
         ||y_t - Kbar alpha_t|| for each target t, evaluated in float64; with noise by sample, entries weighed by sqrt(s2
         / s2_i).
     residual_rounding : tuple of p floats
-        Bound on the length, weighed likewise, of what the exact residual differs by from the one evaluated.
+        Bound on the length, weighed likewise, of the difference between the exact residual and the evaluated one.
     magnitude : tuple of p floats
-        sum_j sqrt(k(x_j, x_j)) |alpha_jt|: what the roundings of a mean's sum are in proportion to.
+        sum_j sqrt(k(x_j, x_j)) |alpha_jt|: the roundings of a mean's sum are in proportion to it.
     spread : tuple of p floats
-        The same, each term times its row's error.
+        The sum of `magnitude` with each term times its row's error.
     product_error : float
         Bound on the error of any entry of Kbar alpha by an approximate operator; 0 where the product was exact.
     product_norm : tuple of p floats
@@ -136,7 +136,7 @@ class Certificate(Proof):
     largest: float | None = field(default=None, metadata=rule(omit_default=True))
 
     @classmethod
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing: see `known`
+    @np.errstate(over="ignore", invalid="ignore")  # NaN bounds nothing: see `known`
     def of(
         cls,
         alpha: FloatArray,
@@ -274,7 +274,7 @@ class Certificate(Proof):
         factor = self.proven_residual_norm / np.sqrt(self.noise_variance)
         less = np.sqrt(prior_variance) * (1.0 - 8.0 * EPS) - np.sqrt(np.maximum(highest, 0.0)) * (1.0 + 8.0 * EPS)
         taken = bound - np.maximum(less, 0.0)[:, None] * (factor * (1.0 - 8.0 * EPS))
-        # The difference rounds; and what was taken off was in the bound.
+        # The difference rounds, and the subtracted part was in the bound.
         return np.asarray(np.minimum(bound, np.maximum(taken, 0.0) + 4.0 * EPS * bound))
 
     @bounding

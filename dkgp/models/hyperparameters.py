@@ -47,7 +47,7 @@ class TunedParameter:
     feature : str or None
         Name of the feature that it belongs to, where it belongs to one.
     fixed : bool
-        Whether it was held at its value.
+        Whether it was fixed at its value.
     bound : {"lower", "upper"} or None
         On which of its bounds the value lies, if on one.
     pressed : bool
@@ -75,8 +75,8 @@ class TunedParameter:
     def idle(self) -> bool:
         """True if the parameter changes next to nothing: on a bound that is as good as none, or on the plain before it.
 
-        The likelihood is flat in a length scale of hundreds of deviations, so whether a search comes to rest there or
-        walks on to the bound is for rounding to say.
+        The likelihood is flat in a length scale of hundreds of deviations, so rounding decides whether a search stops there
+        or goes on to the bound.
         """
         if self.fixed or self._kind not in _SWITCHED_OFF:
             return False
@@ -108,7 +108,7 @@ class TunedParameter:
 
 
 def stopped(parameters: Iterable[TunedParameter]) -> str:
-    """Name in a few words the parameters that bounds kept from an optimum; nothing where there are none."""
+    """Name in a few words the parameters that bounds kept from an optimum; empty if there are none."""
     held = [f"{item.name} stopped at its {item.bound} bound, {item.value:.3g}" for item in parameters if item.pressed]
     return ", ".join(held[:2]) + (f", and {len(held) - 2} more" if len(held) > 2 else "")
 
@@ -162,35 +162,34 @@ class Hyperparameters:
     leave_one_out_log_likelihood : float, optional
         Summed over the subsets and the targets, in nats, where that was maximised.
     log_prior : float, optional
-        Of the priors at the values found, where there were any.
+        Logarithm of the priors at these values, if there were priors.
     parameters : tuple of TunedParameter, optional
-        Each of the hyperparameters by name, with its start, its bounds and whether it was held fixed.
+        Each of the hyperparameters by name, with its start, its bounds and whether it was fixed.
     scores : dict, optional
         How the values predict: under "folds" and "holdout" each a dict of `rmse`, `nlpd`, `coverage_95` (of
         standardised targets) and `predictions`, their number.
     refinement : dict, optional
-        What refining on all samples did: steps, figures of the held-out samples, which values were kept.
+        Record of the refinement on all samples: steps, figures of the held-out samples, which values were kept.
     sparse : dict, optional
         Of a sparse model's evidence, where that was maximised: `value` in nats, the `basis_size`, the `samples` that
         are the basis, the share of the samples' variance that it has `left`, and `rounds`, one for each basis.
     comparison : dict, optional
-        Where the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
+        If the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
         many were `held_out`, and `kernels`, of each the scores and seconds.
     noise_model : NoiseModel, optional
-        How the noise depends on the inputs; `noise_variance` is then its mean over the subset, for what knows no noise
-        model.
+        How the noise depends on the inputs; `noise_variance` is then its mean over the subset, for methods without
+        noise models.
     student_t : StudentT, optional
         The distribution of the noise, where it is no normal one; `noise_variance` is then its variance.
     noise_comparison : dict, optional
-        Where the noise model, or its distribution, was chosen by held-out samples: the `kind` taken, how many `samples`
+        If the noise model, or its distribution, was chosen by held-out samples: the `kind` taken, how many `samples`
         it was found from and how many were `held_out`, and `kinds`, of each the scores.
     seed : int, optional
         With which they were drawn.
     feature_names : tuple of d str, optional
         The features that `kernel` expects, in its order.
     run : dict, optional
-        Of which data they are, and with which settings that are not the defaults: what tells a run that is resumed that
-        it is done.
+        Fingerprint of the data, and settings other than the defaults: a resumed run knows by them that it is done.
     warnings : tuple of str
         What a user should know: a parameter on its bound, a tolerance not met.
 
@@ -198,7 +197,7 @@ class Hyperparameters:
     ------
     InputError
         A noise variance that is not positive and finite, a distance in a kernel whose gammas are all zero, white noise
-        that cannot be told from the rest of the kernel, or as many names as the kernel does not have features.
+        that cannot be separated from the rest of the kernel, or as many names as the kernel does not have features.
     """
 
     omits_none: ClassVar = True
@@ -382,7 +381,7 @@ def likelihood_caution(hyperparameters: Hyperparameters, likelihood: str | None)
     """
     tuned = hyperparameters.likelihood
     if hyperparameters.parameters is None or tuned == likelihood:
-        return None  # given by hand: nobody but the user knows what they are for
+        return None  # given by hand: only the user knows their purpose
     if likelihood is None:
         return (
             f"the hyperparameters were found for the labels' likelihood '{tuned}', which has no noise: as a "
@@ -415,7 +414,7 @@ def _require_positive(kernel: Mapping[str, Any]) -> None:
 def _numbers_of(kernel: Mapping[str, Any], path: str = "") -> list[tuple[str, object]]:
     """Numbers that must be positive in the description of a kernel and of its parts, by name.
 
-    These are amplitudes, and gammas but for those that are zero, whose features are switched off; all of them are not.
+    These are amplitudes, and gammas, except zeros, which switch their features off; not all of them may be zero.
     """
     gamma = kernel.get("gamma", [])
     numbers: list[tuple[str, object]] = []

@@ -81,10 +81,10 @@ def follow(
 ) -> LinearPath:
     """Follow a path up to a number of nonzero weights.
 
-    `method`: of `METHODS`. `system`, `rhs`: as of `dkgp.solvers.pursue`, with one right-hand side. `candidates`,
-    `seed`: of `scdp`: as of `PursuitSettings`.
+    `method` is a key of `METHODS`. `system` and `rhs` are those of `dkgp.solvers.pursue`, with one right-hand side.
+    `candidates` and `seed` are for `scdp`; see `PursuitSettings`.
 
-    Raises `InputError`, `MemoryBudgetError`: as of `dkgp.solvers.pursue`.
+    Raises `InputError` and `MemoryBudgetError`; see `dkgp.solvers.pursue`.
     """
     if method in ("scdp", "omp"):
         path = pursue(system, rhs, PursuitSettings(most, candidates=candidates, seed=seed))
@@ -108,7 +108,7 @@ def _by_cardinality(path: HomotopyPath) -> LinearPath:
     for at in path:
         some = at.weights != 0.0
         active = len(at.support)  # up to here: a weight that has just come to zero is among them
-        while len(supports) < active:  # two joined at once: what came before them stands for the first
+        while len(supports) < active:  # two joined at once: the last break before them stands for the first
             supports.append(supports[-1])
             weights.append(weights[-1])
         if len(supports) > active:
@@ -278,7 +278,7 @@ class LinearSettings:
         return (2 if self.held_out is not None else self.folds) if self.validates else 1
 
     def group_of(self, n: int) -> IndexArray:
-        """Assign a group to each sample, (n,) int; of two, samples of the first are held out.
+        """Assign a group to each sample, (n,) int; of two groups the first is the held-out one.
 
         Raises `InputError`: fewer samples than groups.
         """
@@ -310,7 +310,7 @@ class LinearSettings:
 
 @dataclass(frozen=True)
 class PathOfTarget:
-    """A target's path, and what was chosen of it."""
+    """A target's path, and the choice of its cardinality."""
 
     path: LinearPath  # on all samples, standardised
     cardinality: int
@@ -344,8 +344,8 @@ def train_linear(
 ) -> TrainedLinear:
     """Find the path of each target, and the cardinality to stop at.
 
-    Raises `InputError`: settings that do not fit the data, or data that are not finite; `MemoryBudgetError`: what the
-    choice takes does not fit.
+    Raises `InputError`: settings that do not fit the data, or data that are not finite; `MemoryBudgetError`: the
+    choice does not fit into memory.
 
     Parameters
     ----------
@@ -354,15 +354,15 @@ def train_linear(
     executor : BlockExecutor
         Reads the rows and adds up.
     memory_bytes : int
-        What sums and columns may take in one process.
+        Memory limit of sums and columns in one process.
     told : callable, optional
-        What it raises ends the run.
+        An error that it raises ends the run.
     """
     began = time.perf_counter()
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     group_of, most = settings.group_of(n), settings.most(d)
     y = dataset.all_targets()
-    gathering, following = (_part(told, what) for what in ("sums over samples", "passes"))
+    gathering, following = (_part(told, phase) for phase in ("sums over samples", "passes"))
     system = RowSystem(dataset, executor, told=gathering)
     threads, chunk = executor.threads_per_process, 8 * dataset.chunk_rows * len(dataset.raw_feature_names)
     reading = reading_bytes(chunk, system.block_bytes, threads)

@@ -32,7 +32,7 @@ def remainder(resident_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class TrainingSizes:
-    """Sizes that the memory of training a classifier depends on, whatever its settings.
+    """Sizes that the memory of training a classifier depends on, for all settings.
 
     `n`, `d`, `t`: samples, features, columns of decisions. `executor`: its threads are at work in one process, which
     may be the coordinator's. `cache_bytes`: budget of a worker's feature cache. `feature_width`: the kernel's.
@@ -77,7 +77,7 @@ class Memory(ABC):
 
     @abstractmethod
     def advice(self, resident_bytes: int) -> str:
-        """The parts with their sizes, and what makes each smaller."""
+        """The parts with their sizes, and the settings that make each smaller."""
 
     @property
     def coordinator_bytes(self) -> int:
@@ -89,9 +89,9 @@ class Memory(ABC):
         return budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Refuse a computation that would take more than the budget, beside what the process holds already.
+        """Refuse a computation that would take more than the budget, beside the memory that the process uses already.
 
-        Raises `MemoryBudgetError`: names the parts and what makes them smaller.
+        Raises `MemoryBudgetError`: names the parts and the settings that make them smaller.
         """
         needed = resident_bytes + self.coordinator_bytes
         if needed > budget_bytes:
@@ -107,17 +107,17 @@ class Memory(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class BasisMemory(Memory):
-    """Of a model on a basis, beside what a process holds already; a method derives its own."""
+    """Projected memory of a model on a basis, beside that which a process uses already; a method derives its own."""
 
-    kept: ClassVar[str]  # what workers may keep, in words
+    kept: ClassVar[str]  # the kept entries, in words
 
     basis_size: int  # m
     matrices_bytes: int  # at the coordinator: m x m matrices and factors
     vectors_bytes: int  # at the coordinator: n-vectors
     worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
     shares_process: bool
-    useful_bytes: int = 0  # of what workers have a use for from one pass over the samples to the next, at most
-    kept_bytes: int = 0  # what each worker's process may keep of it
+    useful_bytes: int = 0  # most bytes that are of use from one pass over the samples to the next
+    kept_bytes: int = 0  # the part that each worker's process may keep
 
     @property
     def coordinator_parts(self) -> int:
@@ -126,11 +126,11 @@ class BasisMemory(Memory):
 
     @property
     def worker_parts(self) -> int:
-        """Bytes of tasks under way, of features, and of what is kept."""
+        """Bytes of running tasks, of features, and of kept entries."""
         return self.worker_bytes + self.kept_bytes
 
     def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> Self:
-        """The same with room for what is kept, as much as is wanted, is of use, and fits.
+        """Return the plan with room for kept entries: as much as is wanted, of use, and fits.
 
         Raises `MemoryBudgetError` where a user's own figure does not fit.
         """
@@ -142,13 +142,13 @@ class BasisMemory(Memory):
 class MemoryPlan(Memory):
     """Projected peak memory of a training run, in bytes."""
 
-    resident_bytes: int  # what the coordinator held when the plan was made
+    resident_bytes: int  # used by the coordinator when the plan was made
     vectors_bytes: int  # n-vectors of the solver
-    inputs_bytes: int  # inputs held at the coordinator
+    inputs_bytes: int  # inputs in the coordinator's memory
     block_bytes: int  # the dense subproblem and its candidates
     worker_bytes: int  # cached features of all blocks, single and double precision
     shares_process: bool  # whether the workers share the coordinator's process
-    tiles_bytes: int = 0  # what each worker's process may keep of the kernel matrix
+    tiles_bytes: int = 0  # entries of the kernel matrix that each worker's process may keep
 
     @property
     def computation(self) -> str:
@@ -157,7 +157,7 @@ class MemoryPlan(Memory):
 
     @property
     def coordinator_parts(self) -> int:
-        """Bytes at the coordinator, with those that it held before."""
+        """Bytes at the coordinator, with those that it used before."""
         return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.block_bytes
 
     @property
@@ -166,7 +166,7 @@ class MemoryPlan(Memory):
         return self.worker_bytes + self.tiles_bytes
 
     def worker_process_bytes(self, resident_bytes: int) -> int:
-        """Projected peak of a worker that is a process of its own and held so much before any work."""
+        """Return the projected peak of a worker process that uses `resident_bytes` before any work."""
         return resident_bytes + RUNTIME_BYTES + self.worker_parts
 
     def advice(self, resident_bytes: int) -> str:
@@ -216,7 +216,7 @@ def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | Non
 class Processes:
     """The processes of a run, as far as its memory depends on them."""
 
-    resident_bytes: int  # what the coordinator holds before
+    resident_bytes: int  # used by the coordinator before the run
     shares_process: bool  # whether the workers share its process
     overlaps: bool  # whether the executor overlaps rounds
     cache_bytes: int  # budget of a worker's feature cache
@@ -234,7 +234,7 @@ def plan_training(
 ) -> MemoryPlan:
     """Project the peak of a training run on n samples of d features and p targets.
 
-    `solver` is what the solver declares that it holds; `holds_inputs` is for a coordinator that holds those of all
+    `solver` is the solver's declared memory; `holds_inputs` is True for a coordinator with the inputs of all
     samples; `width` is the kernel's `feature_width`, d by default.
     """
     width = width or d

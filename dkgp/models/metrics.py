@@ -1,4 +1,4 @@
-"""Measures of predictions: the errors that the papers report, and what the store proves about them."""
+"""Measures of predictions: the errors that the papers report, and the proven bounds of the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Squares:
 
 
 def _exponent(largest: FloatArray) -> NDArray[np.intc]:
-    """Powers of two above the magnitudes (p,); `-LARGEST_EXPONENT` for zeros and for what is not finite."""
+    """Powers of two above the magnitudes (p,); `-LARGEST_EXPONENT` for zeros and values that are not finite."""
     usable = np.isfinite(largest) & (largest > 0.0)
     return np.asarray(np.where(usable, np.frexp(largest)[1], -LARGEST_EXPONENT), dtype=np.intc)
 
@@ -127,21 +127,21 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     -------
     dict
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation, on the scale of
-        their `transform` where they have one, which is then told), `rmse_raw` and
+        their `transform` where they have one, which is then in the result), `rmse_raw` and
         `mae_raw` in the targets' own units, `r_squared` (None of constant targets), `mean_error_bound` (largest,
         normalised as rmse) and `mean_error_bound_rms`: the root mean square distance from the exact means is no more;
         None of predictions without bounds; of a sparse model `method`, and `rms_bound`, the same proven at the training
         samples, where it is closer; `nlpd` (of normalised targets), `nlpd_raw` (of targets in their own units) and
         `coverage_95` where variances were predicted, else None; `per_target` for several targets.
-        Where the noise has Student's t, it is told (`student_t`), and density and coverage are those of t around a
+        If the noise has Student's t, the result has it (`student_t`), and density and coverage are those of t around a
         normal distribution, without ranges. With variances also `mean_standardised_squared_error` (of error^2 /
         variance: 1 where errors are as large as predicted), `coverage_95_band` (where the coverage of a calibrated
         model lies in 95 of 100 such test sets), `noise_free`; of an exact model, whose variances are proven intervals
-        whose middle is taken, `nlpd_range`, `coverage_95_range` ... (what the exact variances may make of them: proven
+        whose middle is taken, `nlpd_range`, `coverage_95_range` ... (their range over the exact variances: proven
         ends, [least, most]); and of the
         certified intervals as they are stored, relative to their upper ends: `variance_gap_mean`,
         `variance_gap_max`, `variance_gap_wanted`, `variance_unmet` (samples above the wanted gap), `variance_outside`
-        (share of samples whose own variance is proven wrong: none but a sparse model's are).
+        (share of samples whose own variance is proven wrong: only a sparse model has such).
     """
     check_belonging(prediction, dataset)
     names = tuple(prediction.target_names)

@@ -29,7 +29,7 @@ def choose_solver_for(
     one_arithmetic: bool = True,
     seed: int = 0,
 ) -> Choice:
-    """Choose a solver for a problem, of which at most `PROBE_SAMPLES` rows are read; see `dkgp.solvers.choose_solver`.
+    """Choose a solver for a problem by at most `PROBE_SAMPLES` of its rows; see `dkgp.solvers.choose_solver`.
 
     Parameters
     ----------

@@ -251,7 +251,7 @@ Record = TypeVar("Record", ModelRecord, ClassifierRecord)
 
 @dataclass(frozen=True)
 class CachedModel(Generic[Record]):
-    """A model that is open, and what it counts in a worker's cache."""
+    """An open model, and its bytes in a worker's cache."""
 
     record: Record
     nbytes: int
@@ -265,8 +265,8 @@ class StoredPoints(ABC, Generic[Record]):
     version: str  # tells one run's use of an address from the next in a worker's cache
     n_samples: int
     n_features: int
-    # Where the training set lies that a model by reference names, "" for one that carries its inputs: whoever made
-    # this has checked that it may be read, and a worker opens nothing else.
+    # Address of the training set of a model by reference, "" for a model that carries its inputs. The process that
+    # made this has checked that it may be read, and a worker opens nothing else.
     reference: str
 
     @abstractmethod
@@ -300,7 +300,7 @@ class NoisySupport:
     """Rows (x, s) of a model whose samples have known noise, s = sqrt(s2 / s2_i); see `dkgp.models.variance.scaled`."""
 
     plain: BlockContext  # of the model's support inputs and kernel
-    noise_variance: float  # s2, what all samples have
+    noise_variance: float  # s2, the noise that all samples have
 
     @property
     def n_samples(self) -> int:
@@ -338,7 +338,7 @@ def certified_means(
 def bounded_means(
     context: BlockContext, certificate: Certificate, inputs: FloatArray, sums: Sums
 ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-    """Return what `certified_means` does, and the bounds that `Sums.products` puts on the sums alone."""
+    """Return the results of `certified_means`, and the bounds by `Sums.products` on the sums alone."""
     if isinstance(context.source, NoisySupport):
         context, inputs = context.source.plain, np.ascontiguousarray(inputs[:, :-1])
     assert isinstance(context.source, SupportInputs)

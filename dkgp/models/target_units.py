@@ -1,4 +1,4 @@
-"""Predictions in the units of their targets, whatever scale the model has: the one way back from a transform.
+"""Predictions in the units of their targets, on whichever scale the model is: the one way back from a transform.
 
 A model of transformed targets predicts on the transformed scale, and so a prediction store has it: means, their bounds,
 variances and intervals are of T(y), and the attribute `transform` names T for each target.
@@ -148,19 +148,19 @@ class Variances(NamedTuple):
 class ScoredVariances:
     """Reads variances as the targets need them: of observations, or of the function; in the targets' units squared.
 
-    Those of an exact model are proven to lie in an interval, of which the middle is taken: older stores have its upper
+    Those of an exact model are proven to lie in an interval, whose middle is taken: older stores have its upper
     end as the variance, which is the wider the less was computed. A sparse method's own are taken as they are.
     """
 
     prediction: Prediction
-    noise: FloatArray  # (p,): of all observations; beside it a test sample may have its own, which the store tells
-    sign: float  # what is added to the stored ones: the noise, its negative, or nothing
+    noise: FloatArray  # (p,): of all observations; a test sample may have its own too, which the store has
+    sign: float  # of the term that is added to stored variances: the noise, its negative, or nothing
     proven: bool
     student: StudentT | None = None  # of the noise of observations, in the targets' units, where it is not normal
 
     @classmethod
     def of(cls, prediction: Prediction, noise_free: bool) -> ScoredVariances | None:
-        """Find out what is stored; None where there are no variances."""
+        """Return the stored variances; None if there are none."""
         if "variance" not in prediction.variables:
             return None
         p = prediction.n_targets

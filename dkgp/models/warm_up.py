@@ -2,7 +2,7 @@
 
 A piece is compiled by calling it on a few rows, in arrays of the types that runs give it, and stays in the cache on
 disk (`dkgp.kernels.tiles.code_cache`), where the run finds it. Compiling holds one lock of a process, so it takes
-several processes to do it in parallel, or beside other work.
+several processes to do it in parallel, or during other work.
 
 Files beside the cache remember which pieces are there, so that a process finds out in a moment that it needs no
 helpers. Where they are wrong, because part of the cache was deleted, the run compiles for itself.
@@ -42,23 +42,23 @@ from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
 _MOST_HELPERS = 4
-# A helper's peak, which no plan of a run counts; measured. All of them take a quarter of what is free at the most.
+# A helper's peak, which no plan of a run counts; measured. All of them take at most a quarter of the free memory.
 _HELPER_BYTES = 320 * 2**20
-# Helpers begin with what a run needs last: the run itself compiles the others meanwhile, and they meet half-way.
+# Helpers begin with the pieces that a run needs last. The run compiles the others meanwhile, and they meet half-way.
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
 _LAST = ("take/single",)
 _PRECISIONS: tuple[Precision, ...] = ("double", "single")
 _one_at_a_time = fork_safe(threading.Lock())
 _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
 _ROWS = 48
-# What the pieces of solvers with compiled code of their own begin with.
+# Prefix of the pieces of solvers with compiled code of their own.
 _SOLVER = "solver "
 # Products within a bound, of one to three features.
 BOUNDED_PRODUCTS = "bounded products"
 
 
 def pieces_of_run(kernel: Kernel) -> list[str]:
-    """Name what training with the default solver and predicting with variances compile."""
+    """Name the pieces that training with the default solver and predicting with variances compile."""
     stages = [
         f"{name}/{precision}" for precision in _PRECISIONS for name in TileEvaluator(kernel, precision).stage_names
     ]
@@ -215,7 +215,7 @@ class _Helpers:
         with self._lock:
             if self._ended:
                 return
-            # A session of its own: Ctrl-C is the run's. It ends with the pipe, whatever becomes of this process.
+            # A session of its own: Ctrl-C is the run's. It ends with the pipe, even if this process is killed.
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", "from dkgp.models.warm_up import _serve; _serve()"],
                 stdin=subprocess.PIPE,
@@ -268,7 +268,7 @@ def _serve() -> None:
 
 
 def compile_first_run() -> None:
-    """Compile here what a run with the squared exponential needs and nobody has yet compiled."""
+    """Compile the pieces that a run with the squared exponential needs and the cache lacks."""
     for piece in missing(pieces_of_run(_KERNEL)):
         compile_piece(piece)
 
@@ -276,9 +276,9 @@ def compile_first_run() -> None:
 def compile_pieces(
     pieces: Sequence[str], processes: int | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Compile pieces in several processes; return the seconds of each, and what went wrong with the others.
+    """Compile pieces in several processes; return the seconds of each, and the errors of the others.
 
-    The processes are given `environment` in the place of this one's.
+    The processes have `environment` instead of this one's.
     """
     helpers = _Helpers(pieces, processes or available_cores(), environment)
     try:
@@ -290,7 +290,7 @@ def compile_pieces(
 
 @contextmanager
 def helped(kernel: Kernel | None = None, also: Sequence[str] = ()) -> Iterator[None]:
-    """While the context is open, compile in the background what a run with this kernel needs and the cache lacks.
+    """Compile, while the context is open, the pieces that a run with this kernel needs and the cache lacks.
 
     The kernel is by default the squared exponential, with which most runs begin; `also` names other pieces. Of nested
     contexts only the outermost has helpers.

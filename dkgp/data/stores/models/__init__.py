@@ -1,3 +1,3 @@
-"""Models of every kind: what they say of themselves, their Zarr stores, and those that stay in memory."""
+"""Models of every kind: their description, their Zarr stores, and their addresses in memory."""
 
 # Hangs on dkgp/models/exact.py.

@@ -1,4 +1,4 @@
-"""Classifiers in a Zarr store: classes, decisions and what makes probabilities of them, in one of several forms.
+"""Classifiers in a Zarr store: classes, decisions and the calibration of probabilities, in one of several forms.
 
 | form | decisions are sums over | arrays, beside `intercept` (t,) |
 |---|---|---|
@@ -57,13 +57,13 @@ class ClassifierRecord(NearArrays, SupportedModel):
         Of a Gaussian process of all samples: W at the mode, (n, t), none below zero.
     kernel_lower, posterior_lower
         Of a Gaussian process of prototypes: lower factors of K_mm and its jitter, (m, m), and of I + F'W F, (t, m, m);
-        with softmax, whose columns hang together, (1, t m, t m); none with neighbours.
+        with softmax, whose columns are coupled, (1, t m, t m); none with neighbours.
     likelihood, regularisation
         Of a logistic one or a Gaussian process: the likelihood as JSON, and lambda.
     class_weights
         Weight of each class by name; None where they weigh the same.
     calibration
-        How decisions become probabilities, as JSON; None where there are none.
+        How decisions become probabilities, as JSON; None if there are none.
     path
         What was found on the way to the number of prototypes: a record of each.
     """
@@ -110,9 +110,9 @@ class ClassifierRecord(NearArrays, SupportedModel):
     @property
     def coefficients(self) -> FloatArray:
         """Weights of the kernel's columns, (m, t) or (n, t)."""
-        held = self.weights if self.is_sparse else self.alpha
-        assert held is not None
-        return held
+        weights = self.weights if self.is_sparse else self.alpha
+        assert weights is not None
+        return weights
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised points [start, stop) that decisions are sums over, shape (stop - start, d).

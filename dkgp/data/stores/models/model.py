@@ -1,4 +1,4 @@
-"""A model: one frozen dataclass, whether it was trained here, lies in a store, or is held by an estimator.
+"""A model: one frozen dataclass, whether it was trained here, lies in a store, or belongs to an estimator.
 
 A kind of model derives from `Model`. Its fields are the store: those made by `array` are Zarr arrays, all others are
 the JSON of the manifest (`dkgp.codec`). Saving, opening, checks of shapes and addresses in memory follow from these.
@@ -201,7 +201,7 @@ class Model:
         _RESIDENT[model.url] = model
         return model
 
-    # ------------------------------------------------------------------------------------ what kinds of models refine
+    # ------------------------------------------------------------------------------------------------------------ hooks
 
     @classmethod
     def layouts(cls, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:

@@ -1,4 +1,4 @@
-"""References in a store to other stores, and limits to what is opened: a store may come from somebody else.
+"""References in a store to other stores, and limits to what is opened: the author of a store may be unknown.
 
 A model by reference names its training set in its manifest. That is no argument of a user: it may point to addresses
 that only this machine reaches, or chain file systems that run code. So it has to be a plain place on storage, and where
@@ -33,7 +33,7 @@ _limits: list[Callable[[str], None]] = []
 def limited_references(check: Callable[[str], None]) -> Iterator[None]:
     """Have a check see every place that a store names, before it is opened, in all threads of this process.
 
-    The check takes the place, and raises what is to be raised where it may not be read.
+    The check takes the place, and raises an error if it may not be read.
     """
     _limits.append(check)
     try:
@@ -116,7 +116,7 @@ def referenced_training_set(url: str, content: Json, expected: str | None) -> Da
 def training_set_named(store: str, fingerprint: str) -> Dataset:
     """The training set that a model of any kind was trained on, where it still lies there, under its own map.
 
-    `fingerprint` is the training set's, by whoever has used the model. Raises `StoreError` where the model or the
+    `fingerprint` is the training set's, by the predictions of the model. Raises `StoreError` if the model or the
     training set is gone, has changed or may not be named.
     """
     address = normalise_url(store)
@@ -129,12 +129,12 @@ def training_set_named(store: str, fingerprint: str) -> Dataset:
 def named_training_set(store: str) -> object:
     """The training set that a model store's manifest names; None where it names none or cannot be read now.
 
-    Nothing is tried again: whoever opens the model in earnest does, and checks what it names once more.
+    Nothing is tried again: opening the model itself does, and checks the named place once more.
     """
     try:
         content = json.loads(_manifest(normalise_url(store)))["metadata"]
         return content["training_url"] if content["by_reference"] else None
-    except Exception:  # storages raise what they like, and a manifest may hold anything
+    except Exception:  # storages raise errors of any kind, and a manifest may hold anything
         return None
 
 
