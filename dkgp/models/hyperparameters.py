@@ -75,8 +75,8 @@ class TunedParameter:
     def idle(self) -> bool:
         """True if the parameter changes next to nothing: on a bound that is as good as none, or on the plain before it.
 
-        The likelihood is flat in a length scale of hundreds of deviations, so rounding decides whether a search stops there
-        or goes on to the bound.
+        The likelihood is flat in a length scale of hundreds of deviations, so rounding decides whether a search stops
+        there or goes on to the bound.
         """
         if self.fixed or self._kind not in _SWITCHED_OFF:
             return False
