@@ -187,4 +187,4 @@ def test_variances_in_memory_go_by_neighbours(
         assert np.mean(bounds.variance_upper - bounds.variance_lower <= 0.05 * bounds.variance_upper) > 0.9
         np.testing.assert_allclose(variance, 0.5 * (bounds.variance_lower + bounds.variance_upper), rtol=1e-12)
         assert (np.abs(mean - (K @ inverse @ targets * y.std() + y.mean())) <= bounds.mean_error).all()
-    assert all(isinstance(each._variance, NeighbourRun) for each in model._fitted._predictors.values())
+    assert all(isinstance(each._run, NeighbourRun) for each in model._fitted._posteriors.values())
