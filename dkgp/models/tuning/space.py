@@ -66,13 +66,13 @@ def as_prior(prior: LogNormal | str) -> LogNormal:
         return prior
     text = prior.strip() if isinstance(prior, str) else ""
     name, _, values = text.removesuffix(")").partition("(")
-    median, sigma = map(_number, values.partition(",")[::2])
+    median, sigma = map(_float_or_none, values.partition(",")[::2])
     if name.rstrip().lower() != "lognormal" or not text.endswith(")") or median is None or sigma is None:
         raise InputError(f"a prior is written lognormal(MEDIAN, SIGMA), such as lognormal(0.1, 1); got {prior!r}")
     return LogNormal(median, sigma)
 
 
-def _number(text: str) -> float | None:
+def _float_or_none(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
