@@ -60,18 +60,18 @@ class TrainedModel:
     Attributes
     ----------
     kernel, noise_variance
-        Of the standardised inputs and targets; white noise that was part of the kernel is part of s2.
+        Those of the standardised inputs and targets; s2 includes white noise of the kernel.
     sample_noise : (n,) float64, optional
-        Known noise variances v_i of the samples, on the scale of the standardised targets: s2_i = s2 + v_i. None where
-        s2 is all there is.
+        Known noise variances v_i of the samples, on the scale of the standardised targets: s2_i = s2 + v_i. None if all
+        samples have s2.
     noise_model : NoiseModel, optional
-        By which the known noise was reckoned: s2 is its least, and a new observation at x has what it says there.
+        The model behind the known noise: s2 is its least variance, and it gives the noise of new observations.
     trend : Trend, optional
-        The mean's coefficients, where it has some: the solution then has its q columns after those of the p targets.
+        Coefficients of the mean: the solution then has q columns after those of the p targets.
     solution : Solution
         alpha, its float64 gradient, history, why the solve stopped.
     certificate : Certificate
-        What is proven about it.
+        Proven bounds on the solution's error.
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, refreshes, seconds,
         seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; product_error
@@ -133,8 +133,8 @@ def train(
         of its standard deviation): sample i has the noise s2 + v_i, which has to be positive. By default those that the
         data set has.
     mean : {"centred", "constant", "linear"}
-        What the function varies about: the targets' average; or a constant, or a linear function of the inputs, whose
-        coefficients are found by generalised least squares, as further right-hand sides of the same solve. Their
+        The mean of the function: the targets' average; or a constant, or a linear function of the inputs, whose
+        coefficients are fitted by generalised least squares, as further right-hand sides of the same solve. Their
         uncertainty is part of the variances, and the certificate allows for them.
     context : RunContext or BlockExecutor
         Who computes, and who watches; see `dkgp.cluster.open_executor`.
@@ -156,7 +156,7 @@ def train(
         the samples, or leaves one without any; a linear mean of features that are sums of each other; Student's t for
         several targets, or beside known noise of the data set.
     NumericalError
-        A solve that ended before anything is known of the mean's coefficients.
+        A solve that ended before the mean's coefficients have a bound.
     InterruptedRunError
         The run was interrupted; the last checkpoint, or the turns of Student's t before, are stored.
     """
@@ -172,7 +172,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Solve:
-    """How a system is solved; see `dkgp.solvers.solve`."""
+    """Solver, stopping rule and start of a system; see `dkgp.solvers.solve`."""
 
     solver: Solver | None
     stopping: StoppingRule

@@ -313,7 +313,7 @@ class Noise:
     def typical(self) -> float:
         """The harmonic mean of the samples' noise variances.
 
-        One variance that stands for all: tr(N^-1 K) stays the same, of which the least variance says nothing.
+        With this one variance for all samples tr(N^-1 K) stays the same; the least variance may be that of one sample.
         """
         noise = self.diagonal
         return noise if isinstance(noise, float) else float(len(noise) / np.sum(1.0 / noise))
@@ -376,7 +376,7 @@ class Noise:
 
     @property
     def of_observations(self) -> NoiseModel | None:
-        """The law of new observations where it is no multiple of s2: what a model keeps as its noise model."""
+        """Noise model of new observations, if their variance depends on the inputs."""
         return self.law if isinstance(self.law, NoiseModel) else None
 
 

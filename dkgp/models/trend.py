@@ -12,9 +12,9 @@ beta and r = y - H beta - Kbar alpha,
     m(x) - h'beta - k_x'alpha = k_x'Kbar^-1 r + R'G^-1 (H'alpha + H'Kbar^-1 r),
     G = A_H'H + E'A_H + E'Kbar^-1 E.
 
-So the mean is off by at most sqrt(k(x, x)) |r| + sqrt(V) (|H'alpha|_G + |r|), where |r|^2 = r'Kbar^-1 r is what the
-certificate bounds, and |t|_G^2 = t'G^-1 t; and G is known but for a matrix between zero and |e_i| |e_j|. The
-certificate's bound on a mean of the right-hand side h_j is one on R_j. `docs/proofs.md` has the whole derivation.
+So the mean is off by at most sqrt(k(x, x)) |r| + sqrt(V) (|H'alpha|_G + |r|), where the certificate bounds
+|r|^2 = r'Kbar^-1 r, and |t|_G^2 = t'G^-1 t; G is known up to a matrix between zero and |e_i| |e_j|. The certificate's
+bound on a mean of the right-hand side h_j is one on R_j. `docs/proofs.md` has the whole derivation.
 """
 
 from __future__ import annotations

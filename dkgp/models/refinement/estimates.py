@@ -69,18 +69,17 @@ from dkgp.solvers.base import SolverState
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.driver import Watch
 
-# More probes than this are taken together in as many groups: each group costs a contraction of its own.
+# More probes than this form this many groups, because each group costs a contraction.
 MOST_GROUPS = 8
 # The error of solutions is estimated by their change since their residual was at this multiple of the tolerance.
 REMEMBERED_AT = 4.0
-# Approximate products serve without proof: the largest entry of a gradient that they would verify is this share of the
-# weights' sum, for weights as large as 1 / s2 in a solve, and of size one in differences. Actual errors are 10^4 to
-# 10^5 times smaller than proven ones (docs/experiments.md), and do not show beside the standard error.
+# Tolerances of approximate products, as shares of the sum of weights: 1 / s2 in a solve, one in differences. Actual
+# errors are 10^4 to 10^5 times smaller than proven ones (docs/experiments.md): invisible beside the standard error.
 SOLVE_SHARE, SLOPE_SHARE = 1e-7, 1e-8
 
 
 def draw_probes(n: int, count: int, seed: int) -> FloatArray:
-    """Random signs: (n, count), the same for the same seed."""
+    """Draw random signs: (n, count); a seed fixes them."""
     if count < 2:
         raise InputError(f"a standard error needs at least 2 probes; got {count}")
     return np.random.default_rng([seed, 2]).choice(np.array([-1.0, 1.0]), (n, count))
@@ -88,37 +87,37 @@ def draw_probes(n: int, count: int, seed: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class GradientEstimate:
-    """The gradient at one point, and how far it may be off; (q + 1,) arrays, the noise variance last.
+    """The gradient at one point with its errors, (q + 1,) arrays, the noise variance last.
 
     In nats, with respect to the logarithms of the kernel's parameters and of the noise variance.
     """
 
     gradient: FloatArray
     standard_error: FloatArray  # of the trace's estimate
-    solver_error: FloatArray  # what the solutions may still change it by: what their last passes did, extrapolated
-    # Of the log likelihood in each direction by itself, an estimate of the Fisher information's diagonal: random signs
-    # in the place of data vary as much as data do.
+    solver_error: FloatArray  # error by inexact solutions, extrapolated from their last passes
+    # Curvature of the log likelihood by parameter, an estimate of the Fisher information's diagonal: random signs vary
+    # as much as data do.
     curvature: FloatArray
-    solutions: FloatArray  # alpha and V, to start from next time: (n, p + S)
+    solutions: FloatArray  # alpha and V, the start of the next solve: (n, p + S)
     column_passes: float  # of the solve, every full product counted
     contractions: int  # passes over the kernel matrix's derivatives, or products for their differences
     relative_residual: float  # largest of all right-hand sides, evaluated in float64
-    tolerance: float  # the bound on it that the solve aimed at
-    converged: bool  # whether that met the tolerance
+    tolerance: float  # residual that the solve aimed at
+    converged: bool  # whether the residual met the tolerance
     seconds: float
 
     @property
     def error(self) -> FloatArray:
-        """Both errors together: (q + 1,)."""
+        """Root of the sum of both squared errors: (q + 1,)."""
         return np.asarray(np.hypot(self.standard_error, self.solver_error))
 
 
 class GradientEstimator:
     """Estimates gradients at one point after another, on the same samples with the same probes.
 
-    Inputs and targets (n, p) are standardised; `probes` (n, S) are independent columns with E z z' = 1, as of
-    `draw_probes`; `noise` is that of the samples, for any s2; `tolerance` is on
-    ||r|| / ||b|| of every right-hand side. A solve that ends at `max_passes` counts all the same, with its error.
+    Inputs and targets (n, p) are standardised; `probes` (n, S) are independent columns with E z z' = 1, such as those
+    of `draw_probes`; `noise` is that of the samples, for any s2; `tolerance` limits ||r|| / ||b|| of every right-hand
+    side. A solve that ends at `max_passes` counts too, with its error.
     """
 
     def __init__(
@@ -142,10 +141,10 @@ class GradientEstimator:
         self._groups = split_evenly(range(probes.shape[1]), MOST_GROUPS)
 
     def operator(self, kernel: Kernel, noise_variance: float) -> BlockedKernelOperator:
-        """Kbar of the samples; to be closed."""
+        """Return Kbar of the samples; the caller closes it."""
         noise = self._noise.with_common(noise_variance).checked(self._source.n_samples).diagonal
         tolerance = max(self._tolerance, SOLVE_SHARE * self._source.n_samples / float(np.min(noise)))
-        # The first operator of many says which products it takes.
+        # Only the first operator of many reports its products.
         context, self._context = self._context, replace(self._context, note=None)
         return context.operator(kernel, noise, self._source, tolerance=tolerance)
 
@@ -159,8 +158,8 @@ class GradientEstimator:
     ) -> GradientEstimate:
         """Estimate the gradient at one point.
 
-        `initial` (n, p + S) are solutions at a point nearby. `moved` (q,) are the kernel's parameters whose derivatives
-        are needed, all by default; those of others may be zero. `tolerance` replaces the estimator's.
+        `initial` (n, p + S) are solutions at a point nearby. `moved` (q,) is the mask of the kernel's parameters whose
+        derivatives are needed; those of others may be zero. `tolerance` replaces the estimator's.
 
         Raises `NumericalError`, where Kbar is not numerically positive definite, and `InterruptedRunError`.
         """
@@ -168,7 +167,7 @@ class GradientEstimator:
         tolerance = self._tolerance if tolerance is None else tolerance
         with self.operator(kernel, noise_variance) as operator:
             remembered = Remembered(REMEMBERED_AT * tolerance)
-            # At least one iteration: no change at all says nothing of the error.
+            # At least one iteration: without any change the error is unknown.
             solution = solve(
                 operator,
                 self._rhs,
@@ -188,7 +187,7 @@ class GradientEstimator:
         p = self._targets.shape[1]
         standard_error = spread / math.sqrt(len(sizes) - 1)
         curvature = standard_error**2 * self._probes.shape[1] / p
-        # Known better for the noise: p/2 s2^2 tr(Kbar^-2).
+        # A better estimate for the noise: p/2 s2^2 tr(Kbar^-2).
         v = solution.alpha[:, p:]
         curvature[-1] = 0.5 * p * noise_variance**2 * float(np.einsum("is,is->", v, v)) / v.shape[1]
         return GradientEstimate(
@@ -208,7 +207,7 @@ class GradientEstimator:
     def _by_entries(
         self, operator: BlockedKernelOperator, solutions: FloatArray, before: FloatArray, moved: BoolArray | None
     ) -> tuple[FloatArray, FloatArray, int]:
-        """Each group's estimate (groups, q), their change since `before` (q,), and passes over the derivatives."""
+        """Return each group's estimate (groups, q), their change since `before` (q,), and passes over derivatives."""
         p, t = self._targets.shape[1], solutions.shape[1]
         count = t - p
         vectors = np.hstack([solutions, before, self._probes])  # [alpha, V, alpha before, V before, Z]
@@ -231,7 +230,7 @@ class GradientEstimator:
     def _by_products(
         self, operator: BlockedKernelOperator, solutions: FloatArray, before: FloatArray, moved: BoolArray | None
     ) -> tuple[FloatArray, FloatArray, int]:
-        """Return what `_by_entries` does, by products with K at shifted parameters."""
+        """Return the values of `_by_entries`, by products with K at shifted parameters."""
         kernel, p, products = operator.kernel, self._targets.shape[1], 0
         q, tolerance = len(kernel.parameters()), max(self._tolerance, SLOPE_SHARE * operator.n)
         vectors = np.hstack([solutions[:, :p], before[:, :p], self._probes])
@@ -256,14 +255,14 @@ class GradientEstimator:
     def _with_noise(
         self, noise_variance: float, values: FloatArray, change: FloatArray, solutions: FloatArray, before: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Append the noise's components: dKbar / d log s2 = s2 I, whatever known noise each sample has."""
+        """Append the noise's components: dKbar / d log s2 = s2 I, also with known noise of the samples."""
         p = self._targets.shape[1]
         images = noise_variance * np.hstack([solutions[:, :p], before[:, :p], self._probes])
         of_noise, changed = self._forms(images, solutions, before)
         return np.column_stack([values, of_noise]), np.append(change, changed)
 
     def _forms(self, images: FloatArray, solutions: FloatArray, before: FloatArray) -> tuple[FloatArray, float]:
-        """Each group's estimate (groups,) and their change, for dK [alpha, alpha before, Z] = `images`."""
+        """Return each group's estimate (groups,) and their change, for dK [alpha, alpha before, Z] = `images`."""
         p = self._targets.shape[1]
         fit = np.einsum("ij,ij->", solutions[:, :p], images[:, :p])
         earlier = np.einsum("ij,ij->", before[:, :p], images[:, p : 2 * p])
@@ -277,8 +276,8 @@ class GradientEstimator:
 class Remembered:
     """An earlier `solution` (n, t) of a solve, and its largest relative `residual`.
 
-    It is the first whose relative residuals are all at most `at`. The final solution's change since then estimates how
-    far that one still is from the exact one.
+    It is the first whose relative residuals are all at most `at`. The final solution's change since then estimates its
+    own distance from the exact one.
     """
 
     def __init__(self, at: float) -> None:
@@ -287,7 +286,7 @@ class Remembered:
         self.residual = np.inf
 
     def __call__(self, state: SolverState) -> None:
-        """Look at a solve between two iterations."""
+        """Remember the solution of an iteration."""
         if self.solution is not None and self.residual <= self._at:
             return
         norms, scale = (np.linalg.norm(values, axis=0) for values in (state.gradient, state.rhs))
@@ -301,7 +300,7 @@ def _pair(matrix: FloatArray, i: int, j: int, value: float) -> None:
     matrix[j, i] += 0.5 * value
 
 
-# Steps at most; the estimate has come to rest when a step changes it by less than this share of its standard error.
+# Most steps; the estimate has settled if a step changes it by less than this share of its standard error.
 MOST_STEPS, LARGEST_CHANGE = 40, 0.05
 # Smaller squares of an off-diagonal element are rounding: the Krylov space ends.
 LEAST_SQUARE = 1e-12
@@ -342,8 +341,8 @@ def estimate_log_likelihood(
 ) -> LogLikelihood:
     """Estimate the log marginal likelihood of targets (n, p).
 
-    `factor` has no landmarks; `alpha` (n, p) are coefficients near Kbar^-1 targets, `gradient` (n, p) what Kbar alpha
-    is more than the targets.
+    `factor` has no landmarks; `alpha` (n, p) are coefficients near Kbar^-1 targets, `gradient` (n, p) is Kbar alpha
+    less the targets.
     """
     n, p = targets.shape
     fit = float(np.sum(targets * alpha) - np.sum(alpha * gradient) + np.sum(gradient * factor.apply(gradient)))
@@ -362,7 +361,7 @@ def estimate_log_likelihood(
 def quadratures(
     operator: BlockedKernelOperator, factor: VecchiaFactor, *, probes: int, seed: int
 ) -> tuple[FloatArray, int]:
-    """z' log(A) z for each probe (S,), and the steps that it took."""
+    """Return z' log(A) z for each probe (S,), and the number of steps."""
     n = operator.n
     vectors = factor.probes(probes, seed) / math.sqrt(n)
     before, off = np.zeros_like(vectors), np.zeros(probes)
@@ -379,7 +378,7 @@ def quadratures(
         squares = np.einsum("is,is->s", images, preconditioned) - diagonal**2 - off**2
         if change <= LARGEST_CHANGE * error or not np.any(squares > LEAST_SQUARE):
             break
-        # A probe whose Krylov space has ended goes on with a vector of zero.
+        # A probe whose Krylov space has ended continues with a zero vector.
         goes_on = squares > LEAST_SQUARE
         preconditioned -= diagonal * vectors + off * before
         off = np.where(goes_on, np.sqrt(np.maximum(squares, LEAST_SQUARE)), 0.0)
@@ -389,10 +388,10 @@ def quadratures(
 
 
 def _log_quadratures(diagonals: FloatArray, offs: FloatArray) -> FloatArray:
-    """e_1' log(T) e_1 for tridiagonal matrices T of diagonals (k, S) and off-diagonals (k - 1, S): (S,)."""
+    """Return e_1' log(T) e_1 for tridiagonal matrices T of diagonals (k, S) and off-diagonals (k - 1, S): (S,)."""
     results = np.empty(diagonals.shape[1])
     for s in range(len(results)):
-        # Where a Krylov space has ended, its matrix ends.
+        # The matrix of a Krylov space that has ended is smaller.
         second = offs[:, s] if len(offs) else np.zeros(0)
         ended = np.flatnonzero(second == 0.0)
         size = int(ended[0]) + 1 if len(ended) else len(diagonals)

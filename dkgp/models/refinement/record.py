@@ -85,9 +85,9 @@ FEWER_PROBES_FROM = 200_000
 class RefineSettings:
     """Settings of a refinement of hyperparameters.
 
-    Held out is a tenth of all samples where that is less; with none held out nothing is validated, and the refined
-    values are kept. Where neither halo nor rank of the preconditioner (`FactorPreconditioning`) is named, a look at the
-    problem chooses them within `memory_bytes`.
+    At most a tenth of all samples is held out. Without held-out samples the refined values are kept, not validated. If
+    neither halo nor rank of the preconditioner (`FactorPreconditioning`) is set, a probe of the problem chooses both
+    within `memory_bytes`.
     """
 
     steps: Annotated[int, STEPS] = 15
@@ -113,7 +113,7 @@ class RefineSettings:
         return self.probes or (8 if n < FEWER_PROBES_FROM else 4)
 
     def decided(self, dataset: Dataset, start: Hyperparameters) -> RefineSettings:
-        """Return the settings with halo and rank chosen for the values to start from, where neither is named."""
+        """Return the settings with halo and rank chosen for the starting values, if neither is set."""
         if self.halo is not None or self.rank is not None:
             return self
         t = dataset.n_targets + self.probes_for(dataset.n_samples)
@@ -130,7 +130,7 @@ class RefineSettings:
         return replace(self, halo=int(resolved.halo), rank=int(resolved.rank))
 
     def preconditioner(self) -> FactorPreconditioning:
-        """Settings of the solves' preconditioner."""
+        """Return the settings of the solves' preconditioner."""
         return FactorPreconditioning(
             "auto" if self.halo is None else self.halo,
             rank="auto" if self.rank is None else self.rank,
@@ -139,26 +139,26 @@ class RefineSettings:
         )
 
     def without_landmarks(self) -> FactorPreconditioning:
-        """Settings of the factor whose determinant is known."""
+        """Return the settings of the factor whose determinant is known."""
         return FactorPreconditioning(self.halo or "auto", rank=0, memory_bytes=self.memory_bytes, seed=self.seed)
 
     def landmarks(self) -> FactorPreconditioning:
-        """Settings of the landmarks that held-out samples' variances are bounded with."""
+        """Return the settings of the landmarks that bound held-out samples' variances."""
         return FactorPreconditioning(0, memory_bytes=self.memory_bytes, seed=self.seed)
 
 
 @dataclass(frozen=True)
 class RefineStep:
-    """One evaluation of the gradient; number 0 is that at the start, of all samples or of a share of them.
+    """One evaluation of the gradient; number 0 is at the start, on all samples or on a share of them.
 
-    Dictionaries are by the name of a parameter; the log likelihood's gain is since the start, estimated from gradients.
+    Dictionaries are by parameter name. The log likelihood's gain since the start is estimated from gradients.
     """
 
     step: int
-    steps: int  # how many there may be
-    accepted: bool  # whether the search went on from here
-    gradient_norm: float  # of the parameters that may move, on a logarithmic scale, in nats
-    error_norm: float  # of the gradient's errors
+    steps: int  # most steps
+    accepted: bool  # whether the search continued from here
+    gradient_norm: float  # norm over the free parameters, on a logarithmic scale, in nats
+    error_norm: float  # norm of the gradient's errors
     significance: float  # root mean square of the components in units of their errors
     solver_share: float  # largest share that the solver's error has in a component's
     gain: float
@@ -170,13 +170,13 @@ class RefineStep:
     column_passes: float = 0.0
     contractions: int = 0  # passes over the kernel's derivatives
     relative_residual: float = math.nan
-    tolerance: float = math.nan  # that the solve was to reach
+    tolerance: float = math.nan  # relative residual that the solve aimed at
     seconds: float = 0.0
-    samples: int = 0  # that the gradient is of
+    samples: int = 0  # samples of the gradient
 
     @property
     def plain(self) -> str:
-        """One line for people of any field."""
+        """One line for users of any field."""
         taken = "" if self.accepted else ", taken back"
         return (
             f"refine step {self.step} of {self.steps}: log likelihood {self.gain:+.1f} (error {self.gain_error:.2g}), "
@@ -184,7 +184,7 @@ class RefineStep:
         )
 
     def __str__(self) -> str:
-        """One line for those who know optimisers."""
+        """One line for users who know optimisers."""
         taken = "" if self.accepted else ", taken back"
         return (
             f"refine step {self.step} of {self.steps}: |gradient| {self.gradient_norm:.3g}, its error "
@@ -200,17 +200,17 @@ StepCallback: TypeAlias = Callable[[RefineStep], None]
 class Refinement:
     """The result of a refinement.
 
-    Column passes are those of all solves, validation's included.
+    Column passes are those of all solves, including validation.
     """
 
     # The better ones: refined, or those to start from.
     hyperparameters: Hyperparameters = field(metadata=rule(stored=False))
-    kept: str  # which of the two: "refined" or "start"
+    kept: str  # "refined" or "start"
     reason: str  # why the search stopped
-    verdict: str  # what became of it, in a sentence
+    verdict: str  # the outcome, in a sentence
     history: list[RefineStep]
-    before: HeldOutScore | None  # of the held-out samples, with the values to start from
-    after: HeldOutScore | None  # and with the refined ones
+    before: HeldOutScore | None  # score of the held-out samples with the starting values
+    after: HeldOutScore | None  # and with the refined values
     settings: RefineSettings
     n_samples: int
     n_held_out: int
@@ -218,11 +218,11 @@ class Refinement:
     contractions: int
     seconds: float
     interrupted: bool = False
-    evidence: LogLikelihood | None = None  # at the values that are kept, where it was asked for
+    evidence: LogLikelihood | None = None  # at the kept values, if requested
 
 
-# (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, what is
-# remembered, a product on its way in two halves, and one in passing.
+# (n, t) arrays of a solve: right-hand sides, start, solutions of the step before, alpha, g, P, Q, M^-1 r, an earlier
+# solution, a pending product in two halves, and a temporary one.
 ARRAYS_OF_A_SOLVE = 12
 
 
@@ -233,11 +233,11 @@ class RefineMemory(Memory):
     The first four are the coordinator's, the next three the workers'.
     """
 
-    resident_bytes: int  # what this process held when the plan was made
+    resident_bytes: int  # held by this process when the plan was made
     vectors_bytes: int  # arrays of the solves and contractions
     inputs_bytes: int
-    landmarks_bytes: int  # what landmarks are drawn with, and their factor
-    factor_bytes: int  # the factors that precondition and bound variances
+    landmarks_bytes: int  # arrays for drawing landmarks, and their factor
+    factor_bytes: int  # factors that precondition, and that bound variances
     batch_bytes: int  # batches of variances, or tiles of derivatives
     cache_bytes: int  # features and inputs
     shares_process: bool  # whether the workers share the coordinator's process
@@ -248,12 +248,12 @@ class RefineMemory(Memory):
 
     @property
     def computation(self) -> str:
-        """The refinement."""
+        """Name of the computation."""
         return "refining"
 
     @property
     def coordinator_parts(self) -> int:
-        """Bytes at the coordinator, with those that it held before."""
+        """Bytes at the coordinator, earlier ones included."""
         return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
 
     @property
@@ -266,7 +266,7 @@ class RefineMemory(Memory):
         return self if memory is None else replace(self, products_bytes=2 * memory.kept_bytes + memory.work_bytes)
 
     def advice(self, resident_bytes: int) -> str:
-        """The parts, and the settings of a refinement that make them smaller."""
+        """Return the parts, and the settings of a refinement that make them smaller."""
         return (
             f"Vectors {mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
             f"{mib(self.inputs_bytes)}, landmarks {mib(self.landmarks_bytes)} and factors {mib(self.factor_bytes)} "
@@ -290,8 +290,8 @@ def plan_refinement(
 ) -> RefineMemory:
     """Project the peak of a refinement.
 
-    `resident_bytes` is what this process holds now, `holds_inputs` whether the coordinator holds all inputs,
-    `cache_bytes` the budget of a worker's cache.
+    `resident_bytes` are held by this process now, `holds_inputs`: the coordinator holds all inputs, `cache_bytes` is
+    the budget of a worker's cache.
 
     Raises `InputError` for a factor that does not fit the memory that the settings give the preconditioner.
     """

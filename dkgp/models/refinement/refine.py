@@ -50,7 +50,7 @@ from dkgp.solvers.driver import Watch
 # In logarithms: no hyperparameter changes by more than a factor of 1.65 in a step.
 RADIUS = 0.5
 LEAST_RADIUS = 1e-3
-# Random signs vary more than data do, two to four times on the data sets looked at: half of it errs on the safe side.
+# Random signs vary more than data do, two to four times on the data sets examined: half errs on the safe side.
 SHARE_OF_CURVATURE = 0.5
 # A step whose slope at the end falls by this many times its slope at the start is taken back.
 LARGEST_REVERSAL = 2.0
@@ -69,15 +69,15 @@ class Point:
     error: FloatArray
 
     def significance(self, free: BoolArray) -> float:
-        """Root mean square of the free components in units of their errors; at most 1 where nothing is left to find."""
+        """Return the root mean square of the free components in units of their errors; at most 1 at a maximum."""
         return float(np.sqrt(np.mean(_ratios(self.gradient, self.error)[free] ** 2))) if np.any(free) else 0.0
 
 
 class QuasiNewton:
-    """Proposes steps uphill and learns from what came of them.
+    """Proposes steps uphill and learns curvature from their results.
 
-    `bounds` (q, 2) are those of the parameters, in logarithms, `curvature` (q,) is an estimate of minus the second
-    derivatives at the start, and `movable` (q,) says which parameters may move.
+    `bounds` (q, 2) are those of the log parameters, `curvature` (q,) is an estimate of minus the second derivatives at
+    the start, and `movable` (q,) is the mask of parameters that may move.
     """
 
     def __init__(self, bounds: FloatArray, curvature: FloatArray, movable: BoolArray) -> None:
@@ -86,7 +86,7 @@ class QuasiNewton:
         self._hessian = np.diag(np.maximum(SHARE_OF_CURVATURE * curvature, np.finfo(np.float64).tiny))
 
     def free(self, point: Point) -> BoolArray:
-        """Mask of parameters that can follow the gradient: movable, and not pushed out of their bounds: (q,) bool."""
+        """Return the mask of parameters that can follow the gradient, movable and within their bounds: (q,) bool."""
         lower, upper = self._bounds.T
         out = ((point.parameters <= lower) & (point.gradient < 0.0)) | (
             (point.parameters >= upper) & (point.gradient > 0.0)
@@ -100,11 +100,11 @@ class QuasiNewton:
         return 0.5 * float(gradient @ np.linalg.solve(self._hessian[np.ix_(free, free)], gradient))
 
     def propose(self, point: Point) -> FloatArray:
-        """The next point to try: (q,) parameters within the bounds."""
+        """Return the next point to try: (q,) parameters within the bounds."""
         free = np.flatnonzero(self.free(point))
         step = np.zeros_like(point.parameters)
         gradient = point.gradient[free]
-        # A direction without curvature, a feature that hardly counts, goes as far as its slope is significant.
+        # A direction without curvature, such as a weak feature, goes as far as its slope is significant.
         hessian = self._hessian[np.ix_(free, free)]
         floor = np.abs(gradient) / self._radius
         hessian = hessian + np.diag(np.maximum(floor - hessian.diagonal(), 0.0))
@@ -115,7 +115,7 @@ class QuasiNewton:
         return np.asarray(np.clip(point.parameters + step, *self._bounds.T))
 
     def learn(self, old: Point, new: Point) -> bool:
-        """Take in what a step found; return whether to stay at the new point."""
+        """Learn from a step; return whether to stay at the new point."""
         step, fall = new.parameters - old.parameters, old.gradient - new.gradient
         step, fall = np.where(self._movable, step, 0.0), np.where(self._movable, fall, 0.0)
         curved = self._hessian @ step
@@ -134,7 +134,7 @@ class QuasiNewton:
         return True
 
     def retreat(self) -> None:
-        """Stay closer from now on: the last step led too far."""
+        """Shorten the radius: the last step led too far."""
         self._radius *= 0.25
 
     @property
@@ -144,18 +144,18 @@ class QuasiNewton:
 
 
 def estimated_gain(old: Point, new: Point) -> float:
-    """The rise of the log likelihood in a step, in nats, by the trapezoid rule."""
+    """Return the rise of the log likelihood in a step, in nats, by the trapezoid rule."""
     return float((new.parameters - old.parameters) @ (old.gradient + new.gradient)) / 2.0
 
 
 def gain_error(first: Point, now: Point) -> float:
-    """Error of the gain between two points: the probes are frozen, so gradients on the way err in the same way."""
+    """Return the error of the gain between two points: gradients with frozen probes err alike on the way."""
     way = now.parameters - first.parameters
     return float(np.linalg.norm(way * np.maximum(first.error, now.error)))
 
 
 def _ratios(gradient: FloatArray, error: FloatArray) -> FloatArray:
-    """The gradient in units of its error, of which `NEGLIGIBLE` is the least."""
+    """Return the gradient in units of its error, at least `NEGLIGIBLE`."""
     return np.asarray(gradient / np.maximum(error, NEGLIGIBLE))
 
 
@@ -203,11 +203,11 @@ class RefineSpace(SearchProblem):
 
 
 INTERRUPTED = "interrupted"
-# From so many samples on, others go before: each time so many times fewer samples, and at least so many.
+# Stages on shares of the samples: from how many samples on, the factor between stages, the fewest samples of one.
 STAGED_FROM, STAGE_FACTOR, LEAST_STAGE = 100_000, 8, 10_000
-# A climb ends where so many nats a sample are left to gain: no prediction shows it.
+# A climb ends if the remaining gain, in nats a sample, is too small to show in predictions.
 LEFT = 1e-4
-# Systems are solved no looser than this, and tighter where the solver's part of a gradient's error exceeds the second.
+# Loosest relative residual; the solver's part of a gradient's error to aim at; the part from which a gradient is rough.
 LOOSEST, SOLVER_PART, ROUGH = 0.03, 0.1, 0.5
 
 
@@ -219,16 +219,16 @@ def refine(
     *,
     note: Callable[[str], None] | None = None,
 ) -> Refinement:
-    """Refine hyperparameters on all samples of a dataset, from where the space starts.
+    """Refine hyperparameters on all samples of a dataset, from the start of the space.
 
     The context's `callback` is called with a `RefineStep` after each evaluation, `note`, by default the context's, with
-    a line on the computation under way; when `interrupted` answers true between passes the best so far is returned, not
-    validated.
+    a line on the current computation. If `interrupted` returns true between passes, the best values so far are
+    returned, not validated.
 
     Raises `InputError`: no targets, or too few samples; `NumericalError`: Kbar is not numerically positive definite at
     the start.
     """
-    # Pieces of derivatives are worked on side by side, one thread each.
+    # Pieces of derivatives run side by side, one thread each.
     with single_threaded_blas():
         decided = (settings or RefineSettings()).decided(dataset, space.start)
         run = _Run(dataset, space, RunContext.of(context), decided)
@@ -262,7 +262,7 @@ class _Run:
         self._tolerance = settings.tolerance
 
     def _estimator_of(self, every: int) -> GradientEstimator:
-        """Gradients on all samples that are not held out, or on one of `every` so many."""
+        """Return gradients on all samples that are not held out, or on one of every `every` of them."""
         source, settings = self._source, self._settings
         targets, noise = self._targets, self._noise
         if every > 1:
@@ -323,13 +323,13 @@ class _Run:
                 self.note(f"climbing on {n // share:,} of {n:,} samples first")
             self._climb(point, self._estimate(point, None), LEFT * (n // share))
             point = self._best
-            # The optimum of more samples is some way off: a rough gradient says where.
+            # The optimum of more samples is some way off: a rough gradient shows the direction.
             self._tolerance = max(self._tolerance, LOOSEST)
         self._estimator = self._all_samples
         return point
 
     def _climb(self, first: FloatArray, estimate: GradientEstimate, negligible: float) -> tuple[GradientEstimate, str]:
-        """Go uphill until at most `negligible` nats are left to gain; return the gradient where that ended, and why."""
+        """Climb until at most `negligible` nats remain to gain; return the last gradient and the reason to stop."""
         space = self._space
         search = QuasiNewton(space.bounds, space.select(estimate.curvature), space.free)
         start = point = self._point(first, estimate)
@@ -371,13 +371,13 @@ class _Run:
         return estimate
 
     def _solver_part(self, estimate: GradientEstimate) -> float:
-        """The largest part that the solver's error has in that of a component which may move."""
+        """Return the largest part of the solver's error in the error of a free component."""
         movable = self._space.free
         solver, error = (self._space.select(each)[movable] for each in (estimate.solver_error, estimate.error))
         return float(np.max(solver / np.maximum(error, 1e-300), initial=0.0))
 
     def _rough(self, estimate: GradientEstimate) -> bool:
-        """True if tighter solves, which the settings allow, would make the gradient's error much smaller."""
+        """Return True if tighter solves, within the settings, would make the gradient's error much smaller."""
         return self._solver_part(estimate) > ROUGH and estimate.tolerance > self._settings.tolerance
 
     def _point(self, parameters: FloatArray, estimate: GradientEstimate) -> Point:
@@ -448,7 +448,7 @@ class _Run:
         return score
 
     def _evidence(self, parameters: FloatArray) -> LogLikelihood:
-        """The log marginal likelihood of all samples that are not held out."""
+        """Estimate the log marginal likelihood of all samples that are not held out."""
         kernel, noise_variance = self._problem.point(parameters)
         settings, estimator = self._settings, self._all_samples
         factor = settings.without_landmarks().resolved(len(self._targets), kernel.n_features)

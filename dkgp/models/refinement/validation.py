@@ -113,10 +113,10 @@ LARGEST_SHARE = 0.1
 LEAST_TRAINING_SAMPLES = 2
 TOLERANCE, MOST_PASSES = 1e-4, 300.0
 GAP, MOST_VARIANCE_PASSES = 0.02, 30.0
-# Test samples that share a pass: it depends on n alone, so that the score does not depend on who computes it.
+# Test samples that share a pass: a function of n alone, so that the score does not depend on the executor.
 BATCH = 256
 BATCH_BYTES = 512 * 1024**2
-# Where products are approximate: relative residual of the means' solve, and samples that a variance is conditioned on.
+# With approximate products: relative residual of the means' solve, and samples that condition a variance.
 APPROXIMATE_TOLERANCE, NEAREST = 1e-3, 256
 
 
@@ -134,12 +134,12 @@ class HeldOut:
 
 
 def held_out_samples(n: int, most: int) -> int:
-    """Number of samples held out of n: a tenth, `most` at most."""
+    """Return the number of samples to hold out of n: a tenth, at most `most`."""
     return min(most, int(LARGEST_SHARE * n), max(0, n - LEAST_TRAINING_SAMPLES))
 
 
 def held_out_rows(n: int, most: int, seed: int) -> IndexArray:
-    """Draw the rows: sorted, the same for the same seed."""
+    """Draw the rows to hold out, sorted; a seed fixes them."""
     count = held_out_samples(n, most)
     return np.sort(np.random.default_rng([seed, 4]).choice(n, count, replace=False)).astype(np.intp)
 
@@ -151,16 +151,16 @@ class HeldOutScore:
     nlpd: float  # mean negative log predictive density, in nats
     rmse: float
     coverage_95: float
-    # Largest relative gap of the variances' proven intervals, which begin at the noise where products are approximate.
+    # Largest relative gap of the variances' proven intervals, which begin at the noise with approximate products.
     gap_max: float
-    column_passes: float  # of the solve, and of the variances (passes of a batch, added up)
+    column_passes: float  # passes of the solve and of all variances' batches
     # (h,): of each sample, averaged over its targets
     losses: FloatArray = field(repr=False, metadata=rule(stored=False))
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The samples that covary most with each of h points: covariances and indices, (h, m) each, the greatest first."""
+    """The samples that covary most with each of h points: covariances and indices, (h, m), the greatest first."""
 
     covariances: FloatArray
     samples: IndexArray
@@ -171,7 +171,7 @@ class Nearest:
         return cls(np.zeros((points, 0)), np.zeros((points, 0), np.intp))
 
     def merged(self, other: Nearest) -> Nearest:
-        """The best of both, `NEAREST` at most; of equal ones those of this one come first, and stay in their order."""
+        """Return the best of both, at most `NEAREST`; ties keep their order, this one's first."""
         covariances = np.hstack([self.covariances, other.covariances])
         order = np.argsort(-covariances, axis=1, kind="stable")[:, :NEAREST]
         samples = np.hstack([self.samples, other.samples])
@@ -193,7 +193,7 @@ def nearest_task(context: BlockContext, inputs: FloatArray, blocks: list[int]) -
 def means_task(
     context: BlockContext, inputs: FloatArray, alpha: dict[int, FloatArray], blocks: list[int]
 ) -> list[FloatArray]:
-    """k(x, X_block) @ alpha_block for the rows of `inputs`: (h, p) for each block."""
+    """Return k(x, X_block) @ alpha_block for the rows of `inputs`: (h, p) for each block."""
     evaluator = context.evaluator("double")
     rows = evaluator.prepare(inputs)
     return [evaluator.matmat(rows, context.block_features(block, "double"), alpha[block]) for block in blocks]
@@ -203,7 +203,7 @@ def means_task(
 def variances_task(
     source: FactorSource, inputs: FloatArray, together: int, batches: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray, float]]:
-    """Bounds of the variances of each batch of the rows of `inputs`, and the passes they took."""
+    """Return bounds of the variances of each batch of the rows of `inputs`, and their passes."""
     results = []
     for start, stop in batches:
         options = BatchOptions(GAP, MOST_VARIANCE_PASSES, together=together)
@@ -213,7 +213,7 @@ def variances_task(
 
 
 def variance_batch_bytes(n: int, held_out: int, threads: int) -> int:
-    """Bytes that the variances' batches take in a process where this many run at once."""
+    """Return the bytes of the variances' batches in a process that runs this many at once."""
     return threads * batch_bytes(n, min(_together(n), held_out))
 
 
@@ -229,8 +229,8 @@ def score_held_out(
 ) -> HeldOutScore:
     """Predict the held-out samples from all others with the operator's hyperparameters.
 
-    `operator`: of the samples that are left. `targets` (n, p): of these. `landmarks`: say which landmarks the
-    variances' factor has. `initial` (n, p): coefficients to start from. `interrupted`: see `dkgp.solvers.solve`.
+    `operator` and `targets` (n, p) are those of the other samples. `landmarks`: settings of the landmarks of the
+    variances' factor. `initial` (n, p): coefficients to start from. `interrupted`: see `dkgp.solvers.solve`.
 
     Raises `NumericalError`, `InterruptedRunError`.
     """
@@ -269,7 +269,7 @@ def score_held_out(
 def _intervals(
     operator: BlockedKernelOperator, points: FloatArray, landmarks: FactorPreconditioning
 ) -> tuple[FloatArray, FloatArray, float]:
-    """Lower and upper ends of the variances at points (h, d), (h,) each, and the passes of all batches."""
+    """Return lower and upper ends of the variances at points (h, d), (h,) each, and the passes of all batches."""
     largest = float(operator.diagonal().max())
     hopeless = operator.n * float(np.finfo(np.float32).eps) * largest > operator.noise_variance
     precision: Precision = "double" if hopeless else "single"
@@ -286,7 +286,7 @@ def _intervals(
 
 
 def variances_given_nearest(operator: BlockedKernelOperator, points: FloatArray) -> FloatArray:
-    """Variances at points (h, d) conditioned on the samples nearest to each alone, with the least noise: (h,)."""
+    """Return variances at points (h, d) given only the nearest samples of each, with the least noise: (h,)."""
     context, executor, kernel = operator.context, operator.executor, operator.kernel
     groups = split_evenly(range(context.n_blocks), executor.parallelism)
     nearest = Nearest.none(len(points))
@@ -303,9 +303,9 @@ def variances_given_nearest(operator: BlockedKernelOperator, points: FloatArray)
 def _subject(
     operator: BlockedKernelOperator, landmarks: IndexArray, inputs: FloatArray
 ) -> tuple[BlockContext, FloatArray, FloatArray]:
-    """The regression that variances are computed of, and inputs of its landmarks and tests.
+    """Return the regression whose variances are computed, and inputs of its landmarks and tests.
 
-    With noise by sample it is the equal one with the least noise for all; see `dkgp.models.variance.scaled`.
+    With noise by sample it is the equivalent one with the least noise for all; see `dkgp.models.variance.scaled`.
     """
     context, of_landmarks = operator.context, operator.inputs(landmarks)
     if isinstance(operator.noise, float):
@@ -324,7 +324,7 @@ def _subject(
 
 @dataclass(frozen=True)
 class _WithRoots:
-    """Rows of a source beside `roots` (n,), which travel with them."""
+    """Rows of a source, with `roots` (n,)."""
 
     source: InputSource
     roots: FloatArray

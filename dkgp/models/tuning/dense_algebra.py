@@ -26,7 +26,7 @@ _TILE = 64
 def factor(matrix: FloatArray) -> bool:
     """Put Cholesky's lower factor in the place of the lower triangle; False where the matrix is not positive definite.
 
-    Then what the lower triangle holds means nothing.
+    The lower triangle is then undefined.
     """
     n = _order(matrix)
     return lapack("potrf", _LOWER, n, matrix, n) == 0
@@ -68,7 +68,7 @@ def add_outer_products(matrix: FloatArray, columns: FloatArray, others: FloatArr
 
 
 def symmetric_product(matrix: FloatArray, right: FloatArray) -> FloatArray:
-    """A B for the symmetric A, of which the lower triangle is read, and B (n, t): a new array (n, t)."""
+    """Return A B for the symmetric A, whose lower triangle is read, and B (n, t): a new array (n, t)."""
     n, t = _order(matrix), _columns(right, matrix).shape[1]
     product = np.zeros((n, t), order="F")
     blas("symm", _LEFT, _LOWER, n, t, 1.0, matrix, n, right, n, 0.0, product, n)

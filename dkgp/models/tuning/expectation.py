@@ -7,8 +7,8 @@ For a mean m <= 0 (the other side follows from sigma(-f) = 1 - sigma(f)) and sta
     s <= 1:  integral of phi(z) sigma(m + s z) dz,
     s > 1:   integral of sigma'(l) Phi((m - l) / s) dl,
 
-of which the second is the first by parts: the probability that a logistic variable is below F. Both integrands are
-positive, and analytic where |Im| < pi / 2; there they are at most 4 e^(pi^2 / 8) = 13.8 times what they are on the real
+the second is the first by parts: the probability that a logistic variable is below F. Both integrands are
+positive, and analytic where |Im| < pi / 2; there they are at most 4 e^(pi^2 / 8) = 13.8 times their values on the real
 line:
 
     |sigma(x + i y)| <= 2 sigma(x),  |sigma'(x + i y)| <= 2 sigma'(x)  for |y| <= pi / 2,
@@ -16,7 +16,7 @@ line:
 
 The trapezoidal rule of step h is therefore off by at most 2 * 13.8 / (e^(pi^2 / h) - 1) of the integral (Trefethen and
 Weideman, *The exponentially convergent trapezoidal rule*, 2014, theorem 5.1), 2e-16 for h = 1/4: of the integral,
-however small. What is left out beyond the nodes is smaller still: for s <= 1, with |z| <= 10, at most 4 e^(1/2) Q(9) of
+however small. The part beyond the nodes is smaller still: for s <= 1, with |z| <= 10, at most 4 e^(1/2) Q(9) of
 it, by sigma(m + s z) <= sigma(m) e^(s |z|) and E >= sigma(m) / 2; for s > 1, with m - 42 <= l <= 42, at most 6 e^-42,
 by E >= sigma(m) / 2 and E >= Phi(m / s) / 2.
 """
@@ -36,7 +36,7 @@ STEP = 0.25
 FARTHEST, REACH = 10.0, 42.0
 # Below it sigma' is zero in float64, and with it all that nodes beyond could add.
 LEAST = -760.0
-# Means of which the nodes are the same.
+# Range of means that share their nodes.
 MEANS_TOGETHER = 32.0
 # Values at nodes that are held at a time.
 NODES_AT_ONCE = 200_000
@@ -160,7 +160,7 @@ def _normal_below(mean: FloatArray, nodes: FloatArray, variance: FloatArray) -> 
 
 
 def _product(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The product of numbers below 1e299, rounded, and what its rounding took off (Dekker, 1971)."""
+    """Return the rounded product of numbers below 1e299, and its rounding error (Dekker, 1971)."""
     product = a * b
     a_high, b_high = (SPLIT * number - (SPLIT * number - number) for number in (a, b))
     a_low, b_low = a - a_high, b - b_high

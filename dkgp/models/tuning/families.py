@@ -35,19 +35,19 @@ class KernelFamily(Protocol):
         """Lower and upper bound of each log parameter: (parameters, 2)."""
 
     def initial(self) -> FloatArray:
-        """The starting point: (parameters,) log values."""
+        """Return the starting point: (parameters,) log values."""
 
     def kernel(self, parameters: FloatArray) -> Kernel:
-        """The kernel that the log parameters stand for."""
+        """Return the kernel at log parameters."""
 
     def matrix(self, parameters: FloatArray, out: FloatArray) -> None:
         """Write K into `out`, (n, n) in Fortran order, both triangles."""
 
     def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
-        """sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,).
+        """Return sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,).
 
-        `matrix` is what the method `matrix` wrote. Only the lower triangle of the symmetric `weights` means anything,
-        and `weights` may be overwritten.
+        `matrix` is the result of the method `matrix`. Only the lower triangle of the symmetric `weights` is read, and
+        `weights` may be overwritten.
         """
 
 
@@ -83,7 +83,7 @@ class ArdSquaredExponential:
         return cast(FloatArray, np.log(np.array(pairs)))
 
     def initial(self) -> FloatArray:
-        """gamma_l = 1 / (2 d): standardised samples are 2 d apart in mean squared distance, so a mean exponent of 1."""
+        """Return the start, by default gamma_l = 1 / (2 d): samples are 2 d apart in mean square, the exponent is 1."""
         start = np.zeros(len(self.names))
         default = 1.0 / (2.0 * self._n_features)
         if self._start is None or self._start.gamma == (default,) * self._n_features:
@@ -95,7 +95,7 @@ class ArdSquaredExponential:
         return start
 
     def kernel(self, parameters: FloatArray) -> SquaredExponential:
-        """The kernel that the log parameters stand for."""
+        """Return the kernel at log parameters."""
         gamma = np.exp(parameters[: self._n_features])
         return SquaredExponential(gamma=tuple(gamma.tolist()), variance=self._variance(parameters))
 
@@ -115,7 +115,7 @@ class ArdSquaredExponential:
             out *= self._variance(parameters)
 
     def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
-        """sum_ij weights_ij dK_ij / dparameter, all d + 1 of them from one symmetric product.
+        """Return sum_ij weights_ij dK_ij / dparameter, all d + 1 of them from one symmetric product.
 
         With W = weights * K elementwise, sum_ij W_ij (x_il - x_jl)^2 = 2 (sum_i x_il^2 (W 1)_i - x_l' W x_l).
         """
@@ -137,11 +137,11 @@ _BLOCK_ENTRIES = 2**18
 
 
 def family_of(kernel: Kernel, inputs: FloatArray, learn_variance: bool, feature_names: Sequence[str]) -> KernelFamily:
-    """The family of a kernel, as the marginal likelihood needs it.
+    """Return the family of a kernel on standardised `inputs` (n, d); `feature_names` are for messages.
 
-    A search starts at the values of `kernel`; `inputs` (n, d) are standardised, `feature_names` are for messages.
-    `learn_variance` makes the amplitude of a stationary kernel a parameter; otherwise it stays, at 1 for the targets'
-    variance after standardisation. Amplitudes within a sum, and of kernels that are not stationary, always are one.
+    A search starts at the values of `kernel`. `learn_variance` makes the amplitude of a stationary kernel a parameter;
+    otherwise it stays, at 1 for the targets' variance after standardisation. Amplitudes within a sum, and those of
+    kernels that are not stationary, are always parameters.
 
     Raises `InputError`: a kernel for another number of features, with white noise in it, or without any parameter.
     """
@@ -156,8 +156,8 @@ def family_of(kernel: Kernel, inputs: FloatArray, learn_variance: bool, feature_
 class ComposedFamily:
     """A kernel's parameters in log space, in the order of `Kernel.parameters`, on fixed inputs.
 
-    Only the lower triangle is evaluated, some columns at a time, so that what is held besides K does not grow with the
-    number of the kernel's parts times n^2.
+    Only the lower triangle is evaluated, some columns at a time, so that memory besides K does not grow with the number
+    of the kernel's parts times n^2.
 
     `kernel`: its parameters' values are the starting point. `inputs` (n, d): standardised inputs. `learn_variance`: see
     `family_of`. `feature_names`: for messages.
@@ -197,12 +197,12 @@ class ComposedFamily:
         return logarithms
 
     def initial(self) -> FloatArray:
-        """The starting point: logarithms of the kernel's own values."""
+        """Return the starting point: logarithms of the kernel's own values."""
         logarithms: FloatArray = np.log(self._values[self._free])
         return logarithms
 
     def kernel(self, parameters: FloatArray) -> Kernel:
-        """The kernel that the log parameters stand for."""
+        """Return the kernel at log parameters."""
         values = self._values.copy()
         values[self._free] = np.exp(parameters)
         return self._kernel.with_parameters(values)
@@ -221,20 +221,20 @@ class ComposedFamily:
                 out[start:stop, stop:] = block
 
     def contract(self, parameters: FloatArray, matrix: FloatArray, weights: FloatArray) -> FloatArray:
-        """sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,); uses the lower triangle alone."""
+        """Return sum_ij weights_ij dK_ij / dparameter for each parameter: (parameters,); reads the lower triangle."""
         kernel = self.kernel(parameters)
         rows_of_weights = weights.T
         gradient = np.zeros(len(kernel.parameters()))
         for start, stop in self._blocks():
             rows, below = self._inputs[start:stop], self._inputs[stop:]
             square = np.triu(rows_of_weights[start:stop, start:stop])
-            # Both triangles of a symmetric sum at once, the diagonal as it is.
+            # Both triangles of a symmetric sum at once, the diagonal once.
             square += np.triu(square, 1)
             gradient += kernel.contract(rows, rows, square)
             if stop < len(self._inputs):
                 gradient += 2.0 * kernel.contract(rows, below, rows_of_weights[start:stop, stop:])
         whole = np.zeros(len(self._values))
-        # Those that are switched off, at minus infinity, the kernel does not have any more.
+        # The kernel has no parameters that are switched off, at minus infinity.
         whole[self._in_use(parameters)] = gradient
         return whole[self._free]
 
@@ -251,9 +251,9 @@ class ComposedFamily:
 
 
 def family_bytes(kernel: Kernel, n_samples: int) -> int:
-    """Bytes that a composed kernel holds for a while in each evaluation, besides the likelihood's own arrays.
+    """Return the bytes of a composed kernel during an evaluation, besides the likelihood's own arrays.
 
-    For each of its parts a few arrays of a block of columns, and of the inputs' size.
+    Each part takes a few arrays of a block of columns, and of the inputs' size.
     """
     if isinstance(kernel, SquaredExponential):
         return 0

@@ -61,7 +61,7 @@ from dkgp.solvers.losses import LabelLoss, LogisticLoss, Loss, ProbitLoss
 LabelLikelihood: TypeAlias = Literal["logit", "probit", "softmax"]
 LEAST_SUM = 1e-300
 MOST_STEPS, MOST_HALVINGS = 100, 40
-# Of Psi, relative: what a full step gains is half the square of the way that is left, in the norm of K^-1 + W.
+# Least relative gain of Psi: a full step gains half the squared distance to the mode, in the norm of K^-1 + W.
 LEAST_GAIN = 1e-14
 
 Mode = TypeVar("Mode")
@@ -69,7 +69,7 @@ Mode = TypeVar("Mode")
 
 @dataclass(frozen=True)
 class ColumnMode:
-    """The mode of one column."""
+    """The mode of one column of labels."""
 
     # (n,): f and a, f = K a
     values: FloatArray
@@ -88,12 +88,12 @@ def newton_ascent(
 ) -> Mode | None:
     """Climb Psi from zero, or a better `start`, by Newton's steps, each half as far until Psi does not fall.
 
-    `psi` takes coefficients a and values f = K a. `expand` takes these, Psi there and the steps so far to the mode, if
-    this is it, and the coefficients that Newton's step leads to; None where a matrix is not positive definite, and then
-    so is the result.
+    `psi` takes coefficients a and values f = K a. `expand` takes these, Psi there and the number of steps; it returns
+    the mode, if this is it, and the target of Newton's step. It returns None if a matrix is not positive definite, and
+    then the result is None.
 
-    It stays apart from the Newton methods of `dkgp.solvers`: a step is exact, of factors that the evidence and its
-    gradient take as well, so that halving it is all the search that there need be.
+    The Newton methods of `dkgp.solvers` serve other problems: here a step is exact, by factors that the evidence and
+    its gradient need too, so that halving it is the whole line search.
     """
     alpha = values = zero
     objective = psi(zero, zero)
@@ -113,7 +113,7 @@ def newton_ascent(
                 break
             length *= 0.5
             reached = psi(alpha + length * towards, values + length * change)
-        # What was factored is of the point before the step: the last step is not taken.
+        # The factors belong to the point before the step: the last step is not taken.
         if steps == MOST_STEPS or reached - objective <= LEAST_GAIN * max(1.0, abs(objective)):
             return mode
         alpha, values, objective = alpha + length * towards, values + length * change, reached
@@ -128,10 +128,10 @@ def column_mode(
     weights: FloatArray | None = None,
     alpha: FloatArray | None = None,
 ) -> ColumnMode | None:
-    """Find the mode, and leave the lower Cholesky factor of its B in `work`; None where B is not positive definite.
+    """Return the mode, and leave the lower Cholesky factor of its B in `work`; None if B is not positive definite.
 
     `matrix` (n, n): K, both triangles. `targets` (n,): labels -1 and 1. `work` (n, n): in Fortran order; overwritten.
-    `weights` (n,): of the samples. `alpha` (n,): where to start, if it is better than zero, the default.
+    `weights` (n,): those of the samples. `alpha` (n,): a start, if it is better than zero.
     """
     w = np.ones(len(targets)) if weights is None else weights
 
@@ -156,7 +156,7 @@ def column_mode(
 def latent_predictions(
     mode: ColumnMode, lower: FloatArray, cross: FloatArray, prior: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of the latent function at r samples (Alg. 3.2): (r,) both.
+    """Return mean and variance of the latent function at r samples (Alg. 3.2): (r,) both.
 
     `lower` (n, n): Cholesky's factor of B, as `column_mode` leaves it. `cross` (n, r): k(x_i, x). `prior` (r,): k(x,
     x).
@@ -167,7 +167,7 @@ def latent_predictions(
 
 
 class SeenSamples(NamedTuple):
-    """n labelled samples, and r others whose classes are asked for, as the kernel sees them."""
+    """Kernel matrices of n labelled samples, and of r samples to classify."""
 
     matrix: FloatArray  # (n, n): K
     targets: FloatArray  # (n, t)
@@ -177,16 +177,16 @@ class SeenSamples(NamedTuple):
 
 
 class LabelEvidence(DenseObjective):
-    """log q(Y | X, theta) of labels; the last parameter, the noise, is of no account."""
+    """log q(Y | X, theta) of labels; the last parameter, the noise, has no effect."""
 
     @classmethod
     def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
-        """Averaged probabilities of the classes at r samples, (r, C); None where K is not positive definite."""
+        """Return averaged probabilities of the classes at r samples, (r, C); None if K is not positive definite."""
         raise NotImplementedError
 
 
 class _ColumnEvidence(LabelEvidence):
-    """Of columns of signs, one against the rest, added up."""
+    """The evidence of columns of signs, one class against the rest, added up."""
 
     n_matrices = 3
     loss: ClassVar[LabelLoss]
@@ -194,7 +194,7 @@ class _ColumnEvidence(LabelEvidence):
 
     @classmethod
     def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
-        """As of `LabelEvidence`; several columns' averages are divided by their sum."""
+        """Return averaged probabilities; those of several columns are divided by their sum."""
         matrix, targets, weights, cross, prior = samples
         work = np.empty(matrix.shape, order="F")
         positive, negative = np.empty((2, len(prior), targets.shape[1]))
@@ -210,14 +210,14 @@ class _ColumnEvidence(LabelEvidence):
 
     @staticmethod
     def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
-        """Log likelihood of each column's shares."""
+        """Return the log likelihood of each column's class shares."""
         counts = np.ones(len(targets)) if weights is None else weights
         total = float(counts.sum())
         shares = (counts @ (targets > 0.0)) / total
         return float(total * (scipy.special.xlogy(shares, shares) + scipy.special.xlog1py(1 - shares, -shares)).sum())
 
     def __call__(self, parameters: FloatArray) -> ValueAndGradient:
-        """As of `DenseObjective`: a Cholesky factorisation for each of Newton's steps, and an inverse, by column."""
+        """Take a Cholesky factorisation for each of Newton's steps, and an inverse, for each column."""
         matrix, work, total = self._kernel_matrix, self._work, self._more[0]
         self._family.matrix(parameters[:-1], matrix)
         value, reached = 0.0, np.empty(self._targets.shape)
@@ -239,7 +239,7 @@ class _ColumnEvidence(LabelEvidence):
         return value, np.append(self._family.contract(parameters[:-1], matrix, total), 0.0)
 
     def _slope_weights(self, mode: ColumnMode, targets: FloatArray, work: FloatArray) -> None:
-        """G of a column in the place of the factor of its B, in the lower triangle."""
+        """Replace the factor of a column's B by its G, in the lower triangle."""
         if not invert_factored(work):
             raise NumericalError("B = I + W^1/2 K W^1/2 has a zero on the diagonal of its factor; this cannot be")
         spread = 1.0 - np.diagonal(work)
@@ -255,26 +255,26 @@ class _ColumnEvidence(LabelEvidence):
 
 
 class LogitEvidence(_ColumnEvidence):
-    """Of the logistic likelihood."""
+    """The evidence of the logistic likelihood."""
 
     loss = LogisticLoss()
     likelihood = "logit"
 
 
 class ProbitEvidence(_ColumnEvidence):
-    """Of the probit likelihood."""
+    """The evidence of the probit likelihood."""
 
     loss = ProbitLoss()
     likelihood = "probit"
 
 
-# A sample that counts for nothing; its logarithm has to exist.
+# Weight of a sample that does not count; its logarithm must exist.
 LEAST_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True)
 class SoftmaxMode:
-    """The mode, and what the evidence and predictions take of its curvature."""
+    """The mode, with factors of its curvature for the evidence and predictions."""
 
     # (n, C): f, a and pi; f = K a
     values: FloatArray
@@ -288,11 +288,11 @@ class SoftmaxMode:
     steps: int  # Newton's
 
     def whitened(self, right: FloatArray) -> FloatArray:
-        """M^-1 times the right side (n, t)."""
+        """Return M^-1 times the right side (n, t)."""
         return np.asarray(scipy.linalg.solve_triangular(self.root, right, lower=True, check_finite=False))
 
     def solved(self, right: FloatArray) -> FloatArray:
-        """R times the right side (n, C)."""
+        """Return R times the right side (n, C)."""
         separate = np.column_stack([inner @ column for inner, column in zip(self.inner, right.T, strict=True)])
         shared = scipy.linalg.cho_solve((self.root, True), separate.sum(axis=1), check_finite=False)
         return np.asarray(separate - np.column_stack([inner @ shared for inner in self.inner]))
@@ -301,10 +301,10 @@ class SoftmaxMode:
 def softmax_mode(
     matrix: FloatArray, one_hot: FloatArray, weights: FloatArray | None = None, alpha: FloatArray | None = None
 ) -> SoftmaxMode | None:
-    """Find the mode by Newton's iterations; None where a matrix is not positive definite.
+    """Return the mode, by Newton's iterations; None if a matrix is not positive definite.
 
-    `matrix` (n, n): K, both triangles. `one_hot` (n, C). `weights` (n,). `alpha` (n, C): where to start, if it is
-    better than zero, the default.
+    `matrix` (n, n): K, both triangles. `one_hot` (n, C). `weights` (n,). `alpha` (n, C): a start, if it is
+    better than zero.
     """
     n, n_classes = one_hot.shape
     w = np.ones(n) if weights is None else np.maximum(weights, LEAST_WEIGHT)
@@ -332,7 +332,7 @@ def softmax_mode(
 
 
 def _inner(matrix: FloatArray, curvature: FloatArray, out: FloatArray) -> float | None:
-    """Fill in E_c of all classes; the sum of log|B_c|, or None where one is not positive definite."""
+    """Fill in E_c of all classes; return the sum of log|B_c|, or None if one is not positive definite."""
     logs = 0.0
     for column, target in zip(curvature.T, out, strict=True):
         root = np.sqrt(column)
@@ -350,25 +350,25 @@ def _inner(matrix: FloatArray, curvature: FloatArray, out: FloatArray) -> float 
 
 
 class SoftmaxEvidence(LabelEvidence):
-    """Of classes that softmax couples, three or more; targets (n, C) are signs."""
+    """The evidence of three or more classes that softmax couples; targets (n, C) are signs."""
 
     n_matrices = 2
 
     @classmethod
     def matrices(cls, n_targets: int) -> int:
-        """Matrices of order n that an evaluation holds."""
+        """Return the number of matrices of order n that an evaluation holds."""
         return 2 * n_targets + 5
 
     @staticmethod
     def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
-        """Log likelihood of the classes' shares."""
+        """Return the log likelihood of the classes' shares."""
         counts = np.ones(len(targets)) if weights is None else weights
         totals = counts @ (targets > 0.0)
         return float((scipy.special.xlogy(totals, totals / totals.sum())).sum())
 
     @classmethod
     def probabilities(cls, samples: SeenSamples) -> FloatArray | None:
-        """As of `LabelEvidence`, by `averaged_softmax`."""
+        """Return averaged probabilities, by `averaged_softmax`."""
         matrix, targets, weights, cross, prior = samples
         mode = softmax_mode(matrix, (targets > 0.0).astype(np.float64), weights)
         if mode is None:
@@ -383,7 +383,7 @@ class SoftmaxEvidence(LabelEvidence):
         return averaged_softmax(cross.T @ mode.alpha, covariance)
 
     def __call__(self, parameters: FloatArray) -> ValueAndGradient:
-        """As of `DenseObjective`: for each class two inverses' time a step of Newton's, and four products."""
+        """Take the time of two inverses a class for each of Newton's steps, and of four products."""
         matrix, total = self._kernel_matrix, self._work
         self._family.matrix(parameters[:-1], matrix)
         one_hot = (self._targets > 0.0).astype(np.float64)

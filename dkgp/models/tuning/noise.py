@@ -54,52 +54,52 @@ NOISE_KINDS: tuple[NoiseKind, ...] = get_args(NoiseKind)
 # Standardised inputs (n, d) and targets (n, p) of a subset.
 Rows: TypeAlias = tuple[FloatArray, FloatArray]
 Fit: TypeAlias = Callable[[FloatArray, FloatArray], Hyperparameters]
-# Of held-out samples from a subset's rows, by dense algebra; `NumericalError` where Kbar is not positive definite.
+# Predicts held-out samples from a subset's rows, by dense algebra; `NumericalError` if Kbar is not positive definite.
 Predict: TypeAlias = "Callable[[Hyperparameters, Rows, Rows], Prediction]"
 
-# Samples that decide, as a fraction of the subset; fewer say little.
+# Held-out samples that decide, as a fraction of the subset, and the fewest samples of a data set.
 HELD_OUT, FEWEST = 0.5, 20
-# What a model with more to it must be better by: standard errors of the difference, and nats; of one sample at most.
+# Least gain of a larger model: standard errors of the difference, and nats; greatest gain that a sample counts for.
 _ERRORS, _LEAST_GAIN, _MOST_GAIN = 2.0, 0.005, 3.0
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Held-out samples as a model tells them: `losses` (m,), negative log densities, mean over targets, and scores."""
+    """A model's prediction of held-out samples: `losses` (m,), negative log densities, mean over targets; scores."""
 
     losses: FloatArray
     sums: ScoreSums
 
     def row(self) -> dict[str, Any]:
-        """The scores; the density is that of the losses, which need not be a normal one."""
+        """Return the scores; the density is that of the losses, which need not be normal."""
         scores = {name: value for name, value in scores_of([self.sums]).items() if name != "predictions"}
         return {**scores, "nlpd": float(self.losses.mean())}
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of one model over another on held-out samples: mean log density, in nats, and its standard error."""
+    """Gain of one model over another on held-out samples: mean log density, in nats, and its standard error."""
 
     mean: float
     error: float
 
     @classmethod
     def of(cls, before: FloatArray, after: FloatArray) -> Gain:
-        """Of losses (m,) of the same samples."""
+        """Compare losses (m,) of the same samples."""
         gains = np.minimum(before - after, _MOST_GAIN)
         return cls(float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains)))
 
     @property
     def decides(self) -> bool:
-        """True if the other model is to be taken."""
+        """True if the gain suffices to take the other model."""
         return self.mean > max(_ERRORS * self.error, _LEAST_GAIN)
 
 
 @dataclass(frozen=True)
 class NoiseSearch:
-    """A search of a noise model beyond `start`, on a subset of `size` samples at most; `subject` names it in words.
+    """A search for a noise model beyond `start`, on a subset of at most `size` samples; `subject` names it in words.
 
-    Raises `InputError` where there is nothing to search: the noise is held fixed, or known.
+    Raises `InputError` if the noise is fixed, or known.
     """
 
     subject: str
@@ -121,14 +121,14 @@ class NoiseSearch:
             )
 
     def fitted(self, fit: Fit) -> Hyperparameters:
-        """The model that was named, of the whole subset."""
+        """Return the model that the user named, fitted on the whole subset."""
         n = self.dataset.n_samples
         return fit(*Subsets(self.dataset, plan_subsets(n, min(self.size, n), seed=self.seed)).rows(0))
 
     def best_of(self, plain: str, fits: Mapping[str, Fit], predict: Predict) -> Hyperparameters:
-        """The best of `start`, whose name is `plain`, and of what `fits` find, with the comparison.
+        """Return the best of `start`, named `plain`, and the results of `fits`, with the comparison.
 
-        Raises `InputError` where there are fewer than 20 samples.
+        Raises `InputError` for fewer than 20 samples.
         """
         if self.dataset.n_samples < FEWEST:
             raise InputError(
@@ -155,12 +155,12 @@ class NoiseSearch:
         self._tell(table, plan)
         self.note(f"the {self.subject} is {kind}")
         if kind != plain and plan.size < min(self.size, self.dataset.n_samples):
-            best = self.fitted(fits[kind])  # the samples that were held out have decided; now they count
+            best = self.fitted(fits[kind])  # the held-out samples have decided; now they train too
         comparison = {"kind": kind, "samples": plan.size, "held_out": plan.holdout, "kinds": table}
         return replace(best, noise_comparison=comparison)
 
     def _plan(self) -> SubsetPlan:
-        """A subset and half as many samples held out; of too few samples, a third of them are."""
+        """Plan a subset and hold out half as many samples; of few samples, a third."""
         n = self.dataset.n_samples
         size, third = min(self.size, n), n // 3
         plan = plan_subsets(n, size, seed=self.seed, holdout=HELD_OUT)
@@ -177,9 +177,9 @@ class NoiseSearch:
 def held_out_function(
     kernel: Kernel, noise: FloatArray, rows: Rows, inputs: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Mean (m, p) and variance (m,) of the function at inputs (m, d), of samples with noise variances (n,).
+    """Return mean (m, p) and variance (m,) of the function at inputs (m, d), given samples' noise variances (n,).
 
-    Raises `NumericalError` where Kbar is not positive definite.
+    Raises `NumericalError` if Kbar is not positive definite.
     """
     matrix = np.asfortranarray(kernel.matrix(rows[0], rows[0]))
     np.einsum("ii->i", matrix)[:] += noise
@@ -192,7 +192,7 @@ def held_out_function(
 
 
 def normal_losses(errors: FloatArray, variance: FloatArray) -> FloatArray:
-    """Negative log densities (m,) of errors (m, p), of normal distributions of variance (m,); mean over targets."""
+    """Return negative log densities (m,) of errors (m, p) under normals of variance (m,); mean over targets."""
     losses = 0.5 * (np.log(2.0 * math.pi * variance)[:, None] + errors**2 / variance[:, None])
     return np.asarray(losses.mean(axis=1))
 
@@ -207,7 +207,7 @@ def tune_noise(
     subset: int,
     note: Callable[[str], None] | None = None,
 ) -> Hyperparameters:
-    """Find how the noise depends on the inputs, and move the kernel with it.
+    """Fit a noise model that depends on the inputs, and the kernel with it.
 
     Raises `InputError`: a noise variance that is held fixed, known noise of the samples, or fewer than 20 of them for
     `auto`; `NumericalError`: a kernel matrix is not positive definite.
@@ -217,20 +217,20 @@ def tune_noise(
     dataset : Dataset
         The training set.
     start : Hyperparameters
-        As `tune_dataset` found them, with the same noise everywhere.
+        The result of `tune_dataset`, with the same noise everywhere.
     kind : {"none", "linear", "gp", "auto"}
-        Whether log s2 is linear in the inputs or a Gaussian process; auto: what held-out samples say, none included.
+        log s2 is linear in the inputs or a Gaussian process; auto: held-out samples choose, "none" included.
     choices, settings
-        Of the search that found `start`; their bounds, fixed values and priors hold on.
+        Those of the search for `start`; bounds, fixed values and priors still apply.
     subset : int
         Samples of the subset; for `auto` half as many more are held out, of few samples a third of them.
     note : callable, optional
-        Called with a line for each kind that was looked at.
+        Called with a line for each kind that is tried.
 
     Returns
     -------
     Hyperparameters
-        With a noise model, or `start` where there is to be none; after `auto` with the comparison.
+        With a noise model, or `start`; after `auto` with the comparison.
     """
     if kind == "none":
         return start
@@ -253,28 +253,28 @@ def _predicted_by_model(hyperparameters: Hyperparameters, rows: Rows, held_out: 
 
 
 MEAN_LOG_CHI_SQUARED, VARIANCE_LOG_CHI_SQUARED = -1.2703628454614782, math.pi**2 / 2.0
-# Logarithms are taken of squares that are at least this share of their mean: a residual may be zero.
+# Squares below this share of their mean are raised to it before the logarithm: a residual may be zero.
 _LEAST_SHARE = 1e-8
-# Samples that the noise's kernel is tuned on; noise that changes within half a deviation of an input is not looked for.
+# Samples for tuning the noise's kernel; its length scales are at least half a deviation of an input.
 _KERNEL_SAMPLES, _GAMMA_BOUNDS = 1000, (1e-6, 2.0)
-# Points of a basis: the most, and the share of the prior variance that may be left at any sample.
+# Most points of a basis, and the share of the prior variance that it may leave at any sample.
 _MOST_POINTS, _LEFT = 50, 0.01
-# Prior deviations of weights: of a linear model per deviation of an input; a Gaussian process's are normalised.
+# Prior deviations of weights: of a linear model per deviation of an input; those of a Gaussian process are normalised.
 _LINEAR_DEVIATION, _GP_DEVIATION = 2.0, 1.0
 
 
 @dataclass(frozen=True)
 class NoiseFeatures:
-    """Features of the samples of a subset, and of any other input.
+    """Features of a subset's samples, and of any other input.
 
     Attributes
     ----------
     design : (n, q) float64
         log s2_i = b + design_i' w.
     deviation : float
-        Of the weights' normal prior around zero.
+        Deviation of the weights' normal prior around zero.
     kernel, points, lower
-        Of a Gaussian process: k, the basis z (q, d), and L with L L' = k(z, z); None of the inputs themselves.
+        k, the basis z (q, d), and L with L L' = k(z, z) of a Gaussian process; None if the inputs are the features.
     """
 
     design: FloatArray
@@ -284,16 +284,16 @@ class NoiseFeatures:
     lower: FloatArray | None = None
 
     def coefficients(self, weights: FloatArray) -> FloatArray:
-        """Coefficients of the inputs, or of k(x, z_j), that weights (q,) of the features stand for: (q,)."""
+        """Return the coefficients of the inputs, or of k(x, z_j), for weights (q,) of the features: (q,)."""
         if self.lower is None:
             return weights
         return np.asarray(scipy.linalg.solve_triangular(self.lower, weights, lower=True, trans="T"))
 
 
 def noise_features(kind: str, start: Hyperparameters, inputs: FloatArray, targets: FloatArray) -> NoiseFeatures:
-    """Features of `kind` on standardised inputs (n, d) and targets (n, p), as residuals of `start` suggest them.
+    """Return features of `kind` for standardised inputs (n, d) and targets (n, p), from residuals of `start`.
 
-    Raises `NumericalError` where the kernel matrix of `start` is not positive definite.
+    Raises `NumericalError` if the kernel matrix of `start` is not positive definite.
     """
     if kind == "linear":
         return NoiseFeatures(inputs, _LINEAR_DEVIATION)
@@ -303,7 +303,7 @@ def noise_features(kind: str, start: Hyperparameters, inputs: FloatArray, target
 
 
 def log_noise(start: Hyperparameters, inputs: FloatArray, targets: FloatArray) -> FloatArray:
-    """Estimates of the log variance of each residual given all other samples, (n,), mean over targets: unbiased.
+    """Estimate the log variance of each residual given all other samples, (n,), mean over targets, without bias.
 
     e_i = alpha_i / (Kbar^-1)_ii (Rasmussen and Williams 2006, equation 5.12); `NumericalError` as `noise_features`.
     """
@@ -321,7 +321,7 @@ def log_noise(start: Hyperparameters, inputs: FloatArray, targets: FloatArray) -
 
 
 def _kernel_of(logs: FloatArray, inputs: FloatArray, n_targets: int, seed: int) -> Kernel:
-    """The squared exponential, amplitude and a length scale for each feature, under which `logs` (n,) are likeliest."""
+    """Return the squared exponential, with amplitude and a length scale a feature, that fits `logs` (n,) best."""
     scale = max(float(logs.std()), 1e-3)
     found = tune(
         inputs,
@@ -341,9 +341,9 @@ def _kernel_of(logs: FloatArray, inputs: FloatArray, n_targets: int, seed: int) 
 
 
 def pivoted_factor(kernel: Kernel, inputs: FloatArray) -> tuple[FloatArray, list[int]]:
-    """F (n, q) with F F' <= K and equality at the pivots, by pivoted Cholesky, greedily; and the q pivots.
+    """Return F (n, q) with F F' <= K and equality at the pivots, by greedy pivoted Cholesky, and the q pivots.
 
-    It ends with 50 pivots, or where a hundredth of every prior variance is left.
+    It ends with 50 pivots, or when a hundredth of every prior variance is left.
     """
     left = kernel.diagonal(inputs).astype(np.float64)
     enough = _LEFT * float(left.max())
@@ -376,7 +376,7 @@ def fit_noise(
     choices: Choices,
     settings: SearchSettings,
 ) -> Hyperparameters:
-    """Find a noise model of `kind`, and move the kernel with it, from `start` on.
+    """Fit a noise model of `kind`, and the kernel with it, from `start` on.
 
     Raises `NumericalError`: the kernel matrix is not positive definite at the start.
 
@@ -384,11 +384,11 @@ def fit_noise(
     ----------
     kind : {"linear", "gp"}
     start : Hyperparameters
-        Found with the same noise everywhere.
+        Tuned with the same noise everywhere.
     inputs, targets
         A subset, standardised: (n, d) and (n, p).
     choices, settings
-        As of the search that found `start`; its kernel and start do not matter.
+        Those of the search for `start`; its kernel and start are ignored.
 
     Returns
     -------
@@ -444,12 +444,12 @@ def _model(kind: str, features: NoiseFeatures, weights: FloatArray, offset: floa
 
 
 def _with_weights(space: SearchSpace, q: int, deviation: float) -> SearchSpace:
-    """The space with q weights before the noise variance, each normal around zero."""
+    """Return the space with q weights before the noise variance, each normal around zero."""
     k = len(space.names) - 1
     names = tuple(f"noise_weight.{index}" for index in range(q))
 
     moved = tuple((position + q * (position == k), prior) for position, prior in space.priors)
-    # Of a logarithm that is normal around log 1: the search's own form of a normal weight.
+    # A logarithm that is normal around log 1 is the search's form of a normal weight.
     normal = LogNormal(1.0, deviation)
     return replace(
         space,
@@ -478,9 +478,9 @@ class Weighed:
     Attributes
     ----------
     beyond
-        What samples have beside the least noise, (n,).
+        Noise variances of the samples beyond the least one, (n,).
     errors, latent
-        Of each sample given all others: what is left of it, and the variance of the function there, (n,).
+        Residual of each sample given all others, and the variance of the function there, (n,).
     """
 
     beyond: FloatArray
@@ -493,9 +493,9 @@ def weigh(
 ) -> Weighed:
     """Reweigh samples until no weight changes by more than a hundredth, for targets (n,), from `beyond` (n,) on.
 
-    With `sure` the function's variance counts for nothing, as in training: the result is the posterior's mode.
+    `sure` ignores the function's variance, as training does: the result is the posterior's mode.
 
-    Raises `NumericalError` where Kbar is not positive definite.
+    Raises `NumericalError` if Kbar is not positive definite.
     """
     for _ in range(_MOST_REWEIGHTED):
         noise = likelihood.least + beyond
@@ -517,9 +517,9 @@ def weigh(
 def fit_student(
     start: Hyperparameters, inputs: FloatArray, targets: FloatArray, choices: Choices, settings: SearchSettings
 ) -> Hyperparameters:
-    """Find nu, s2 and the kernel from `start` on, by a subset, standardised: (n, d) and (n, 1).
+    """Fit nu, s2 and the kernel from `start` on, on a standardised subset: (n, d) and (n, 1).
 
-    Raises `NumericalError` where a kernel matrix is not positive definite.
+    Raises `NumericalError` if a kernel matrix is not positive definite.
     """
     y, value, tuned = targets[:, 0], math.nan, start
     likelihood = StudentT(_START_DEGREES, start.noise_variance / 2.0)
@@ -550,7 +550,7 @@ def fit_student(
 
 
 def _likeliest(likelihood: StudentT, weighed: Weighed) -> StudentT:
-    """The distribution under which samples are likeliest, each given all others."""
+    """Return the distribution under which samples are likeliest, each given all others."""
 
     def at(parameters: FloatArray) -> StudentT:
         degrees = float(np.clip(2.0 + math.exp(float(parameters[0])), *_DEGREES))
@@ -573,7 +573,7 @@ def _kernel_under(
     choices: Choices,
     settings: SearchSettings,
 ) -> tuple[Hyperparameters, float]:
-    """`start` with the kernel that the objective prefers under the samples' noise at its s2, held; and the value."""
+    """Return `start` with the best kernel under the samples' noise, at its fixed s2, and the objective's value."""
     (inputs, targets), problem = samples, SearchProblem.from_start(start, choices, settings)
     family = family_of(problem.kernel, inputs, problem.settings.learn_variance, problem.feature_names)
     held = problem.space.fixed.copy()
@@ -597,7 +597,7 @@ def tune_likelihood(
     subset: int,
     note: Callable[[str], None] | None = None,
 ) -> Hyperparameters:
-    """Find Student's t for the noise, and move the kernel with it.
+    """Fit Student's t as the law of the noise, and the kernel with it.
 
     Raises `InputError`: several targets, known noise of the samples, a noise variance that is held fixed, or too few
     samples for `auto`; `NumericalError`: a kernel matrix is not positive definite.
@@ -607,7 +607,7 @@ def tune_likelihood(
     dataset, start, choices, settings, subset, note
         As for `tune_noise`.
     likelihood : {"gaussian", "student-t", "auto"}
-        auto: Student's t where held-out samples have a better density by more than twice the standard error.
+        auto: Student's t if held-out samples have a better density by more than twice the standard error.
 
     Returns
     -------

@@ -61,7 +61,7 @@ from dkgp.models.tuning.families import KernelFamily
 ObjectiveName: TypeAlias = Literal["likelihood", "loo"]
 # The value and its gradient (q,); None where they do not exist, such as where Kbar is not positive definite.
 ValueAndGradient: TypeAlias = tuple[float, FloatArray] | None
-# What the search itself holds: its history, and Python's own objects.
+# Memory of the search itself: its history, and Python's own objects.
 SEARCH_BYTES = 2**19
 
 
@@ -73,19 +73,17 @@ class Objective(Protocol):
 
 
 class DenseObjective:
-    """A value and its gradient at theta = (the kernel's log parameters, log s2), by dense algebra on one subset.
+    """An objective at theta = (the kernel's log parameters, log s2), by dense algebra on one subset, without the GIL.
 
-    Spends its time without the GIL, as far as the family does.
-
-    The `family` is on the same n inputs as the standardised `targets` (n, p), of which the p columns share the
-    hyperparameters, and their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order to work in,
-    reused by every evaluation. Samples have `weights` (n,) in objectives of labels alone, and `noise` of their own
-    in those of numbers alone: s2 is then what it is a function of. A mean has the columns `trend` (n, q).
+    `family` and the standardised `targets` (n, p) have the same n samples; the p columns share the hyperparameters, and
+    their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order, work space of every evaluation.
+    Objectives of labels take `weights` (n,) of the samples, those of numbers their `noise`, as a function of s2. A mean
+    has the columns `trend` (n, q).
     """
 
     n_matrices: ClassVar[int]
-    # Of labels, (n, t): coefficients where the search for a mode begins, as those of a mode at parameters nearby save
-    # half of it; and those of the mode that was found last.
+    # Coefficients (n, t) of labels: where the search for a mode begins (a mode at parameters nearby saves half of it),
+    # and those of the last mode.
     start: FloatArray | None = None
     reached: FloatArray | None = None
 
@@ -106,28 +104,28 @@ class DenseObjective:
         self._kernel_matrix, self._work, *self._more = matrices
 
     def __call__(self, parameters: FloatArray) -> ValueAndGradient:
-        """The value and its gradient, or None where Kbar is not numerically positive definite."""
+        """Return the value and its gradient; None if Kbar is not numerically positive definite."""
         raise NotImplementedError
 
     @classmethod
     def matrices(cls, n_targets: int) -> int:
-        """Matrices of order n that an evaluation holds, those that it is lent among them."""
+        """Return the number of matrices of order n that an evaluation holds, `matrices` included."""
         return cls.n_matrices
 
     @staticmethod
     def independent(targets: FloatArray, weights: FloatArray | None = None) -> float:
-        """The value of the best model of samples that have nothing to do with their inputs, for `targets` (n, p)."""
+        """Return the value of the best model in which `targets` (n, p) do not depend on their inputs."""
         variances = np.maximum(np.mean(targets * targets, axis=0), np.finfo(np.float64).tiny)
         return -0.5 * len(targets) * float(np.log(2.0 * math.pi * math.e * variances).sum())
 
     def _fill(self, parameters: FloatArray) -> None:
-        """K in the first matrix, Kbar in the second."""
+        """Write K into the first matrix, Kbar into the second."""
         self._family.matrix(parameters[:-1], self._kernel_matrix)
         np.copyto(self._work, self._kernel_matrix)
         np.einsum("ii->i", self._work)[:] += self._noise.with_common(math.exp(parameters[-1])).diagonal
 
     def _slopes(self, parameters: FloatArray, weights: FloatArray) -> FloatArray:
-        """sum_ij weights_ij dKbar_ij / dtheta for each parameter, by the lower triangle of `weights`: it may change."""
+        """Return sum_ij weights_ij dKbar_ij / dtheta for each parameter; reads and may change the lower triangle."""
         noise = math.exp(parameters[-1])
         if self._noise.is_common:
             noise *= float(np.trace(weights))
@@ -143,7 +141,7 @@ class LogMarginalLikelihood(DenseObjective):
     n_matrices = 2
 
     def __call__(self, parameters: FloatArray) -> ValueAndGradient:
-        """As of `DenseObjective`: a Cholesky factorisation, the inverse from it, an (n, n) by (n, d + 1) product."""
+        """Take a Cholesky factorisation, the inverse from it, and an (n, n) by (n, d + 1) product."""
         n_samples, n_targets = self._targets.shape
         self._fill(parameters)
         if self._trend is not None:
@@ -163,7 +161,7 @@ class LogMarginalLikelihood(DenseObjective):
         return value, 0.5 * self._slopes(parameters, self._work)
 
     def _restricted(self, parameters: FloatArray, trend: FloatArray) -> ValueAndGradient:
-        """The restricted likelihood of a mean with these columns, and its gradient; Kbar is in the second matrix."""
+        """Return the restricted likelihood of a mean with these columns, and its gradient, with Kbar in `_work`."""
         (n, p), q = self._targets.shape, trend.shape[1]
         inverted = invert(self._work, np.asfortranarray(np.column_stack([self._targets, trend])))
         if inverted is None:
@@ -187,7 +185,7 @@ class LogMarginalLikelihood(DenseObjective):
 
     @staticmethod
     def independent_about(targets: FloatArray, trend: FloatArray) -> float:
-        """As `independent`, about a mean: the restricted likelihood of samples that have nothing but noise."""
+        """Return the restricted likelihood of samples that are a mean and noise; see `independent`."""
         (n, q), rest = trend.shape, targets - trend @ np.linalg.lstsq(trend, targets, rcond=None)[0]
         variances = np.maximum((rest * rest).sum(axis=0) / (n - q), np.finfo(np.float64).tiny)
         determinant = float(np.linalg.slogdet(trend.T @ trend)[1])
@@ -200,7 +198,7 @@ class LeaveOneOut(DenseObjective):
     n_matrices = 3
 
     def __call__(self, parameters: FloatArray) -> ValueAndGradient:
-        """As of `DenseObjective`."""
+        """Take a factorisation, the inverse and a product of two matrices."""
         n_samples, n_targets = self._targets.shape
         self._fill(parameters)
         if not factor(self._work):
@@ -227,7 +225,7 @@ class LeaveOneOut(DenseObjective):
 
 
 def factored(family: KernelFamily, parameters: FloatArray, out: FloatArray, noise: Noise = SAME_NOISE) -> FloatArray:
-    """Put Cholesky's lower factor of Kbar into `out`, and return it; `NumericalError` where there is none."""
+    """Put Cholesky's lower factor of Kbar into `out`, and return it; `NumericalError` if there is none."""
     family.matrix(parameters[:-1], out)
     np.einsum("ii->i", out)[:] += noise.with_common(math.exp(parameters[-1])).diagonal
     if not factor(out):
@@ -248,9 +246,9 @@ def fold_predictions(
 ) -> tuple[FloatArray, FloatArray]:
     """Predict each fold's targets from all samples outside of it, in closed form.
 
+    Returns predictive means (n, p), and predictive variances of new observations (n,), with each sample's noise.
     `parameters` are logarithms, the noise variance's last; `folds` are indices of samples, together each sample once;
-    `matrices` are one array (n, n) in Fortran order to work in; `noise` is that of samples that differ. Returned are
-    predictive means (n, p), and predictive variances of a new observation (n,), the sample's noise included.
+    `matrices` has one array (n, n) in Fortran order as work space.
 
     Raises `NumericalError`: Kbar is not numerically positive definite.
     """
@@ -263,7 +261,7 @@ def fold_predictions(
     mean, variance = np.empty_like(ordered), np.empty(n_samples)
     for fold in folds:
         block = np.asfortranarray(work[np.ix_(fold, fold)])
-        if not factor(block):  # a principal part of a positive definite matrix: only rounding brings one here
+        if not factor(block):  # a principal part of a positive definite matrix: only rounding fails here
             raise NumericalError("the predictive covariance of a fold is not positive definite; take more folds")
         mean[fold] = ordered[fold] - solve_factored(block, np.asfortranarray(alpha[fold]))
         invert_factored(block)
@@ -313,18 +311,18 @@ BY_DESIGN: dict[ObjectiveName, type[ByDesign]] = {"likelihood": LikelihoodByDesi
 def projected_peak_bytes(
     subset_size: int, n_features: int, n_targets: int, *, subsets: int = 1, at_once: int = 1, matrices: int = 2
 ) -> int:
-    """Bytes that tuning holds at its peak in one process.
+    """Return the bytes that tuning holds at its peak in one process.
 
     Parameters
     ----------
     subset_size, n_features, n_targets : int
         n, d and p of a subset.
     subsets : int
-        How many there are; each holds a few arrays of (n, d) and (n, p).
+        Number of subsets; each holds a few arrays of (n, d) and (n, p).
     at_once : int
-        How many are evaluated at the same time; each takes `matrices` arrays of (n, n).
+        Number of subsets that are evaluated at a time; each takes `matrices` arrays of (n, n).
     matrices : int
-        2 for the likelihood, 3 for the leave-one-out objective; what a composed kernel adds is told by `family_bytes`.
+        2 for the likelihood, 3 for the leave-one-out objective; `family_bytes` are those of a composed kernel.
     """
     rows = 9 * (n_features + 1) + 4 * n_targets
     # The inverse copies a block column, and each of its products is an array.

@@ -38,23 +38,23 @@ from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
 from dkgp.models.tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from dkgp.models.tuning.space import NOISE_NAME, LogNormal, SearchSpace, search_space
 
-# The whole variance of the targets, so that the search discovers signal step by step. From a small noise variance the
-# misfit drives the first steps to gamma = infinity, where every sample is an island: a maximum without a way out.
+# The whole variance of the targets: the search then discovers signal step by step. From a small noise variance the
+# misfit drives the first steps to gamma = infinity, a maximum where every sample is an island.
 _INITIAL_NOISE_VARIANCE = 1.0
-# What L-BFGS-B ends with where its line search does not find a better point.
+# Status of L-BFGS-B if its line search finds no better point.
 _LINE_SEARCH_ENDED = 2
-# Tried besides where that start found no structure: (factor on the kernel's own gamma, noise variance).
+# Further starts if the first found no structure: (factor on the kernel's own gamma, noise variance).
 _FALLBACK_STARTS = ((0.2, 0.3), (0.2, 0.1), (5.0, 0.3))
 
 
 @dataclass(frozen=True)
 class TuneProgress:
-    """One evaluation of likelihood and gradient; handed to a progress callback.
+    """One evaluation of an objective and its gradient, for a progress callback.
 
     `evaluation` counts within the starting point number `start`, up to at most `max_evaluations`.
-    `gradient_inf_norm` is with respect to the logarithms of the free hyperparameters. Where the kernel matrix was not
-    positive definite, so that the step is taken back, it is not a number and `log_marginal_likelihood` minus infinity.
-    Both log likelihoods are those of the objective that is searched with, without priors.
+    `gradient_inf_norm` is with respect to the logarithms of the free hyperparameters. If the kernel matrix was not
+    positive definite, the step is taken back: the norm is NaN and `log_marginal_likelihood` minus infinity. Both log
+    likelihoods are values of the search's objective, without priors.
     """
 
     evaluation: int
@@ -97,11 +97,11 @@ class SearchSettings:
 class Optimum:
     """The best point of a search.
 
-    `parameters` (q,) are the logarithms of all, those held fixed included; `value`, the objective's, is the sum of
-    `log_likelihood` and `log_prior`; `slopes` (q,) are its derivatives, 0 of parameters held fixed. `rested` says
-    whether the search came to rest by itself: no step changed anything by more than the tolerance, or none led on.
-    `gain` is what Newton's step within the bounds promises yet, g'H^-1 g / 2 of the projected gradient g and the
-    search's own curvature H: unlike the gradient it does not depend on how stiff a parameter is.
+    `parameters` (q,) are the logarithms of all, fixed ones included. `value` is the sum of `log_likelihood` and
+    `log_prior`; `slopes` (q,) are its derivatives, 0 for fixed parameters. `rested`: the search came to rest by itself,
+    because no step changed anything by more than the tolerance, or none was uphill. `gain` is the further gain that
+    Newton's step within the bounds promises, g'H^-1 g / 2 of the projected gradient g and the search's curvature H:
+    unlike the gradient it does not depend on a parameter's stiffness.
     """
 
     parameters: FloatArray
@@ -118,12 +118,10 @@ class _SearchEndedError(Exception):
 
 
 class LikelihoodSearch:
-    """Searches from one starting point after another and remembers the best point seen.
+    """Searches from one starting point after another and keeps the best point.
 
-    `space` has the parameters that may move, and their bounds.
-
-    `best`: None until some starting point had a likelihood at all. `evaluations`: of the likelihood, over all starting
-    points.
+    `space` has the parameters that may move, and their bounds. `best` is None until a starting point has a value.
+    `evaluations` counts over all starting points.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class LikelihoodSearch:
         self._inverse_curvature: Any = None
 
     def run(self, parameters: FloatArray) -> Optimum | None:
-        """Search from one starting point (q,), within `max_evaluations`; return the best of it, if there was any."""
+        """Search from one starting point (q,), within `max_evaluations`; return its best point, if it has any."""
         first = parameters[self._free]
         try:
             rested = self._minimise(first) if first.size else self._evaluate_once(first)
@@ -167,7 +165,7 @@ class LikelihoodSearch:
         return optimum
 
     def _evaluate_once(self, nothing: FloatArray) -> bool:
-        """Evaluate the likelihood where every parameter is held fixed, so that there is nothing to search for."""
+        """Evaluate the objective if every parameter is fixed: there is nothing to search for."""
         self._objective(nothing)
         return True
 
@@ -183,17 +181,17 @@ class LikelihoodSearch:
                 "maxcor": max(10, first.size),
                 "ftol": 0.0,  # `_after_step` decides
                 "gtol": self._settings.tolerance,
-                # `_objective` keeps the count: the optimiser would look at it only between steps.
+                # `_objective` keeps the count: the optimiser would check it only between steps.
                 "maxfun": 10**9,
                 "maxiter": 10**9,
             },
         )
         self._inverse_curvature = getattr(result, "hess_inv", None)
-        # Where rounding leaves a line search nowhere to go the gradient tells whether that is the optimum.
+        # If rounding stops a line search, the gradient decides whether that is the optimum.
         return self._settled or bool(result.success) or result.status == _LINE_SEARCH_ENDED
 
     def _promised(self, optimum: Optimum) -> float:
-        """The gain that the projected gradient promises at the best point; 0 where no search has ended there."""
+        """Return the gain that the projected gradient promises at the best point; 0 if no search ended there."""
         if self._inverse_curvature is None:
             return 0.0
         slopes = projected(optimum.slopes, self._space.sides(optimum.parameters))[self._free]
@@ -232,8 +230,8 @@ class LikelihoodSearch:
     def _is_settled(self, old_parameters: FloatArray, old_value: float, parameters: FloatArray, value: float) -> bool:
         if abs(value - old_value) > self._settings.tolerance * max(1.0, abs(value)):
             return False
-        # A change of logarithms is relative. For a gamma below 1 the absolute change is what moves the kernel's
-        # exponent; relatively, the gamma of an irrelevant feature would slide towards zero for ever.
+        # A change of logarithms is relative. For a gamma below 1 the absolute change counts, because it moves the
+        # kernel's exponent; by relative changes the gamma of an irrelevant feature would fall for ever.
         change = np.abs(parameters - old_parameters)
         change[self._gamma_like] *= np.minimum(1.0, np.exp(parameters[self._gamma_like]))
         return bool(change.max() <= self._settings.tolerance)
@@ -257,25 +255,25 @@ class LikelihoodSearch:
 
 
 def projected(slopes: FloatArray, sides: NDArray[np.int8]) -> FloatArray:
-    """The gradient (q,) without what points out of the box; `sides` as of `SearchSpace.sides`."""
+    """Return the gradient (q,) without components that point out of the box; `sides`: see `SearchSpace.sides`."""
     return np.where(sides * slopes > 0.0, 0.0, slopes)
 
 
 def first_point(kernel_values: FloatArray, noise_variance: float | None = None) -> FloatArray:
-    """The search's first point: log values of the kernel and of the noise variance, by default the targets' 1."""
+    """Return the first point: log values of the kernel and of the noise variance, by default the targets' 1."""
     noise = _INITIAL_NOISE_VARIANCE if noise_variance is None else noise_variance
     return np.append(kernel_values, math.log(noise))
 
 
 def starting_points(first: FloatArray, space: SearchSpace, settings: SearchSettings) -> list[FloatArray]:
-    """The starting point `first` (q,), then seeded random ones around it, by factors of about e."""
+    """Return the starting point `first` (q,), then seeded random ones around it, by factors of about e."""
     generator = np.random.default_rng([settings.seed, 1])
     others = [first + generator.standard_normal(first.size) for _ in range(settings.restarts - 1)]
     return [space.within(point) for point in [first, *others]]
 
 
 def fallback_starting_points(first: FloatArray, space: SearchSpace) -> list[FloatArray]:
-    """Other starting points, for a search whose first ones led to nothing but noise."""
+    """Return further starting points, for a search that has found nothing but noise."""
     points = []
     for factor, noise_variance in _FALLBACK_STARTS:
         point = first.copy()
@@ -290,17 +288,17 @@ class SubsetSummary:
     """Summary of a subset for the search."""
 
     n_targets: int  # samples times columns
-    independent: float  # the objective's value for targets that do not depend on their inputs
-    deviations: FloatArray  # (p,): the targets' standard deviations; none of labels, which have no scale
-    rows: int = 0  # samples that were looked at for copies, and how many repeat an earlier one, targets included
+    independent: float  # value of the objective for targets that do not depend on their inputs
+    deviations: FloatArray  # (p,): standard deviations of the targets; empty for labels, which have no scale
+    rows: int = 0  # samples checked for copies, and samples that repeat an earlier one, targets included
     copies: int = 0
 
 
-# Nats a sample, for a factor of e: by how much the objective rises beyond a bound that matters.
+# Nats a sample, for a factor of e: the least rise of the objective beyond a bound that matters.
 PRESSING = 1e-3
 # Nats, of all subsets together, that switching features off may cost.
 MOST_LOST = 0.1
-# A gamma whose length scale is a hundred deviations; features that matter more are not tried.
+# The gamma of a length scale of a hundred deviations; features that matter more are not tried.
 LARGEST_GAMMA = 1.0 / (2.0 * 100.0**2)
 
 
@@ -315,7 +313,7 @@ class Rest:
     sides
         -1 for a parameter on its lower bound, 1 on its upper, 0 elsewhere, (q,).
     count
-        Targets of all subsets, by which slopes are judged.
+        Number of targets in all subsets; slopes are compared with it.
     """
 
     slopes: FloatArray
@@ -324,12 +322,12 @@ class Rest:
 
     @classmethod
     def of(cls, space: SearchSpace, parameters: FloatArray, slopes: FloatArray, count: int) -> Rest:
-        """Of log parameters (q,) and the objective's slopes (q,) there, of `count` targets."""
+        """Describe the end at log parameters (q,), where the objective of `count` targets has the slopes (q,)."""
         return cls(slopes, space.sides(parameters), max(1, count))
 
     @property
     def outward(self) -> NDArray[np.bool_]:
-        """True where the objective rises beyond a bound, (q,)."""
+        """Mask of parameters beyond whose bound the objective rises, (q,)."""
         return np.asarray(self.sides * self.slopes > 0.0)
 
     @property
@@ -339,7 +337,7 @@ class Rest:
 
     @property
     def projected_norm(self) -> float:
-        """Its largest component."""
+        """Largest component of the projected gradient."""
         return float(np.abs(self.projected).max(initial=0.0))
 
     def is_optimum(self, gain: float, tolerance: float) -> bool:
@@ -347,7 +345,7 @@ class Rest:
         return gain <= tolerance * self.count
 
     def judged(self, parameters: Sequence[TunedParameter]) -> tuple[TunedParameter, ...]:
-        """Return the parameters (q), `pressed` where a bound keeps one from where the objective is larger."""
+        """Return the parameters (q), `pressed` if the objective is larger beyond the bound that one lies on."""
         beyond = (self.outward & (np.abs(self.slopes) > PRESSING * self.count)).tolist()
         return tuple(
             replace(item, pressed=is_beyond and not item.idle)
@@ -358,16 +356,16 @@ class Rest:
 def bound_warnings(
     parameters: Sequence[TunedParameter], labels: Sequence[str], summaries: Sequence[SubsetSummary]
 ) -> list[str]:
-    """A sentence for each place that parameters are pressed against: which, the likely cause, and what to do.
+    """Return a sentence for each bound that parameters are pressed against: names, likely cause, remedy.
 
     Parameters
     ----------
     parameters : sequence of TunedParameter
-        All q, judged.
+        All q, with `pressed` set.
     labels : sequence of str
-        What each is called in messages, (q,).
+        Name of each in messages, (q,).
     summaries : sequence of SubsetSummary
-        Of the subsets, which know how many of their rows are copies.
+        They count the copies among the subsets' rows.
     """
     places: dict[str, list[tuple[TunedParameter, str]]] = {}
     for parameter, label in zip(parameters, labels, strict=True):
@@ -405,10 +403,10 @@ def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str
 
 
 def candidates(space: SearchSpace, parameters: FloatArray, feature_names: Sequence[str]) -> list[int]:
-    """Positions of gammas that are worth a try, the least first: free, of one feature, and small.
+    """Return positions of gammas to try, the least first: free, of one feature, and small.
 
-    Of a part of a kernel at least one stays, and none is tried that was given bounds or a prior, or with which a period
-    would go.
+    Each part of a kernel keeps at least one. Gammas with bounds or a prior of the user's are not tried, nor gammas of a
+    feature with a period.
     """
     of_feature = [
         (position, feature, name.removesuffix(f".{feature_names[feature]}").rpartition("."))
@@ -434,12 +432,12 @@ def switch_off(
     best: Optimum,
     feature_names: Sequence[str],
 ) -> tuple[Optimum, int]:
-    """Switch off as many features as a few tries show to be dispensable; return the optimum, and evaluations taken.
+    """Switch off as many features as a few tries show to be dispensable; return the optimum and the evaluations.
 
-    The gamma of a feature that does not matter ends at some small number, and every kernel entry goes on paying for it.
-    What may be lost is a tenth of a nat: a linear effect of size b is worth n b^2 / (2 s2) of them, n samples of a
-    subset. A gamma that is switched off is minus infinity among the optimum's log parameters. All candidates are tried
-    together, then by bisection the most of the smallest.
+    The gamma of an irrelevant feature ends at some small number, and every kernel entry pays for it. Switching features
+    off may cost a tenth of a nat: a linear effect of size b is worth n b^2 / (2 s2) nats, n samples of a subset. The
+    log parameter of a gamma that is switched off is minus infinity. All candidates are tried together, then by
+    bisection as many of the smallest as possible.
 
     Parameters
     ----------
@@ -456,7 +454,7 @@ def switch_off(
         trial[positions[:count]] = -np.inf
         outcome = objective(trial)
         evaluations += 1
-        if outcome is None or not outcome[0] >= best.log_likelihood - MOST_LOST:  # what is no number is no gain
+        if outcome is None or not outcome[0] >= best.log_likelihood - MOST_LOST:  # NaN is no gain
             failed = count
             continue
         passed, value = count, best.value + outcome[0] - best.log_likelihood
@@ -465,16 +463,16 @@ def switch_off(
     return reduced, evaluations
 
 
-_LEAST_GAIN_PER_SAMPLE = 0.005  # nats; a signal that explains 1 % of the variance
+_LEAST_GAIN_PER_SAMPLE = 0.005  # nats, of a signal that explains 1 % of the variance
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that `tune` documents under the same names; `InputError` for an objective that does not exist.
+    """Choices that `tune` documents under the same names; `InputError` for an unknown objective.
 
-    With the `likelihood` of labels their evidence in Laplace's approximation is maximised: the amplitude is then always
-    free, since it stands for how steeply probabilities rise, and there is no noise. So it is with a mean, which takes
-    its share of the targets' variance.
+    With the `likelihood` of labels the search maximises their evidence in Laplace's approximation. The amplitude is
+    then always free, because it stands for the steepness of probabilities, and there is no noise. With a mean the
+    amplitude is free too, because the mean takes its share of the targets' variance.
     """
 
     kernel: Kernel | str | None = None
@@ -512,9 +510,9 @@ class Choices:
                 raise InputError(f"{name} knows no `mean` {self.mean}; leave it out, or take `mean` {CENTRED}")
 
     def initial(self, feature_names: tuple[str, ...]) -> tuple[Kernel, float | None]:
-        """The kernel to tune, whose values are where it starts, and the noise variance to start from, if known.
+        """Return the kernel to tune, at its starting values, and the noise variance to start from, if known.
 
-        Raises `InputError`: a kernel or a start that is for other features, or a start of another kernel.
+        Raises `InputError`: a kernel or a start for other features, or a start with another kernel.
         """
         start = self.start
         if start is not None:
@@ -542,7 +540,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """A search whose names, bounds and starting values have been checked; no sample has been read for it."""
+    """A search with checked names, bounds and starting values, before any sample is read."""
 
     feature_names: tuple[str, ...]
     choices: Choices
@@ -554,7 +552,7 @@ class SearchProblem:
 
     @classmethod
     def of(cls, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings) -> Self:
-        """Check choices and settings; errors as of `tune`."""
+        """Check choices and settings; errors are those of `tune`."""
         kernel, noise_variance = choices.initial(feature_names)
         of_labels = choices.likelihood is not None
         if of_labels or choices.mean != CENTRED:
@@ -573,7 +571,7 @@ class SearchProblem:
         return cls(feature_names, choices, settings, kernel, family, space, first)
 
     def point(self, parameters: FloatArray) -> tuple[Kernel, float]:
-        """The kernel and the noise variance that log parameters (q,) stand for."""
+        """Return the kernel and the noise variance at log parameters (q,)."""
         return self.family.kernel(parameters[:-1]), math.exp(parameters[-1])
 
     @classmethod
@@ -595,7 +593,7 @@ class SearchProblem:
         climb: Callable[[int, FloatArray], object],
         summaries: Sequence[SubsetSummary],
     ) -> Optimum | None:
-        """Climb from every starting point, and from others where those lead to nothing but noise; the best of all.
+        """Climb from every starting point, and from others if those lead to nothing but noise; return the best.
 
         `climb` takes the number of a starting point and its log parameters (q,), and runs `search`.
         """
@@ -611,7 +609,7 @@ class SearchProblem:
     def hyperparameters(
         self, best: Optimum, summaries: Sequence[SubsetSummary], further_warnings: Sequence[str] = (), **record: Any
     ) -> Hyperparameters:
-        """The result of a search; `record` are the fields of `Hyperparameters` that its objective knows."""
+        """Return the result of a search; `record` has the fields of `Hyperparameters` that its objective sets."""
         kernel, noise_variance = self.point(best.parameters)
         rest = Rest.of(self.space, best.parameters, best.slopes, sum(summary.n_targets for summary in summaries))
         tuned = rest.judged(self.space.tuned(best.parameters, self.space.within(self.first), self.feature_names))
@@ -640,7 +638,7 @@ class SearchProblem:
         tuned: Sequence[TunedParameter],
         summaries: Sequence[SubsetSummary],
     ) -> list[str]:
-        """Warn of a search that did not converge, found nothing, ended on bounds, or had a wrong amplitude held."""
+        """Warn of a search that did not converge, found nothing, ended on bounds, or had a wrong fixed amplitude."""
         messages = []
         if best.rested and not rested:
             messages.append(
@@ -668,16 +666,16 @@ class SearchProblem:
         return messages
 
     def _held_amplitude(self) -> float | None:
-        """The amplitude that `learn_variance` would have set free."""
+        """Return the amplitude that `learn_variance` would have set free, if there is one."""
         if self.settings.learn_variance or not self.kernel.stationary or self.kernel.amplitude_index is None:
             return None
         return self.kernel.parameters()[self.kernel.amplitude_index].value
 
 
 def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> bool:
-    """True if the best model explains no more than independent samples of the targets' variance would.
+    """Return True if the best model explains no more than independent samples of the targets' variance would.
 
-    That holds for the marginal and for the leave-one-out likelihood alike: for independent samples they are the same.
+    For independent samples the marginal and the leave-one-out likelihood are the same.
     """
     if best is None:
         return True
@@ -687,7 +685,7 @@ def is_mere_noise(best: Optimum | None, summaries: Sequence[SubsetSummary]) -> b
 
 
 def _same_structure(first: Kernel, second: Kernel) -> bool:
-    """True if they are one kernel with other values; of the second, a search may have switched gammas off."""
+    """Return True if both are one kernel with other values; a search may have switched off gammas of the second."""
     names, others = ([(item.name, item.feature) for item in kernel.parameters()] for kernel in (first, second))
     kept = [item for item in names if item in others or item[0].rpartition(".")[2] != "gamma"]
     return first.type_name == second.type_name and kept == others

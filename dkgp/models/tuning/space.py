@@ -24,7 +24,7 @@ from dkgp.models.tuning.families import KernelFamily
 class LogNormal:
     """The logarithm of a parameter is normal around log `median`: 95 % lie within a factor exp(2 sigma) of it.
 
-    The density is taken of the logarithm, on which the search works, so that it is largest at the median.
+    It is the density of the logarithm, on which the search works, so that it is largest at the median.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class LogNormal:
                 raise InputError(f"the {name} of a log-normal prior must be positive and finite; got {value!r}")
 
     def log_density(self, log_value: float) -> tuple[float, float]:
-        """Log density of log(parameter) at `log_value`, and its derivative with respect to it."""
+        """Return the log density of log(parameter) at `log_value`, and its derivative."""
         distance = (log_value - math.log(self.median)) / self.sigma
         value = -0.5 * distance * distance - math.log(self.sigma) - 0.5 * math.log(2.0 * math.pi)
         return value, -distance / self.sigma
@@ -84,62 +84,62 @@ NOISE_VARIANCE_BOUNDS = (1e-6, 4.0)
 _MOST_NAMES = 12
 _BOUND_MARGIN = 1e-3  # in log space: nearer to a bound than a tenth of a per cent is on it
 _SIDES: dict[int, Side | None] = {-1: "lower", 0: None, 1: "upper"}
-# Near zero these change nothing: where a feature does not matter, the search would move them towards zero for ever.
+# Parameters without effect near zero: for an irrelevant feature the search would move them towards zero for ever.
 _GAMMA_LIKE = ("gamma", "weight")
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All q parameters of a search, those held fixed included.
+    """All q parameters of a search, fixed ones included.
 
-    Arrays are (q,), and (q, 2) for `bounds`; all are of logarithms.
+    Arrays are (q,), `bounds` (q, 2); all hold logarithms.
     """
 
-    names: tuple[str, ...]  # what a parameter is addressed by
-    labels: tuple[str, ...]  # what it is called in messages
-    features: tuple[int | None, ...]  # the feature that it belongs to, where it belongs to one
+    names: tuple[str, ...]  # names by which users address parameters
+    labels: tuple[str, ...]  # names in messages
+    features: tuple[int | None, ...]  # the feature of a parameter, if it has one
     bounds: FloatArray
-    # Whether it is an inverse squared length scale or a weight: below 1 its absolute change matters, not the relative.
+    # Inverse squared length scales and weights: below 1 their absolute change matters, not the relative one.
     gamma_like: NDArray[np.bool_]
-    fixed: FloatArray  # what it is held at, or NaN where it is free
-    # Where the kernel's are among all its `parameters`, (q - 1,): an amplitude that is not learnt is not there.
+    fixed: FloatArray  # value of a fixed parameter, NaN of a free one
+    # Positions among all `parameters` of the kernel, (q - 1,): without an amplitude that is not learnt.
     positions: IntArray
     priors: tuple[tuple[int, LogNormal], ...] = field(default=())  # by position
-    restricted: frozenset[int] = frozenset()  # positions that were given bounds, a prior or a value
+    restricted: frozenset[int] = frozenset()  # positions with bounds, a prior or a value of the user's
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """Mask of the parameters that are searched for: (q,)."""
+        """Mask of the free parameters: (q,)."""
         return np.isnan(self.fixed)
 
     def full(self, free_parameters: FloatArray) -> FloatArray:
-        """All q parameters, given the free ones in order."""
+        """Return all q parameters, given the free ones in order."""
         parameters = self.fixed.copy()
         parameters[self.free] = free_parameters
         return parameters
 
     def select(self, values: FloatArray) -> FloatArray:
-        """The values of the search's parameters, (q,), among those of all the kernel's and, last, of the noise."""
+        """Select the search's parameters, (q,), from values of all the kernel's parameters and, last, of the noise."""
         return np.append(values[:-1][self.positions], values[-1])
 
     def named(self, parameters: FloatArray) -> dict[str, float]:
-        """Values by name, at log parameters (q,)."""
+        """Return values by name, at log parameters (q,)."""
         return dict(zip(self.names, np.exp(parameters).tolist(), strict=True))
 
     def within(self, parameters: FloatArray) -> FloatArray:
-        """The nearest point that respects bounds and fixed values: (q,)."""
+        """Return the nearest point that respects bounds and fixed values: (q,)."""
         inside = np.clip(parameters, self.bounds[:, 0], self.bounds[:, 1])
         return np.where(self.free, inside, self.fixed)
 
     def sides(self, parameters: FloatArray) -> NDArray[np.int8]:
-        """-1 where free log parameters (q,) lie on their lower bounds, 1 on their upper, 0 elsewhere: (q,)."""
+        """Return -1 for free log parameters (q,) on their lower bounds, 1 on their upper, 0 elsewhere: (q,)."""
         lower, upper = (np.abs(parameters - self.bounds[:, side]) <= _BOUND_MARGIN for side in (0, 1))
         return np.where(self.free, upper.astype(np.int8) - lower.astype(np.int8), 0).astype(np.int8)
 
     def tuned(
         self, parameters: FloatArray, starts: FloatArray, feature_names: Sequence[str]
     ) -> tuple[TunedParameter, ...]:
-        """All q parameters by name, at `parameters` (q,), with where a search began, `starts` (q,): both logarithms."""
+        """Return all q parameters by name, given log `parameters` (q,) and the log `starts` (q,) of the search."""
         values, begun, bounds = (np.exp(logs).tolist() for logs in (parameters, starts, self.bounds))
         features = [None if feature is None else feature_names[feature] for feature in self.features]
         held, sides = (~self.free).tolist(), [_SIDES[side] for side in self.sides(parameters).tolist()]
@@ -151,7 +151,7 @@ class SearchSpace:
         )
 
     def log_prior(self, parameters: FloatArray) -> tuple[float, FloatArray]:
-        """Sum of the log densities at all q parameters, and its gradient (q,)."""
+        """Return the sum of the log densities at all q parameters, and its gradient (q,)."""
         value, gradient = 0.0, np.zeros(len(parameters))
         for position, prior in self.priors:
             density, derivative = prior.log_density(float(parameters[position]))
@@ -174,7 +174,7 @@ def search_space(
     Without noise (`has_noise` False, a likelihood of labels) the noise variance is held at 1, and has no name.
 
     `bounds`, `fixed` and `priors` are by name or pattern: (lower, upper), a value, a prior; on the parameters
-    themselves, not on logarithms. Where several patterns fit one name the last one counts.
+    themselves, not on logarithms. If several patterns fit one name, the last one counts.
 
     Raises `InputError`: a pattern that fits no parameter, values that are not positive, bounds in the wrong order, or a
     parameter that is both fixed and given bounds or a prior.
@@ -241,7 +241,7 @@ def matches(pattern: str, name: str) -> bool:
     while position < len(name):
         token = tokens[read] if read < len(tokens) else ""
         if token == "*":
-            # Take nothing for now, and come back for one character more whenever the rest does not match.
+            # Match nothing for now; backtrack with one character more if the rest does not match.
             star, start, read = read, position, read + 1
         elif token in ("?", name[position]) or (len(token) > 1 and _is_in(token, name[position])):
             read, position = read + 1, position + 1

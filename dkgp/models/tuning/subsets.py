@@ -15,9 +15,9 @@ from dkgp.models.noise import SAME_NOISE, Noise
 
 @dataclass(frozen=True)
 class SubsetPlan:
-    """The plan by which samples are drawn; a few numbers from which each process draws the same ones.
+    """A plan of draws: a few numbers from which each process draws the same samples.
 
-    Of the data's `n_samples`, `count` subsets have `size` samples each, and `holdout` samples are in none of them.
+    From `n_samples`, `count` subsets of `size` samples each are drawn; `holdout` samples are in no subset.
     """
 
     n_samples: int
@@ -28,7 +28,7 @@ class SubsetPlan:
 
     @property
     def overlaps(self) -> bool:
-        """True if the subsets have to share samples."""
+        """True if the subsets must share samples."""
         return self.count * self.size > self.n_samples - (0 if self._holdout_comes_after else self.holdout)
 
     @property
@@ -37,19 +37,19 @@ class SubsetPlan:
         return min(self.count * self.size, self.n_samples) + self.holdout <= self.n_samples
 
     def subset(self, index: int) -> IntArray:
-        """Sorted indices of a subset without repeats: (size,) int64."""
+        """Return sorted indices of a subset without repeats: (size,) int64."""
         if self._holdout_comes_after:
             return _draw(self.n_samples, self.size, self.count, self.seed)[index]
         rest = np.delete(np.arange(self.n_samples), self.held_out())
         return np.asarray(rest[_draw(len(rest), self.size, self.count, self.seed)[index]])
 
     def held_out(self) -> IntArray:
-        """Sorted indices of the samples in no subset: (holdout,) int64."""
+        """Return sorted indices of the samples in no subset: (holdout,) int64."""
         generator = np.random.default_rng([self.seed, 2])
         if not self._holdout_comes_after:
             return np.sort(generator.choice(self.n_samples, size=self.holdout, replace=False))
         drawn = np.concatenate(_draw(self.n_samples, self.size, self.count, self.seed))
-        # As many more as the subsets hold: enough remain when theirs are taken out.
+        # As many more as the subsets hold: enough remain without theirs.
         candidates = generator.choice(self.n_samples, size=self.holdout + len(np.unique(drawn)), replace=False)
         return np.sort(candidates[~np.isin(candidates, drawn)][: self.holdout])
 
@@ -59,10 +59,10 @@ def plan_subsets(
 ) -> SubsetPlan:
     """Plan the draw.
 
-    A subset holds all samples where there are fewer. `holdout`, a fraction of a subset, is how many are held out. They
-    are taken from the samples that no subset needs; where the data do not suffice, the subsets get smaller.
+    A subset holds all samples if there are fewer. `holdout` is the fraction of a subset that is held out. These samples
+    come from those that no subset needs; if the data do not suffice, the subsets get smaller.
 
-    Raises `InputError`: numbers out of range, or several subsets that would all be the whole of the data.
+    Raises `InputError`: numbers out of range, or several subsets that would all be the whole data set.
     """
     try:
         subset, subsets = operator.index(subset), operator.index(subsets)
@@ -92,7 +92,7 @@ def plan_subsets(
 
 
 def draw_subset(n_samples: int, subset: int, seed: int) -> IntArray:
-    """Sorted indices of one random subset without repeats: (min(n, subset),) int64; the same for the same seed."""
+    """Return sorted indices of a random subset without repeats: (min(n, subset),) int64; a seed fixes them."""
     return plan_subsets(n_samples, subset, seed=seed).subset(0)
 
 
@@ -124,15 +124,15 @@ class Subsets:
         return cls(dataset, plan, noises=tuple(noise.rows(indices) for indices in drawn))
 
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
+        """Return inputs (m, d) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
         return self._read(self.plan.subset(index))
 
     def held_out(self) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and targets (m, p) of the rows in no subset; `InputError` for NaN or infinity."""
+        """Return inputs (m, d) and targets (m, p) of the rows in no subset; `InputError` for NaN or infinity."""
         return self._read(self.plan.held_out())
 
     def weights(self, index: int) -> FloatArray | None:
-        """Weights of a subset's samples, (m,); None where all count alike, as they do in a regression."""
+        """Return weights of a subset's samples, (m,); None if all count alike, as in a regression."""
         return None
 
     def noise(self, index: int) -> Noise:
@@ -164,11 +164,11 @@ class LabelledSubsets(Subsets):
     held_labels: FloatArray  # (holdout, t): of the rows in no subset
 
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and labels (m, t) of a subset; `InputError` for NaN or infinity."""
+        """Return inputs (m, d) and labels (m, t) of a subset; `InputError` for NaN or infinity."""
         return self._inputs(self.indices[index]), self.labels[index]
 
     def held_out(self) -> tuple[FloatArray, FloatArray]:
-        """Inputs (m, d) and labels (m, t) of the rows in no subset; `InputError` for NaN or infinity."""
+        """Return inputs (m, d) and labels (m, t) of the rows in no subset; `InputError` for NaN or infinity."""
         return self._inputs(self.plan.held_out()), self.held_labels
 
     def noise(self, index: int) -> Noise:
@@ -176,7 +176,7 @@ class LabelledSubsets(Subsets):
         return SAME_NOISE
 
     def weights(self, index: int) -> FloatArray | None:
-        """Weights of a subset's samples, (m,)."""
+        """Return weights of a subset's samples, (m,)."""
         return None if self.sample_weights is None else self.sample_weights[index]
 
     def _inputs(self, indices: IntArray) -> FloatArray:

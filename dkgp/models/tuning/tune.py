@@ -68,7 +68,7 @@ DEFAULT_SUBSET = 2000
 
 
 class TuneOptions(TypedDict, total=False):
-    """Keywords of `tune` and `tune_dataset`, which documents them: of the subsets, of the search, of what may move."""
+    """Keywords of `tune` and `tune_dataset`, which documents them."""
 
     subset: int
     subsets: int
@@ -104,15 +104,14 @@ def tune_dataset(
         A kernel, whose values are where the search starts, or an expression such as "matern32 + linear"
         (`dkgp.kernels.parse_kernel`). By default the squared exponential with one gamma for each feature.
     subset : int, default 2000
-        How many samples a subset has; all of them where there are fewer. One evaluation costs O(subset^3) for each
-        subset.
+        Samples of a subset; all samples if there are fewer. One evaluation costs O(subset^3) for each subset.
     subsets : int, default 1
-        How many subsets are drawn, disjoint where the data suffice. Their log likelihoods are added.
+        Number of subsets, disjoint if the data suffice. Their log likelihoods are added.
     objective : {"likelihood", "loo"}, default "likelihood"
         The log marginal likelihood, or the leave-one-out predictive log likelihood (Rasmussen and Williams 2006,
         section 5.4.2), which takes twice the time and three matrices of a subset's size instead of two.
     seed : int, default 0
-        Of the draws, of the starting points after the first, and of the folds.
+        Seed of the draws, of the starting points after the first, and of the folds.
     learn_variance : bool, default False
         Whether the amplitude v of a kernel that is not a sum or product is free; otherwise v = 1.
     bounds, fixed : mapping, optional
@@ -122,28 +121,27 @@ def tune_dataset(
         Log-normal priors by name or pattern, as `LogNormal` or text, "lognormal(0.1, 1)"; their log densities are added
         to the objective.
     start : Hyperparameters, optional
-        Where to start; its kernel is taken where `kernel` is not given.
+        Hyperparameters to start from; their kernel is the default of `kernel`.
     tolerance : float, default 1e-4
         Stop when one step changes the objective by at most this (relative to its size, where that exceeds 1) and every
         hyperparameter by at most this (relative to its size; for a gamma below 1, absolutely).
     restarts : int, default 1
-        Number of starting points; the best optimum is kept. A few more are tried where they find nothing but noise.
+        Number of starting points; the best optimum is kept. A few more are tried if they find nothing but noise.
     max_evaluations : int, default 300
         Limit for each starting point.
     folds : int, optional
-        Score the result by so many folds of each subset, each predicted from its others, without tuning again.
+        Score the result by this many folds of each subset, each predicted from the others, without tuning again.
     holdout : float, optional
-        Score the result on rows that no subset holds: as many as this fraction of a subset, predicted from each subset.
+        Score the result on rows outside all subsets, this fraction of a subset, predicted from each subset.
     sample_noise : (n,) float64, optional
-        Known noise variances of the samples, standardised; s2 is what all have beside. By default those that the data
-        set has.
+        Known noise variances of the samples beside s2, standardised; by default those of the data set.
     relative_noise : (n,) float64, optional
         The multiple of s2 that each sample has.
     mean : {"centred", "constant", "linear"}, default "centred"
-        The mean to train with, see `dkgp.models.exact.train`: its coefficients are left out of what is maximised
-        (restricted likelihood). The amplitude is then always free, and there are no scores.
+        The mean to train with, see `dkgp.models.exact.train`. The restricted likelihood, without its coefficients, is
+        maximised; the amplitude is then always free, and there are no scores.
     executor : BlockExecutor, optional
-        Who evaluates the subsets; not closed. Its workers must reach the store. By default this process's threads.
+        It evaluates the subsets and stays open; its workers must reach the store. By default this process's threads.
     progress : callable, optional
         Called with a `TuneProgress` after each evaluation.
 
@@ -179,7 +177,7 @@ def tune_dataset(
 
 
 def _require_noise(noise: Noise, n: int) -> None:
-    """Refuse noise of other samples, or below zero; `InputError`."""
+    """Refuse noise of another number of samples, or below zero; `InputError`."""
     for name, values in (("sample_noise", noise.by_sample), ("relative_noise", noise.relative)):
         if values is None:
             continue
@@ -191,7 +189,7 @@ def _require_noise(noise: Noise, n: int) -> None:
 
 
 def fields_of(part: type[SearchSettings] | type[Choices], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are fields of a part of a search."""
+    """Return the options that are fields of a part of a search."""
     return {item.name: options[item.name] for item in fields(part) if item.name in options}
 
 
@@ -276,8 +274,7 @@ def run_tuning(
         choices.mean,
     )
     with ExitStack() as stack:
-        # A second BLAS thread gains a tenth; on a busy machine BLAS threads waiting for each other cost many times
-        # that.
+        # A second BLAS thread gains a tenth; on a busy machine BLAS threads that wait for each other cost far more.
         stack.enter_context(single_threaded_blas())
         stack.callback(context.forget)
         rounds = _OnSubsets(context, _local_threads(plan.count, stack) if executor is None else executor)
@@ -317,7 +314,7 @@ def run_tuning(
 def check_tuning(
     plan: SubsetPlan, feature_names: tuple[str, ...], choices: Choices, settings: SearchSettings
 ) -> SearchProblem:
-    """Refuse what `tune` would refuse, before anything is read or started; errors as there."""
+    """Check everything that `tune` checks before it reads or starts anything; the same errors."""
     check_folds(choices.folds, plan.size)
     return SearchProblem.of(feature_names, choices, settings)
 
@@ -331,7 +328,7 @@ def projected_tuning_bytes(
     at_once: int = 1,
     **choices: Any,
 ) -> int:
-    """Bytes that `tune` holds at its peak in one process that evaluates `at_once` subsets at the same time.
+    """Return the bytes that `tune` holds at its peak in a process that evaluates `at_once` subsets at a time.
 
     The other parameters are those of `tune`, and so are the errors: `choices` are `kernel`, `start`, `objective` and,
     of labels, `likelihood`.
@@ -379,7 +376,7 @@ class _OnSubsets:
 
 
 def _local_threads(subsets: int, stack: ExitStack) -> BlockExecutor | None:
-    """Threads of this process, where there is something to do side by side."""
+    """Return threads of this process, if there is more than one subset for them."""
     threads = min(subsets, available_cores())
     if threads < 2:
         return None
@@ -401,7 +398,7 @@ def _scores(rounds: _OnSubsets, best: Optimum, plan: SubsetPlan, choices: Choice
 
 @dataclass(frozen=True)
 class CachedSubset:
-    """A subset as a worker keeps it."""
+    """A subset in a worker's cache."""
 
     inputs: FloatArray
     targets: FloatArray
@@ -411,12 +408,12 @@ class CachedSubset:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the family's own arrays estimated."""
+        """Bytes of the arrays, an estimate for the family's own."""
         return 4 * self.inputs.nbytes + self.targets.nbytes
 
 
 class _Matrices:
-    """Lends sets of `count` arrays (n, n), one for each thread: new memory would cost as much as a product."""
+    """Lends a set of `count` arrays (n, n) to each thread: new memory would cost as much as a product."""
 
     def __init__(self, n: int, count: int) -> None:
         self._n, self._count = n, count
@@ -424,14 +421,14 @@ class _Matrices:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held when every thread of this process has asked."""
+        """Bytes if every thread of this process has a set."""
         return 8 * self._n**2 * self._count * process_threads()
 
     @contextmanager
     def lent(self) -> Iterator[list[FloatArray]]:
-        """A set, not initialised, in Fortran order."""
+        """Lend a set, not initialised, in Fortran order."""
         try:
-            matrices = self._free.pop()  # a list's `pop` and `append` are whole for threads
+            matrices = self._free.pop()  # a list's `pop` and `append` are atomic for threads
         except IndexError:
             matrices = [np.empty((self._n, self._n), order="F") for _ in range(self._count)]
         try:
@@ -442,7 +439,7 @@ class _Matrices:
 
 @dataclass(frozen=True)
 class TuningContext:
-    """Everything a task needs to know besides the parameters; the kernel's values are where the search starts."""
+    """Everything that a task needs besides the parameters; the kernel has the search's starting values."""
 
     run_id: str
     source: Subsets
@@ -455,19 +452,19 @@ class TuningContext:
 
     @property
     def kind(self) -> type[DenseObjective]:
-        """The function that is maximised."""
+        """Class of the objective."""
         return OBJECTIVES[self.objective] if self.likelihood is None else LABEL_OBJECTIVES[self.likelihood]
 
     def family(self, inputs: FloatArray) -> KernelFamily:
-        """The kernel with its parameters, on these inputs (n, d)."""
+        """Return the kernel with its parameters, on these inputs (n, d)."""
         return family_of(self.kernel, inputs, self.learn_variance, self.feature_names)
 
     def trend(self, subset: CachedSubset) -> FloatArray | None:
-        """The columns of the mean at a subset's samples, (m, q); None where it has none."""
+        """Return the columns of the mean at a subset's samples, (m, q); None without any."""
         return None if self.mean == CENTRED else columns_at(self.mean, subset.inputs)
 
     def subset(self, index: int) -> CachedSubset:
-        """A subset's rows, from this worker's cache or their source."""
+        """Return a subset's rows, from this worker's cache or their source."""
 
         def build() -> CachedSubset:
             inputs, targets = self.source.rows(index)
@@ -481,13 +478,13 @@ class TuningContext:
         return worker_cache().get((self.run_id, "matrices", n), lambda: _Matrices(n, self.kind.n_matrices))
 
     def forget(self) -> None:
-        """Drop what this process keeps; workers drop it when new runs need the room."""
+        """Empty this process's cache of the run; workers empty theirs when other runs need the memory."""
         worker_cache().discard_run(self.run_id)
 
 
 @needs_one_arithmetic
 def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSummary]:
-    """Read subsets and say what their targets are like. `InputError` for NaN or infinity."""
+    """Read subsets and summarise their targets; `InputError` for NaN or infinity."""
     summaries = []
     for index in subsets:
         subset = context.subset(index)
@@ -507,9 +504,9 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
 def evaluate_task(
     context: TuningContext, parameters: FloatArray, starts: tuple[FloatArray | None, ...], subsets: list[int]
 ) -> list[tuple[ValueAndGradient, FloatArray | None]]:
-    """The objective's value and gradient on each subset, or None where it does not exist; and the mode of labels.
+    """Return the objective's value and gradient on each subset, if they exist, and the mode of labels.
 
-    That is searched for from the mode of an earlier evaluation, one of `starts` for each subset.
+    The search for the mode begins at that of an earlier evaluation, one of `starts` for each subset.
     """
     outcomes = []
     for index in subsets:
@@ -531,8 +528,8 @@ _BLOCK_SHARE = 4  # held-out rows are predicted by blocks of a quarter of the su
 class ScoreSums:
     """Sums over predictions, which add up over subsets.
 
-    `count` values are predicted, targets times samples, and `covered` of them lie within their central 95 % interval.
-    Errors are of standardised targets; `log_loss` is the negative log predictive density in nats.
+    Of `count` predicted values, targets times samples, `covered` lie within their central 95 % interval. Errors are
+    those of standardised targets; `log_loss` is the negative log predictive density in nats.
     """
 
     count: int
@@ -542,7 +539,7 @@ class ScoreSums:
 
     @classmethod
     def of(cls, truth: FloatArray, mean: FloatArray, variance: FloatArray) -> ScoreSums:
-        """Sums over `truth` and `mean` (m, p) and variances (m,) of new observations."""
+        """Return the sums over `truth` and `mean` (m, p) and variances (m,) of new observations."""
         squares = (truth - mean) ** 2
         ratios = squares / variance[:, None]
         losses = 0.5 * (np.log(2.0 * math.pi * variance)[:, None] + ratios)
@@ -565,7 +562,7 @@ def check_folds(folds: int | None, n_samples: int) -> None:
 
 
 def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IntArray]:
-    """Random folds of sizes that differ by at most one, each sample in one of them: sorted indices."""
+    """Return random folds with sizes that differ by at most one, each sample in one of them: sorted indices."""
     order = np.random.default_rng([seed, 3, subset]).permutation(n_samples)
     return [np.sort(part) for part in np.array_split(order, folds)]
 
@@ -580,7 +577,7 @@ class LabelSums:
 
     @classmethod
     def of(cls, probabilities: FloatArray, targets: FloatArray) -> LabelSums:
-        """Sums over the classes' probabilities (m, C), for `targets` (m, t) of signs."""
+        """Return the sums over the classes' probabilities (m, C), for `targets` (m, t) of signs."""
         codes = targets.argmax(axis=1) if targets.shape[1] > 1 else (targets[:, 0] > 0.0).astype(np.int64)
         errors = int(np.count_nonzero(probabilities.argmax(axis=1) != codes))
         of_label = probabilities[np.arange(len(codes)), codes]
@@ -592,7 +589,7 @@ class LabelSums:
 
 
 def scores_of(parts: Sequence[ScoreSums | LabelSums]) -> dict[str, float | int]:
-    """The number of predictions, and the means over all parts in order."""
+    """Return the number of predictions, and the means over all parts in order."""
     kind, columns = type(parts[0]), zip(*(astuple(part) for part in parts), strict=True)
     total = kind(*(sum(column) for column in columns))
     return {"predictions": total.count, **total.means()}
@@ -616,7 +613,7 @@ def fold_task(
 
 @needs_one_arithmetic
 def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums | LabelSums]:
-    """Predict the rows that no subset holds from each subset by itself; errors as of `fold_task`."""
+    """Predict the rows outside all subsets from each subset by itself; errors are those of `fold_task`."""
     inputs, targets = context.source.held_out()
     predict = _held_out if context.likelihood is None else _label_held_out
     return [predict(context, context.subset(index), parameters, inputs, targets) for index in subsets]
@@ -671,7 +668,7 @@ def _label_held_out(
 def _predicted(
     context: TuningContext, kernel: Kernel, training: tuple[FloatArray, FloatArray, Any], inputs: FloatArray
 ) -> FloatArray:
-    """Averaged probabilities of the classes at inputs (r, d), from samples that are given: (r, C)."""
+    """Return averaged probabilities of the classes at inputs (r, d), from training samples: (r, C)."""
     training_inputs, targets, weights = training
     assert context.likelihood is not None
     matrix = np.asfortranarray(kernel.matrix(training_inputs, training_inputs))
