@@ -122,8 +122,6 @@ def test_curvatures_slope_holds_far_out():
     assert_allclose(loss.log_curvature_slope(-np.ones_like(z), -z), -found)
 
 
-NAMES = ("a", "b", "c")
-
 SOFTMAX_KERNEL = SquaredExponential(gamma=(0.5, 0.2, 0.1), variance=3.0)
 
 

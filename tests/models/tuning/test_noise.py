@@ -224,7 +224,7 @@ def test_what_cannot_be_is_refused() -> None:
         tune_noise(dataset, held, "linear", choices=Choices(), settings=SearchSettings(), subset=19)
 
 
-NAMES, T = ("a", "b"), StudentT(3.0, 0.02)
+T = StudentT(3.0, 0.02)
 
 
 def with_outliers(share: float, seed: int, n: int = 240) -> Dataset:
