@@ -94,7 +94,7 @@ def expected_improvement(predicted: PredictionGradients, best: float, *, minimis
 def log_expected_improvement(predicted: PredictionGradients, best: float, *, minimise: bool = False) -> Acquisition:
     """Return the logarithm of the expected improvement, right to the last digits however far below zero it is.
 
-    Arguments and errors are those of `expected_improvement`. What has neither a gain nor a deviation has the value -inf
+    Arguments and errors are those of `expected_improvement`. Points without gain and deviation have the value -inf
     and a gradient of zero.
     """
     gain, gain_gradient, std, std_gradient = _gain(predicted, best, minimise)
@@ -185,8 +185,8 @@ def _improvement(z: FloatArray) -> _Improvement:
 class PredictionGradients(NamedTuple):
     """Predictions and their gradients in the inputs, in the units of inputs and targets.
 
-    Arrays of float64: values (r,) and gradients (r, d), with several targets (r, p) and (r, p, d). What was not asked
-    for is None.
+    Arrays of float64: values (r,) and gradients (r, d), with several targets (r, p) and (r, p, d). Fields that were not
+    asked for are None.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class PredictionGradients(NamedTuple):
     std, std_gradient : ndarray or None
         The standard deviation and its derivatives.
     std_gradient_error : ndarray or None
-        Bound on what the derivatives are off from the exact Gaussian process's. None of a sparse model, whose
+        Bound on the distance of the derivatives from the exact Gaussian process's. None for a sparse model, whose
         deviations are its own.
     """
 

@@ -1,4 +1,4 @@
-"""What `predict` returns: arrays, pandas objects, dask arrays and DataFrames, DataArrays, alone or in a tuple.
+"""Results of `predict`: arrays, pandas objects, dask arrays and DataFrames, DataArrays, alone or in a tuple.
 
 Predictions of a pandas or dask DataFrame are Series and DataFrames with its index. scikit-learn asks two things of
 predictions that pandas does not answer: stacking and transformed targets call `reshape`, and scores of probabilities
@@ -205,8 +205,8 @@ def predictions(
 ) -> Any:
     """Predict, lazily where the inputs are.
 
-    What is `asked` for is "mean", then any of "std", "variance" and "bounds": the mean alone is returned, or a tuple.
-    With `several` there is a dimension for targets; a `client` computes what is not lazy.
+    `asked` has "mean", then any of "std", "variance" and "bounds": the mean alone is returned, or a tuple.
+    With `several` there is a dimension for targets; a `client` computes predictions that are not lazy.
     """
     names = tuple(name for what in asked for name in (PredictionBounds._fields if what == "bounds" else (what,)))
     with_variance = any(name not in ("mean", "mean_error") for name in names)

@@ -1,4 +1,4 @@
-"""A Series and a DataFrame that answer to what scikit-learn asks of arrays; see `dkgp.estimators.outputs`."""
+"""A Series and a DataFrame with the methods of arrays that scikit-learn calls; see `dkgp.estimators.outputs`."""
 
 from __future__ import annotations
 

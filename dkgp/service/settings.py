@@ -61,8 +61,8 @@ class ServiceSettings:
     # Limits of every job; a job may ask for less. Memory of None: a job's part of this machine's memory.
     job_deadline_seconds: float | None = DEFAULT_DEADLINE_SECONDS
     job_memory_bytes: int | None = None
-    # For ended jobs to be remembered, and bytes of all jobs' own folders, beyond which the oldest are forgotten. What
-    # jobs wrote elsewhere is never removed.
+    # Time for which ended jobs are remembered, and bytes of all jobs' own folders, beyond which the oldest are
+    # forgotten. Outputs of jobs elsewhere are never removed.
     keep_seconds: float | None = DEFAULT_KEEP_SECONDS
     max_folder_bytes: int | None = DEFAULT_FOLDER_BYTES
     max_queued: int = 10_000
