@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from dkgp.cluster import ClusterOptions
 from dkgp.codec import difference
-from dkgp.commands.classify import ClassifyJob, run_classify
-from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs, run_evaluate
+from dkgp.commands.classify import ClassifyJob
+from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs
 from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.predict import PredictJob, run_predict
+from dkgp.commands.predict import PredictJob
+from dkgp.commands.recipe import recipe_of
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import (
     Document,
@@ -32,7 +33,7 @@ from dkgp.commands.reporting.outputs import (
 from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.sparse import SparseJob, run_sparse
+from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
 from dkgp.commands.train import run_train as run_training
 from dkgp.commands.tune import TuneJob, run_tune
@@ -120,27 +121,17 @@ class Steps:
             self._save()
         return self._done[name]
 
-    def tune(self, job: TuneJob) -> Document:
-        """Tune."""
-        return self.run("tune", lambda: run_tune(job, self._reporter))
+    def command(self, name: str, job: Any) -> Document:
+        """Run a job's command as a step."""
+        return self.run(name, lambda: recipe_of(job).run(job, self._reporter))
 
     def train(self, job: TrainJob | SparseJob | ClassifyJob) -> Document:
-        """Train a model, from what an earlier run has left of it."""
-        job = replace(job, resume=self.goes_on and job.begun)
-        if isinstance(job, TrainJob):
-            return self.run("train", lambda: run_training(job, self._reporter))
-        if isinstance(job, SparseJob):
-            return self.run("train", lambda: run_sparse(job, self._reporter))
-        return self.run("train", lambda: run_classify(job, self._reporter))
+        """Train a model; continue what an earlier run left of it."""
+        return self.command("train", replace(job, resume=self.goes_on and job.begun))
 
     def predict(self, job: PredictJob) -> Document:
-        """Predict, from what an earlier run has left of it."""
-        resume = self.goes_on and exists(job.out)
-        return self.run("predict", lambda: run_predict(replace(job, resume=resume), self._reporter))
-
-    def evaluate(self, job: EvaluateJob) -> Document:
-        """Evaluate."""
-        return self.run("evaluate", lambda: run_evaluate(job, self._reporter))
+        """Predict; continue what an earlier run left of it."""
+        return self.command("predict", replace(job, resume=self.goes_on and exists(job.out)))
 
     def finish(self, document: Document) -> Document:
         """Put the document of the whole run on record; return it."""
@@ -298,10 +289,10 @@ def _run(job: DemoJob, reporter: Reporter) -> Document:
 
         tuning = TuneJob(train_url, str(hyper_file), subset=job.subset, seed=job.seed, overwrite=True)
         steps.run("generate", generate)
-        tuned = steps.tune(tuning)
+        tuned = steps.command("tune", tuning)
         trained = steps.train(training)
         predicted = steps.predict(predicting)
-        evaluated = steps.evaluate(EvaluateJob(prediction_url, test_url, noise_free=True))
+        evaluated = steps.command("evaluate", EvaluateJob(prediction_url, test_url, noise_free=True))
         if draws:
             steps.run("plot", draw)
     document: Document = {

@@ -29,8 +29,8 @@ from dkgp.commands.signals import interruptible
 from dkgp.commands.solver_options import check_decisions, check_product_error
 from dkgp.commands.solving import effort_limits, input_bytes, inputs_within, planned_solve, room, solving
 from dkgp.commands.training import Outcome, TrainingRun, finished_run
-from dkgp.data import ClassifierRecord, Dataset, open_classifier, open_dataset, save_classifier
-from dkgp.data.stores.models.classifier import CLASSIFIER_KIND, ClassifierForm
+from dkgp.data import ClassifierRecord, Dataset, open_dataset, save_classifier
+from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
@@ -261,7 +261,7 @@ class ClassifyRun(TrainingRun):
     `labels` are there from `open` on, and `weights` (n,) from `prepare` on, None if all samples count alike.
     """
 
-    command, kind = "classify", CLASSIFIER_KIND
+    command, record = "classify", ClassifierRecord
     method: ClassVar[str]  # the name in the groups of options
     job: ClassifyJob
     labels: Labels
@@ -374,10 +374,6 @@ class ClassifyRun(TrainingRun):
         save_classifier(job.out, trained, dataset=self.dataset, by_reference=job.by_reference, overwrite=overwrite)
         return Outcome(trained, trained.summary, trained.certificate, trained.history)
 
-    def stored(self) -> ClassifierRecord:
-        """Open the model at `job.out`."""
-        return open_classifier(self.job.out)
-
     def difference(self, model: ClassifierRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs."""
         asked = model.summary.get("asked", {})  # an estimator's has none
@@ -419,9 +415,7 @@ class ClassifyRun(TrainingRun):
 
     def warnings(self, outcome: Outcome) -> list[str]:
         """Return what a user must know of a model by any method, in words."""
-        summary, messages = outcome.summary, []
-        if not summary["converged"]:
-            messages.append(f"not converged: {summary['reason']}; {summary['advice']}")
+        summary, messages = outcome.summary, super().warnings(outcome)
         rarest = rare_class(self.labels)
         if not self.job.class_weight and rarest is not None:
             count, name = summary["counts"][rarest], summary["classes"][rarest]

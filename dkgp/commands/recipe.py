@@ -62,11 +62,22 @@ class Recipe:
         document: Document = getattr(self._imported(), f"run_{self.name}")(job, reporter)
         return document
 
+    def finished(self, job: Any, reporter: Reporter) -> Document | None:
+        """Return the record of an earlier run that finished this job; None without one."""
+        finished = getattr(importlib.import_module(self.kind.__module__), f"finished_{self.name}", None)
+        document: Document | None = None if finished is None else finished(job, reporter)
+        return document
+
     def _imported(self) -> Any:
         return importlib.import_module(self.module or f"dkgp.commands.{self.name}")
 
 
 RECIPES: dict[str, Recipe] = {}
+
+
+def recipe_of(job: Any) -> Recipe:
+    """Return the recipe that runs a job."""
+    return RECIPES[type(job).__name__.removesuffix("Job").lower()]
 
 
 def _declare(name: str, help: str, examples: tuple[str, ...], **settings: Any) -> None:

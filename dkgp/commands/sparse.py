@@ -12,7 +12,7 @@ import numpy as np
 from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
-from dkgp.commands.reporting.outputs import Document, RecordLog, plain
+from dkgp.commands.reporting.outputs import Document, RecordLog
 from dkgp.commands.reporting.plots import plot_basis
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of
@@ -334,7 +334,7 @@ class _Plan:
 class SparseRun(TrainingRun):
     """A run of `dkgp sparse`; `basis` is the one that the user gave, sample numbers or standardised inputs."""
 
-    command, kind = "sparse", SPARSE_MODEL_KIND
+    command, record = "sparse", SparseRecord
     job: SparseJob
     hyperparameters: Hyperparameters
     basis: IndexArray | FloatArray | None = None
@@ -471,10 +471,6 @@ class SparseRun(TrainingRun):
         planned = None if plan.sparse is None else plan.sparse.to_json()
         return Outcome(model, model.summary, model.certificate.to_json(), history, planned)
 
-    def stored(self) -> SparseRecord:
-        """Open the model at `job.out`."""
-        return open_sparse_model(self.job.out)
-
     def difference(self, model: SparseRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs."""
         made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
@@ -487,14 +483,6 @@ class SparseRun(TrainingRun):
         title = f"{summary['method']}: n = {summary['n']:,}, d = {summary['d']}, m = {summary['basis_size']:,}"
         assert self.job.plot is not None
         plot_basis(self.job.plot, outcome.history, summary, outcome.certificate or {}, title=title)
-
-    def described(self, outcome: Outcome) -> Document:
-        """Return the model's part of the record."""
-        return {
-            **plain(outcome.summary),
-            "certificate": plain(outcome.certificate),
-            "memory_plan": outcome.memory_plan,
-        }
 
     def warnings(self, outcome: Outcome) -> list[str]:
         """Return everything that a user must know of the model, in words."""

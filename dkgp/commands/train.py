@@ -25,9 +25,9 @@ from dkgp.commands.run import warn_of_labels
 from dkgp.commands.solver_options import SolverOptions, check_product_error
 from dkgp.commands.solving import input_bytes, planned_solve, solving
 from dkgp.commands.training import Outcome, TrainingRun, finished_run
-from dkgp.data import CheckpointStore, ClassifierRecord, Dataset, ModelRecord, open_any_model, open_model
+from dkgp.data import CheckpointStore, ClassifierRecord, Dataset, ModelRecord, open_any_model
 from dkgp.data.remote.storage import exists
-from dkgp.data.stores.models.regression import MODEL_KIND, SparseRecord
+from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError, about
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, require_one_target, save, train
@@ -224,7 +224,7 @@ class TrainRun(TrainingRun):
         Samples, kernel, noise and mean; from `open` on.
     """
 
-    command, kind = "train", MODEL_KIND
+    command, record = "train", ModelRecord
     knows_noise_models = True
     job: TrainJob
     hyperparameters: Hyperparameters
@@ -383,10 +383,6 @@ class TrainRun(TrainingRun):
         finally:
             executor.close()
 
-    def stored(self) -> ModelRecord:
-        """Open the model at `job.out`."""
-        return open_model(self.job.out)
-
     def difference(self, model: ModelRecord, converged: bool) -> str | None:
         """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
         made = stored_identity(model)
@@ -408,17 +404,8 @@ class TrainRun(TrainingRun):
 
     def described(self, outcome: Outcome) -> Document:
         """Return the model's part of the record."""
-        return {
-            **plain(outcome.summary),
-            "tolerance": self.job.solver.tolerance,
-            "certificate": plain(outcome.certificate),
-            "memory_plan": outcome.memory_plan,
-        }
-
-    def warnings(self, outcome: Outcome) -> list[str]:
-        """Say of a solve that stopped short why."""
-        summary = outcome.summary
-        return [] if summary["converged"] else [f"not converged: {summary['reason']}; {summary['advice']}"]
+        tolerance = {"tolerance": self.job.solver.tolerance}
+        return {**plain(outcome.summary), **tolerance, **super().described(outcome)}
 
 
 def run_train(job: TrainJob, reporter: Reporter) -> Document:
@@ -426,7 +413,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     return TrainRun(job, reporter).run()
 
 
-def finished_training(job: TrainJob, reporter: Reporter) -> Document | None:
+def finished_train(job: TrainJob, reporter: Reporter) -> Document | None:
     """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
     return finished_run(TrainRun, job, reporter)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dkgp.commands.presets import announce_preset, preset_record, settled
-from dkgp.commands.reporting.outputs import Document, RecordLog, check_side_files
+from dkgp.commands.reporting.outputs import Document, RecordLog, check_side_files, plain
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import bounded_products, has_checkpoint, is_unfinished_model, remove_checkpoint
 from dkgp.commands.run import Run
@@ -47,8 +47,8 @@ class TrainingRun(Run):
 
     Attributes
     ----------
-    kind
-        Of the store that it writes.
+    record
+        The kind of model that it writes: a dataclass of `dkgp.data.stores.models`.
     job
         With the paper's settings, where it asks for them.
     product_error : ProductError
@@ -57,7 +57,7 @@ class TrainingRun(Run):
         From `open` on; None where they are to be found from the data.
     """
 
-    kind: ClassVar[str]
+    record: ClassVar[type[Any]]
     knows_noise_models: ClassVar[bool] = False
     hyperparameters: Hyperparameters | None
     _overwrite = False
@@ -130,9 +130,9 @@ class TrainingRun(Run):
         job = self.job
         if getattr(job, "by_reference", False):
             check_reference(self.dataset.url)
-        unfinished = job.resume and is_unfinished_model(job.out, self.dataset, self.kind, self._earlier)
+        unfinished = job.resume and is_unfinished_model(job.out, self.dataset, self.record.kind, self._earlier)
         self._overwrite = job.overwrite or unfinished
-        ensure_writable(job.out, self._overwrite, self.kind)
+        ensure_writable(job.out, self._overwrite, self.record.kind)
         check_side_files(job.plot, job.log_json, replace=job.overwrite or job.resume)
         self.prepare()
         self.checkpointing = self.checkpoints()
@@ -226,9 +226,9 @@ class TrainingRun(Run):
     def finish_beside(self) -> None:
         """Write the outputs beside the model, unless an earlier run did; the model is complete without them."""
 
-    @abstractmethod
     def stored(self) -> Any:
-        """Open the model at `job.out`; `InputError` where it is none of this kind."""
+        """Open the model at `job.out`; `InputError` if it is of another kind."""
+        return self.record.open(self.job.out)
 
     @abstractmethod
     def difference(self, model: Any, converged: bool) -> str | None:
@@ -238,13 +238,15 @@ class TrainingRun(Run):
     def draw(self, outcome: Outcome) -> None:
         """Draw the course of the run into the job's plot."""
 
-    @abstractmethod
     def described(self, outcome: Outcome) -> Document:
         """Return the model's part of the record."""
+        described = {"certificate": plain(outcome.certificate), "memory_plan": outcome.memory_plan}
+        return {**plain(outcome.summary), **described}
 
-    @abstractmethod
     def warnings(self, outcome: Outcome) -> list[str]:
-        """Return what a user must know of the model, in words."""
+        """Return warnings about the model, in words: by default why the solve stopped early."""
+        summary = outcome.summary
+        return [] if summary["converged"] else [f"not converged: {summary['reason']}; {summary['advice']}"]
 
 
 def finished_run(run: type[TrainingRun], job: Any, reporter: Reporter) -> Document | None:

@@ -125,7 +125,7 @@ class _Fit:
             trained = self._train(decision["way"])
             predicted = self._predict(decision["way"])
             self._say("evaluate")
-            evaluated = self.steps.evaluate(EvaluateJob(job.place(PREDICTIONS), job.place(TEST)))
+            evaluated = self.steps.command("evaluate", EvaluateJob(job.place(PREDICTIONS), job.place(TEST)))
             document: Document = {
                 "command": "fit",
                 "finished": True,
@@ -257,7 +257,7 @@ class _Fit:
             overwrite=True,
             cluster=job.cluster,
         )
-        return self.steps.tune(tuning)
+        return self.steps.command("tune", tuning)
 
     def _choose(self) -> Document:
         job, train = self.job, open_dataset(self.job.place(TRAIN))

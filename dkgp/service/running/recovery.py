@@ -8,13 +8,13 @@ after finishing its output, before it recorded that) it counts as done and is no
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dkgp.commands.recipe import recipe_of
 from dkgp.commands.reporting.outputs import Document
 from dkgp.data import CheckpointStore, PredictionWriter, exists, recognise
 from dkgp.data.remote.storage import (
@@ -40,13 +40,6 @@ if TYPE_CHECKING:
     from dkgp.service.specification import Job
 
 T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
-
-# Functions that return the document of a run whose model is finished; loaded only if needed.
-_FINISHED = {
-    "TrainJob": ("dkgp.commands.train", "finished_training"),
-    "SparseJob": ("dkgp.commands.sparse", "finished_sparse"),
-    "ClassifyJob": ("dkgp.commands.classify", "finished_classify"),
-}
 
 # Facts that tell versions of an object apart, under the names that the file systems give them.
 _TELLING = ("ino", "mtime", "size", "ETag", "etag", "LastModified", "last_modified", "updated", "generation")
@@ -125,8 +118,7 @@ def going_on(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
 def _trained(job: T, traces: Traces, reporter: Reporter) -> T | Document:
     """A training run: returns the document of a finished one, else resumes from a whole checkpoint."""
     if traces.is_new(job.out):
-        module, function = _FINISHED[type(job).__name__]
-        document: Document | None = getattr(importlib.import_module(module), function)(job, reporter)
+        document = recipe_of(job).finished(job, reporter)
         if document is not None:
             return document
     _clear(job.out, traces, reporter)

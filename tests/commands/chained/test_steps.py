@@ -32,7 +32,8 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         return run
 
     for name in ("train", "sparse", "predict"):
-        monkeypatch.setattr(f"dkgp.commands.chained.run_{'training' if name == 'train' else name}", command(name))
+        place = "chained" if name == "train" else name
+        monkeypatch.setattr(f"dkgp.commands.{place}.run_{name}", command(name))
     return calls
 
 
