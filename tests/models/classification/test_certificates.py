@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,56 +39,58 @@ ENDS: tuple[dict[str, Any], ...] = (
 )
 
 
+def hostile(X: np.ndarray, codes: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Changes of a problem of inputs (n, 2) and labels (n,) that make bounds hard to keep."""
+    n, last = len(X), int(codes.max())
+    return {
+        "plain": {},
+        "long length scales": {"kernel": SquaredExponential((1e-6, 1e-6))},
+        "nothing is near": {"kernel": SquaredExponential((1e6, 1e6))},
+        "amplitude far below": {"kernel": SquaredExponential((0.5, 0.5), 1e-12)},
+        "duplicates of all classes": {"X": np.repeat(X[: n // 2], 2, axis=0), "codes": np.arange(n) % (last + 1)},
+        "one of a class": {"codes": np.where(np.arange(n) == 3, last, 0)},
+        "linear": {"kernel": parse_kernel("linear", 2)},
+        "linear beside a constant": {"kernel": parse_kernel("linear + constant", 2)},
+        "one sample far out": {
+            "X": np.where(np.arange(n)[:, None] == 7, 1e7, X), "kernel": parse_kernel("linear + rbf", 2)
+        },
+        "rough": {"kernel": Matern12((3.0, 3.0))},
+    }  # fmt: skip
+
+
+# The noise of each, 0.1 elsewhere.
+NOISES = {
+    "hardly any noise": 1e-10, "long length scales": 1e-8, "nothing is near": 1e-3, "noise far above": 1e8,
+    "amplitude far below": 1e-3, "duplicates of all classes": 1e-6, "one of a class": 0.01, "linear": 1.0,
+    "linear beside a constant": 1e-4, "one sample far out": 1e-3, "rough": 1e-5,
+}  # fmt: skip
+
+
+@cache
 def attacks() -> dict[str, LabelProblem]:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(24, 2))
     two, three = (X[:, 0] > 0.2).astype(np.int64), np.digitize(X[:, 0], (-0.4, 0.5))
-    T, rbf = np.vstack([X[:2], rng.normal(size=(2, 2)), [[1e3, -1e3]]]), SquaredExponential((0.5, 0.5))
-    found: dict[str, LabelProblem] = {}
-    for when, ends in (("early", EARLY), ("late", LATE)):
-        found |= {
-            f"plain, {when}": LabelProblem(X, two, T, rbf, 0.1, settings=ends),
-            f"three classes, {when}": LabelProblem(X, three, T, rbf, 0.1, settings=ends),
-            f"hardly any noise, {when}": LabelProblem(X, two, T, rbf, 1e-10, settings=ends),
-            f"long length scales, {when}": LabelProblem(
-                X, two, T, SquaredExponential((1e-6, 1e-6)), 1e-8, settings=ends
-            ),
-            f"nothing is near, {when}": LabelProblem(X, two, T, SquaredExponential((1e6, 1e6)), 1e-3, settings=ends),
-            f"noise far above, {when}": LabelProblem(X, two, T, rbf, 1e8, settings=ends),
-            f"amplitude far below, {when}": LabelProblem(
-                X, two, T, SquaredExponential((0.5, 0.5), 1e-12), 1e-3, settings=ends
-            ),
-            f"duplicates of both classes, {when}": LabelProblem(
-                np.repeat(X[:12], 2, axis=0), np.tile([0, 1], 12), T, rbf, 1e-6, settings=ends
-            ),
-            f"one of a class, {when}": LabelProblem(
-                X, (np.arange(24) == 3).astype(np.int64), T, rbf, 0.01, settings=ends
-            ),
-            f"weights, {when}": LabelProblem(
-                X, two, T, rbf, 0.1, weights=10.0 ** rng.uniform(-6, 3, 24), settings=ends
-            ),
-            f"weights of classes, {when}": LabelProblem(
-                X, three, T, rbf, 0.1, weights=np.array([1.0, 1e-4, 30.0])[three], settings=ends
-            ),
-            f"no intercept, {when}": LabelProblem(X, two, T, rbf, 0.1, fit_intercept=False, settings=ends),
-            f"no intercept, weights, {when}": LabelProblem(
-                X, two, T, rbf, 0.1, weights=10.0 ** rng.uniform(-3, 3, 24), fit_intercept=False, settings=ends
-            ),
-            f"linear, {when}": LabelProblem(X, two, T, parse_kernel("linear", 2), 1.0, settings=ends),
-            f"linear beside a constant, {when}": LabelProblem(
-                X, two, T, parse_kernel("linear + constant", 2), 1e-4, settings=ends
-            ),
-            f"one sample far out, {when}": LabelProblem(
-                np.where(np.arange(24)[:, None] == 7, 1e7, X),
-                two,
-                T,
-                parse_kernel("linear + rbf", 2),
-                1e-3,
-                settings=ends,
-            ),
-            f"rough, {when}": LabelProblem(X, two, T, Matern12((3.0, 3.0)), 1e-5, settings=ends),
-        }
-    return found
+    common = {
+        "X": X, "codes": two, "T": np.vstack([X[:2], rng.normal(size=(2, 2)), [[1e3, -1e3]]]),
+        "kernel": SquaredExponential((0.5, 0.5)),
+    }  # fmt: skip
+    changes: dict[str, dict[str, Any]] = hostile(X, two) | {
+        "three classes": {"codes": three},
+        "hardly any noise": {},
+        "noise far above": {},
+        "weights": {"weights": 10.0 ** rng.uniform(-6, 3, 24)},
+        "weights of classes": {"codes": three, "weights": np.array([1.0, 1e-4, 30.0])[three]},
+        "no intercept": {"fit_intercept": False},
+        "no intercept, weights": {"fit_intercept": False, "weights": 10.0 ** rng.uniform(-3, 3, 24)},
+    }
+    return {
+        f"{what}, {when}": LabelProblem(
+            **{**common, "noise_variance": NOISES.get(what, 0.1), "settings": ends, **changed}
+        )
+        for when, ends in (("early", EARLY), ("late", LATE))
+        for what, changed in changes.items()
+    }
 
 
 @pytest.mark.parametrize("name", attacks())
@@ -293,54 +296,28 @@ def problem(name: LikelihoodName, what: str, end: str, n: int = 24) -> RiskProbl
     codes = np.digitize(X[:, 0] + 0.4 * rng.normal(size=n), (-0.4, 0.5) if name == "softmax" else (0.2,))
     T = np.vstack([X[:2], rng.normal(size=(2, 2)), [[1e3, -1e3]]])
     rbf = SquaredExponential((0.5, 0.5))
-    made: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "hardly any penalty": {"regularisation": 1e-6},
-        "little penalty": {"regularisation": 1e-3},
-        "much penalty": {"regularisation": 10.0},
-        "long length scales": {"kernel": SquaredExponential((1e-6, 1e-6)), "regularisation": 1e-2},
-        "nothing is near": {"kernel": SquaredExponential((1e6, 1e6))},
-        "amplitude far below": {"kernel": SquaredExponential((0.5, 0.5), 1e-12)},
+    classes = int(codes.max()) + 1
+    made: dict[str, dict[str, Any]] = hostile(X, codes) | {
         "amplitude far above": {"kernel": SquaredExponential((0.5, 0.5), 1e6)},
-        "duplicates of all classes": {
-            "X": np.repeat(X[: n // 2], 2, axis=0),
-            "codes": np.arange(n) % (codes.max() + 1),
-        },
-        "one of a class": {"codes": np.where(np.arange(n) == 3, codes.max(), 0), "n_classes": int(codes.max()) + 1},
-        "one class only": {"codes": np.zeros(n, int), "n_classes": int(codes.max()) + 1},
+        "one class only": {"codes": np.zeros(n, int)},
         "weights": {"weights": 10.0 ** rng.uniform(-6, 2, n)},
         "weights of zero": {"weights": (np.arange(n) % 3).astype(float)},
-        "linear": {"kernel": parse_kernel("linear", 2)},
-        "linear beside a constant": {"kernel": parse_kernel("linear + constant", 2), "regularisation": 1e-3},
-        "one sample far out": {
-            "X": np.where(np.arange(n)[:, None] == 7, 1e7, X),
-            "kernel": parse_kernel("linear + rbf", 2),
-        },
-        "rough": {"kernel": Matern12((3.0, 3.0)), "regularisation": 0.1},
     }
-    settings = {"X": X, "codes": codes, "T": T, "kernel": rbf, "regularisation": 1.0, **made[what]}
-    return RiskProblem(name=name, settings=RISK_ENDS[end], **settings)
+    common = {"X": X, "codes": codes, "T": T, "kernel": rbf, "n_classes": classes}
+    penalty = PENALTIES.get(what, 1.0)
+    return RiskProblem(name=name, settings=RISK_ENDS[end], regularisation=penalty, **(common | made.get(what, {})))
 
 
+# The penalty of each, 1 elsewhere.
+PENALTIES = {
+    "hardly any penalty": 1e-6, "little penalty": 1e-3, "much penalty": 10.0, "long length scales": 1e-2,
+    "linear beside a constant": 1e-3, "rough": 0.1,
+}  # fmt: skip
 KINDS = (
-    "plain",
-    "hardly any penalty",
-    "little penalty",
-    "much penalty",
-    "long length scales",
-    "nothing is near",
-    "amplitude far below",
-    "amplitude far above",
-    "duplicates of all classes",
-    "one of a class",
-    "one class only",
-    "weights",
-    "weights of zero",
-    "linear",
-    "linear beside a constant",
-    "one sample far out",
-    "rough",
-)
+    "plain", "hardly any penalty", "little penalty", "much penalty", "long length scales", "nothing is near",
+    "amplitude far below", "amplitude far above", "duplicates of all classes", "one of a class", "one class only",
+    "weights", "weights of zero", "linear", "linear beside a constant", "one sample far out", "rough",
+)  # fmt: skip
 # Some kinds in one way here, all in every way in the slow test below.
 SOME = [(NAMES[i % 3], what, tuple(RISK_ENDS)[i % 5]) for i, what in enumerate(KINDS) if i % 2 == 1]
 
