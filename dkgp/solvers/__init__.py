@@ -1,4 +1,4 @@
-"""One file per method, settings as frozen dataclasses, one driver that owns the loop."""
+"""Solvers: one class in one file per method, settings as frozen dataclasses, one driver that owns the loop."""
 
 # Hangs on dkgp/solvers/driver.py.
 
