@@ -29,7 +29,7 @@ from dkgp.solvers.stopping import Progress
 
 
 class Clock:
-    """Wall time of a run: in total, with earlier runs of a resumed one, and by part in `parts`.
+    """Wall time of a run: in total, earlier runs of the same computation included, and by part in `parts`.
 
     `parts` names parts that are reported even if they take no time.
     """
@@ -49,7 +49,7 @@ class Clock:
         """Seconds of all parts."""
         return sum(self.parts.values())
 
-    def resume(self, seconds: float) -> None:
+    def add_earlier(self, seconds: float) -> None:
         """Add the seconds of the runs before this one."""
         self._before = seconds
 

@@ -482,7 +482,7 @@ class DualSubset:
         return np.asarray(np.sum(active.guide() * self._targets[active.indices], axis=0))
 
     def take(self, indices: IndexArray) -> None:
-        """Add samples, one after the other, as a run did that is resumed."""
+        """Add the samples of a checkpoint, one after the other."""
         for index in indices:
             self._append(np.asarray([index], dtype=np.intp))
 

@@ -235,7 +235,7 @@ class PrecisionPolicy:
             "typical_entry": self._typical_entry,
         }
 
-    def resume(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any]) -> None:
         """Take over the numbers of a checkpoint."""
         self.refreshes = saved["refreshes"]
         self._single_failed = saved["single_failed"]
@@ -299,7 +299,7 @@ class Solution:
 
     @property
     def seconds_by_part(self) -> dict[str, float]:
-        """Seconds of all rounds, earlier runs of a resumed solve included, by the parts that the solver tells apart."""
+        """Seconds of all rounds, earlier runs included, by the parts that the solver distinguishes."""
         parts: dict[str, float] = {}
         for progress in self.history:
             for name, seconds in progress.timings.items():
@@ -360,13 +360,13 @@ class Record:
             "kernel_evaluations": self._evaluations(),
         }
 
-    def resume(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any]) -> None:
         """Continue the record of a checkpoint.
 
         The time that restoring took is not counted: the interrupted run counted it when it started.
         """
         self.history = [Progress(**record) for record in saved["history"]]
-        self._clock.resume(saved["seconds"])
+        self._clock.add_earlier(saved["seconds"])
         self._evaluations_before = saved["kernel_evaluations"]
         self._evaluations_at_start = self._operator.kernel_evaluations
 
@@ -420,9 +420,9 @@ class MethodRun(Iteration, Generic[State]):
         """Continue from a checkpoint."""
         metadata = checkpoint.metadata
         self.state = self._method.restore(self._operator, self._rhs, checkpoint.arrays, metadata["state"])
-        self._record.resume(metadata["loop"])
-        self.precision.resume(metadata["loop"])
-        self._standstill.resume(metadata["loop"])
+        self._record.restore(metadata["loop"])
+        self.precision.restore(metadata["loop"])
+        self._standstill.restore(metadata["loop"])
         self.progress = self._record.measure(self.state)
         self._open()
 

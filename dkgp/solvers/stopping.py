@@ -30,7 +30,7 @@ class Progress:
         Kernel entries evaluated: for columns, in selection and dense subproblems, for float64 products, anywhere. The
         count varies a little with timing: the coordinator evaluates entries instead of waiting for a cluster.
     seconds : float
-        Wall time, earlier runs of a resumed solve included.
+        Wall time, earlier runs of the same solve included.
     gradient_inf_norm : float
         max |g|, g = Kbar alpha - y, over samples and targets.
     gradient_norm, rhs_norm : float
@@ -217,8 +217,8 @@ class Standstill:
         finite = [value if math.isfinite(value) else None for value in measures]
         return {"standstill": {"since": self._since, "allowed": self._allowed, "measures": finite}}
 
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint; one of an earlier version has no such thing."""
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take over the numbers of a checkpoint; one of an earlier version has none."""
         if "standstill" in saved:
             document = saved["standstill"]
             self._since = None if document["since"] is None else tuple(document["since"])

@@ -308,7 +308,7 @@ class TestWhenItIsDue:
             assert policy.stalled(found, progress, progress, claimed=False) is None
             assert not policy.is_due(found, progress, falls)
             again = PrecisionPolicy(PROBLEM.dense())
-            again.resume(policy.to_json() | {"typical_entry": 1.0})
+            again.restore(policy.to_json() | {"typical_entry": 1.0})
             assert not again.is_due(found, progress, falls)
 
     @pytest.mark.parametrize(("share", "due"), [(0.01, True), (0.02, False), (0.5, False)])
@@ -320,10 +320,10 @@ class TestWhenItIsDue:
         found.gradient = share * found.gradient
         progress = found.measured(PROBLEM.dense())
         for one in (policy, PrecisionPolicy(PROBLEM.dense())):
-            one.resume(policy.to_json())
+            one.restore(policy.to_json())
             assert one.is_due(found, progress, (7.0,)) is due
         # Of a checkpoint that does not say where the solve began, nothing is foreseen yet.
-        policy.resume({name: value for name, value in policy.to_json().items() if name != "start_norm"})
+        policy.restore({name: value for name, value in policy.to_json().items() if name != "start_norm"})
         assert not policy.is_due(found, progress, (7.0,))
 
     def test_only_what_was_foreseen_was_foreseen_in_vain(self) -> None:
@@ -362,7 +362,7 @@ class TestWhenItIsDue:
         # And where that comes no closer either it is the end, in this run or one that is resumed.
         assert policy.stalled(found, believed, small, claimed=False) is None
         resumed = PrecisionPolicy(operator)
-        resumed.resume(policy.to_json())
+        resumed.restore(policy.to_json())
         for each in (policy, resumed):
             reason = each.stalled(found, believed, small, claimed=False)
             assert reason is not None
@@ -416,7 +416,7 @@ class TestWhetherFloat32IsToBeBelieved:
         assert policy.refreshes == 3
         # Nor is it gone back to, in this run or one that is resumed.
         resumed = PrecisionPolicy(PROBLEM.dense())
-        resumed.resume(policy.to_json())
+        resumed.restore(policy.to_json())
         for each in (policy, resumed):
             found.precision, found.verified = "single", replace(start, objective=-13.0)
             each.note_renewal(found, found.verified)
@@ -433,7 +433,7 @@ class TestWhetherFloat32IsToBeBelieved:
         assert policy.stalled(found, start, start, True) is None
         operator, calls = PROBLEM.dense(), []
         operator.sharpen = lambda: calls.append(1) or True  # type: ignore[method-assign,func-returns-value]
-        PrecisionPolicy(operator).resume(policy.to_json())
+        PrecisionPolicy(operator).restore(policy.to_json())
         assert len(calls) == 2
 
     def test_the_same_objective_is_no_gain_but_no_recursion_is_none_to_blame(self) -> None:

@@ -529,7 +529,7 @@ class Ladder(Iteration):
     """The finished rungs, and the one that is being climbed.
 
     A round of the ladder is a round of the greedy choice, a fit with its certificate, a step that raises the bound, or
-    the step to the next rung. A checkpoint holds no fit: a resumed rung is fitted again, to the same bits.
+    the step to the next rung. A checkpoint holds no fit: a restored rung is fitted again, to the same bits.
 
     - `within`: called during long work, and may end it.
     - `leave_callback`: called with each finished rung.
@@ -712,7 +712,7 @@ class Ladder(Iteration):
         return arrays
 
     def metadata(self) -> dict[str, Any]:
-        """Return the rest in plain JSON types; a resumed run fits the last rung again and then leaves it."""
+        """Return the rest in plain JSON types; a restored run fits the last rung again and then leaves it."""
         below = self.rungs if self._reason is None else self.rungs[:-1]
         return {
             "iteration": self.iteration,
@@ -732,7 +732,7 @@ class Ladder(Iteration):
         self._least = {name: list(values) for name, values in metadata["least"].items()}
         self._raised = [Step(**step) for step in metadata["raised"]]
         self.rungs = [Rung(**rung) for rung in metadata["rungs"]]
-        self._clock.resume(float(metadata["seconds"]))
+        self._clock.add_earlier(float(metadata["seconds"]))
         self._entries = int(metadata["entries"])
         if "alpha" in arrays:
             self._solution = arrays["alpha"], arrays["gradient"]
@@ -795,8 +795,8 @@ def climb(
 ) -> TrainedSparse:
     """Train sparse models of growing bases until the target is proven; return the last, all rungs in its summary.
 
-    Checkpoints are saved between rungs, between steps that raise the bound, and within a greedy choice. A ladder that
-    is resumed ends in the same bits. Of the settings `basis_size` is not looked at, and the gap is the target's;
+    Checkpoints are saved between rungs, between steps that raise the bound, and within a greedy choice. A ladder ends
+    in the same bits from a checkpoint. Of the settings `basis_size` is not looked at, and the gap is the target's;
     `per_round` is by default that of each rung's size; `certify_passes`, where it is positive, is all that may be spent
     on bounds. `rung_callback` is called after every rung. `memory_bytes` is the free memory of the coordinator's
     process: no rung is begun that is projected to need more; `cache_bytes` is the budget of a worker's feature cache.

@@ -7,7 +7,7 @@ and van der Wilk 2020 also choose again until the bound does not grow). No gradi
 are needed.
 
 The result depends only on the data, the settings and the seed. The next step of a search depends only on the outcomes
-of its evaluations. So a checkpoint (`Trail`) needs nothing but these, a few numbers each: a resumed search takes the
+of its evaluations. So a checkpoint (`Trail`) needs nothing but these, a few numbers each: a restored search takes the
 same steps and looks each outcome up by its basis and parameters. Evaluations that iterate start where the last one
 ended, which the checkpoint holds too. Points where rounding exceeds the noise variance have no evidence, and the line
 search steps back from them.

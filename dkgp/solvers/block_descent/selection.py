@@ -299,7 +299,7 @@ class Subproblem:
     def _start_over_in_double(self, size: int) -> None:
         """Float32 broke down: keep the variables chosen so far and go on in float64 until the block is complete.
 
-        Which blocks that happens to depends on the blocks alone, so a resumed run meets it in the same places.
+        Which blocks that happens to depends on the blocks alone, so it happens in the same places from a checkpoint on.
         """
         indices, gradient = self._indices[:size].copy(), self.gradient[:size].copy()
         self._allocate(False, *self.gradient.shape)

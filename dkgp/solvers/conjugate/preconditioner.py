@@ -6,9 +6,9 @@ may be taken off first. With a halo of 0 it is the low-rank factor alone, M = F 
 
 A factor grows if a solve proves harder than foreseen: one of twice the halo takes its place, and the search goes on.
 Counts and residuals alone decide, so that a run comes to the same bits wherever it runs and however often it is
-resumed. The gain of the last iterations gives the number that is left; a factor of twice the halo should need 2^-3/4 of
-them, and costs its construction, by the nominal prices of `dkgp.solvers.prices`. The work of solves and of predictive
-variances on a factor is counted phase by phase.
+interrupted. The gain of the last iterations gives the number that is left; a factor of twice the halo should need
+2^-3/4 of them, and costs its construction, by the nominal prices of `dkgp.solvers.prices`. The work of solves and of
+predictive variances on a factor is counted phase by phase.
 """
 
 from __future__ import annotations
