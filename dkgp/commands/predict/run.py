@@ -14,10 +14,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.data import (
     LINEAR_MODEL_KIND,
     AnyModel,
-    ClassifierRecord,
     LinearRecord,
-    ModelRecord,
-    SparseRecord,
     ensure_writable,
     open_any_model,
     open_dataset,
@@ -81,24 +78,23 @@ class PredictRun(Run):
 
     def refuse(self) -> None:
         """Refuse an error of sums that has no bound here, or whose sums workers could not keep."""
-        model, error = self.model, self.product_error
-        if isinstance(model, LinearRecord | SparseRecord):
-            return  # no sums over all samples: refused where predicting begins
+        model: Any = self.model
+        error = self.product_error
         variance = self.job.variance
         whole_columns = variance is not None and variance.way != "neighbours"
-        if model.is_sparse if isinstance(model, ClassifierRecord) else whole_columns:
-            return
+        if model.without_sums is not None or (model.has_variances and whole_columns):
+            return  # no sums over all samples: refused where predicting begins
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)
-        n = model.n_samples if isinstance(model, ModelRecord) else model.n_support
-        fits = error.memory(kernel, n, 1, self.job.cluster.worker_memory_bytes) is not None
+        fits = error.memory(kernel, model.n_support, 1, self.job.cluster.worker_memory_bytes) is not None
         if not (fits or self.job.resume):  # a prediction that is resumed keeps to its sums
             self.product_error = EVERY_ENTRY
             self.reporter.note("sums evaluate every kernel entry: there is no memory for others")
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile what the kernel takes, where there is one."""
-        return nullcontext() if isinstance(self.model, LinearRecord) else helped(kernel_from_json(self.model.kernel))
+        kernel = getattr(self.model, "kernel", None)
+        return nullcontext() if kernel is None else helped(kernel_from_json(kernel))
 
     def work(self, executor: BlockExecutor) -> PredictSummary:
         """Predict, region by region, into the store."""
@@ -130,7 +126,7 @@ class PredictRun(Run):
         if job.variance is not None and result.variance is not None:
             if job.variance.basis is not None:
                 _warn_of_bases(result.variance, reporter)
-            if isinstance(self.model, SparseRecord):
+            if self.model.is_sparse:
                 figures["variance"] = _sparse_variance_figures(result.variance, result.n_samples, reporter)
             else:
                 figures["variance"] = _variance_figures(result.variance, job.variance, reporter)

@@ -559,11 +559,6 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         model = self.model
         if want.test is None:
             return
-        if want.error.number is not None and model.is_sparse:
-            raise InputError(
-                f"`product_error` is of sums over all training samples; '{model.url}' is a sum over "
-                f"{model.n_support:,} prototypes, which takes no time. Leave it out"
-            )
         model.inputs(0, min(1, model.n_support))  # points that are gone are noticed before anything is written
 
     def _refuse_variances(self, want: Want) -> None:

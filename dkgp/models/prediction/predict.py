@@ -223,8 +223,8 @@ def predict(
     """
     started = time.perf_counter()
     context, out = RunContext.of(context), out if isinstance(out, Destination) else Destination(out)
-    url, of_classes = out.url, isinstance(model, ClassifierRecord)
-    if plug_in and not (isinstance(model, ClassifierRecord) and model.form == "gp"):
+    url, of_classes = out.url, model.class_names is not None
+    if plug_in and not model.averages:
         raise InputError(
             f"`plug_in` is for the averaged probabilities of a Gaussian process classifier, and '{model.url}' is none; "
             "leave it out"
@@ -428,7 +428,7 @@ def _require_sums(
     """Refuse a number as the error of sums where there are none over all samples; `InputError`."""
     if error.number is None:
         return
-    if isinstance(model, ClassifierRecord) and model.form == "gp" and not (model.is_sparse or plug_in):
+    if model.averages and not (model.is_sparse or plug_in):
         raise InputError(
             "`product_error` is for sums over all training samples, as decisions are; a Gaussian process's "
             "probabilities are averaged over variances, which take whole columns of the kernel matrix. Leave it out, "
@@ -439,15 +439,9 @@ def _require_sums(
             "`product_error` is for sums over all training samples, as means are; variances take whole columns of the "
             "kernel matrix. Leave it out, predict means alone, or take `way` neighbours"
         )
-    if isinstance(model, LinearRecord):
+    if model.without_sums is not None:
         raise InputError(
-            f"`product_error` is of sums over all training samples; '{model.url}' is a linear regression, which has "
-            "none. Leave it out"
-        )
-    if isinstance(model, SparseRecord):
-        raise InputError(
-            f"`product_error` is of sums over all training samples; '{model.url}' is a sum over {model.basis_size:,} "
-            "basis samples, which takes no time. Leave it out"
+            f"`product_error` is of sums over all training samples; '{model.url}' {model.without_sums}. Leave it out"
         )
 
 

@@ -173,10 +173,8 @@ class PredictionMemory:
     def of(cls, model: SparseRecord | ClassifierRecord, threads: int, variance: bool) -> PredictionMemory:
         """Of a stored model; of a classifier one with neighbours."""
         n = 0 if model.near_inputs is None else len(model.near_inputs)
-        m = model.basis_size if isinstance(model, SparseRecord) else model.n_support
-        p = model.n_targets if isinstance(model, SparseRecord) else model.n_outputs
-        by_target = isinstance(model, ClassifierRecord)
-        return cls(m, model.n_features, p, threads, variance, n, model.neighbours or 0, by_target)
+        m, d, p = model.n_support, model.n_features, model.n_outputs
+        return cls(m, d, p, threads, variance, n, model.neighbours or 0, by_target=model.class_names is not None)
 
     @property
     def model_bytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.data import AnyModel, ClassifierRecord, Dataset, LinearRecord, Prediction, SparseRecord
+from dkgp.data import AnyModel, Dataset, LinearRecord, Prediction
 from dkgp.data.classes import class_name
 from dkgp.data.exports import write_table
 from dkgp.data.types import BoolArray, IntArray, Json
@@ -241,8 +241,8 @@ class RowTable:
         self._version = f"rows-{model.fingerprint}-{time.time_ns():x}"
         if variance is not None:
             self._refuse(variance)
-        averages = isinstance(model, ClassifierRecord)
-        want = Want.in_memory(self._version, None if averages else variance, n_test=ROWS_PLANNED_FOR)
+        latent = model.class_names is not None
+        want = Want.in_memory(self._version, None if latent else variance, n_test=ROWS_PLANNED_FOR)
         self._posterior = posterior_of(model, want)
 
     @property
@@ -266,15 +266,15 @@ class RowTable:
         forget(self._version)
 
     def _refuse(self, variance: VarianceSettings) -> None:
-        model = self._model
-        if isinstance(model, ClassifierRecord | LinearRecord):
-            kind = "classifier" if isinstance(model, ClassifierRecord) else "linear regression"
+        model: Any = self._model
+        if not model.has_variances:
             raise InputError(
-                f"`variance` is of regressions by Gaussian processes; '{model.url}' is a {kind}. Leave it out"
+                f"`variance` is of regressions by Gaussian processes; '{model.url}' is {model.title.lower()}. Leave it "
+                "out"
             )
         for name, value in (("basis", variance.basis), ("keep_factor", variance.keep_factor)):
             if value:
                 raise InputError(f"`{name}` is of predictions in a store, and none is written here; leave it out")
-        if isinstance(model, SparseRecord):
+        if model.is_sparse:
             refuse_exact_settings(variance)
             PredictionMemory.of(model, 1, True).require(variance.memory_bytes)

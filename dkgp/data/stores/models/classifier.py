@@ -98,6 +98,21 @@ class ClassifierRecord(NearArrays, SupportedModel):
         return 1 if len(self.classes) == 2 else len(self.classes)
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes by code."""
+        return self.classes
+
+    @property
+    def averages(self) -> bool:
+        """Whether probabilities are averages over variances of latent functions."""
+        return self.form == "gp"
+
+    @property
+    def without_sums(self) -> str | None:
+        """Reason if decisions are no sums over all training samples; None if they are."""
+        return f"is a sum over {self.n_support:,} prototypes, which takes no time" if self.is_sparse else None
+
+    @property
     def is_sparse(self) -> bool:
         """True for a model of prototypes, which needs no training set."""
         return self.prototypes is not None

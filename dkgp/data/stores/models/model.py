@@ -76,6 +76,8 @@ class Model:
     # Name in messages, with its article, and the same after "expected".
     title: ClassVar[str]
     expected: ClassVar[str]
+    # Whether predictions of targets have variances.
+    has_variances: ClassVar[bool] = False
     # Fields that the root of the Zarr group repeats.
     shown: ClassVar[tuple[str, ...]] = ("feature_names", "target_names", "fingerprint", "versions")
 
@@ -98,6 +100,26 @@ class Model:
     def n_targets(self) -> int:
         """Number of targets, p."""
         return len(self.target_names)
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of predicted functions: targets, or decision functions."""
+        return self.n_targets
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes by code; None for a regression."""
+        return None
+
+    @property
+    def without_sums(self) -> str | None:
+        """Reason, as the end of a message, if predictions are no sums over all training samples; None if they are."""
+        return None
+
+    @property
+    def averages(self) -> bool:
+        """Whether probabilities are averages over variances of latent functions."""
+        return False
 
     @property
     def format_version(self) -> int | None:
@@ -166,9 +188,7 @@ class Model:
         fields = {**about, **cls._support_in(address, content, arrays, reference)}
         for name, (dimensions, fortran) in array_fields(cls).items():
             if name in arrays:
-                read = arrays[name].read_as_stored(0, arrays[name].shape[0])
-                read = read.reshape(*read.shape, 1) if read.ndim < len(dimensions) else read
-                fields[name] = np.asfortranarray(read) if fortran else read
+                fields[name] = _read(arrays[name], len(dimensions), fortran)
         return cls(url=address, **fields)
 
     @classmethod
@@ -491,6 +511,14 @@ def _arrays_of(kind: Any) -> dict[str, tuple[tuple[str, ...], bool]]:
 
 array_fields: Callable[[Any], dict[str, tuple[tuple[str, ...], bool]]] = cache(_arrays_of)
 """Return the arrays of a kind of model: dimensions, and whether they open in Fortran order."""
+
+
+def _read(stored: StoredArray, axes: int, fortran: bool) -> NDArray[Any]:
+    """Return a whole array; on its own so that no second copy outlives the reading."""
+    values: NDArray[Any] = stored.read_as_stored(0, stored.shape[0])
+    if values.ndim < axes:
+        values = values.reshape(*values.shape, 1)
+    return np.asfortranarray(values) if fortran else values
 
 
 def _require_arrays(

@@ -53,6 +53,7 @@ class ModelRecord(SupportedModel):
 
     kind = MODEL_KIND
     title, expected = "An exact model", "an exact one"
+    has_variances = True
 
     alpha: FloatArray = field(metadata=array("sample", "target"))
     sample_noise: FloatArray | None = field(default=None, metadata=array("sample"))
@@ -217,6 +218,7 @@ class SparseRecord(NearArrays):
 
     kind = SPARSE_MODEL_KIND
     title, expected = "A sparse model", "a sparse one"
+    has_variances = True
     shown = (*KernelModel.shown, "method")
 
     method: str
@@ -237,6 +239,11 @@ class SparseRecord(NearArrays):
         """Number of basis samples, m."""
         return self.basis_size
 
+    @property
+    def without_sums(self) -> str | None:
+        """Reason why predictions are no sums over all training samples."""
+        return f"is a sum over {self.basis_size:,} basis samples, which takes no time"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearRecord(Model):
@@ -255,6 +262,11 @@ class LinearRecord(Model):
 
     coefficients: FloatArray = field(metadata=array("feature", "target"))
     intercept: FloatArray = field(metadata=array("target"))
+
+    @property
+    def without_sums(self) -> str | None:
+        """Reason why predictions are no sums over all training samples."""
+        return "is a linear regression, which has none"
 
 
 # ----------------------------------------------------------------------------------------------------- public functions
