@@ -24,7 +24,6 @@ from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import (
     Document,
     check_output_file,
-    check_side_files,
     dump,
     is_document,
     plain,
@@ -35,8 +34,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
-from dkgp.commands.train import run_train as run_training
-from dkgp.commands.tune import TuneJob, run_tune
+from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists, read_object
@@ -148,31 +146,6 @@ class Steps:
             "peak_memory_bytes": self.peak_bytes,
         }
         write_text(self._file, dump(record) + "\n")
-
-
-def run_train(job: TrainJob, reporter: Reporter) -> Document:
-    """Train, with `tune` after a search for hyperparameters at its defaults; its record is the model's `tuned`.
-
-    A run that is resumed takes the hyperparameters at `hyper` where the same search wrote them.
-
-    Errors as of both; what can be refused of the model's place is refused before the search.
-    """
-    if not job.tune:
-        return run_training(job, reporter)
-    if not job.resume:
-        ensure_writable(job.out, job.overwrite, MODEL_KIND)
-        check_side_files(job.plot, job.log_json, replace=job.overwrite)
-    search = TuneJob(
-        job.dataset,
-        job.hyper,
-        seed=job.solver.seed,
-        mean=job.mean,
-        resume=job.resume,
-        overwrite=job.overwrite,
-        cluster=job.cluster,
-    )
-    tuned = run_tune(search, reporter)
-    return {**run_training(job, reporter), "tuned": tuned}
 
 
 QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500

@@ -98,7 +98,7 @@ _declare(
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --as-in-the-paper",
         "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
     ),
-    module="dkgp.commands.chained",
+    module="dkgp.commands.tuned",
     must_converge=True,
     as_job=True,
     goes_on=True,

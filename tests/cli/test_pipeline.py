@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from dkgp.commands.chained import DemoJob, demo
+from dkgp.commands import chained as demo
+from dkgp.commands.chained import DemoJob
 from dkgp.data import open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters
 from tests.cli.invoke import files_below, refused, run, run_json
@@ -237,7 +238,7 @@ def test_a_demo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
     out = tmp_path / "demo"
     with monkeypatch.context() as patch:
         patch.setattr(
-            "dkgp.commands.chained.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt)
+            "dkgp.commands.predict.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         assert run(*arguments, out).exit_code == 130
     begun = json.loads((out / "demo.json").read_text())

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dkgp.commands.chained import training
 from dkgp.errors import InterruptedRunError
 from dkgp.service.specification import job_from_options, job_paths
 from tests.cli.invoke import refused, run, run_json
@@ -45,7 +44,7 @@ def test_it_goes_on_between_the_two(
         def killed(*_: Any) -> None:
             raise InterruptedRunError("interrupted")
 
-        patch.setattr(training, "run_training", killed)
+        patch.setattr("dkgp.commands.tuned.run_training", killed)
         assert run(*command).exit_code == 130
     written = hyper.read_bytes()
     assert not model.exists()

@@ -128,11 +128,11 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--out", out)
     places = {
         "transform": "dkgp.fit.run.compare_transforms",
-        "tune": "dkgp.commands.chained.run_tune",
+        "tune": "dkgp.commands.tune.run_tune",
         "choose": "dkgp.fit.run.Forecasts",
-        "train": "dkgp.commands.chained.run_train",
-        "predict": "dkgp.commands.chained.run_predict",
-        "evaluate": "dkgp.commands.chained.run_evaluate",
+        "train": "dkgp.commands.tuned.run_train",
+        "predict": "dkgp.commands.predict.run_predict",
+        "evaluate": "dkgp.commands.evaluate.run_evaluate",
         "report": "dkgp.fit.run.write_page",
     }
 

@@ -16,10 +16,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
-import pandas as pd
 
 from dkgp.data.remote.storage import object_bytes, open_object
 from dkgp.data.sources.base import (
@@ -40,13 +39,13 @@ from dkgp.data.types import FloatArray, IntArray, quoted
 from dkgp.errors import InputError, UsageError
 from dkgp.registry import Option
 
+if TYPE_CHECKING:
+    # Commands that read no table do without it: it takes longer to load than all of dkgp.
+    import pandas as pd
+
 _READ_BYTES = 4 * 2**20
 _SAMPLE_BYTES = 64 * 1024
 LONGEST_LINE_BYTES = 64 * 2**20
-# From 3.1 on pandas converts every number exactly, and deprecates asking for it.
-_EXACT: dict[str, Any] = (
-    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
-)
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 # Encodings that programs still write. Others are refused; some of them take quadratic time.
 ENCODINGS = (
@@ -161,10 +160,14 @@ class CsvSource(Source):
 
         `missing` are the texts that stand for missing values, of the columns where these are not `MISSING_TEXTS`.
         """
-        of_missing: dict[str, Any] = {}
+        import pandas as pd
+
+        # From 3.1 on pandas converts every number exactly, and deprecates asking for it.
+        is_exact = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
+        options: dict[str, Any] = {} if is_exact else {"float_precision": "round_trip"}
         if missing:
             texts_of = {index: ["", *sorted(missing.get(index, MISSING_TEXTS))] for index in sorted(indices)}
-            of_missing = {"na_values": texts_of, "keep_default_na": False}
+            options |= {"na_values": texts_of, "keep_default_na": False}
         try:
             return pd.read_csv(
                 io.BytesIO(content),
@@ -175,8 +178,7 @@ class CsvSource(Source):
                 sep=self._delimiter,
                 skipinitialspace=True,
                 dtype=dict.fromkeys(texts, object),
-                **_EXACT,
-                **of_missing,
+                **options,
                 encoding_errors="replace",
                 low_memory=False,
             )
@@ -333,6 +335,8 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
 def _numeric(values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
     if values.dtype.kind in "biuf":
         return numbers(values.to_numpy(), name, place)
+    import pandas as pd
+
     converted = pd.to_numeric(values, errors="coerce")
     bad = np.asarray(converted.isna() & ~values.isna())
     if bad.any():

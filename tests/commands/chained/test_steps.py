@@ -32,7 +32,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         return run
 
     for name in ("train", "sparse", "predict"):
-        place = "chained" if name == "train" else name
+        place = "tuned" if name == "train" else name
         monkeypatch.setattr(f"dkgp.commands.{place}.run_{name}", command(name))
     return calls
 
