@@ -40,7 +40,7 @@ def test_what_is_compared_is_the_same(tmp_path: Path) -> None:
     for contender in latency._contenders(str(tmp_path / "m.zarr"), 120, null=False):
         values[contender.by, contender.quantity] = contender.predict(sample)
     mean, gradient = values["NumPy", "mean"], values["NumPy", "mean's gradient"]
-    np.testing.assert_allclose(values["Predictor", "mean"].mean[0, 0], mean, rtol=1e-9)
+    np.testing.assert_allclose(values["Predictor", "mean"]["mean"][0, 0], mean, rtol=1e-9)
     np.testing.assert_allclose(values["GPRegressor", "mean"], [mean], rtol=1e-9)
     np.testing.assert_allclose(values["Predictor", "mean's gradient"].gradient[0, 0], gradient, rtol=1e-7, atol=1e-10)
     by_regressor = values["GPRegressor", "mean's gradient"].mean_gradient[0]

@@ -82,10 +82,8 @@ def test_attacks(name: str) -> None:
 def test_the_interval_of_a_variance_far_below_the_noise_is_narrow_too() -> None:
     for name in ("linear, next to the mean", "amplitude far below the noise"):
         predicted = attacks()[name].predicted(latent=True, gap=1e-6)
-        assert predicted.variance_lower is not None
-        assert predicted.variance_upper is not None
-        assert (predicted.variance_lower > 0.0).all()
-        assert (predicted.variance_upper <= (1.0 + 1e-6) * predicted.variance_lower).all()
+        assert (predicted["variance_lower"] > 0.0).all()
+        assert (predicted["variance_upper"] <= (1.0 + 1e-6) * predicted["variance_lower"]).all()
 
 
 def exact_gradient(X: np.ndarray, y: np.ndarray, kernel: Kernel, noise: float, alpha: np.ndarray) -> np.ndarray:
