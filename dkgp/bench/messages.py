@@ -37,7 +37,7 @@ from dkgp.kernels import SquaredExponential
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.fixed_point import Scale
+from dkgp.operators.exact_sums import Scale
 from dkgp.operators.full_products import COUNTS, FullProducts, RangeRows, Square
 from dkgp.operators.keeping import Keeping
 from dkgp.plan.fleet import Fleet, product_parts

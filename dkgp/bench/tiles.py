@@ -1,4 +1,4 @@
-"""`dkgp bench tiles`: the cost of one kernel entry on one core, against what it cannot do without.
+"""`dkgp bench tiles`: the cost of one kernel entry on one core, against its unavoidable parts.
 
 An entry is a distance, an exponential and a multiply-add. It stands beside the BLAS's product of the same shapes plus
 dkgp's own exponential, beside both ways to take the distance, and beside NumPy. All contenders take turns within each
@@ -63,7 +63,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchTilesJob:
-    """A measurement of what a kernel entry costs, against several contenders.
+    """A measurement of the cost of a kernel entry, against several contenders.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def _loops(run: Pass, seconds: float) -> int:
 
 
 def _contenders(job: BenchTilesJob, d: int, precision: Precision) -> dict[str, tuple[Pass, int]]:
-    """Name -> what to run, and how many entries that is."""
+    """Return by name the function to run, and its number of entries."""
     generator = np.random.default_rng(job.seed)
     A, B = generator.standard_normal((job.rows, d)), generator.standard_normal((job.columns, d))
     weights = generator.standard_normal((job.columns, 1))

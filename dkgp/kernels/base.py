@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dkgp.codec import register
 from dkgp.errors import InputError
 from dkgp.kernels.program import ProgramBuilder, TileProgram
 from dkgp.kernels.spectrum import RandomFeatures, Waves
@@ -55,7 +56,7 @@ class Parameter:
     feature: int | None = None
 
     def within(self, path: str) -> Parameter:
-        """The same parameter as seen from a composite that calls its part `path`."""
+        """Return the parameter under its name in a composite that calls its part `path`."""
         return replace(self, name=f"{path}.{self.name}")
 
 
@@ -141,7 +142,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
-        """Values by matrix products, and what contracts weights with their derivatives.
+        """Values by matrix products, and a function that contracts weights with their derivatives.
 
         Parameters
         ----------
@@ -193,7 +194,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def with_parameters(self, values: ArrayLike) -> Kernel:
-        """The same kernel with these values (q,), not logarithms, in the order of `parameters`; a gamma may be zero.
+        """Return the kernel with these values (q,), not logarithms, in the order of `parameters`; a gamma may be zero.
 
         Raises
         ------
@@ -430,3 +431,6 @@ def require_positive(name: str, value: float, *, admits: Callable[[float], bool]
     if not math.isfinite(number) or not admits(number):
         raise InputError(f"{name} must be finite and positive; got {number!r}")
     return number
+
+
+register(Kernel, lambda kernel: kernel.to_json(), kernel_from_json)

@@ -255,7 +255,7 @@ class _Compact(DistanceKernel):
         return math.sqrt(2.0 * gamma)
 
     def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """Draw from the spectral distribution in three dimensions, of which fewer are a projection."""
+        """Draw from the spectral distribution in three dimensions, projected where there are fewer."""
         active = np.flatnonzero(np.asarray(self.feature_gamma) > 0.0)
         result = np.zeros((count, self.n_features))
         scale = np.sqrt(2.0 * np.asarray(self.feature_gamma)[active])

@@ -79,7 +79,7 @@ class _Parts(Composite):
         return self._named(self._described()), None
 
     def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         supply = iter(self.checked_values(values))
         described = self._described()
         parts = []
@@ -183,7 +183,7 @@ class Sum(_Parts):
         return Sum(tuple(rest)), white
 
     def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
-        """Those of all parts; see `Kernel.random_features`."""
+        """Random features of all parts; see `Kernel.random_features`."""
         drawn = [part.random_features(n_features, count, rng) for part in self.parts]
         return None if None in drawn else [features for part in drawn if part is not None for features in part]
 
@@ -227,7 +227,7 @@ class Product(_Parts):
 
     @property
     def diagonal_roundings(self) -> float:
-        """Those of all parts, and the products."""
+        """Roundings of all parts, and of the products."""
         return sum(part.diagonal_roundings for part in self.parts) + len(self.parts)
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:

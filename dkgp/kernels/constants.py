@@ -47,7 +47,7 @@ class _Featureless(PlainKernel):
         return (Parameter("variance", self.variance, *VARIANCE_BOUNDS),)
 
     def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with another variance; see `Kernel.with_parameters`."""
+        """Return the kernel with another variance; see `Kernel.with_parameters`."""
         (variance,) = self.checked_values(values)
         return replace(self, variance=variance)
 
@@ -93,7 +93,7 @@ class White(_Featureless):
     """k(x_i, x_j) = v if i = j, else 0: independent noise, part of a sum that `fold_white` takes it out of.
 
     Samples are told apart by where they stand, not by their inputs: `kernel(A, A)`, with the very same array, has v on
-    its diagonal, and `kernel(A, B)` is zero, whatever is in `B`.
+    its diagonal, and `kernel(A, B)` is zero for any other `B`.
 
     Parameters
     ----------

@@ -158,7 +158,7 @@ class DistanceKernel(LengthScaleKernel):
         return (*gammas, Parameter("variance", self.variance, *VARIANCE_BOUNDS), *shapes)
 
     def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         checked = self.checked_values(values)
         count = sum(value > 0.0 for value in self.gamma)
         gamma = replaced(self.gamma, checked[:count])

@@ -119,7 +119,7 @@ class _DotProduct(PlainKernel):
 
     @property
     def diagonal_roundings(self) -> float:
-        """Of a sum of d products of three and the offset, multiplied by itself, and by v: no term is negative."""
+        """Roundings of a sum of d products of three and the offset, its power, and v times it: no term is negative."""
         return (self.n_features + 5.0) * self.degree + 1.0
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -130,7 +130,7 @@ class _DotProduct(PlainKernel):
         return (*offset, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
 
     def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         checked = iter(self.checked_values(values))
         new: dict[str, Any] = {"weight": replaced(self.weight, checked)} if self._by_feature else {}
         if self.offset > 0.0:

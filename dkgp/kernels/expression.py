@@ -1,7 +1,7 @@
 """Kernels as text: `"matern32 + linear"`, `"rbf['lat', 'lon'] * periodic['day'](period=0.8) + 0.5 * constant + white"`.
 
-The text is parsed as a Python expression, of which only names, +, *, numbers, feature brackets and named settings are
-accepted; nothing is ever evaluated. The kernel of a name defines its settings. `kernel_text` writes a kernel as text
+The text is parsed as a Python expression. Only names, +, *, numbers, feature brackets and named settings are accepted;
+nothing is ever evaluated. The kernel of a name defines its settings. `kernel_text` writes a kernel as text
 again, with the numbers of its parts.
 """
 
@@ -19,7 +19,7 @@ from dkgp.kernels.wrapped import Scaled
 
 _LONGEST_TEXT = 10_000
 _MOST_NUMBERS = 12
-# What a description holds besides numbers to be shown.
+# Entries of a description besides the numbers to be shown.
 _STRUCTURE = ("type", "n_features", "features", "kernel", "parts")
 
 
@@ -30,14 +30,14 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
     ----------
     text : str
         Kernels by name, `+`, `*`, numbers as factors, and brackets for precedence. `name[features]` is a kernel of some
-        features, each a name in quotes or a number from 0. `name(setting=value)` sets what the kernel starts from:
+        features, each a name in quotes or a number from 0. `name(setting=value)` sets a starting value:
         `variance` all have, `length_scale` (one number or a list) those of a distance, `isotropic=True` (one length
         scale or weight for all features) these and dot products. Of others see each kernel's `start`: `period`,
         `alpha`, `degree`, `offset`; of users' kernels `function="name"`, and `of="pair"` where it is one of two rows.
     n_features : int
         Number of features d of the inputs.
     feature_names : sequence of d str, optional
-        What brackets may name.
+        The names for brackets.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def parse_kernel(text: str, n_features: int, feature_names: Sequence[str] | None
     Raises
     ------
     InputError
-        Says what was not understood, and in which column.
+        A part of the text is not understood; the message names it and its column.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def kernel_text(kernel: Mapping[str, Any], feature_names: Sequence[str] = ()) ->
     Parameters
     ----------
     kernel : mapping
-        What `Kernel.to_json` gave; of a type that is not known here, too.
+        A document of `Kernel.to_json`, of an unknown type too.
     feature_names : sequence of d str, optional
         Features without a name go by their number.
 

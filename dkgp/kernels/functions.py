@@ -38,8 +38,8 @@ def register_function(name: str, function: F, *, derivative: Function | None = N
 def register_function(name: str, function: Any = None, *, derivative: Function | None = None) -> Any:
     """Make a function known by a name, so that kernels with it can be written to files; a decorator, or a plain call.
 
-    What is promised of the bits of dkgp's own kernels, that they are the same on every processor, is not promised of
-    a user's function: see `UserKernel`.
+    The bits of dkgp's own kernels are the same on every processor; those of a user's function need not be: see
+    `UserKernel`.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def name_of_function(function: Function) -> str | None:
 def compile_function(function: Function, called: str, arguments: tuple[Any, ...]) -> Any:
     """Compile a user's function by itself, so that Numba speaks of its lines; division by zero is as in NumPy.
 
-    `InputError` for whatever stops the compiler, and for a function that returns no real number.
+    `InputError` for any error of the compiler, and for a function that returns no real number.
     """
     try:
         compiled = numba.njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))

@@ -144,7 +144,7 @@ class Periodic(LengthScaleKernel):
         return (*gammas, *periods, Parameter("variance", self.variance, *VARIANCE_BOUNDS))
 
     def with_parameters(self, values: ArrayLike) -> Self:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         checked = iter(self.checked_values(values))
         gamma = replaced(self.gamma, checked)
         free = replaced(self._free(), checked)

@@ -55,11 +55,11 @@ class Profile:
         above zero at worst) or t, in their own type: the loop becomes vector code. Exponents are held above `floor`.
         None where each leaf brings a user's function.
     rounding : float
-        Roundings of a value near one by what it does to s beyond taking it from the distance stage: of `exp2` four, of
-        a root or logarithm as far as they change the exponential, and of the factors.
+        Roundings of a value near one by operations on s after the distance stage: of `exp2` four, of a root or
+        logarithm as far as they change the exponential, and of the factors.
     steepest, bulge : callable
         `(r, parameter)` to the greatest |dk/dr|, and the greatest |dk/d log s|, anywhere beyond the distance
-        r = sqrt(s): what errors of the distance, and relative ones of its square, do to an entry. For a profile of
+        r = sqrt(s): the effects of errors of the distance, and of relative ones of its square. For a profile of
         dot products the latter is |dk/d log t| relative to k, and the former zero.
     value : callable or None
         `(s, parameter)` to k in float64, of a profile that falls as s grows; None of others.
@@ -68,7 +68,7 @@ class Profile:
     parameters : int
         How many numbers a leaf brings, two at most; functions of one `parameter` are given the first, or zero.
     reads : {"distance", "product", "rows"}
-        What of a group: s, t, or, a user's function alone, the two rows themselves.
+        The quantity of a group: s, t, or, a user's function alone, the two rows themselves.
     multiplies : bool
         Whether f(s) f(s') = f(s + s'), so that a product of leaves is one leaf of all their inputs.
     slopes : callable or None

@@ -32,11 +32,11 @@ class Waves:
         return np.asarray(scale * np.hstack([np.cos(phases), np.sin(phases)]))
 
     def scaled(self, factor: float) -> Waves:
-        """The same of `factor` times the kernel."""
+        """Return the part of `factor` times the kernel."""
         return replace(self, variance=factor * self.variance)
 
     def placed(self, features: tuple[int, ...], n_features: int) -> Waves:
-        """The same of some columns of inputs with more features."""
+        """Return the part that reads the columns `features` of inputs with more features."""
         frequencies = np.zeros((len(self.frequencies), n_features))
         frequencies[:, features] = self.frequencies
         return replace(self, frequencies=frequencies)
@@ -58,11 +58,11 @@ class Slopes:
         return np.asarray(inputs * np.sqrt(self.variances))
 
     def scaled(self, factor: float) -> Slopes:
-        """The same of `factor` times the kernel."""
+        """Return the part of `factor` times the kernel."""
         return Slopes(factor * self.variances)
 
     def placed(self, features: tuple[int, ...], n_features: int) -> Slopes:
-        """The same of some columns of inputs with more features."""
+        """Return the part that reads the columns `features` of inputs with more features."""
         variances = np.zeros(n_features)
         variances[list(features)] = self.variances
         return Slopes(variances)

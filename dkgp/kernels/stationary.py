@@ -132,7 +132,7 @@ class SquaredExponential(DistanceKernel):
         return math.sqrt(gamma * LOG2_E)
 
     def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """Of a normal distribution; see `Kernel.frequencies`."""
+        """Draw from a normal distribution; see `Kernel.frequencies`."""
         return self._normal(count, rng)
 
 
@@ -154,7 +154,7 @@ class _Matern(DistanceKernel):
         return math.sqrt(2.0 * self._twice_nu) * LOG2_E * math.sqrt(gamma)
 
     def frequencies(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """Of Student's t distribution with 2 nu degrees of freedom; see `Kernel.frequencies`."""
+        """Draw from Student's t distribution with 2 nu degrees of freedom; see `Kernel.frequencies`."""
         normal = self._normal(count, rng)
         return np.asarray(normal / np.sqrt(rng.chisquare(self._twice_nu, (count, 1)) / self._twice_nu))
 

@@ -65,7 +65,7 @@ class UserKernel(Kernel):
     variance : float, default 1.0
         v.
     of : {"squared_distance", "pair"}
-        What f is a function of.
+        The argument of f.
     n_features : int, optional
         Number of features d, where one gamma serves several, or for a function of two rows.
     derivative : callable, optional
@@ -144,7 +144,7 @@ class UserKernel(Kernel):
 
     @property
     def unproven(self) -> str:
-        """The function's name, or what to call one without."""
+        """The function's name, "a function" without one."""
         return self.name or "a function"
 
     @property
@@ -189,13 +189,13 @@ class UserKernel(Kernel):
         return values
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Of a function of s, the gammas that are not zero, and v; of a function of two rows, v."""
+        """Return the gammas that are not zero and v for a function of s, v for a function of two rows."""
         if self.of == "squared_distance":
             return self._plain().parameters()
         return (Parameter("variance", self.variance, *VARIANCE_BOUNDS),)
 
     def with_parameters(self, values: ArrayLike) -> UserKernel:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         if self.of == "squared_distance":
             plain = self._plain().with_parameters(self.checked_values(values))
             return replace(self, gamma=plain.gamma, variance=plain.variance)

@@ -216,7 +216,7 @@ def _exp2_of_vectors(typing_context: Any, values: Any, floor: Any) -> Any:
         with cgutils.for_range_slice(builder, index(0), done, index(width)) as (place, _):
             pointer = builder.bitcast(builder.gep(array.data, [place]), vector.as_pointer())
             power = builder.load(pointer, align=8)
-            # What is no number stays none, as it does where values are taken one by one.
+            # NaN stays NaN, as where values are taken one by one.
             bounded = builder.select(builder.fcmp_ordered("<", power, lowest), lowest, power)
             shifted = builder.fadd(bounded, shift)
             f = builder.fsub(bounded, builder.fsub(shifted, shift))

@@ -29,7 +29,7 @@ class _Wrapped(Composite):
 
     @property
     def label(self) -> str:
-        """That of the kernel inside."""
+        """Label of the kernel inside."""
         return self.kernel.label
 
     @property
@@ -69,7 +69,7 @@ class Scaled(_Wrapped):
 
     @property
     def diagonal_roundings(self) -> float:
-        """Those of the kernel inside, and the product."""
+        """Roundings of the kernel inside, and of the product."""
         return self.kernel.diagonal_roundings + 1.0
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -89,7 +89,7 @@ class Scaled(_Wrapped):
         return (*(parameters[index] for index in free), scale), len(free)
 
     def with_parameters(self, values: ArrayLike) -> Scaled:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         *checked, scale = self.checked_values(values)
         parameters, free = self._free()
         inner = [parameter.value for parameter in parameters]
@@ -108,7 +108,7 @@ class Scaled(_Wrapped):
         return (None if rest is None else replace(self, kernel=rest)), self.scale * white
 
     def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
-        """Those of the kernel inside, scaled; see `Kernel.random_features`."""
+        """Random features of the kernel inside, scaled; see `Kernel.random_features`."""
         drawn = self.kernel.random_features(n_features, count, rng)
         return None if drawn is None else [part.scaled(self.scale) for part in drawn]
 
@@ -175,7 +175,7 @@ class ActiveDimensions(_Wrapped):
 
     @property
     def diagonal_roundings(self) -> float:
-        """Those of the kernel inside."""
+        """Roundings of the kernel inside."""
         return self.kernel.diagonal_roundings
 
     def linearise(self, A: ArrayLike, B: ArrayLike) -> tuple[FloatArray, Pullback]:
@@ -192,7 +192,7 @@ class ActiveDimensions(_Wrapped):
         return active, active if left is right else right[:, self.features]
 
     def parameters_and_amplitude(self) -> tuple[tuple[Parameter, ...], int | None]:
-        """Those of the kernel inside, numbered by the features of the inputs; see `Kernel.parameters_and_amplitude`."""
+        """Parameters of the kernel inside, by features of the inputs; see `Kernel.parameters_and_amplitude`."""
         parameters, amplitude = self.kernel.parameters_and_amplitude()
         placed = tuple(
             parameter if parameter.feature is None else replace(parameter, feature=self.features[parameter.feature])
@@ -201,7 +201,7 @@ class ActiveDimensions(_Wrapped):
         return placed, amplitude
 
     def with_parameters(self, values: ArrayLike) -> ActiveDimensions:
-        """The same kernel with other parameters; see `Kernel.with_parameters`."""
+        """Return the kernel with other parameters; see `Kernel.with_parameters`."""
         return replace(self, kernel=self.kernel.with_parameters(self.checked_values(values)))
 
     def split_white(self) -> tuple[Kernel | None, float]:
@@ -212,7 +212,7 @@ class ActiveDimensions(_Wrapped):
         return replace(self, kernel=rest), white
 
     def random_features(self, n_features: int, count: int, rng: np.random.Generator) -> list[RandomFeatures] | None:
-        """Those of the kernel inside, of its columns; see `Kernel.random_features`."""
+        """Random features of the kernel inside, of its columns; see `Kernel.random_features`."""
         drawn = self.kernel.random_features(len(self.features), count, rng)
         return None if drawn is None else [part.placed(self.features, n_features) for part in drawn]
 

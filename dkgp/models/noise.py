@@ -23,15 +23,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
-from dkgp.codec import from_json, register, to_json
+from dkgp.codec import from_json, to_json
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel, fold_white, kernel_from_json
+from dkgp.kernels import Kernel, fold_white
 from dkgp.models.rounding import outward
 from dkgp.operators.base import Variances
-
-register(Kernel, lambda kernel: kernel.to_json(), kernel_from_json)
 
 # Kinds of noise models that a search fits; "student-t" is the law of new observations under Student's t.
 KINDS = ("linear", "gp")

@@ -18,8 +18,7 @@ from dkgp.kernels.terms import terms_of
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums, TermSums, morton_order
-from dkgp.operators.cells.cross_slopes import CrossSlopes
+from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSlopes, CrossSums, TermSums, morton_order
 from dkgp.operators.cells.operator import estimated_bytes
 
 # Rows that are summed at together, and of a region of such pieces.

@@ -1,9 +1,15 @@
-"""Exact sums over samples of float64 arrays whose totals have no bound beforehand.
+"""Exact sums over samples of float64 numbers: integers that workers add in any order, as words or as digits.
 
-The samples are cut into units by their number alone, and a task returns the float64 sums of each unit. Each number is
-cut into digits to the base 2^48, with weights 2^(48 b - 20) for whole b, and workers add digits of one weight as 64-bit
-integers. These sums are exact, so they depend neither on order nor on grouping, workers or retries. The digits of a
-unit's numbers reach `depth` bits below the largest of their line, a column for instance (docs/proofs.md, Lemma 2b).
+Sums of integers depend neither on order nor on grouping, workers or retries.
+
+**Words** (`Scale`) need an upper bound 2^e of a column's total. One word holds x as rint(x S), S = 2^(62 - e). Two
+words hold it as high = rint(x S) with S = 2^(51 - e), and low = rint((x S - high) 2^50). Partial sums may wrap; totals
+do not (docs/proofs.md, Lemma 2a).
+
+**Digits** need no bound. The samples are cut into units by their number alone, and a task returns the float64 sums of
+each unit. Each number is cut into digits to the base 2^48, with weights 2^(48 b - 20) for whole b, and workers add
+digits of one weight as 64-bit integers. The digits of a unit's numbers reach `depth` bits below the largest of their
+line, a column for instance (docs/proofs.md, Lemma 2b).
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
@@ -22,8 +28,150 @@ from numpy.typing import NDArray
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, Rounds, RoundTasks, split_evenly
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.executors.sums import Progress, Totals
+from dkgp.errors import NumericalError
 from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
+
+Words = NDArray[np.int64]
+
+# Exponent of a column whose total has no finite bound.
+UNBOUNDED = 1 << 20
+# Bits of S 2^e with one word and with two, and of the low word.
+ONE_WORD_BITS, HIGH_BITS, LOW_BITS = 62, 51, 50
+# Additions that a low word of `LOW_BITS` has room for.
+FULL_ADDITIONS = 2**13
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Weights of the words of columns of numbers.
+
+    Attributes
+    ----------
+    exponents : (t,) or (r, t) int64
+        Exponents e, for columns or for single entries: 2^e is at least the absolute value of the total.
+    words : int
+        1 (a resolution of 2^(e - 62)) or 2 (2^(e - 101)).
+    low_bits : int
+        Bits of the low word.
+    """
+
+    exponents: NDArray[np.int64]
+    words: int
+    low_bits: int = LOW_BITS
+
+    @classmethod
+    def of(cls, bounds: FloatArray, words: int, additions: int = 1) -> Scale:
+        """Return the scale of totals within `bounds` (upper bounds of absolute values, roundings included).
+
+        `additions` is the number of encoded numbers that a total may add up. Zero, subnormal and huge bounds are valid.
+        A column with an infinite or NaN bound decodes to NaN.
+        """
+        bounds = np.asarray(bounds, dtype=np.float64)
+        exponents = np.frexp(bounds)[1].astype(np.int64)
+        return cls(np.where(np.isfinite(bounds), exponents, UNBOUNDED), words, low_bits(additions))
+
+    @property
+    def finite(self) -> bool:
+        """True if all totals have finite bounds."""
+        return not self._unbounded.any()
+
+    @property
+    def _unbounded(self) -> NDArray[np.bool_]:
+        return self.exponents > UNBOUNDED // 2
+
+    def shifted(self, bits: NDArray[np.int64]) -> Scale:
+        """Return the scale of rows whose exponents are smaller by `bits` (r,)."""
+        return replace(self, exponents=self.exponents - bits[:, None])
+
+    def zeros(self, rows: int) -> Words:
+        """Return the words of zeros, (words, rows, t); the words of a column lie side by side."""
+        return np.zeros((self.words, self.exponents.shape[-1], rows), np.int64).swapaxes(1, 2)
+
+    def encode(self, values: FloatArray) -> Words:
+        """Return the words of `values` (r, t): (words, r, t).
+
+        Raises
+        ------
+        NumericalError
+            A number is infinite, NaN or above the bound of its total.
+        """
+        total = self.zeros(len(values))
+        if self.add(total, values).any():
+            raise NumericalError(
+                "numbers to be summed are infinite, NaN or above the bound of their sum; expected finite numbers. "
+                "Check the inputs and weights for such values"
+            )
+        return total
+
+    def add(self, total: Words, values: FloatArray) -> NDArray[np.int64]:
+        """Add the words of `values` (r, t) to `total` (words, r, t).
+
+        Returns
+        -------
+        (t,) int64
+            The count of numbers in each column that are infinite, NaN or above the bound. They are not added.
+        """
+        refused = np.zeros(values.shape[1], np.int64)
+        first, second = self._factors
+        limit, weight = 2.0**self._bits, 2.0**self.low_bits
+        for column in range(values.shape[1]):
+            refused[column] = _add_column(
+                total[0, :, column],
+                total[-1, :, column],
+                values[:, column],
+                first[..., column],
+                second[..., column],
+                limit,
+                weight,
+                self.words == 2,
+            )
+        return refused
+
+    def decode(self, total: Words) -> FloatArray:
+        """Return totals as float64, (r, t): one rounding, and one of a small part with two words."""
+        value = total[0].astype(np.float64)
+        if self.words == 2:
+            value += np.ldexp(total[1].astype(np.float64), -self.low_bits)
+        with np.errstate(over="ignore"):
+            result = np.ldexp(value, self.exponents - self._bits)
+        return np.where(self._unbounded, np.nan, result)
+
+    @property
+    def _bits(self) -> int:
+        return ONE_WORD_BITS if self.words == 1 else HIGH_BITS
+
+    @cached_property
+    def _factors(self) -> tuple[FloatArray, FloatArray]:
+        """Two powers of two whose product is S, both within float64; (1 or r, t)."""
+        exponents = np.atleast_2d(np.where(self._unbounded, 0, self._bits - self.exponents)).astype(np.int64)
+        first = exponents // 2
+        return np.ldexp(1.0, first), np.ldexp(1.0, exponents - first)
+
+
+def low_bits(additions: int) -> int:
+    """Return the bits of a low word that has room for so many additions."""
+    return LOW_BITS - max(0, math.ceil(math.log2(max(1, additions) / FULL_ADDITIONS)))
+
+
+@cached_njit(nogil=True)
+def _add_column(
+    high: Any, low: Any, values: Any, first: Any, second: Any, limit: float, weight: float, two: bool
+) -> int:
+    refused, last = 0, first.shape[0] - 1
+    for i in range(values.shape[0]):
+        s = min(i, last)
+        # Exact unless it is far below the resolution: both factors are powers of two.
+        x = values[i] * first[s] * second[s]
+        if not abs(x) <= limit:
+            refused += 1
+            continue
+        whole = np.rint(x)
+        high[i] += np.int64(whole)
+        if two:
+            low[i] += np.int64(np.rint((x - whole) * weight))
+    return refused
+
 
 # Samples of a unit: the first number up to the first count of units, the second beyond it up to the last count.
 SMALL_UNIT, UNIT_SAMPLES, FEWEST_UNITS, SMALL_UNITS, MOST_UNITS = 2048, 8192, 2, 64, 1024

@@ -27,7 +27,7 @@ from dkgp.errors import ClusterError
 from dkgp.kernels.tiles.evaluator import KeptTiles, Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.fixed_point import UNBOUNDED, Scale, low_bits
+from dkgp.operators.exact_sums import UNBOUNDED, Scale, low_bits
 from dkgp.operators.keeping import Keeping, TileRequest, kept_bytes_of, worker_tiles
 
 # Tasks a thread, and the parts that the last of them is cut into: the end of a product waits for small ones.

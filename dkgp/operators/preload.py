@@ -14,7 +14,7 @@ import numpy as np
 # Modules of the tasks, and of the stores that they read: names of layers are loaded on first use.
 from dkgp.data.stores import dataset  # noqa: F401
 from dkgp.operators import blocked  # noqa: F401
-from dkgp.operators.fixed_point import Scale
+from dkgp.operators.exact_sums import Scale
 
 
 def dask_setup(worker: Any) -> None:

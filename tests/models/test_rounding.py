@@ -33,7 +33,7 @@ from dkgp.models.rounding import (
 )
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.fixed_point import Scale
+from dkgp.operators.exact_sums import Scale
 
 KERNEL = SquaredExponential((0.4, 0.2), 1.3)
 U = Fraction(1, 2**53)

@@ -22,16 +22,20 @@ from dkgp.operators.exact_sums import (
     DATA_DEPTH,
     DEPTH,
     DIGIT_BITS,
+    FULL_ADDITIONS,
+    HIGH_BITS,
+    LOW_BITS,
     MOST_UNITS,
     Digits,
     RunSums,
+    Scale,
     Triangles,
     exact_sums,
     group_units,
+    low_bits,
     read_sums,
     unit_count,
 )
-from dkgp.operators.fixed_point import FULL_ADDITIONS, HIGH_BITS, LOW_BITS, Scale, low_bits
 
 U = Fraction(1, 2**53)
 SHAPES = [(7,), (40, 3), (1, 1), (2, 3, 5), (2, 2, 4, 3), (0, 4), (3, 0), (0,)]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import MODEST_BYTES, TileBudget
 from dkgp.kernels import SquaredExponential
-from dkgp.kernels.tiles.evaluator import KeptTiles
-from dkgp.kernels.tiles.pages import fresh_array
+from dkgp.kernels.tiles.evaluator import KeptTiles, fresh_array
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, keeping
 from dkgp.operators import keeping as keeping_module
 from dkgp.operators.keeping import (

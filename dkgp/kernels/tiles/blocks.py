@@ -2,7 +2,7 @@
 
 One entry is one chain of fused multiply-adds over the features in their order, and so is one row's product with a tile
 over its columns. A fused multiply-add is rounded once, by the definition of IEEE 754, and lanes of a vector never meet:
-so the bits of a chain are those of its operands, whatever the width of the vectors, the number of chains that are run
+so the bits of a chain are those of its operands, with any width of the vectors, any number of chains that are run
 side by side, or the processor. The shape of a block is chosen for the processor that the code is compiled for, and is
 no part of any result.
 
@@ -195,7 +195,7 @@ def _both_products(vectors: int, *, ahead: bool) -> Any:
         totals[k, i] += sum_j tile[j, i] across[k, column + j],    in one chain of the columns' order,
         out[k, place + j] += sum_i tile[j, i] along[k, i],         in `LANES` chains that are added up by halves.
 
-    With `ahead`, what follows the tile in memory is fetched while this one is worked on.
+    With `ahead`, the memory behind the tile is fetched while this one is worked on.
     """
 
     @intrinsic

@@ -185,14 +185,14 @@ def c_function(
     inner: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Compile `function` to what C can call; `.address` is valid as long as the result lives.
+    """Compile `function` to a C function; `.address` is valid as long as the result lives.
 
     A closure around `inner` is kept on disk under the file and name of `inner`.
     """
     if not cache:
         return cfunc(signature, **options)(function)
     if inner is not None:
-        # Symbols of what several processes kept must not be told apart by the order in which one of them compiled.
+        # Symbols of code that several processes kept must not depend on the order in which one of them compiled.
         function.__module__, function.__qualname__ = inner.__module__, f"{inner.__qualname__}.{function.__name__}"
     compiled = CFunc(function, normalize_signature(signature), locals={}, options=options)
     _keep(compiled, inner or function)

@@ -1,29 +1,90 @@
 """Kernel tiles behind one call: `K(A, B) @ W` and `K(A, B)` from prepared features, compiled, without the GIL.
 
-`TileEvaluator` hides how a kernel is evaluated: which precision, differences or the expanded form, how large a tile.
-Another array backend can stand in its place by offering the same four methods.
+`TileEvaluator` hides the way a kernel is evaluated: the precision, differences or the expanded form, the size of a
+tile. Another array backend can stand in its place by offering the same four methods. `EntryCount` counts evaluated
+entries on any number of threads. `fresh_array` lies on pages of its own, whose memory goes back to the system with the
+array.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dkgp.errors import InputError
 from dkgp.kernels.base import Kernel
 from dkgp.kernels.tiles import loops
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS
 from dkgp.kernels.tiles.encoding import EncodedProgram, encoded
-from dkgp.kernels.tiles.entry_count import EntryCount, count_entries
 from dkgp.kernels.tiles.features import Features, padded_count, write_scaled
-from dkgp.kernels.tiles.pages import fresh_array
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
 from dkgp.kernels.tiles.stages import stage_names
+
+
+def fresh_array(entries: int, dtype: DTypeLike) -> NDArray:  # type: ignore[type-arg]
+    """An array of so many numbers on untouched pages.
+
+    An allocator's memory may have been used before, and may stay with it after use: its price could not be measured,
+    and it might not be freed.
+    """
+    # Shared ones, the default, are a file's in memory: dearer, never huge.
+    pages = mmap.mmap(-1, max(1, entries * np.dtype(dtype).itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype, entries)
+
+
+class EntryCount:
+    """A sum that threads may add to at once.
+
+    Attributes
+    ----------
+    value : int
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.value = 0
+
+    def add(self, entries: int) -> None:
+        """Count so many more."""
+        with self._lock:
+            self.value += int(entries)
+
+
+_current: ContextVar[EntryCount | None] = ContextVar("dkgp_entry_count", default=None)
+
+
+@contextmanager
+def counting() -> Iterator[EntryCount]:
+    """Count the entries evaluated while the context is open, as tasks do.
+
+    By this thread, and by threads that run in a copy of its context; not by evaluators with a count of their own.
+    """
+    count = EntryCount()
+    token = _current.set(count)
+    try:
+        yield count
+    finally:
+        _current.reset(token)
+
+
+def count_entries(entries: int, count: EntryCount | None = None) -> None:
+    """Count entries in `count`, else in the innermost open `counting`, if any."""
+    count = count or _current.get()
+    if count is not None:
+        count.add(entries)
+
 
 Precision = Literal["single", "double"]
 
@@ -62,8 +123,8 @@ class TileEvaluator:
     entries : EntryCount, optional
         Where evaluated entries are counted; by default in the `counting` that is open, if any.
     centre : (d,) array_like, optional
-        Taken off inputs of which only differences matter, lest digits go where they lie far from the origin. One and
-        the same for all evaluators whose features meet; none by default, for inputs that have mean zero already.
+        Subtracted from inputs where only differences matter, since inputs far from the origin lose digits. It must
+        be equal for all evaluators whose features meet; none by default, for inputs that have mean zero already.
 
     Raises
     ------

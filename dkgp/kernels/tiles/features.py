@@ -2,7 +2,7 @@
 
 Cosines and sines have the same bits on every processor. NumPy's own depend on the instructions that the processor has,
 and on the platform. These are a few products and sums of NumPy arrays, one operation at a time: each is rounded once,
-as IEEE 754 has it, whatever the vectors' width. They are taken once for each input, not for each pair, so that their
+as IEEE 754 has it, for any width of the vectors. They are taken once for each input, not for each pair, so that their
 speed does not matter.
 """
 
@@ -92,7 +92,7 @@ class Features:
 def write_scaled(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:
     """Write a group's scaled inputs from row `place` on; return the row after them.
 
-    What overflows is infinitely far from all else, or no number; its `row_errors` are infinite then, and sums refused.
+    Inputs that overflow are infinitely far from all others, or NaN; their `row_errors` are infinite, and sums refused.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         for number, (feature, scale) in enumerate(zip(part.features, part.scale, strict=True)):

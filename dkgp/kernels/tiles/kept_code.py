@@ -105,7 +105,7 @@ def why_unusable(description: dict[str, Any], sources: str) -> str | None:
 
 @cache
 def kept_folder(sources: str) -> Path | None:
-    """The folder to read compiled code from; None where there is none, or none that fits, of which it warns.
+    """The folder to read compiled code from; None without one, or, with a warning, where it does not fit.
 
     From here on Numba compiles for the folder's target in this process. `sources` is the stamp on the loops.
     """

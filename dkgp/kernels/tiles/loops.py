@@ -1,6 +1,6 @@
 """The compiled loops over one cache-sized tile: pack its inputs, call a kernel's stages, multiply with the weights.
 
-They take plain arrays and numbers, many at a time: what Numba compiles best.
+They take plain arrays and numbers, which Numba compiles best.
 
 A tile holds `TILE_COLUMNS` kernel columns by up to `tile_rows` rows and never leaves the core's cache. A kernel comes
 as a table of stages (`dkgp.kernels.tiles.encoding`), functions that are called by their address one after the other on
@@ -203,7 +203,7 @@ def tile_matmat(A, norms_a, B, norms_b, n_columns, weights, out, program, tile_r
 def tile_matmat_few(A, norms_a, n_rows, B, norms_b, n_columns, weights, out, program):  # type: ignore[no-untyped-def]
     """`tile_matmat` for the first `n_rows` of A, up to `TILE_COLUMNS`, to the same bits, without the padding's work.
 
-    Tiles have the columns of K as their rows: an entry is a chain over the features whichever side is which, and a
+    Tiles have the columns of K as their rows: an entry is a chain over the features on either side, and a
     row's sum goes over its columns in the same order. Chains of `FLUSH_COLUMNS` columns, which are apart until they are
     added up, are taken four at a time: each alone would wait for itself.
     """
@@ -274,7 +274,7 @@ def tile_pair(  # type: ignore[no-untyped-def]
             pack_rows(rows, tile_rows, A, norms_a, start, count, program)
         for t in range(targets):
             out_a[t, start : start + count] = 0.0
-            # By loop: what says that two slices do not fit takes seconds to compile.
+            # By loop: the check that two slices fit takes seconds to compile.
             for i in range(count):
                 local_along[t, i] = along[t, start + i]
         end = min(n_columns, start + count) if diagonal else n_columns

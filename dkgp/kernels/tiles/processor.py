@@ -41,7 +41,7 @@ def fuses_multiply_add() -> bool:
 
 
 def no_fused_multiply_add(processor: str) -> str:
-    """Message about a processor without fused multiply-add, and what to do."""
+    """Message about a processor without fused multiply-add, with advice."""
     return (
         f"the processor, {processor} to the compiler, has no fused multiply-add: an instruction that dkgp's loops are "
         "made of, found in Intel's since Haswell (2013), AMD's since Piledriver (2012) and every 64-bit ARM. Use "
@@ -51,6 +51,6 @@ def no_fused_multiply_add(processor: str) -> str:
 
 
 def require_fused_multiply_add() -> None:
-    """Refuse a processor without fused multiply-adds, by an `InputError` that names it and says what to do."""
+    """Refuse a processor without fused multiply-adds, by an `InputError` with its name and advice."""
     if not fuses_multiply_add():
         raise InputError(f"dkgp cannot run here: {no_fused_multiply_add(compilation_target()[1])}")

@@ -21,11 +21,11 @@ from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 
 # Columns that are taken together: some tens of KB for each step, in the core's cache.
 SLOPE_COLUMNS = 512
-# Slopes that are so many times 2**floor at most are zero: those that met the floor, by whatever factors it was taken.
+# Slopes of at most so many times 2**floor are zero: those that met the floor, with any factors.
 ABOVE_FLOOR = 2.0**60
-# What a step does.
+# Operations of a step.
 DISTANCE, DOT_PRODUCT, CONSTANT, SCALE, ADD, MULTIPLY = range(6)
-# Columns of the table of steps: what it does, the steps that it takes, the first of its coordinates and how many, the
+# Columns of the table of steps: its operation, the steps that it takes, the first of its coordinates and how many, the
 # addresses of the stages of its values and slopes; then its numbers, the bits of float64.
 KIND, LEFT, RIGHT, FIRST, COUNT, VALUES, SLOPES, NUMBERS = range(8)
 STEP_WIDTH = NUMBERS + PARAMETERS

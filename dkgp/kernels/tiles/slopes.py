@@ -4,12 +4,12 @@ A kernel's program (`dkgp.kernels.program`) is read as an expression: leaves are
 z'_q)^2, or of t = sum_q w_q z_q z'_q, of coordinates z: the inputs themselves, unscaled, and the cosine and sine of
 periodic ones. Differences of inputs are so exact but for one rounding, wherever the inputs lie.
 
-What is proven of the sums is in docs/proofs.md ("Gradients"): every node of the expression has
+The proofs about these sums are in docs/proofs.md ("Gradients"): every node of the expression has
 
     |k(x, x')| <= A(x) A(x'),    |dk(x, x') / dx_l| <= T_l(x) A(x'),    A(x)^2 = k(x, x),
 
-T_l what the derivative's terms, each by its absolute value, come to at most; and what is computed of a value is off by
-u A(x) A(x') (e(x) + e(x')), of a derivative by u T_l(x) A(x') (e(x) + e(x')).
+with T_l the greatest sum of the absolute values of the derivative's terms. A computed value has an error of at most
+u A(x) A(x') (e(x) + e(x')), a derivative one of u T_l(x) A(x') (e(x) + e(x')).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dkgp.kernels.base import FloatArray, Kernel
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Scale, TileProgram
 from dkgp.kernels.tiles import slope_loops as loops
 from dkgp.kernels.tiles.encoding import require_digits
-from dkgp.kernels.tiles.entry_count import count_entries
+from dkgp.kernels.tiles.evaluator import count_entries
 from dkgp.kernels.tiles.features import cosine_and_sine
 from dkgp.kernels.tiles.processor import require_fused_multiply_add
 from dkgp.kernels.tiles.stages import PARAMETERS, slope_stage, stage_address
 from dkgp.kernels.tiles.user_functions import user_stage
 from dkgp.kernels.user import USER, USER_PAIR
 
-# Exponents of two are held above it: beside values of one, what that does is below any rounding.
+# Exponents of two are held above it: beside values of one, the effect is below any rounding.
 FLOOR = -960.0
 # Roundings of a leaf's value or slope that are not counted input by input: docs/proofs.md.
 LEAF_ROUNDINGS = 64.0
@@ -76,12 +76,12 @@ class SlopeEvaluator:
     Raises
     ------
     InputError
-        A kernel without derivative, or of which none is declared: named, with what to use instead.
+        A kernel without a derivative, or without a declared one; the message names it and an alternative.
 
     Attributes
     ----------
     leaves : int
-        How many leaves the kernel's expression has: what a sum over n columns has n times as many terms of.
+        Number of leaves of the kernel's expression; a sum over n columns has n times as many terms.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -128,7 +128,7 @@ class SlopeEvaluator:
         )
         return self._coordinates.pulled_back(out, points, rows.shape[1])
 
-    @np.errstate(over="ignore", invalid="ignore")  # what comes to no number bounds nothing
+    @np.errstate(over="ignore", invalid="ignore")  # a NaN bounds nothing
     def sizes(self, X: ArrayLike) -> SlopeSizes:
         """Bounds on sizes and roundings at rows (r, d), and their own roundings on top."""
         rows = self.kernel.one_side(X)
@@ -274,7 +274,7 @@ def _slope_at_zero(leaf: Leaf) -> float:
 
 
 def _distance_leaf(leaf: Leaf, group: InputGroup, rows: FloatArray, steepest: float) -> SlopeSizes:
-    """Of f(s): G_l^2 = 2 w_l |f'(0)|, and 2 w_l |f'(0)| (2 pi / period)^2 of a periodic feature."""
+    """Sizes of f(s): G_l^2 = 2 w_l |f'(0)|, and 2 w_l |f'(0)| (2 pi / period)^2 of a periodic feature."""
     slope, terms = np.zeros_like(rows), np.zeros_like(rows)
     at_zero = 1.0 if leaf.function is None else float(leaf.function(0.0))
     count = len(group.features) * (1 if group.periods is None else 2)
@@ -294,7 +294,7 @@ def _distance_leaf(leaf: Leaf, group: InputGroup, rows: FloatArray, steepest: fl
 
 
 def _product_leaf(leaf: Leaf, group: InputGroup, rows: FloatArray, steepest: float) -> SlopeSizes:
-    """Of (t + c)^p: G_l^2 = p (t + c)^(p-1) w_l + p (p - 1) (t + c)^(p-2) w_l^2 x_l^2 at t = sum_l w_l x_l^2."""
+    """Sizes of (t + c)^p: G_l^2 = p (t + c)^(p-1) w_l + p (p - 1) (t + c)^(p-2) w_l^2 x_l^2, t = sum_l w_l x_l^2."""
     degree, offset = leaf.parameters
     weights = np.zeros(rows.shape[1])
     weights[list(group.features)] = np.asarray(group.scale) ** 2

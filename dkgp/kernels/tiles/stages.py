@@ -152,7 +152,7 @@ def stage_address(name: str, dtype: DTypeLike) -> int:
         if of_dkgp:
             stage = c_function(function, of_dkgp[1](dtype), fastmath=FAST_MATH)
         else:
-            # Division by zero as in NumPy: what looks out for an exception is no vector code.
+            # Division by zero as in NumPy: a check for an exception would prevent vector code.
             stage = c_function(
                 _profile_stage(function),
                 entry_signature(dtype),

@@ -40,8 +40,7 @@ from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import ArrayInputs, BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.low_rank.pivots import whiten
-from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count
-from dkgp.operators.vecchia.leaf_tree import tree_bytes
+from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count, tree_bytes
 from dkgp.operators.vecchia.leaves import BUNDLE_ROWS, embed, embed_inputs
 from dkgp.solvers.prices import Phase, Work
 

@@ -66,7 +66,7 @@ from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Features, Kernel, TileEvaluator, count_entries
-from dkgp.kernels.tiles.pages import fresh_array
+from dkgp.kernels.tiles.evaluator import fresh_array
 from dkgp.models.context import RunContext
 from dkgp.models.sparse.bound import BoundValue, contract_tiles
 from dkgp.operators.base import FloatArray, IndexArray, Variances, noise_at
@@ -79,8 +79,7 @@ from dkgp.operators.exact_sums import RunSums, Triangles
 from dkgp.operators.keeping import Keeping, TileRequest, worker_tiles
 from dkgp.operators.low_rank.pivots import jitter, regularised_factor, whiten
 from dkgp.operators.vecchia.factor import halo_task, order_task
-from dkgp.operators.vecchia.halos import leaf_count
-from dkgp.operators.vecchia.leaf_tree import search_bytes, tree_bytes
+from dkgp.operators.vecchia.halos import leaf_count, search_bytes, tree_bytes
 from dkgp.operators.vecchia.leaves import Bundle, Leaves, bundle_leaves, embedding_landmarks, gathered
 
 

@@ -46,7 +46,7 @@ from dkgp.models.variance.whitening import Whitening
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import BlockedKernelOperator
-from dkgp.operators.fixed_point import Scale
+from dkgp.operators.exact_sums import Scale
 from dkgp.operators.full_products import COUNTS
 from dkgp.operators.low_rank.factor import LowRankPreconditioner
 from dkgp.operators.low_rank.pivots import ROWS_AT_ONCE, LandmarkRows, counted, jitter, regularised_factor, whiten

@@ -31,8 +31,7 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import split_evenly
 from dkgp.kernels import Features, TileEvaluator
-from dkgp.kernels.tiles.evaluator import Precision
-from dkgp.kernels.tiles.pages import fresh_array
+from dkgp.kernels.tiles.evaluator import Precision, fresh_array
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext

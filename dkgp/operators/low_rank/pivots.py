@@ -25,7 +25,7 @@ from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.fixed_point import Scale
+from dkgp.operators.exact_sums import Scale
 from dkgp.operators.full_products import COUNTS, scale_of
 
 # Pivots are drawn from so many samples each, and from so many in any case.

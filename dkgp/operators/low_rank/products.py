@@ -53,7 +53,7 @@ class LandmarkTriangle:
 
     @classmethod
     def cached(cls, context: BlockContext, inputs: FloatArray, *label: Hashable) -> LandmarkTriangle:
-        """That of landmarks with a label in their run, from this worker's cache or made anew."""
+        """Return the triangle of landmarks with a label in their run, from this worker's cache or computed anew."""
         return worker_cache().get(
             (context.run_id, *label, "triangle"), lambda: cls.of(context.evaluator("double"), inputs)
         )

@@ -34,7 +34,7 @@ from dkgp.kernels import Constant, Kernel, Matern12, Matern32, Matern52, Rationa
 from dkgp.kernels.terms import terms_of
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.rounding import slope_roundings
-from dkgp.operators.cells import cross, cross_slopes
+from dkgp.operators.cells import cross
 from dkgp.operators.cells.plan import Plan
 from dkgp.operators.cells.products import CellProducts
 from dkgp.operators.cells.proof import Expansion
@@ -288,8 +288,8 @@ def attack_slopes(
         sources = cross.Sources(terms.terms[0], X, share, slopes=True)
 
         def compute(V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            with mock.patch.object(cross_slopes, "Sources", return_value=sources):
-                slopes = cross_slopes.CrossSlopes(terms, evaluator, X, V, tolerance)
+            with mock.patch.object(cross, "Sources", return_value=sources):
+                slopes = cross.CrossSlopes(terms, evaluator, X, V, tolerance)
             values, bounds = slopes.at(targets)
             sizes = np.abs(V) * of.scale[:, None]
             near = (at.errors + slope_roundings(n, evaluator.leaves))[:, None] * sizes.sum(axis=0)

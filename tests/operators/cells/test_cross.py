@@ -15,8 +15,7 @@ from dkgp.kernels.terms import terms_of
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSums
-from dkgp.operators.cells.cross_slopes import CrossSlopes
+from dkgp.operators.cells.cross import SOURCE_LEAF, CrossSlopes, CrossSums
 from dkgp.operators.cells.operator import estimated_bytes
 from dkgp.operators.cross_sums import cross_sums, forecast_sums, near_order, require_cross_sums
 from tests.operators.cells.test_products import dense

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dkgp.operators.vecchia.halos import OrderedPoints, kd_order
-from dkgp.operators.vecchia.leaf_tree import LeafTree, tree_bytes
+from dkgp.operators.vecchia.halos import LeafTree, OrderedPoints, kd_order, tree_bytes
 from tests.operators.vecchia.test_halos import by_force
 
 
