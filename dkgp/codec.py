@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, ge
 import msgspec
 import numpy as np
 
-from dkgp.errors import DkgpError, InputError
+from dkgp.errors import DkgpError, DocumentError
 
 Json: TypeAlias = Any
 T = TypeVar("T")
@@ -188,7 +188,7 @@ def from_json(
 
     Raises
     ------
-    InputError
+    DocumentError
         A field is missing, or is of another type; an error that the class itself raises stays as it is.
     """
     called = called or f"a {_in_words(kind)}"
@@ -202,7 +202,7 @@ def from_json(
     except DkgpError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{called}: {_fault(error, document)}{f'. {advice}' if advice else ''}") from error
+        raise DocumentError(f"{called}: {_fault(error, document)}{f'. {advice}' if advice else ''}") from error
 
 
 def fields_from_json(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ __all__ = [
     "CheckpointError",
     "ClusterError",
     "DkgpError",
+    "DocumentError",
     "ExitCode",
     "InputError",
     "InputTypeError",
@@ -71,6 +72,10 @@ class UsageError(DkgpError):
 
 class InputError(DkgpError, ValueError):
     """Data or settings that cannot be worked with; found before work starts."""
+
+
+class DocumentError(InputError):
+    """JSON that does not describe a value of its kind."""
 
 
 class InputTypeError(InputError, TypeError):

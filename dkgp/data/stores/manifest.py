@@ -38,7 +38,7 @@ from dkgp.data.remote.storage import (
 )
 from dkgp.data.remote.zarr_store import MOST_CHUNK_BYTES, zarr_place
 from dkgp.data.types import Json
-from dkgp.errors import DkgpError, OutputExistsError, StorageError, StoreError
+from dkgp.errors import DkgpError, DocumentError, OutputExistsError, StorageError, StoreError
 
 MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
@@ -307,6 +307,8 @@ def described_whole(url: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
+    except DocumentError as error:
+        raise StoreError(f"The manifest of '{url}' does not describe such a store: {error}") from error
     except DkgpError:
         raise
     except KeyError as error:
