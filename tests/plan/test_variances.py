@@ -19,7 +19,6 @@ from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.iterative import BatchLayout
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.plan import variances
 from dkgp.plan.foreseen import ForeseenVariances, PlannedWorkers, foresee_variances
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 
@@ -161,7 +160,7 @@ def test_neighbours_are_tried_on_a_made_up_map(
     gamma: float, least: int, serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They serve many samples of a rough kernel; the gap is out of reach of a smooth one with next to no noise."""
-    monkeypatch.setattr(variances, "LEAST_NEAR", least)
+    monkeypatch.setattr("dkgp.plan.foreseen.LEAST_NEAR", least)
     monkeypatch.setattr(run, "MOST", 288)
     X = np.random.default_rng(3).uniform(-1.5, 1.5, (N, 2))
     data = dataset_from_arrays(tmp_path / "d.zarr", X, X[:, 0])
