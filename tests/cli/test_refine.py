@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.commands import tune as tune_command
 from dkgp.commands.tune import TuneJob
-from dkgp.commands.tune import refine as refine_job
-from dkgp.commands.tune import run as tune_job
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models import read_hyperparameters
 from dkgp.models.refinement.record import RefineSettings
@@ -81,7 +80,7 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
     store: Path, bad: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     steps: list[object] = []
-    refine = refine_job.refine
+    refine = tune_command.refine
 
     @contextmanager
     def interrupted_soon(announce: Any) -> Iterator[Any]:
@@ -91,8 +90,8 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
         watched = replace(context, callback=lambda step: (steps.append(step), context.callback(step)))
         return refine(dataset, space, watched, *arguments, **options)
 
-    monkeypatch.setattr(refine_job, "interruptible", interrupted_soon)
-    monkeypatch.setattr(refine_job, "refine", counted)
+    monkeypatch.setattr(tune_command, "interruptible", interrupted_soon)
+    monkeypatch.setattr(tune_command, "refine", counted)
     out = tmp_path / "hyper.json"
     command = ("tune", store, "--refine-only", *QUICK, "--json")
     document = run_json(*command, "--start", bad, "--out", out, exit_code=130)
@@ -119,8 +118,8 @@ def test_solves_that_end_early_are_told_of(store: Path, bad: Path, tmp_path: Pat
 
 
 def test_memory_that_is_not_there_is_refused_with_numbers(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(refine_job, "memory_budget", lambda: (0, 1000))
-    monkeypatch.setattr(tune_job, "available_bytes", lambda: 2**40)
+    monkeypatch.setattr(tune_command, "memory_budget", lambda: (0, 1000))
+    monkeypatch.setattr(tune_command, "available_bytes", lambda: 2**40)
     out = tmp_path / "hyper.json"
     refused(run("tune", store, "--out", out, "--refine"), "refining is projected to need")
     assert not out.exists()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.commands import tune as tune_command
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.tune import TuneJob, run_tune
-from dkgp.commands.tune import bound as tune_bound
 from dkgp.data import open_dataset
 from dkgp.models import RunContext, read_hyperparameters
 from dkgp.models.sparse.search import plan_bound
@@ -110,7 +110,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         def interruptible(announce: object) -> Iterator[Callable[[], bool]]:
             yield asked
 
-        monkeypatch.setattr(tune_bound, "interruptible", interruptible)
+        monkeypatch.setattr(tune_command, "interruptible", interruptible)
 
     return after
 
@@ -196,10 +196,10 @@ def test_workers_keep_what_steps_to_a_mode_use_again_as_far_as_there_is_room(
     job = TuneJob(labelled(2)["train"], str(tmp_path / "hyper.json"), objective="vif", likelihood="logit")
     n = open_dataset(job.dataset).n_samples
     plan, whole = plan_bound(n, 3, 200, 3, LocalExecutor(1), 2**20, "vif"), kept_bytes(n, 200, Neighbours())
-    monkeypatch.setattr(tune_bound, "tune_labels_by_neighbours", searched)
-    monkeypatch.setattr(tune_bound, "plan_bound", lambda *_: plan)
+    monkeypatch.setattr(tune_command, "tune_labels_by_neighbours", searched)
+    monkeypatch.setattr(tune_command, "plan_bound", lambda *_: plan)
     for spare in (10 * whole, whole, 0):
-        monkeypatch.setattr(tune_bound, "memory_budget", lambda spare=spare: (0, plan.coordinator_bytes + spare))
+        monkeypatch.setattr(tune_command, "memory_budget", lambda spare=spare: (0, plan.coordinator_bytes + spare))
         with pytest.raises(KeyboardInterrupt):
             run_tune(job, SilentReporter())
     assert kept == [whole, whole // 2, 0]
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_another_search_is_not_gone_on_from(
 def test_more_memory_than_there_is_is_refused_with_numbers(
     train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune_bound, "memory_budget", lambda: (0, 1_000_000))
+    monkeypatch.setattr(tune_command, "memory_budget", lambda: (0, 1_000_000))
     result = run("tune", train, "--out", tmp_path / "hyper.json", *OPTIONS)
     refused(result, "12 basis samples is projected to need", "MiB", "--basis-size")
     assert list(tmp_path.iterdir()) == []
@@ -259,7 +259,7 @@ def test_by_default_all_samples_of_a_small_store_are_the_basis(
         asked.append(basis_size)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune_bound, "tune_by_bound", searched)
+    monkeypatch.setattr(tune_command, "tune_by_bound", searched)
     with pytest.raises(KeyboardInterrupt):
         run_tune(TuneJob(train, str(tmp_path / "hyper.json"), objective=objective), SilentReporter())
     assert asked == [size]
