@@ -1,19 +1,19 @@
 """Variances of one batch of test samples: all their linear systems Kbar v = k_x at once.
 
-The factor gives v = M^-1 k_x to start from. Where that does not certify a sample, block conjugate gradients,
-preconditioned by M, go on: the residuals of all samples of the batch together span the next directions P, and one
-product Kbar P serves all of them (kin40k with gamma = 0.12, n = 30,000, rank 4,000, 250 samples: gaps below 0.6 % in
-three passes). Samples that have met the gap leave. Everything is float64, so the residual that the recursion carries is
-the true one up to a rounding error that is accounted for. All is done for the variance of the function; the noise is
-added last, so that it cannot drown one that is far smaller.
+The factor gives the start v = M^-1 k_x. Block conjugate gradients, preconditioned by M, continue for the samples that
+the start does not certify. The residuals of all samples of the batch together span the next directions P, and one
+product Kbar P serves all samples (kin40k with gamma = 0.12, n = 30,000, rank 4,000, 250 samples: gaps below 0.6 % in
+three passes). Samples that have met the gap leave the batch. All arithmetic is float64, so the recursion's residual
+equals the true residual up to a rounding error, which the bounds include. The bounds are on the variance of the
+function. The noise is added last, so that a much smaller function variance keeps its digits.
 
-`search` first seeks solutions that are good enough to prove with, by block conjugate gradients in float32. It proves
-nothing: `dkgp.models.variance.bounds` holds for any v, and is evaluated in float64. So its products, vectors and their
-algebra are float32, twice as fast and half as large. A product evaluates each kernel entry once for `COLUMNS_AT_ONCE`
-columns. The first directions are local: for each test sample the solution that its nearest training samples alone would
-have, by a small Cholesky factor of its own. The next ones are preconditioned residuals, conjugate to the last. All
-samples share the directions. A sample leaves once float64 is likely to find it within the gap, and takes its last step
-without a product; the search ends when all samples have left, or when float32 makes no more progress.
+`search` first computes approximate solutions by block conjugate gradients in float32. It proves nothing: the bounds of
+`dkgp.models.variance.bounds` hold for any v and are evaluated in float64. The search's products and vectors are
+float32, twice as fast and half as large. A product evaluates each kernel entry once for `COLUMNS_AT_ONCE` columns. The
+first directions are local: each test sample's solution on its nearest training samples alone, by a small Cholesky
+factor. The next directions are preconditioned residuals, conjugate to the previous ones. All samples share the
+directions. A sample leaves the search once float64 is likely to certify it to the gap, and takes its last step without
+a product. The search ends when all samples have left, or when float32 makes no more progress.
 
 References
 ----------
@@ -60,41 +60,42 @@ from dkgp.solvers.conjugate.preconditioner import COLUMNS_AT_ONCE, Preconditione
 
 # Residuals, solutions, images and the preconditioner's result; directions and the preconditioner's input in float32.
 ARRAYS_PER_SAMPLE = 5
-# A sample that has come down to rounding, and whose bound has not halved in this many passes, leaves too.
+# A sample also leaves if its bound is mostly rounding and has not halved in this many passes.
 STALLED_PASSES = 6
 STALLED_FACTOR = 0.5
-# The proof is attempted where the expected width is within this factor of what is wanted.
+# The proof is attempted where the expected width is within this factor of the target width.
 PROMISING = 1.25
 NARROW_GAP, VALUE_SHARE = 0.01, 0.2
-# Of samples of a batch, by index: those that are done whatever their gap, by the lower and upper ends of variances.
+# Rule (indices, lower ends, upper ends) that marks the samples of a batch that are done regardless of their gap.
 Enough = Callable[[IndexArray, FloatArray, FloatArray], NDArray[np.bool_]]
-# Of a batch with such a rule, which may be large: samples that a factor is tried on at once; and those that take the
-# first product together, over those that go on, which hold directions besides.
+# A batch with an `Enough` rule may be large. The factor is tried on `AT_ONCE` samples at a time. `FIRST_TOGETHER` is
+# the number of samples that share the first product over those that share later ones, which also hold directions.
 AT_ONCE, FIRST_TOGETHER = 1024, 1.5
-# Of fewer samples, parts for as many threads, each of so many at least: landmarks' columns are evaluated for each.
+# Fewer samples are cut into `PARTS` groups, one per thread, of at least `LEAST_AT_ONCE` samples. Each group evaluates
+# the landmarks' columns again.
 PARTS, LEAST_AT_ONCE = 4, 128
-# Parts in which samples that the first float64 product does not certify go on, at least: few are left as a rule.
+# Least number of parts in which samples continue after the first float64 product; usually few samples continue.
 TAIL_PARTS = 5
 
 
 @dataclass
 class ProductTally:
-    """Products with the whole kernel matrix so far, counted and timed; nothing is decided by it."""
+    """Number and seconds of the products with the whole kernel matrix so far; no decision depends on them."""
 
-    # Columns that Kbar was multiplied with, in float32 and in float64.
+    # Columns that Kbar was multiplied by, in float32 and in float64.
     single_columns: int = 0
     double_columns: int = 0
-    seconds: float = 0.0  # what the products took
-    settled: int = 0  # samples whose intervals stayed wider than the gap, since nothing needs them narrower
+    seconds: float = 0.0  # duration of the products
+    settled: int = 0  # samples whose intervals stayed wider than the gap because the `Enough` rule ended their work
 
     def add(self, other: ProductTally) -> None:
-        """Add another's figures."""
+        """Add the figures of another tally."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 def batch_bytes(n: int, samples: int) -> int:
-    """Bytes that a batch takes while it is solved."""
+    """Return the bytes that a batch takes while it is solved."""
     return 8 * n * samples * ARRAYS_PER_SAMPLE
 
 
@@ -110,39 +111,39 @@ class BatchVariance:
 
 
 def relative_gap(lower: FloatArray, upper: FloatArray) -> FloatArray:
-    """(upper - lower) / upper; zero where both are zero."""
+    """Return (upper - lower) / upper; zero where both are zero."""
     with np.errstate(invalid="ignore", divide="ignore"):
         gap: FloatArray = np.where(upper > lower, (upper - lower) / upper, 0.0)
     return gap
 
 
 def value_error_goal(gap: float) -> float:
-    """Relative error that the upper end of the interval, the value reported, is expected to keep to.
+    """Return the target for the relative error of the upper end of the interval, which is the value reported.
 
-    The upper end is usually much closer to the exact variance than the interval is wide. Where a narrow interval is
-    asked for, up to 1 %, a fifth of it is made sure of.
+    The distance of the upper end to the exact variance is usually much less than the interval's width. For gaps of up
+    to 1 %, the target is a fifth of the gap.
     """
     return VALUE_SHARE * gap if gap <= NARROW_GAP else gap
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The samples of a batch: how far each is taken, and how they share the work."""
+    """Stopping criteria of a batch's samples, and how the samples share the work."""
 
     gap: float  # relative gap at which a sample is done; see `value_error_goal` for narrow ones
-    max_passes: float  # products with the whole kernel matrix at most; with 0 the factor alone has to do
+    max_passes: float  # most products with the whole kernel matrix; 0 uses the factor alone
     latent: bool = False  # bounds on the function's variance (the noise left out) and gaps relative to it
     factor_first: bool = True  # try the factor's own bounds first; they cost little and suffice on smooth problems
-    together: int | None = None  # samples that share a block of directions at most, for memory's sake; all by default
-    # Threads of this process that share the work of a pass, and those that share the factor's; by default the same.
+    together: int | None = None  # most samples that share a block of directions, to limit memory; all by default
+    # Threads of this process for a pass, and threads for the factor's bounds, which are the same number by default.
     # Results depend on neither.
     threads: int = 1
     factor_threads: int | None = None
-    in_turn: bool = False  # solve one batch at a time in a process: what the factor does not certify waits for that
+    in_turn: bool = False  # solve one batch at a time in a process: samples that the factor does not certify wait
 
 
 class VarianceBounds:
-    """Collects the best bounds so far on the function's variance; `noise` is part of what gaps are relative to."""
+    """Collects the best bounds so far on the function's variance; gaps are relative to the variance plus `noise`."""
 
     def __init__(self, highest: FloatArray, noise: float, gap: float, enough: Enough | None = None) -> None:
         self._noise, self._enough = noise, enough
@@ -151,14 +152,14 @@ class VarianceBounds:
         self._error = self.upper - self.lower
 
     def tighten(self, which: IndexArray, lower: FloatArray, upper: FloatArray, error: FloatArray) -> None:
-        """Take in proven bounds, and by how much `upper` is expected to be above the exact variance.
+        """Merge proven bounds; `error` is the expected distance of `upper` above the exact variance.
 
         Raises
         ------
         NumericalError
-            They contradict what was proven before.
+            The bounds contradict bounds that were proven before.
         """
-        # What is not a number proves nothing.
+        # NaN proves nothing, and fmax and fmin ignore it.
         self.lower[which] = np.fmax(self.lower[which], lower)
         self.upper[which] = np.fmin(self.upper[which], upper)
         width = self.upper[which] - self.lower[which]
@@ -171,7 +172,7 @@ class VarianceBounds:
         self._error[which] = np.fmin(np.fmin(self._error[which], error), width)
 
     def unfinished(self, among: IndexArray | None = None) -> IndexArray:
-        """Indices of the samples that have not met the gap, and for which what is known is not `enough` either."""
+        """Return the indices of the samples that miss the gap and that the `enough` rule does not end."""
         which = np.arange(len(self.upper)) if among is None else among
         imprecise = self._error[which] > self._goal * (self.upper[which] + self._noise)
         wide = which[(self.gaps(which) > self._gap) | imprecise]
@@ -180,15 +181,15 @@ class VarianceBounds:
         return wide[~self._enough(wide, self.lower[wide], self.upper[wide])]
 
     def allowance(self, which: IndexArray) -> FloatArray:
-        """Widths at which these samples would be done."""
+        """Return the interval widths at which these samples would meet the gap."""
         return np.asarray(self._gap * (self.upper[which] + self._noise))
 
     def gaps(self, which: IndexArray) -> FloatArray:
-        """Relative widths, noise included where it is."""
+        """Return the relative widths of the intervals, with the noise in the variance unless it is zero."""
         return relative_gap(self.lower[which] + self._noise, self.upper[which] + self._noise)
 
     def reported(self, passes: FloatArray, tally: ProductTally) -> BatchVariance:
-        """The bounds, with the noise where it is wanted, and what they took."""
+        """Return the bounds, plus the noise unless it is zero, with their passes and their tally."""
         if self._noise == 0.0:
             return BatchVariance(self.lower, self.upper, passes, tally)
         lower, upper = outward(self.lower + self._noise, self.upper + self._noise)
@@ -205,9 +206,9 @@ def solve_batch(
 ) -> BatchVariance:
     """Bound the variances at a batch of standardised test inputs (t, d).
 
-    With a preconditioner, a better M than the factor's own, solutions are first sought in float32. `enough` is asked
-    of all samples of the batch, and ends the work on those that it says are done. The executor's tasks compute
-    products, here by default; bits do not depend on it.
+    A preconditioner that is better than the factor's own M adds a search in float32 first. The `enough` rule is
+    evaluated for all samples of the batch and ends the work on those that it marks. The executor's tasks compute the
+    products, by default in this process. The results' bits do not depend on the executor.
     """
     test, threads, max_passes = Queries.of(factor, inputs), options.threads, options.max_passes
     work = BatchWork(factor, executor or HereExecutor(threads), threads)
@@ -235,12 +236,12 @@ def _solve(
     preconditioner: Preconditioner | None,
     enough: Enough | None,
 ) -> None:
-    """Tighten the bounds of samples that are not finished by conjugate gradients; count their `passes`."""
+    """Tighten the bounds of the unfinished samples by conjugate gradients; count their `passes`."""
     todo, max_passes = bounds.unfinished(), options.max_passes
     factor = work.factor
     preconditioned = preconditioner or factor.preconditioner(work.executor)
     if enough is not None and preconditioner is None and max_passes >= 2:
-        # Most have had enough by one product; the others go on together.
+        # One product finishes most samples; the others continue together.
         first = None if options.together is None else int(FIRST_TOGETHER * options.together)
         for group in _cut(todo, first):
             _Batch(work, test, bounds, passes, group, preconditioned).run(1)
@@ -251,7 +252,7 @@ def _solve(
             batch.run(max_passes)
             continue
         target = Wanted(options.gap, 0.0 if options.latent else factor.noise_variance)
-        limit = math.floor(max_passes) - 1  # the last one is float64's
+        limit = math.floor(max_passes) - 1  # the last product is in float64
         v, taken = search(factor, inputs[group], test.take(group), preconditioner, target, limit, work)
         passes[group] += taken
         start = [v]
@@ -260,7 +261,7 @@ def _solve(
 
 
 def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds, which: IndexArray) -> None:
-    """Tighten bounds by the factor alone; where rounding of z is what keeps samples from the gap, by the best z."""
+    """Tighten bounds by the factor alone; use the best z for samples that miss the gap because of z's rounding."""
     for weights in (best_weights,) if loses_digits(factor) else (plain_weights, best_weights):
         some = test if len(which) == len(test.prior) else test.take(which)
         interval = factor_interval(factor, some, weights(factor, some))
@@ -271,14 +272,14 @@ def _by_the_factor(factor: NystromFactor, test: Queries, bounds: VarianceBounds,
 
 
 def _cut(indices: IndexArray, most: int | None) -> list[IndexArray]:
-    """Groups of at most so many, of much the same size."""
+    """Cut the indices into groups of nearly equal size, with `most` indices at most."""
     if not len(indices):
         return []
     return np.array_split(indices, -(-len(indices) // (most or len(indices))))
 
 
 class _Batch:
-    """Samples of a batch whose systems are solved together, in float64, from any start."""
+    """Samples of a batch whose systems are solved together in float64, from any start."""
 
     def __init__(
         self,
@@ -297,10 +298,11 @@ class _Batch:
         self._upper, self._expected = np.full(len(todo), np.nan), np.full(len(todo), np.nan)
 
     def run(self, max_passes: float, start: list[NDArray[Any]] | None = None, parts: int = 1) -> None:
-        """Go on until all samples are done, from the one array (n, t) of `start`, taken out of it, or from M^-1 k_x.
+        """Iterate until all samples are done.
 
-        A start in float32 is proven with as it is, its numbers taken for float64's. After the first product those that
-        are not done go on together; in so many parts, lest they take more memory than the product did.
+        The list `start` holds one array (n, t), which is removed from it. Without `start`, v = M^-1 k_x. A float32
+        start enters the proof with its values converted exactly to float64. After the first product the unfinished
+        samples continue together, in `parts` parts, so that they take no more memory than the product did.
         """
         factor = self._factor
         r, pieces = np.empty((factor.n, len(self._todo))), factor.pieces()
@@ -314,7 +316,7 @@ class _Batch:
         along = column_dots(v, r, self._threads)  # v'k_x
         absolute = _lengths(v, factor.weights, self._threads)
         self._work.add_product(r, v, "double", -1.0)
-        # By how much entry i of r may miss k_x - Kbar v for the v at hand, over w_i; times `share`, what `along` may.
+        # Bound on the error of entry i of r = k_x - Kbar v, over w_i, for this v; times `share`, it bounds `along`'s.
         rounding = factor.unit * factor.largest * (self._test.share + absolute)
         self._passes[self._todo] += 1
         keep = self._certify(v, r, along, absolute, rounding, last=max_passes < 2)
@@ -336,7 +338,7 @@ class _Batch:
         self._upper, self._expected = self._upper[keep], self._expected[keep]
 
     def _go_on(self, max_passes: float, pair: list[FloatArray], along: FloatArray, rounding: FloatArray) -> None:
-        """Block conjugate gradients from v, whose residual is r, after the first product; `pair` is emptied of them."""
+        """Run block conjugate gradients after the first product, from v with residual r; empty `pair`, [v, r]."""
         r, v = pair.pop(), pair.pop()
         factor, done = self._factor, 1
         directions = BlockDirections(np.zeros((0, 0), np.float32), threads=self._threads)
@@ -347,7 +349,7 @@ class _Batch:
             add_product(v, directions.vectors, step, self._threads)
             add_product(r, directions.images, -step, self._threads)
             along += np.einsum("jt,jt->t", self._against_test(directions.vectors), step)
-            # One entry of (Kbar P) a: the product's own rounding, then t terms, then the sum with r; and v's rounding.
+            # Roundings of an entry of (Kbar P) a: the product, a sum of t terms, the sum with r; then that of v.
             spread = _lengths(directions.vectors, factor.weights, self._threads) @ np.abs(step)
             absolute = _lengths(v, factor.weights, self._threads)
             unit = factor.unit + (len(step) + 4) * EPS
@@ -358,7 +360,7 @@ class _Batch:
             if not len(keep):
                 return
             if len(keep) < v.shape[1]:
-                v = v[:, keep]  # one after the other, so that only one of them is there twice at a time
+                v = v[:, keep]  # one after the other, so that at most one of the two arrays exists twice at a time
                 r = r[:, keep]
                 along, rounding = along[keep], rounding[keep]
                 self._keep(keep)
@@ -373,15 +375,15 @@ class _Batch:
         *,
         last: bool,
     ) -> IndexArray:
-        """Tighten the bounds; return which of the samples have not met the gap and may still do so."""
+        """Tighten the bounds; return the positions of the samples that miss the gap and may still meet it."""
         factor, size = self._factor, self._test.share + absolute
         raw = self._test.prior - along - column_dots(v, r, self._threads)
-        # What r and `along` are off by, then the sum v'r, k(x, x) and the differences.
+        # Errors of r and of `along`, then the roundings of the sum v'r, of k(x, x) and of the differences.
         slack = EVALUATION * (rounding + 2.0 * factor.unit * factor.largest * size) * size
-        # What the proof will come to, but for rounding: the proof itself is worth its time near the end only.
+        # Expected width of the proof without roundings: the proof itself is worth its time only near the end.
         width, z = self._work.expected_widths(r)
         expected = width + 2.0 * slack
-        # What the last pass took off the upper end, over what was expected then, is likely to hold for this one.
+        # The ratio of actual to expected decrease of the upper end in the last pass predicts the ratio of this pass.
         with np.errstate(invalid="ignore"):
             share = np.clip(np.nan_to_num((self._upper - raw) / self._expected, nan=1.0), 0.0, 1.0)
         error = share * expected
@@ -390,7 +392,7 @@ class _Batch:
         shorter = expected < STALLED_FACTOR * self._best
         self._best = np.where(shorter, expected, self._best)
         self._age = np.where(shorter, 0, self._age + 1)
-        ending = (self._age >= STALLED_PASSES) & (4.0 * slack >= expected)  # it is mostly rounding, and no plateau
+        ending = (self._age >= STALLED_PASSES) & (4.0 * slack >= expected)  # mostly rounding, not a plateau
         worth = np.flatnonzero(last | ending | (expected <= PROMISING * self._bounds.allowance(self._todo)))
         if len(worth):
             width = residual_bound(factor, r, z[:, worth], EVALUATION * rounding[worth], worth, self._work.executor)
@@ -399,13 +401,13 @@ class _Batch:
         return np.flatnonzero(unmet & ~ending & (not last))
 
     def _product(self, vectors: NDArray[Any]) -> FloatArray:
-        """Kbar V for V (n, k), in float64: one pass over the kernel matrix."""
+        """Return Kbar V for V (n, k), in float64: one pass over the kernel matrix."""
         images = np.zeros(vectors.shape)
         self._work.add_product(images, vectors, "double")
         return images
 
     def _against_test(self, vectors: NDArray[Any]) -> FloatArray:
-        """P' k_x for each sample: (columns of P, t)."""
+        """Return P' k_x for each sample: (columns of P, t)."""
         total = np.zeros((vectors.shape[1], len(self._todo)))
         for rows, where in self._factor.pieces():
             total += vectors[where].T.astype(np.float64) @ self._factor.evaluator.tile(rows, self._test.features)
@@ -413,7 +415,7 @@ class _Batch:
 
 
 def _lengths(tall: NDArray[Any], weights: FloatArray, threads: int) -> FloatArray:
-    """Weighed sums of absolute values down the columns."""
+    """Return the weighted sums of absolute values of the columns."""
     pieces = list(row_pieces(len(tall)))
     parts = np.empty((len(pieces), tall.shape[1]))
 
@@ -429,40 +431,40 @@ SingleArray = NDArray[np.float32]
 
 # Tasks of local solutions for each thread.
 LOCAL_TASKS = 4
-# Vectors that are preconditioned at once: what they take in float64 is not to grow with n.
+# Vectors that are preconditioned at once: their memory in float64 should not grow with n.
 MOST_VECTORS, LEAST_VECTORS, NUMBERS_AT_ONCE = 64, 8, 2_000_000
-# Of what a product takes, the local solutions of as many samples take a tenth: s^3 / 3 = n^2 / 5.
+# Local solutions take a tenth of the operations of a product for as many samples: s^3 / 3 = n^2 / 5.
 LOCAL_SHARE = 0.6
-# Samples leave where so many are expected within the gap: the others' directions cost as much the fewer they are.
+# Samples leave once this share of them is expected to meet the gap: with fewer samples, directions cost more for each.
 LEAVING_SHARE = 0.2
-# What a step is taken to make of a width before there was one to tell by, and at best; and by how much the next one
-# falls short of the last. A sample that is let go too early takes kernel entries in float64 all by itself.
+# Factor by which a step is assumed to narrow a width before a step has been measured; its least value; and the factor
+# by which the next step is worse than the last. A sample that leaves too early takes float64 kernel entries on its own.
 FIRST_FACTOR, LEAST_FACTOR, SLOWING = 0.4, 0.3, 1.4
-# A step's length along M^-1 r before there was one, and at least; Kbar is rarely above twice M.
+# A step's length along M^-1 r before a step has been measured, and its least value; Kbar rarely exceeds 2 M.
 FIRST_LENGTH, SHORTEST = 0.6, 0.3
-# Without a quarter of the samples' widths halved in so many products, float32 has done what it can, or nothing helps.
+# The search stops unless a quarter of the samples' widths halve in this many products: float32 makes no more progress.
 STALLED_PRODUCTS, SEARCH_STALLED, STALLED_SHARE = 6, 0.5, 0.25
-# What float32 leaves of a residual, against the length of k_x.
+# Least norm of a residual in float32, relative to the norm of k_x.
 SINGLE_FLOOR = 8.0 * float(np.finfo(np.float32).eps)
 
 
 def product_bytes(n: int, columns: int) -> int:
-    """Bytes that a product takes beside its vectors and images: a copy of some columns, and two words a number."""
+    """Return a product's bytes besides its vectors and images: a copy of some columns, and two words per number."""
     return 24 * n * min(columns, COLUMNS_AT_ONCE)
 
 
 class BatchWork:
-    """Work of a batch: products and solutions by an executor's tasks, the rest by threads of this process.
+    """Work of a batch: an executor's tasks compute products and solutions, threads of this process the rest.
 
-    Bits depend neither on the executor nor on the number of threads.
+    The results' bits depend neither on the executor nor on the number of threads.
 
     Parameters
     ----------
     factor : NystromFactor
     executor : BlockExecutor
-        `HereExecutor` for a batch that one worker solves, or the run's for one that all workers share.
+        `HereExecutor` for a batch that one worker solves, or the run's executor for a batch that all workers share.
     threads : int
-        Of this process.
+        Threads of this process.
     tally : ProductTally
         Counts the products.
     """
@@ -480,14 +482,14 @@ class BatchWork:
     def add_product(
         self, images: NDArray[Any], vectors: NDArray[Any], precision: Precision, scale: float = 1.0
     ) -> None:
-        """Add `scale` Kbar V to the images (n, k), which have the type of the precision, in place."""
+        """Add `scale` Kbar V in place to the images (n, k), whose dtype is that of the precision."""
         started, count = time.perf_counter(), vectors.shape[1]
         for columns in np.array_split(np.arange(count), -(-count // COLUMNS_AT_ONCE)) if count else ():
             where = slice(columns[0], columns[-1] + 1)
             some = np.array(vectors[:, where], dtype=images.dtype, order="C")
             some *= images.dtype.type(scale)
             self._products[precision].add(some, precision, images[:, where])
-            # Last, where it is rounded once: it may be far larger than all the rest.
+            # The noise's part is added last, so that it is rounded once: it may be far larger than the other terms.
             some *= images.dtype.type(self.factor.noise_variance)
             images[:, where] += some
         self.tally.seconds += time.perf_counter() - started
@@ -497,9 +499,9 @@ class BatchWork:
             self.tally.double_columns += count
 
     def expected_widths(self, residual: NDArray[Any]) -> tuple[FloatArray, FloatArray]:
-        """r' (Q + s2 I)^-1 r, what the proof comes to but for roundings, and the z that it is made with: (t,), (R, t).
+        """Return r' (Q + s2 I)^-1 r, the width of the proof without roundings, and the proof's z: (t,), (R, t).
 
-        With p = F'r and z = (F'F + s2 I)^-1 p it is (r'r - p'z) / s2.
+        With p = F'r and z = (F'F + s2 I)^-1 p, the width is (r'r - p'z) / s2.
         """
         projected, z = self.factor.preconditioner(self.executor).projected(residual)
         square = column_dots(residual, residual, self.threads) - np.einsum("rt,rt->t", projected, z)
@@ -508,23 +510,23 @@ class BatchWork:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Widths at which samples are done."""
+    """Widths of intervals at which samples are done."""
 
-    gap: float  # relative to the upper end, noise included where it is
-    noise: float  # what is added to the function's variance
+    gap: float  # relative to the upper end plus the noise
+    noise: float  # noise variance that is added to the function's variance; 0 for latent variances
 
     def widths(self, upper: FloatArray) -> FloatArray:
-        """For samples whose function has this variance at most."""
+        """Return the target widths of samples whose function variance is at most `upper`."""
         return np.asarray(self.gap * (np.maximum(upper, 0.0) + self.noise))
 
 
 def vectors_at_once(n: int) -> int:
-    """Vectors that are preconditioned at once, of n numbers each."""
+    """Return the number of vectors of n numbers that are preconditioned at once."""
     return max(LEAST_VECTORS, min(MOST_VECTORS, NUMBERS_AT_ONCE // n))
 
 
 def local_samples(n: int) -> int:
-    """Training samples of a local solution."""
+    """Return the number of training samples of a local solution."""
     return max(1, min(n, int((LOCAL_SHARE * n * n) ** (1.0 / 3.0))))
 
 
@@ -537,16 +539,16 @@ def search(
     limit: int,
     work: BatchWork,
 ) -> tuple[SingleArray, FloatArray]:
-    """Find v near Kbar^-1 k_x for test samples: (n, t), and the products that each took part in: (t,).
+    """Return v near Kbar^-1 k_x for test samples: (n, t), and the number of products each took part in: (t,).
 
     Parameters
     ----------
     factor : NystromFactor
-        What the bounds to come will be made with.
+        Factor that the bounds will be computed with.
     test : Queries
-        The same samples.
+        The test samples of `inputs`, prepared.
     limit : int
-        Products at most.
+        Largest number of products.
     """
     single, threads = _Single(work), work.threads
     r = single.columns(inputs)
@@ -578,7 +580,7 @@ def search(
         along = column_dots(z, r, threads)
         if not last and within.mean() < LEAVING_SHARE:
             continue
-        # What a product would be spent on next is worth most of that as it is: its length is what the last one was.
+        # The last step goes along the next directions without their product; its length is that of the previous step.
         directions.conjugate(z)
         leaving = np.ones_like(within) if last else within
         for rows in row_pieces(len(r)):
@@ -589,7 +591,7 @@ def search(
         rest = ~within
         directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
         todo, along, explained = todo[rest], along[rest], explained[rest]
-        v = v[:, rest]  # one after the other, so that only one of them is there twice at a time
+        v = v[:, rest]  # one after the other, so that at most one of the arrays exists twice at a time
         r = r[:, rest]
         z = z[:, rest]
         pace.keep(rest)
@@ -600,7 +602,7 @@ def search(
 
 
 class _Pace:
-    """Foresees from the samples' widths what the next step of a search will bring."""
+    """Predicts the next step of a search from the samples' widths."""
 
     def __init__(self) -> None:
         self._best: list[FloatArray] = []
@@ -608,13 +610,13 @@ class _Pace:
         self.length = np.float32(FIRST_LENGTH)
 
     def note_step(self, gained: FloatArray, along: FloatArray) -> None:
-        """Note what a step took off the variances, and r'M^-1 r before it: their ratio is its length along M^-1 r."""
+        """Record a step's decrease of the variances and r'M^-1 r before it; their ratio is its length along M^-1 r."""
         total = float(along.sum())
         if total > 0.0:
             self.length = np.float32(np.clip(float(gained.sum()) / total, SHORTEST, 1.0))
 
     def within(self, widths: FloatArray, goal: FloatArray) -> NDArray[np.bool_]:
-        """The samples that one more step is likely to bring within their goals."""
+        """Return True for the samples whose widths one more step is likely to bring within their goals."""
         if self._best:
             ratio = np.median(widths / np.maximum(self._best[-1], np.finfo(np.float64).tiny))
             self._factor = float(np.clip(SLOWING * ratio, LEAST_FACTOR, 1.0))
@@ -622,12 +624,12 @@ class _Pace:
         return np.asarray(self._factor * widths <= goal)
 
     def keep(self, which: NDArray[np.bool_]) -> None:
-        """Go on with some of the samples."""
+        """Continue with some of the samples."""
         self._best = [widths[which] for widths in self._best]
 
     @property
     def stalled(self) -> bool:
-        """True where few widths have halved for long: float32 has done what it can, or nothing helps."""
+        """True if few widths have halved in the last `STALLED_PRODUCTS` products, so that more do not help."""
         if len(self._best) <= STALLED_PRODUCTS:
             return False
         then, now = self._best[-1 - STALLED_PRODUCTS], self._best[-1]
@@ -636,7 +638,7 @@ class _Pace:
 
 def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> SingleArray:
     count = residual.shape[1]
-    # In float32 twice as many take no more.
+    # In float32 twice as many vectors take the same memory.
     groups = np.array_split(np.arange(count), -(-count // (2 * vectors_at_once(len(residual)))))
     z = np.empty(residual.shape, np.float32)
     for group in groups:
@@ -646,7 +648,7 @@ def _preconditioned(preconditioner: Preconditioner, residual: SingleArray) -> Si
 
 
 def column_dots(left: NDArray[Any], right: NDArray[Any], threads: int = 1) -> FloatArray:
-    """Inner products by column, in float64 and in runs short enough for `NystromFactor.unit` to count: (t,)."""
+    """Return the columns' inner products in float64: (t,). Runs are as short as `NystromFactor.unit` assumes."""
     starts = range(0, len(left), PIECE_ROWS)
     parts = np.empty((len(starts), left.shape[1]))
 
@@ -667,7 +669,7 @@ class _Single:
         self._rows = self._factor.pieces("single", PIECE_ROWS)
 
     def columns(self, inputs: FloatArray) -> SingleArray:
-        """k_x of test samples: (n, t)."""
+        """Return k_x of test samples: (n, t)."""
         test = self._evaluator.prepare(inputs)
         out = np.empty((self._factor.n, test.n), np.float32)
 
@@ -679,13 +681,13 @@ class _Single:
         return out
 
     def product(self, vectors: SingleArray) -> SingleArray:
-        """Kbar V for V (n, k)."""
+        """Return Kbar V for V (n, k)."""
         images = np.zeros(vectors.shape, np.float32)
         self._work.add_product(images, vectors, "single")
         return images
 
     def explained(self, v: SingleArray, r: SingleArray, inputs: FloatArray) -> FloatArray:
-        """v'(k_x + r), what an approximate solution takes off the variance: (t,)."""
+        """Return v'(k_x + r), the decrease of the variance by an approximate solution: (t,)."""
         test = self._evaluator.prepare(inputs)
         parts = np.empty((len(self._rows), test.n))
 
@@ -697,7 +699,7 @@ class _Single:
         return np.asarray(parts.sum(axis=0))
 
     def local(self, inputs: FloatArray) -> SingleArray:
-        """Solutions by each sample's nearest training samples alone: (n, t)."""
+        """Return the solutions on each sample's nearest training samples alone: (n, t)."""
         factor, executor = self._factor, self._work.executor
         solutions = np.zeros((factor.n, len(inputs)), np.float32)
         groups = split_evenly(range(len(inputs)), LOCAL_TASKS * executor.parallelism)
@@ -715,9 +717,9 @@ class _Single:
 def local_task(
     context: BlockContext, noise_variance: float, inputs: FloatArray, values: dict[str, FloatArray], tests: list[int]
 ) -> list[tuple[IndexArray, SingleArray]]:
-    """Return, for each test sample, its nearest training samples and the solution that they alone would have.
+    """Return the nearest training samples of each test sample, and the solution of the system of these samples alone.
 
-    The nearest are those with the largest k(x, x_i)^2 / k(x_i, x_i).
+    The nearest samples have the largest k(x, x_i)^2 / k(x_i, x_i).
     """
     evaluator, count, results = context.evaluator("single"), local_samples(context.n), []
     prior = values["prior"].astype(np.float32)
@@ -731,7 +733,7 @@ def local_task(
         matrix = np.asfortranarray(evaluator.tile(rows, rows))
         matrix[np.diag_indices(count)] += np.float32(noise_variance)
         right = np.asfortranarray(column[nearest])
-        # Where float32 finds it indefinite, the others' directions will have to do.
+        # If the matrix is indefinite in float32, the sample uses only the directions of the other samples.
         trouble = lapack("potrf", b"L", count, matrix, count) or lapack(
             "potrs", b"L", count, 1, matrix, count, right, count
         )

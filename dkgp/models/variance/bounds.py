@@ -10,15 +10,15 @@ so u is never below V. For any weights beta of the landmarks' kernel columns,
     r' Kbar^-1 r <= ||r - K_nI beta||^2 / s2 + beta' K_II beta,                                     (lower bound)
 
 which is Smola and Bartlett's second quadratic form; its minimum over beta is r' (Q + s2 I)^-1 r with the Nystrom
-minorant Q <= K. It holds for whatever beta comes out of float32 work. With E = K - Q, a positive semidefinite matrix
-with diagonal e, |v' E v| <= (sum |v_i| sqrt(e_i))^2, and therefore, without any product with K,
+minorant Q <= K. The bound holds for any beta, so beta may come from float32 work. E = K - Q is a positive semidefinite
+matrix with diagonal e, so |v' E v| <= (sum |v_i| sqrt(e_i))^2. Therefore, without any product with K,
 
     k_x' Kbar^-1 k_x >= 2 v'k_x - ||L^-1 K_In v||^2 - s2 ||v||^2 - (sum |v_i| sqrt(e_i))^2.         (upper bound)
 
 Kernel entries are float64 throughout. With the factor's `largest`, its weights w and a test sample's `share`, an entry
-of Kbar is at most largest w_i w_j, and k(x, x_i) at most largest share w_i; a sum of products of them with v_j is off
-by at most `NystromFactor.unit` times largest w_i sum w_j |v_j|. Nothing is in proportion to s2 alone, so where k(x, x)
-is far below it, bounds are as good as elsewhere.
+of Kbar is at most largest w_i w_j, and k(x, x_i) at most largest share w_i. The error of a sum of their products with
+v_j is at most `NystromFactor.unit` times largest w_i sum w_j |v_j|. No error is in proportion to s2 alone, so the
+bounds are equally good where k(x, x) is far below s2.
 
 References
 ----------
@@ -39,16 +39,17 @@ from dkgp.models.variance.nystrom import PIECE_ROWS, NystromFactor
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.low_rank.pivots import whiten
 
-# The share of an interval's width that rounding of z is to have for a better z; and samples that tell whether it has.
+# A better z is computed if the rounding of z causes more than this share of an interval's width; and the number of
+# samples on which that is tested.
 ROUNDED_SHARE, PROBES = 0.1, 8
 
 
 @dataclass(frozen=True)
 class Queries:
-    """Test samples."""
+    """Prepared test samples."""
 
     features: Features  # t of them, prepared in float64
-    # (t,) float64: k(x, x), as computed, and what it is at most.
+    # (t,) float64: k(x, x) as computed, and an upper bound on it.
     prior: FloatArray
     highest: FloatArray
     share: FloatArray  # (t,) float64: see `RowScales.share`
@@ -61,20 +62,20 @@ class Queries:
         return cls(factor.evaluator.prepare(inputs), prior, highest, factor.scales.share(highest, inputs))
 
     def take(self, indices: IndexArray) -> Queries:
-        """The chosen ones."""
+        """Return the test samples at the given indices."""
         return Queries(self.features.take(indices), self.prior[indices], self.highest[indices], self.share[indices])
 
 
 @dataclass(frozen=True)
 class FactorInterval:
-    """Bounds that a factor proves of test samples by v = (k_x - F z) / s2."""
+    """Bounds that a factor proves for test samples with v = (k_x - F z) / s2."""
 
-    # (t,) float64: lower <= V <= upper, of the function.
+    # (t,) float64: lower <= V <= upper, bounds on the variance of the function.
     lower: FloatArray
     upper: FloatArray
-    excess: FloatArray  # (t,) float64: by how much `upper` may exceed V; an estimate, not a bound
-    # (t,) float64: the part of it that is due to z not being the best, to first order; zero, too, where a float32
-    # factor proves nothing from above.
+    excess: FloatArray  # (t,) float64: estimate of `upper` - V, not a bound
+    # (t,) float64: the part of `excess` that is due to the error of z, to first order. It is also zero where a float32
+    # factor proves no upper bound.
     lost: FloatArray
 
     @property
@@ -86,7 +87,8 @@ class FactorInterval:
 def plain_weights(factor: NystromFactor, test: Queries) -> FloatArray:
     """Return z = (F'F + s2 I)^-1 F'k_x, with F'k_x = L^-1 K_In k_x summed as it stands: (R, t) float64.
 
-    n R kernel entries, and as many multiply-adds a sample. It loses as many digits as L^-1 amplifies.
+    The cost is n R kernel entries, and as many multiply-adds per sample. The result loses as many digits as L^-1
+    amplifies.
     """
     evaluator, features = factor.evaluator, test.features
     projected = np.zeros((factor.rank, features.n))
@@ -96,18 +98,17 @@ def plain_weights(factor: NystromFactor, test: Queries) -> FloatArray:
 
 
 def best_weights(factor: NystromFactor, test: Queries) -> FloatArray:
-    """Return the same z to nearly all of its digits: (R, t) float64.
+    """Return z = (F'F + s2 I)^-1 F'k_x to nearly all of its digits: (R, t) float64.
 
-    It costs n R multiply-adds a sample more.
+    The cost is n R multiply-adds per sample more than that of `plain_weights`.
 
     Notes
     -----
-    With f = L^-1 k_Ix, the row of F that x would have, k_x = F f + e, where e is the column of E = K - Q that x would
-    have, and
+    Let f = L^-1 k_Ix be the row of F for x, and e the column of E = K - Q for x. Then k_x = F f + e, and
 
         z = f + (F'F + s2 I)^-1 (L^-1 K_In e - s2 f).
 
-    Entries of e are as small as the factor is good, and so are the roundings of sums over them.
+    The better the factor, the smaller are the entries of e and the roundings of sums over them.
     """
     evaluator, features = factor.evaluator, test.features
     f = whiten(factor.lower, evaluator.tile(factor.landmarks, features), transposed=False)
@@ -121,9 +122,9 @@ def best_weights(factor: NystromFactor, test: Queries) -> FloatArray:
 
 
 def loses_digits(factor: NystromFactor) -> bool:
-    """True where intervals by `plain_weights` are wide for rounding: a few training samples tell, once for a factor."""
+    """Return True if rounding makes the intervals by `plain_weights` wide; test a few training samples once."""
     if factor.whitening is None:
-        return False  # there is no upper end to be narrowed
+        return False  # there is no upper bound to tighten
     if factor.loses_digits is None:
         some = np.arange(PROBES) * factor.n // PROBES
         inputs = np.concatenate([factor.context.source.inputs(int(row), int(row) + 1) for row in some])
@@ -134,20 +135,20 @@ def loses_digits(factor: NystromFactor) -> bool:
 
 
 def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray) -> FactorInterval:
-    """Bounds from the factor alone: n R kernel entries and 2 n R multiply-adds a sample, nothing quadratic in n.
+    """Return bounds from the factor alone: n R kernel entries and 2 n R multiply-adds per sample, linear in n.
 
     Parameters
     ----------
     test : Queries
         t test samples.
     z : (R, t)
-        Near `best_weights`; the bounds hold for any.
+        Weights near `best_weights`; the bounds hold for any z.
 
     Notes
     -----
-    With A = F'F and z off by h, F'v - z = -(A + s2 I) h / s2 = m, and the upper end is too high by v's part of the
-    quadratic form that is least for the best z: (F h)' (F F' + s2 I) (F h) / s2^2 = m' A (A + s2 I)^-1 m <= |m|^2. It
-    is as small as rounding of z lets it be.
+    Let A = F'F and let h be the error of z. Then F'v - z = -(A + s2 I) h / s2 = m. The upper bound exceeds its minimum,
+    which the best z attains, by (F h)' (F F' + s2 I) (F h) / s2^2 = m' A (A + s2 I)^-1 m <= |m|^2. The rounding of z
+    limits how small this excess is.
     """
     evaluator, s2, t = factor.evaluator, factor.noise_variance, test.features.n
     beta = factor.landmark_weights(z)
@@ -167,7 +168,7 @@ def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray) -> Fact
         image += columns.T @ v
     largest, prior, share, unit = factor.largest, test.prior, test.share, factor.unit
     if factor.whitening is None:
-        upper = test.highest  # the Q of a float32 L may exceed K: from above it proves nothing
+        upper = test.highest  # the Q of a float32 L may exceed K, so it proves no upper bound
         lost = np.zeros(t)
     else:
         error = unit * np.sqrt(largest) * absolute
@@ -177,7 +178,7 @@ def factor_interval(factor: NystromFactor, test: Queries, z: FloatArray) -> Fact
         upper += 4.0 * EVALUATION * unit * slack
         miss = whiten(factor.lower, image, transposed=False) - z
         lost = np.einsum("rt,rt->t", miss, miss)
-    # The lower bound is the residual's for v = 0, r = k_x; (k_x - K_nI beta) = s2 v as computed.
+    # The lower bound is that of the residual r = k_x for v = 0; (k_x - K_nI beta) = s2 v as computed.
     left = s2 * np.sqrt(square) * (1.0 + unit)
     left += factor.weight_norm * (_column_rounding(factor, beta) + EVALUATION * unit * largest * share)
     lower = prior - (left**2 / s2 + _landmark_quadratic(factor, beta)) * (1.0 + 8.0 * EPS)
@@ -193,20 +194,20 @@ def residual_bound(
     chosen: IndexArray | None = None,
     executor: BlockExecutor | None = None,
 ) -> FloatArray:
-    """Upper bound on r' Kbar^-1 r.
+    """Return an upper bound on r' Kbar^-1 r.
 
     Parameters
     ----------
     residual : (n, columns) float64
         r as computed.
     z : (R, t)
-        What preconditioning r gave; any other makes the bound wider, not wrong.
+         Weights from preconditioning r; any other z makes the bound wider, not wrong.
     rounding : (t,) float64
-        By how much entry i of it may miss the exact r, over w_i.
+        Bound on the error of entry i of the residual, over w_i.
     chosen : (t,) int, optional
-        Which columns of `residual` are meant; all by default.
+        Columns of `residual` to use; all by default.
     executor : BlockExecutor, optional
-        Shares the work; this thread by default.
+        Executor of the tasks; this thread by default.
     """
     s2, beta = factor.noise_variance, factor.landmark_weights(z)
     some = residual if chosen is None or len(chosen) == residual.shape[1] else residual[:, chosen]
@@ -218,9 +219,10 @@ def residual_bound(
 
 
 def _landmark_quadratic(factor: NystromFactor, beta: FloatArray) -> FloatArray:
-    """Upper bound on beta' K_II beta: ||L' beta||^2 with a float64 L, since the jitter makes L L' the larger one.
+    """Return an upper bound on beta' K_II beta: ||L' beta||^2 with a float64 L, since the jitter makes L L' >= K_II.
 
-    An entry of L' beta is off by R u (|L|' |beta|), and no row of L is longer than its sqrt(k(x, x)), jitter included.
+    The error of an entry of L' beta is R u (|L|' |beta|), and the norm of a row of L is at most its sqrt(k(x, x)),
+    jitter included.
     """
     if factor.lower.dtype == np.float64:
         off = (factor.rank + 2) * UNIT * np.sqrt(factor.largest) * _scaled_sum(factor, beta)
@@ -237,13 +239,13 @@ def _landmark_quadratic(factor: NystromFactor, beta: FloatArray) -> FloatArray:
 
 
 def _column_rounding(factor: NystromFactor, beta: FloatArray) -> FloatArray:
-    """Bound on the rounding error of entry i of K_nI beta, over w_i."""
+    """Return a bound on the rounding error of entry i of K_nI beta, over w_i."""
     relative = (factor.rank + 4) * UNIT + factor.entry_error * EPS
     bound: FloatArray = EVALUATION * relative * factor.largest * _scaled_sum(factor, beta)
     return bound
 
 
 def _scaled_sum(factor: NystromFactor, beta: FloatArray) -> FloatArray:
-    """Sum over the landmarks of their scale times |beta|: (t,)."""
+    """Return the sum over the landmarks of their scale times |beta|: (t,)."""
     total: FloatArray = factor.landmark_scale @ np.abs(beta)
     return total
