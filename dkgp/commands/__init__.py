@@ -1,9 +1,9 @@
-"""The commands, given plain options: open, check, wire progress and checkpoints, run, describe.
+"""The commands. Each takes plain options, checks them, opens its data, runs on a cluster and reports the result.
 
-A job takes a frozen dataclass and a `Reporter` and returns a document of plain JSON types. It looks for every error
-that can be found beforehand before it computes anything, and writes nothing where it fails.
+A job is a frozen dataclass. A command takes a job and a `Reporter` and returns a document of plain JSON types.
+It checks for every foreseeable error before it computes, and writes nothing if a check fails.
 """
 
-# Hangs on dkgp/commands/run.py.
+# Imported by dkgp/commands/run.py.
 
 from __future__ import annotations

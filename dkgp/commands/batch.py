@@ -142,7 +142,7 @@ exit "$code"
 """
 
 
-# Read by the script, not by SLURM, with their defaults.
+# Settings of the script itself, not of SLURM, with their defaults.
 OWN_SETTINGS: Mapping[str, str] = {"max-requeues": "50", "setup": "", "interface": ""}
 
 DEFAULTS: Mapping[str, str] = {
@@ -155,7 +155,7 @@ DEFAULTS: Mapping[str, str] = {
     "requeue": "",
 }
 
-# SLURM's, of a signal without a time.
+# SLURM's default lead time of a signal.
 DEFAULT_LEAD_SECONDS = 60
 
 _MEMORY_SETTINGS = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})
@@ -176,23 +176,23 @@ SBATCH_SECONDS = 120.0
 def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, str], resume: bool) -> str:
     """Write the script that runs a command.
 
-    Raises `UsageError`: a name or setting that SLURM or bash could misread, a time limit within the signal's lead, or a
-    command that cannot run on several nodes.
+    Raises `UsageError`: SLURM or bash could misread a name or setting, the time limit is within the signal's lead
+    time, or the command cannot run on several nodes.
 
     Parameters
     ----------
     command : sequence of str
-        The command line, beginning with `dkgp` or its first argument. It is run by this Python, so that the job needs
-        no activated environment; relative paths count from the folder it is submitted from.
+        The command line, beginning with `dkgp` or its first argument. This Python runs it, so the job needs no
+        activated environment. Relative paths are relative to the folder of submission.
     name : str
-        Of the job.
+        Name of the job.
     settings : mapping of str to str
-        Long options of `sbatch` without their dashes, such as `{"time": "12:00:00", "partition": "long"}`, "" for one
-        that takes no value; and three of the script's own: `max-requeues`, how often the job may put itself back into
-        the queue, `setup`, a file to source first (`module load ...`), and `interface`, the network interface for
-        Dask on several nodes.
+        Long options of `sbatch` without their dashes, such as `{"time": "12:00:00", "partition": "long"}`. An option
+        without a value is "". The script has three settings of its own. `max-requeues` limits how often the job may
+        requeue itself. `setup` is a file to source first (`module load ...`). `interface` is the network interface
+        for Dask on several nodes.
     resume : bool
-        Whether the first run, too, goes on from a checkpoint.
+        Whether the first run also resumes from a checkpoint.
 
     Returns
     -------
@@ -225,16 +225,16 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
     header = [f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in directives.items()]
     variables = [
         f"python={shlex.quote(sys.executable)}",
-        # -P: a file in the working directory cannot stand in for a module.
+        # -P: Python does not import a file in the working directory in place of a module.
         f'command=("$python" -P -m dkgp {shlex.join(arguments)})',
         f"resume_after={_resume_after(resumable, resumes_first)}",
-        # Out of time again and again, a command that begins anew each time would never end.
+        # A command without checkpoints starts over after each time limit and would never finish.
         f"max_requeues={own['max-requeues'] if recipe is not None and recipe.goes_on else 0}",
         f"interface={shlex.quote(own['interface'])}",
     ]
     parts = ["\n".join(["#!/bin/bash", *header]), PREAMBLE, "\n".join(variables)]
     if own["setup"]:
-        # Many sites' set-up files use variables that are not set.
+        # The set-up files of many sites use unset variables.
         parts.append(f"set +u\nsource {shlex.quote(own['setup'])}\nset -u")
     if several:
         parts.append(SEVERAL_NODES)
@@ -245,7 +245,7 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
 
 
 def cluster_flags() -> set[str]:
-    """Return the flags by which a command names its cluster; the memory for kept tiles goes with any cluster."""
+    """Return the flags that configure a command's cluster; the flag for kept tiles is none, as it fits any cluster."""
     from dkgp.cluster import ClusterOptions
 
     options = options_of(ClusterOptions)
@@ -253,15 +253,15 @@ def cluster_flags() -> set[str]:
 
 
 def submit_batch_script(script: str, folder: str | Path) -> str:
-    """Hand a script to SLURM.
+    """Submit a script to SLURM.
 
-    Raises `UsageError`: there is no `sbatch` here, the folder does not exist, or SLURM refuses the script; in its own
-    words.
+    Raises `UsageError`: `sbatch` is not installed, the folder does not exist, or SLURM rejects the script. The message
+    quotes SLURM.
 
     Parameters
     ----------
     folder : path
-        Where the job runs; its output file goes there. SLURM keeps a copy of the script.
+        Folder in which the job runs and writes its output file. SLURM keeps a copy of the script.
 
     Returns
     -------
@@ -290,7 +290,7 @@ def submit_batch_script(script: str, folder: str | Path) -> str:
             f"sbatch has not answered for {SBATCH_SECONDS:.0f} s; see whether SLURM is up (`sinfo`) and whether the "
             "job is in the queue after all (`squeue --me`) before submitting again"
         ) from None
-    # job id, and the cluster's name where there are several
+    # The job id, followed by the cluster's name if SLURM has several clusters.
     identifier = answer.stdout.strip().split(";")[0]
     if answer.returncode != 0 or not identifier.isdigit():
         answer_text = (answer.stderr.strip() or answer.stdout.strip()) or f"nothing, exit code {answer.returncode}"
@@ -345,12 +345,12 @@ def _checked(settings: Mapping[str, str], name: str) -> tuple[dict[str, str], di
 
 
 def _time_seconds(limit: str) -> int | None:
-    """Return a time limit of SLURM in seconds; None for no limit, and for text that only SLURM understands."""
+    """Return a SLURM time limit in seconds; None for no limit, and for text that only SLURM can parse."""
     days, dash, rest = limit.rpartition("-")
     if not re.fullmatch(r"\d*", days) or not re.fullmatch(r"\d+(:\d+){0,2}", rest):
         return None
     parts = [int(part) for part in rest.split(":")]
-    # After days the first part is hours; else a part alone, or the first of two, is minutes.
+    # After days, the first part is hours. Otherwise a single part, or the first of two, is minutes.
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     seconds = sum(part * unit for part, unit in zip(parts, units, strict=False)) + 86_400 * int(days or 0)
     return seconds or None
@@ -365,7 +365,7 @@ def _check_setting(key: str, value: str) -> None:
         raise UsageError(f"the SLURM setting {key} is not to be had: {_REFUSED[key]}")
     if not value.isprintable():
         raise UsageError(f"the SLURM setting {key} holds a line break or control character: {value!r}; remove it")
-    # sbatch splits a directive at blanks, and takes what follows '#' for a comment.
+    # sbatch splits a directive at blanks and treats text after '#' as a comment.
     if key not in OWN_SETTINGS and (re.search(r"[\s#\"'\\]", value) or value.startswith("-")):
         raise UsageError(
             f"the SLURM setting {key} is {value!r}; blanks, quotes, '#', backslashes and a leading '-' would be "
@@ -374,7 +374,7 @@ def _check_setting(key: str, value: str) -> None:
 
 
 def _resume_after(resumable: bool, at_once: bool) -> int:
-    """Return how many times the job must have been requeued before it resumes; more than can be, for never."""
+    """Return the number of requeues after which the job resumes; an unreachable number means never."""
     if not resumable:
         return 1_000_000_000
     return 0 if at_once else 1

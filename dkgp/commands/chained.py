@@ -1,7 +1,7 @@
-"""Several commands one after another in one folder, as `dkgp demo` and `dkgp fit` run them.
+"""Several commands in sequence in one folder, as `dkgp demo` and `dkgp fit` run them.
 
-What came of a step is on record as soon as it is done, so that a run that was stopped or killed goes on with the step
-that it was in, and in it from the checkpoint that its command has left.
+The record of a step is written as soon as the step is done. A run that was stopped or killed therefore resumes with the
+unfinished step, from the checkpoint of that step's command.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from dkgp.registry import Option
 
 
 def earlier_record(command: str, file: Path, settings: Document, reporter: Reporter) -> Document | None:
-    """Return the record of the run to go on with; None, and a warning, where there is none.
+    """Return the record of the run to resume; warn and return None if there is no such record.
 
-    Raises `InputError` where it is of other settings.
+    Raises `InputError` if the record has other settings.
     """
     if not is_document(file, command):
         reporter.warn(f"there is no {command} in '{file.parent}' to resume; it starts from the beginning")
@@ -66,18 +66,18 @@ def earlier_record(command: str, file: Path, settings: Document, reporter: Repor
 
 
 class Steps:
-    """The steps of a run, each with its seconds and what came of it; the peak of memory over all of them.
+    """The steps of a run: the duration and the document of each step, and the peak memory of all steps.
 
     Parameters
     ----------
     command : str
-        Whose run it is.
+        The command that runs the steps.
     file : Path
-        Where the record is kept.
+        The file of the record.
     settings : Document
-        What a run that goes on must share.
+        Settings that a resumed run must share.
     earlier : Document, optional
-        The record of the run that this one goes on with.
+        The record of the run that this one resumes.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class Steps:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest peak of all the runs that it took."""
+        """The peak memory of the whole run, resumed runs included, in bytes."""
         return max(self._earlier_peak, self._memory.bytes)
 
     def is_done(self, name: str) -> bool:
-        """True of a step that is on record."""
+        """Return True if the record contains the step."""
         return name in self._done
 
     def run(self, name: str, work: Callable[[], Document]) -> Document:
-        """Return what comes of a step, from the record where it is done."""
+        """Run a step and return its document; a finished step is read from the record."""
         if name not in self._done:
             began, before = time.perf_counter(), self.seconds.get(name, 0.0)
             try:
@@ -124,15 +124,15 @@ class Steps:
         return self.run(name, lambda: recipe_of(job).run(job, self._reporter))
 
     def train(self, job: TrainJob | SparseJob | ClassifyJob) -> Document:
-        """Train a model; continue what an earlier run left of it."""
+        """Train a model; resume an earlier run if there is one."""
         return self.command("train", replace(job, resume=self.goes_on and job.begun))
 
     def predict(self, job: PredictJob) -> Document:
-        """Predict; continue what an earlier run left of it."""
+        """Predict; resume an earlier run if there is one."""
         return self.command("predict", replace(job, resume=self.goes_on and exists(job.out)))
 
     def finish(self, document: Document) -> Document:
-        """Put the document of the whole run on record; return it."""
+        """Write the document of the whole run to the record; return it."""
         write_text(self._file, dump(document) + "\n")
         return document
 
@@ -149,8 +149,8 @@ class Steps:
 
 
 QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500
-# The test targets are noise-free, so the variance that belongs to them is the function's: a few thousandths of the
-# noise's here, and known to 10 % from the factor alone.
+# The test targets are noise-free, so the matching variance is the latent function's. It is a few thousandths of the
+# noise variance here, and the factor alone determines it to 10 %.
 VARIANCE = VarianceSettings(gap=0.1, max_passes=0.0, latent=True)
 
 
@@ -163,7 +163,7 @@ RESUME = Option(help="Go on with a demo that was stopped or killed.")
 
 @dataclass(frozen=True)
 class DemoJob:
-    """The demo's sizes and place: a folder of its own. It tunes on `subset` samples."""
+    """The demo's sizes and its folder, which nothing else may use. It tunes on `subset` samples."""
 
     out: Annotated[str, OUT] = "demo-output"
     n: Annotated[int, SAMPLES] = 100_000
@@ -179,22 +179,22 @@ class DemoJob:
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
     def sized(self) -> DemoJob:
-        """Return the job with the sizes that `quick` stands for."""
+        """Return the job with `quick` replaced by its sizes."""
         if not self.quick:
             return self
         return replace(self, n=QUICK_SAMPLES, n_test=QUICK_TEST_SAMPLES, subset=QUICK_SUBSET, quick=False)
 
     def settings(self) -> Document:
-        """Everything that a demo that is resumed must share."""
+        """The settings that a resumed demo must share."""
         sizes = {name: getattr(self, name) for name in ("n", "n_test", "subset", "seed")}
         return dict(plain({**sizes, "solver": self.solver.to_json()}))
 
 
 def run_demo(job: DemoJob, reporter: Reporter) -> Document:
-    """Generate, tune, train, predict, evaluate, draw; return the figures of the whole run.
+    """Generate, tune, train, predict, evaluate and plot; return the figures of the whole run.
 
-    Raises `InputError`: sizes that make no problem, a folder that holds something else, or another demo than the one to
-    resume; nothing has been written. `OutputExistsError` where another process writes into the folder.
+    Raises `InputError`: impossible sizes, a folder with other content, or a resumed demo with other settings. Nothing
+    has been written then. Raises `OutputExistsError` if another process writes to the folder.
     """
     with locked(job.out):
         return _run(job.sized(), reporter)
@@ -217,7 +217,7 @@ def _run(job: DemoJob, reporter: Reporter) -> Document:
     if earlier is not None and earlier["finished"]:
         reporter.note(f"the demo in '{folder}' is done")
         return earlier
-    # The record is written first: a folder that has one is the demo's own, and what else it holds can be made again.
+    # The record is written first. A folder with a record belongs to the demo, and its other content can be recomputed.
     replaceable = job.overwrite or is_document(record_file, "demo")
     for path in (hyper_file, plot_file, record_file):
         check_output_file(path, replace=replaceable, option="`out`")

@@ -1,4 +1,4 @@
-"""The job that `dkgp classify` is: what is asked for, and what of it does not go together."""
+"""The job of `dkgp classify`: its options, their checks and its runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ from dkgp.solvers.registry import AUTO, build_solver, solver_memory, solver_name
 from dkgp.solvers.risk import RISK_HELP, RISK_METHODS, risk_memory
 
 BALANCED, UNWEIGHTED = "balanced", "none"
-# Methods, and those of them whose model is of all samples or on a basis.
+# Methods, by whether their model uses all samples or a basis.
 ON_SAMPLES, ON_BASIS = ("logistic", "gp"), ("logistic on a basis", "gp on a basis")
 LIKELIHOODS = Group("Options of logistic and gp", (*ON_SAMPLES, *ON_BASIS))
 LOGISTIC = Group(LIKELIHOODS.heading, ("logistic", "logistic on a basis"))
@@ -118,7 +118,7 @@ GIVEN_NOISE = Option(
 LINK = Option(
     help="Probability of a class by its latent function f: 1 / (1 + exp(-f)), or the normal distribution's.",
     group=LIKELIHOODS,
-    decides=False,  # by the likelihood, with the classes there are
+    decides=False,  # the likelihood decides, together with the classes of the data
 )
 MULTI_CLASS = Option(
     help="Several classes together, or each against the rest.  [default: softmax of logistic, ovr of gp]",
@@ -177,10 +177,10 @@ SEARCH_SAMPLES = Option(
 
 @dataclass(frozen=True)
 class ClassifyJob(TrainingJob):
-    """A classifier to train: labels, method, hyperparameters, and where everything goes.
+    """A classifier to train: labels, method, hyperparameters and outputs.
 
-    `settings` are of a fixed-size one; of an exact one `isotropic`, `intercept` (any but "none" is the one that it
-    has), `probability` and `seed` count, of the others `isotropic` and `seed`.
+    `settings` apply to a fixed-size classifier. An exact one uses only `isotropic`, `intercept` (any value but "none"
+    gives it its intercept), `probability` and `seed`. The other methods use only `isotropic` and `seed`.
     """
 
     dataset: Annotated[str, DATASET]
@@ -199,7 +199,7 @@ class ClassifyJob(TrainingJob):
     gap: Annotated[float | None, GAP] = None
     max_passes: Annotated[float | None, replace(MAX_PASSES, group=SAMPLES, decides=False)] = None
     max_seconds: Annotated[float | None, replace(MAX_SECONDS, group=SAMPLES, decides=False)] = None
-    # Part of the identity where it changes results: `ClassifyRun.asked`.
+    # Part of the identity if it changes results; see `ClassifyRun.asked`.
     product_error: Annotated[Value, replace(PRODUCT_ERROR, group=SAMPLES, decides=False)] = "auto"
     by_reference: Annotated[bool, replace(BY_REFERENCE, group=SAMPLES, decides=False)] = False
     basis_size: Annotated[int | None, BASIS_SIZE] = None
@@ -210,14 +210,14 @@ class ClassifyJob(TrainingJob):
 
     @property
     def fit_intercept(self) -> bool:
-        """True if there is an intercept."""
+        """True if the model has an intercept."""
         return self.settings.intercept != "none"
 
     @property
     def weights_by_class(self) -> Literal["balanced"] | dict[str, float] | None:
-        """Weights of the classes, as `label_weights` takes them.
+        """Class weights in the form that `label_weights` expects.
 
-        Raises `UsageError` for a text that is no weight, or two for one class.
+        Raises `UsageError` for a text that is not a weight, or for two weights of one class.
         """
         if not self.class_weight:
             return None
@@ -230,7 +230,7 @@ class ClassifyJob(TrainingJob):
             return None
         weights: dict[str, float] = {}
         for text in self.class_weight:
-            # A class may have a "=" in its name; a weight has none.
+            # The name of a class may contain "="; a weight does not.
             name, separator, value = text.rpartition("=")
             try:
                 weight = float(value)
@@ -246,10 +246,10 @@ class ClassifyJob(TrainingJob):
         return weights
 
     def likelihood(self, labels: Labels) -> Likelihood:
-        """The likelihood of the labels; several classes of a logistic one are softmax unless the job says otherwise.
+        """The likelihood of the labels. By default, logistic regression on several classes uses softmax.
 
-        Of a Gaussian process each is against the rest, so that its processes are t problems and not one t times the
-        size.
+        A Gaussian process models each class against the rest by default. It then solves t problems of size n instead
+        of one of size t n.
         """
         usual: MultiClass = "softmax" if self.method == "logistic" and self.link == "logit" else "ovr"
         return Likelihood.of(self.link, self.multi_class or usual, labels.n_classes)
@@ -258,11 +258,11 @@ class ClassifyJob(TrainingJob):
 class ClassifyRun(TrainingRun):
     """A run of `dkgp classify` by one method.
 
-    `labels` are there from `open` on, and `weights` (n,) from `prepare` on, None if all samples count alike.
+    `open` sets `labels`. `prepare` sets `weights` (n,), which are None if all samples have equal weight.
     """
 
     command, record = "classify", ClassifierRecord
-    method: ClassVar[str]  # the name in the groups of options
+    method: ClassVar[str]  # the method's name in the option groups
     job: ClassifyJob
     labels: Labels
     weights: FloatArray | None = None
@@ -271,20 +271,20 @@ class ClassifyRun(TrainingRun):
     @classmethod
     @abstractmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse what can be seen to be wrong without the data, of the method's options; `InputError`."""
+        """Refuse invalid options of the method, as far as possible without data; `InputError`."""
 
     @property
     def likelihood(self) -> Likelihood | None:
-        """The likelihood of the labels; None of a least-squares machine."""
+        """The likelihood of the labels; None for a least-squares machine."""
         return None
 
     @property
     def takes_noise(self) -> bool:
-        """True if the noise variance of the hyperparameters determines the model too."""
+        """True if the model also depends on the noise variance of the hyperparameters."""
         return False
 
     def open(self) -> None:
-        """Open data and hyperparameters; `InputError` where there is nothing to tell apart."""
+        """Open data and hyperparameters; `InputError` if the data have fewer than two classes."""
         self.dataset = open_dataset(self.job.dataset)
         self.labels = labels_of(self.dataset)
         self.hyperparameters = None
@@ -293,37 +293,37 @@ class ClassifyRun(TrainingRun):
         self.keep_to_products()
 
     def prepare(self) -> None:
-        """Weigh the samples, refuse what does not go with the data, and tell what is odd."""
+        """Compute the sample weights, refuse options that contradict the data, and warn of unusual data."""
         self.weights = label_weights(self.labels, self.job.weights_by_class, self.dataset.all_weights())
         self.check_hyperparameters(self.hyperparameters)
         if self.hyperparameters is not None:
             self.caution(self.hyperparameters)
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse hyperparameters, or data, that the method, or `product_error`, cannot serve; `InputError`."""
+        """Refuse hyperparameters or data that the method or `product_error` does not support; `InputError`."""
         if hyperparameters is not None:
             self.product_error.require_kernel(hyperparameters.kernel)
 
     def caution(self, hyperparameters: Hyperparameters) -> None:
-        """Tell of hyperparameters that were found for another likelihood than the method's."""
+        """Warn of hyperparameters that were tuned for another likelihood than the method's."""
         caution = likelihood_caution(hyperparameters, self.evidence)
         if caution is not None:
             self.reporter.warn(caution)
 
     @property
     def data(self) -> LabelledData:
-        """The samples with their labels and weights."""
+        """The samples with labels and weights."""
         return LabelledData(self.dataset, self.labels, self.weights)
 
     @property
     def evidence(self) -> LabelLikelihood | None:
-        """The likelihood whose evidence hyperparameters are found by: of softmax that of each class's logit."""
+        """The likelihood whose evidence tunes the hyperparameters; for softmax, the logit of each class."""
         if self.likelihood is None:
             return None
         return "probit" if self.likelihood.name == "probit" else "logit"
 
     def kernel_and_noise(self) -> Hyperparameters:
-        """Return the job's hyperparameters; where it has none, find them on a subset, and say so."""
+        """Return the job's hyperparameters; if it has none, tune them on a subset and report that."""
         if self.hyperparameters is not None:
             return self.hyperparameters
         by = "marginal likelihood of a subset's labels"
@@ -342,12 +342,12 @@ class ClassifyRun(TrainingRun):
         return hyperparameters
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the model beside data, hyperparameters and weights: options of the method."""
+        """Return the options of the method: with data, hyperparameters and weights, they determine the model."""
         return deciding_values(self.job, self.method, "settings")
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Everything that determines the model."""
+        """All settings that determine the model."""
         origin: dict[str, Any] = {"kernel": None, "noise_variance": None}
         if self.hyperparameters is not None:
             noise = self.hyperparameters.noise_variance if self.takes_noise else None
@@ -360,12 +360,12 @@ class ClassifyRun(TrainingRun):
         return everything
 
     def checkpoints(self) -> Checkpointing:
-        """Return where the state is saved."""
+        """Return the checkpoints."""
         return checkpointing_of(self.job, self.asked, None, self.reporter)
 
     @abstractmethod
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
-        """Plan the memory, train, and return the model as it is to be stored."""
+        """Plan the memory, train, and return the model to store."""
 
     def save(self, trained: ClassifierRecord, measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
         """Write the model."""
@@ -375,13 +375,13 @@ class ClassifyRun(TrainingRun):
         return Outcome(trained, trained.summary, trained.certificate, trained.history)
 
     def difference(self, model: ClassifierRecord, converged: bool) -> str | None:
-        """Say in which name the stored model's run differs."""
-        asked = model.summary.get("asked", {})  # an estimator's has none
+        """Return the name of a setting in which the stored model's run differs."""
+        asked = model.summary.get("asked", {})  # models of an estimator have no such entry
         made = {"fingerprint": model.fingerprint, **renamed(asked), "by_reference": model.by_reference}
         return difference(made, {**self.asked, "by_reference": self.job.by_reference})
 
     def draw(self, outcome: Outcome) -> None:
-        """Draw the course of the run."""
+        """Plot the progress of the run."""
         summary, record = outcome.summary, outcome.model
         title = f"{record.form}: n = {summary['n']:,}, d = {summary['d']}, {len(record.classes)} classes"
         assert self.job.plot is not None
@@ -389,7 +389,7 @@ class ClassifyRun(TrainingRun):
 
     @abstractmethod
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
-        """Draw the course of a model's training into a file."""
+        """Plot the progress of a model's training to a file."""
 
     def described(self, outcome: Outcome) -> Document:
         """Return the model's part of the record."""
@@ -407,14 +407,14 @@ class ClassifyRun(TrainingRun):
         }
 
     def of_rare(self, summary: Mapping[str, Any]) -> str:
-        """Say what a user must know of a model where a class is rare."""
+        """Return the caution about a model with a rare class."""
         return (
             "a low error rate may hide that it is never found. Look at the balanced error, or give `class_weight` "
             "balanced"
         )
 
     def warnings(self, outcome: Outcome) -> list[str]:
-        """Return what a user must know of a model by any method, in words."""
+        """Return the warnings that apply to a model of any method."""
         summary, messages = outcome.summary, super().warnings(outcome)
         rarest = rare_class(self.labels)
         if not self.job.class_weight and rarest is not None:
@@ -424,11 +424,11 @@ class ClassifyRun(TrainingRun):
 
 
 class LikelihoodRun(ClassifyRun):
-    """A run of a method with a likelihood: logistic, or a Gaussian process."""
+    """A run of a method with a likelihood: logistic regression or a Gaussian process."""
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse softmax of probits."""
+        """Refuse softmax with the probit link."""
         if job.link == "probit" and job.multi_class == "softmax":
             raise UsageError(
                 "`multi_class` softmax goes with `link` logit; take ovr with probit, one class against the rest"
@@ -440,7 +440,7 @@ class LikelihoodRun(ClassifyRun):
         return self.job.likelihood(self.labels)
 
     def identity(self) -> dict[str, Any]:
-        """Return the options of the method, and the likelihood."""
+        """Return the options of the method and the likelihood."""
         risk = {"likelihood": to_json(self.likelihood), "regularisation": self.job.regularisation}
         return {**super().identity(), **risk}
 
@@ -453,7 +453,7 @@ class FixedSizeRun(ClassifyRun):
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse noises that contradict each other; the settings check themselves."""
+        """Refuse contradictory noise options; the settings check themselves."""
         if job.given_noise and job.hyper is None:
             raise UsageError("`given_noise` is that of `hyper`; give it, or leave `given_noise` out")
         if job.given_noise and job.settings.noise_variances is not None:
@@ -461,20 +461,20 @@ class FixedSizeRun(ClassifyRun):
 
     @property
     def takes_noise(self) -> bool:
-        """True where it was asked for."""
+        """True if the job sets `given_noise`."""
         return self.job.given_noise
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse more folds than a class has samples."""
+        """Refuse more folds than the smallest class has samples."""
         stratified_folds(self.labels, self.job.settings.folds, self.job.settings.seed)
 
     def caution(self, hyperparameters: Hyperparameters) -> None:
-        """Tell of hyperparameters for something else, where their noise is taken too."""
+        """Warn of hyperparameters that were tuned for another purpose, if the model uses their noise."""
         if self.takes_noise:
             super().caution(hyperparameters)
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
-        """Search and fit, a note and a record for each kernel that is looked at."""
+        """Search and fit; report a note and a record for each kernel of the search."""
         job, kernel, noise_variance = self.job, None, None
         if self.hyperparameters is not None:
             kernel = self.hyperparameters.kernel
@@ -515,13 +515,13 @@ class FixedSizeRun(ClassifyRun):
         return record
 
     def _considered(self) -> FloatArray | None:
-        """Weights that a search considers where nobody said which to take, and a class is rare."""
+        """Class weights that the search tries if a class is rare and the user chose no weights."""
         if self.job.class_weight:
             return None
         return considered_weights(self.job.settings, self.labels, self.dataset.all_weights())
 
     def _announce(self, executor: BlockExecutor, together: int, weighings: int) -> None:
-        """Say what the search will take."""
+        """Report the estimated cost of the search."""
         settings, n, outputs = self.job.settings, self.dataset.n_samples, self.labels.n_outputs
         foreseen = foresee_search(
             (n, self.dataset.n_features, outputs), settings.pool_size(n, outputs), folds=settings.folds,
@@ -535,15 +535,15 @@ class FixedSizeRun(ClassifyRun):
         )
 
     def of_rare(self, summary: Mapping[str, Any]) -> str:
-        """Say which class weights were taken, and what they change."""
+        """Report the selected class weights and their effect."""
         if not self.job.settings.judges_by_pools:
             return super().of_rare(summary)
         return f"{weighing_words(summary)}. `class_weight` none or balanced decides it"
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[FixedSizeMemory, int]:
-        """The projected memory, and bytes of inputs that the coordinator may hold.
+        """The projected memory, and the bytes of inputs that the coordinator may hold.
 
-        Raises `MemoryBudgetError` where a pool does not fit, one kernel at a time.
+        Raises `MemoryBudgetError` if a pool does not fit even with one kernel at a time.
         """
         n, d = self.dataset.n_samples, self.dataset.n_features
         width = feature_width(SquaredExponential(gamma=(1.0,) * d) if kernel is None else kernel)
@@ -561,7 +561,7 @@ class FixedSizeRun(ClassifyRun):
         return memory, inputs
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
-        """Draw scores by cardinality, and the search."""
+        """Plot the scores by cardinality, and the search."""
         plot_path(path, record.path, record.history, record.summary, title=title)
 
 
@@ -572,7 +572,7 @@ class ExactRun(ClassifyRun):
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse an intercept that is chosen, solvers of other methods, and `product_error` where it serves nothing."""
+        """Refuse a selected intercept, solvers of other methods, and `product_error` where it has no effect."""
         if job.settings.intercept == "selected":
             raise UsageError("`intercept` selected competes with prototypes; `method` exact has none of them")
         if job.solver not in (AUTO, *solver_names()):
@@ -582,15 +582,15 @@ class ExactRun(ClassifyRun):
 
     @property
     def takes_noise(self) -> bool:
-        """True: s2 = 1/gamma_K is part of the problem."""
+        """True: the problem contains s2 = 1/gamma_K."""
         return True
 
     def identity(self) -> dict[str, Any]:
-        """Return the options of the method; an intercept is there, or it is not."""
+        """Return the options of the method; the intercept reduces to whether there is one."""
         return {**super().identity(), "intercept": self.job.fit_intercept}
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse data that `product_error` cannot serve, before any work where the kernel is known."""
+        """Refuse data that `product_error` does not support; with a known kernel, before any work."""
         super().check_hyperparameters(hyperparameters)
         if hyperparameters is not None:
             self._check_limit(hyperparameters)
@@ -601,7 +601,7 @@ class ExactRun(ClassifyRun):
             check_decisions(self.product_error, limit, self.job.tolerance)
 
     def _rule(self, hyperparameters: Hyperparameters) -> DecisionError:
-        """Return the rule that decisions are within the tolerance."""
+        """Return the stopping rule that bounds the error of decisions by the tolerance."""
         n, noise, weights = self.dataset.n_samples, hyperparameters.noise_variance, self.weights
         least = noise if weights is None else noise / float(weights.max())
         level = noise / n * (1.0 if weights is None else float((1.0 / weights).mean()))
@@ -609,7 +609,7 @@ class ExactRun(ClassifyRun):
         return DecisionError(self.job.tolerance, least, largest, self.job.fit_intercept, level)
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
-        """Solve for alpha and the intercept until decisions are near enough."""
+        """Solve for alpha and the intercept until decisions are within the tolerance."""
         job, dataset, labels = self.job, self.dataset, self.labels
         hyperparameters = self.kernel_and_noise()
         kernel = hyperparameters.kernel
@@ -649,14 +649,14 @@ class ExactRun(ClassifyRun):
         return trained.record(self.data, summary)
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
-        """Draw the convergence, where there were rounds."""
+        """Plot the convergence if the solver has rounds."""
         if record.history:
             plot_convergence(path, record.history, tolerance=record.summary["gradient_tolerance"], title=title)
 
     def _solver(
         self, kernel: Kernel, noise_variance: float, tolerance: float, executor: BlockExecutor
     ) -> tuple[Solver, dict[str, Any]]:
-        """The job's solver, or the one that "auto" stands for, and why."""
+        """Return the job's solver, or the choice of "auto" with its reason."""
         job, dataset = self.job, self.dataset
         if job.solver != AUTO:
             solver = build_solver(job.solver, {}, seed=job.settings.seed)
@@ -674,20 +674,20 @@ class ExactRun(ClassifyRun):
 
 
 def _largest(dataset: Dataset, kernel: Kernel) -> float:
-    """The largest k(x, x) among the samples."""
+    """Return the largest k(x, x) of the samples."""
     if kernel.stationary:
         return float(kernel.diagonal(dataset.inputs(0, 1))[0])
     return max(float(kernel.diagonal(dataset.inputs(*rows)).max()) for rows in dataset.row_chunks())
 
 
 class LogisticRun(LikelihoodRun):
-    """A run of kernel logistic regression of all samples."""
+    """A run of kernel logistic regression on all samples."""
 
     method = "logistic"
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse solvers of other methods, a `product_error` that makes no sense, and softmax of probits."""
+        """Refuse solvers of other methods, a `product_error` without effect, and softmax with the probit link."""
         super().check_options(job)
         if job.solver not in (AUTO, *RISK_METHODS):
             names = ", ".join((AUTO, *RISK_METHODS))
@@ -698,7 +698,7 @@ class LogisticRun(LikelihoodRun):
         check_product_error(ProductError.of(job.product_error), tolerance, job.solver)
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse data that `product_error` cannot serve, before any work where the kernel is known."""
+        """Refuse data that `product_error` does not support; with a known kernel, before any work."""
         super().check_hyperparameters(hyperparameters)
         if hyperparameters is not None:
             self.check_limit(hyperparameters)
@@ -710,7 +710,7 @@ class LogisticRun(LikelihoodRun):
 
     @property
     def risk_settings(self) -> RiskSettings:
-        """The risk, and when its minimum is near enough."""
+        """The risk and its stopping tolerance."""
         job = self.job
         return RiskSettings(
             self.likelihood,
@@ -723,7 +723,7 @@ class LogisticRun(LikelihoodRun):
         )
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
-        """Minimise the risk until decisions, or the risk itself, are near enough."""
+        """Minimise the risk until the decisions, or the risk, are within the tolerance."""
         job, dataset, likelihood = self.job, self.dataset, self.likelihood
         hyperparameters = self.kernel_and_noise()
         self.check_limit(hyperparameters)
@@ -737,17 +737,17 @@ class LogisticRun(LikelihoodRun):
         return trained.record(self.data, summary)
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
-        """Draw the gap of the risk by products."""
+        """Plot the gap of the risk over the products."""
         plot_risk(path, record.history, title=title, goal=self.job.gap)
 
 
 class GPRun(LogisticRun):
-    """A run of a Gaussian process classifier of all samples."""
+    """A run of a Gaussian process classifier on all samples."""
 
     method = "gp"
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:
-        """Refuse softmax, whose approximation couples the classes, and what `product_error` cannot serve."""
+        """Refuse softmax, whose approximation couples the classes, and data that `product_error` does not support."""
         require_separate(self.likelihood, self.labels.n_samples)
         super().check_hyperparameters(hyperparameters)
 
@@ -760,7 +760,7 @@ class LogisticOnBasisRun(LikelihoodRun):
 
     @property
     def settings(self) -> BasisSettings:
-        """Settings of the basis that the job asks for."""
+        """Settings of the job's basis."""
         job = self.job
         assert job.basis_size is not None
         return BasisSettings(
@@ -768,11 +768,11 @@ class LogisticOnBasisRun(LikelihoodRun):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return the options of the method, the basis that they stand for, and the likelihood."""
+        """Return the options of the method, the resolved basis and the likelihood."""
         return {**super().identity(), "basis": self.job.basis or DEFAULT_BASIS}
 
     def work(self, executor: BlockExecutor) -> ClassifierRecord:
-        """Choose the basis, take Newton's steps, and prove the distance where that was asked for."""
+        """Choose the basis, take Newton steps, and certify the distance if the job asks for that."""
         job, hyperparameters = self.job, self.kernel_and_noise()
         plan, inputs_bytes = self._planned(hyperparameters.kernel, executor)
         if plan.useful_bytes:
@@ -791,7 +791,7 @@ class LogisticOnBasisRun(LikelihoodRun):
         return trained.record(self.data, summary)
 
     def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[NewtonMemory, int]:
-        """The projected memory, and bytes of inputs that the coordinator may hold; `MemoryBudgetError` beyond it."""
+        """The projected memory, and the coordinator's bytes of inputs; `MemoryBudgetError` beyond the memory limit."""
         likelihood, width = self.likelihood, feature_width(kernel)
         n, d = self.dataset.n_samples, self.dataset.n_features
         resident, budget = room(self)
@@ -802,18 +802,18 @@ class LogisticOnBasisRun(LikelihoodRun):
         return plan.with_kept(executor.tiles, budget - inputs, resident) if plan.useful_bytes else plan, inputs
 
     def plot(self, path: str, record: ClassifierRecord, title: str) -> None:
-        """Draw Newton's steps."""
+        """Plot the Newton steps."""
         plot_newton(path, record.history, tolerance=self.job.tolerance, title=title)
 
 
 class GPOnBasisRun(LogisticOnBasisRun):
-    """A run of a Gaussian process classifier on a basis, or on one with neighbours."""
+    """A run of a Gaussian process classifier on a basis, with or without neighbours."""
 
     method, form = "gp on a basis", "gp"
 
     @classmethod
     def check_options(cls, job: ClassifyJob) -> None:
-        """Refuse what does not go with neighbours, or without."""
+        """Refuse options that need neighbours without them, and options that exclude neighbours with them."""
         super().check_options(job)
         if job.neighbours is None:
             if job.search_samples is not None:
@@ -828,7 +828,7 @@ class GPOnBasisRun(LogisticOnBasisRun):
 
     @property
     def settings(self) -> BasisSettings:
-        """Settings of the basis, and of neighbours where the job has some."""
+        """Settings of the basis, and of the neighbours if the job has any."""
         settings, job = super().settings, self.job
         if job.neighbours is None:
             return settings
@@ -856,7 +856,7 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
 
 
 def finished_classify(job: ClassifyJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
+    """Return the record of the model at `job.out` if this job would train the same model; see `TrainingRun.done`."""
     try:
         return finished_run(METHODS[_method(settled("classify", job))], job, reporter)
     except InputError:
@@ -864,7 +864,7 @@ def finished_classify(job: ClassifyJob, reporter: Reporter) -> Document | None:
 
 
 def check_classify(job: ClassifyJob) -> None:
-    """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
+    """Refuse contradictory options, as far as possible without data; `UsageError` or `InputError`."""
     for option in foreign_options(job, _method(job)):
         raise UsageError(_refusal(job, option))
     METHODS[_method(job)].check_options(job)
@@ -872,13 +872,13 @@ def check_classify(job: ClassifyJob) -> None:
 
 
 def _method(job: ClassifyJob) -> str:
-    """The job's line of the table; without a basis where there is no such method on one, whose options are refused."""
+    """Return the job's method in the table. A method without a basis variant stays plain; its basis options fail."""
     on_basis = f"{job.method} on a basis"
     return on_basis if job.basis_size is not None and on_basis in METHODS else job.method
 
 
 def _refusal(job: ClassifyJob, declared: Declared) -> str:
-    """Say of an option that a job's method has no use for where it belongs."""
+    """Return the message for an option that does not apply to the job's method; it names the right method."""
     option, on_basis = declared.option, job.basis_size is not None
     methods = () if option.group is None else option.group.methods
     if (job.method if on_basis else f"{job.method} on a basis") in methods:

@@ -1,4 +1,4 @@
-"""`dkgp evaluate`: a prediction store against the true targets."""
+"""`dkgp evaluate`: compare a prediction store with the true targets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLOT = Option(
 
 @dataclass(frozen=True)
 class EvaluateJob:
-    """A prediction store to compare with the truth: stores of the same samples, in the same order."""
+    """A prediction store and the true targets; both stores hold the same samples in the same order."""
 
     prediction: Annotated[str, PREDICTION]
     dataset: Annotated[str, DATASET]
@@ -56,13 +56,14 @@ class EvaluateJob:
 
 
 def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
-    """Evaluate; return rmse (GBCD paper, equation 16) or the error of classes, what else the store allows, a verdict.
+    """Evaluate a prediction; return the rmse (GBCD paper, equation 16) or the error rate, and a verdict.
 
-    The `verdict` is a list of findings, each with `kind`, `text` and `advice`, and of several targets with `target`;
-    empty where nothing is wrong.
+    The document also contains the other measures that the store allows.
+    The `verdict` is a list of findings, each with `kind`, `text` and `advice`, and with `target` if there are several
+    targets. The list is empty if there is no problem.
 
-    Raises `InputError`: the stores do not belong together, or the dataset has no targets; a label that the model does
-    not know; `StoreError`: the training set to compare on is gone, has changed or may not be named.
+    Raises `InputError`: the stores do not match, the dataset has no targets, or the model does not know a label.
+    Raises `StoreError`: the training set for the comparison is missing, has changed or may not be named.
     """
     check_side_files(job.plot, None, replace=job.overwrite)
     prediction, dataset = open_prediction(job.prediction), open_dataset(job.dataset)
@@ -100,10 +101,10 @@ def _evaluate_numbers(job: EvaluateJob, prediction: Prediction, dataset: Dataset
 
 
 def _verdict(prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *, noise_free: bool) -> Document:
-    """Return the findings of all targets, with the target's name if there are several, and the effective samples.
+    """Return the findings of all targets, with the target's name if there are several, and the effective sample size.
 
-    Effective samples are the number of independent errors that tell as much of the noise as the test samples do; the
-    smallest number of all targets.
+    The effective sample size is the number of independent errors with as much information on the noise as the test
+    set. It is the smallest number over all targets.
     """
     several = prediction.n_targets > 1
     read = read_residuals(prediction, dataset, noise_free=noise_free)
@@ -112,7 +113,7 @@ def _verdict(prediction: Prediction, dataset: Dataset, rivals: Rivals | None, *,
         for name, residuals in read.items()
         for finding in findings(residuals, None if rivals is None else rivals.rmse_raw[name])
     ]
-    # Errors of noise-free targets tell nothing of noise, and a large test set is thinned before it is judged.
+    # Errors of noise-free targets contain no information on the noise, and a large test set is thinned before the test.
     shares = [of.effective / len(of.truth) for of in read.values() if of.deviations is not None and not noise_free]
     share = min(shares, default=None)
     return {"verdict": verdict, "effective_samples": None if share is None else share * dataset.n_samples}
@@ -136,12 +137,12 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
 
 
 def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
-    """True targets and predicted means in the units of the targets, (n, p) each."""
+    """Return true targets and predicted means in the units of the targets, (n, p) each."""
     return dataset.all_targets(standardised=False), TargetUnits(prediction).read().mean
 
 
 def read_coverage(prediction: Prediction, dataset: Dataset, *, noise_free: bool) -> CoverageCurve | None:
-    """Measure how often the truth lies in the predictive intervals; None where there are no variances."""
+    """Return the coverage of the predictive intervals; None if the store has no variances."""
     if "variance" not in prediction.variables:
         return None
     return coverage_curve(prediction, dataset, noise_free=noise_free)

@@ -1,4 +1,4 @@
-"""`dkgp info`: what a store, checkpoint or hyperparameter file holds; without one, what this installation runs on."""
+"""`dkgp info`: describe a store, a checkpoint, a hyperparameter file, or, without a path, the installation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra
 
 PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
-# Beside those of source formats and cluster kinds, which declare their own.
+# Extras other than those of source formats and cluster kinds, which declare their own.
 EXTRAS = (
     Extra("plot", "matplotlib", "matplotlib"),
     Extra("dashboard", "bokeh", "bokeh"),
@@ -60,7 +60,7 @@ class InfoJob:
 
 
 def run_info(job: InfoJob, reporter: Reporter) -> Document:
-    """Describe; `InputError` where there is nothing that dkgp knows."""
+    """Describe a path or the installation; `InputError` if the path holds nothing that dkgp recognises."""
     if job.location is None:
         return {"command": "info", "kind": "installation", **_installation()}
     url = normalise_url(job.location)
@@ -68,7 +68,7 @@ def run_info(job: InfoJob, reporter: Reporter) -> Document:
         raise InputError(f"there is nothing at '{url}'. Check the path")
     if is_file(url):
         if any(url.lower().endswith(suffix) for form in formats() for suffix in form.suffixes):
-            open_dataset(url)  # refused, with the command that makes a store of a table
+            open_dataset(url)  # the refusal names the command that builds a store from a table
         content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
     else:
         content = _store(url)
@@ -131,7 +131,7 @@ def _dataset(url: str) -> Document:
 
 
 def _described(model: KernelModel) -> Document:
-    """Describe what models of every kind with a kernel have."""
+    """Describe the fields that all kernel models share."""
     return {
         "d": model.n_features,
         "p": model.n_targets,
@@ -143,7 +143,7 @@ def _described(model: KernelModel) -> Document:
 
 
 def _trained(model: KernelModel) -> Document:
-    """Describe training, proofs and size of a model."""
+    """Describe training, certificates and size of a model."""
     return {
         "fingerprint": model.fingerprint,
         "rounds": len(model.history),
@@ -155,7 +155,7 @@ def _trained(model: KernelModel) -> Document:
 
 
 def _known_noise(model: ModelRecord) -> Document:
-    """Return the range of the samples' known noise, standardised; nothing if there is none."""
+    """Return the range of the samples' known noise, standardised; an empty document if the model has none."""
     if model.sample_noise is None:
         return {}
     law = {} if model.noise_model is None else {"noise_model": model.noise_model["kind"]}
@@ -175,7 +175,7 @@ def _linear(url: str) -> Document:
 
 
 def _classifier(url: str) -> Document:
-    """Describe the classes, and the points that decisions are sums over."""
+    """Describe the classes and the expansion points of the decision function."""
     model = open_classifier(url)
     return {
         "kind": model.kind,
@@ -203,7 +203,7 @@ def _exact(url: str) -> Document:
 
 
 def _sparse(url: str) -> Document:
-    """Describe the basis, and the proofs: on the standardised scale, and in the targets' units."""
+    """Describe the basis and the certificates, both standardised and in the targets' units."""
     model = open_sparse_model(url)
     proven = model.certificate
     evidence = proven["evidence"] or dict.fromkeys(("lower", "upper", "divergence"))
@@ -229,7 +229,7 @@ def _sparse(url: str) -> Document:
 
 
 def _factor(url: str, fingerprint: str) -> Document:
-    """Describe the factor kept with a model. The model is of use without it, so damage is told, not raised."""
+    """Describe the factor stored with a model. The model works without it, so damage is reported, not raised."""
     try:
         factor = open_factor(url, fingerprint=fingerprint)
     except StoreError as error:
@@ -237,7 +237,7 @@ def _factor(url: str, fingerprint: str) -> Document:
     if factor is None:
         return {"variance_factor": None, "variance_factor_bytes": 0}
     figures = {name: value for name, value in factor.metadata.items() if isinstance(value, str | int | float)}
-    # The fingerprint and the noise variance are the model's own.
+    # The model already contains the fingerprint and the noise variance.
     settings = {name: value for name, value in figures.items() if name not in ("fingerprint", "noise_variance", "rank")}
     return {"variance_factor": {"rank": factor.rank, **settings}, "variance_factor_bytes": _bytes(factor.url)}
 
@@ -257,7 +257,7 @@ def _prediction(url: str) -> Document:
 
 
 def _decided(prediction: Prediction) -> Document:
-    """Samples predicted to be of each class, and the share of them that is proven; of classes only."""
+    """Return the number of samples predicted per class and the proven share of them; empty without classes."""
     if prediction.classes is None:
         return {}
     document: Document = {"classes": prediction.classes}

@@ -1,4 +1,4 @@
-"""`dkgp ingest`: files to a dataset store, and perhaps a second one for testing."""
+"""`dkgp ingest`: convert files to a dataset store, and optionally a second store for testing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dkgp.data.stores.standardisation import TransformName
 
 @dataclass(frozen=True)
 class IngestJob:
-    """Sources to ingest, and how; fields as the parameters of `dkgp.data.sources.ingest`, `options` the format's."""
+    """Sources to ingest. Fields match the parameters of `dkgp.data.sources.ingest`; `options` are the format's."""
 
     sources: tuple[str, ...]
     out: str = ""  # a fit has a place of its own for it
@@ -43,7 +43,7 @@ class IngestJob:
 
 
 def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
-    """Ingest; return what was written: urls, n, n_train, n_test, d, p, names, classes, fingerprint, seconds, ..."""
+    """Ingest; return urls, n, n_train, n_test, d, p, names, classes, fingerprint, seconds, ... of the stores."""
     with reporter.work("ingest") as progress, behind():
         report = ingest(
             job.sources,

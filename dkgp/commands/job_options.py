@@ -1,4 +1,4 @@
-"""Options that the jobs of several commands have, and the part that all training jobs share."""
+"""Options that several commands share, and the fields that all training jobs share."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ OVERWRITE = Option(help="Replace outputs that exist.")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """The part that the jobs of train, sparse and classify share: limits, checkpoints, records and the cluster.
+    """The fields that the jobs of train, sparse and classify share: limits, checkpoints, records and the cluster.
 
-    Each of them has a `dataset` and an `out` too, at places of its own among its arguments.
+    Each of these jobs also has a `dataset` and an `out`, at its own positions among the arguments.
     """
 
     memory_limit_bytes: Annotated[int | None, MEMORY_LIMIT] = None
@@ -72,12 +72,12 @@ class TrainingJob:
 
     @property
     def checkpoint_url(self) -> str:
-        """The place of checkpoints."""
-        out: str = self.out  # type: ignore[attr-defined]  # each job has it, at its own place among the arguments
+        """The URL of the checkpoints."""
+        out: str = self.out  # type: ignore[attr-defined]  # each job has `out` at its own argument position
         return self.checkpoint or f"{out.rstrip('/')}.checkpoint"
 
     @property
     def begun(self) -> bool:
-        """True if an earlier run left something to go on from: a checkpoint, or its model."""
+        """True if an earlier run left a checkpoint or its model."""
         out: str = self.out  # type: ignore[attr-defined]
         return exists(out) or exists(self.checkpoint_url)

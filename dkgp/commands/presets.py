@@ -1,7 +1,7 @@
 """`--as-in-the-paper`: the settings that the papers print, for the commands that have their methods.
 
-One table says which option has which value, and where it is printed. What a user gives besides wins: the paper decides
-the options that are at their defaults, or, where it is known which were given, those that were not.
+One table lists the value of each option and its place in the paper. The user's options take precedence. The paper
+decides the options at their defaults. If the options that the user gave are known, it decides all the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PURSUIT = "Karsmakers and others 2011"
 
 @dataclass(frozen=True)
 class Setting:
-    """An option's value in a paper, and where it is printed."""
+    """An option's value in a paper, and its place in that paper."""
 
     option: str
     value: Any
@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Preset:
-    """A method's settings in a paper; options that are not named keep their defaults."""
+    """A method's settings in a paper; all other options keep their defaults."""
 
     paper: str
     settings: tuple[Setting, ...]
@@ -40,17 +40,17 @@ class Preset:
 
 @dataclass(frozen=True)
 class Presets:
-    """Those of one command.
+    """The presets of one command.
 
     Attributes
     ----------
     chooser : str
-        The option that names the method: the first of `methods` where it is at its default.
+        The option that names the method. At its default, it is the first of `methods`.
     methods : dict of str to Preset
     nested : str
-        The job's field that holds the options.
+        The job's field that contains the options.
     own : tuple of str
-        Options that are the job's fields themselves.
+        Options that are fields of the job itself.
     """
 
     chooser: str
@@ -60,7 +60,7 @@ class Presets:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Every option that a paper has a say in."""
+        """The options that a paper may decide."""
         named = (setting.option for preset in self.methods.values() for setting in preset.settings)
         return tuple(dict.fromkeys((self.chooser, *named)))
 
@@ -153,16 +153,16 @@ PRESETS: Mapping[str, Presets] = {
 
 
 def left_open(command: str, given: Collection[str]) -> tuple[str, ...]:
-    """Return the options that a paper may decide, for a command line that gave some."""
+    """Return the options that a paper may decide, for a command line with the options `given`."""
     return tuple(name for name in PRESETS[command].options if name not in given)
 
 
 def settled(command: str, job: Job) -> Job:
-    """Return the job with the paper's settings where it asks for them, and which these are in `as_in_the_paper`.
+    """Return the job with the paper's settings if the job asks for them; `as_in_the_paper` then lists these settings.
 
-    A job that was settled stays as it is.
+    A settled job is returned unchanged.
 
-    Raises `UsageError`: a solver or method that no paper prints settings of, or an option that none has a say in.
+    Raises `UsageError`: no paper prints settings of the solver or method, or no paper decides a named option.
     """
     asked: bool | tuple[str, ...] = getattr(job, "as_in_the_paper", False)
     if asked is False:
@@ -193,7 +193,7 @@ def settled(command: str, job: Job) -> Job:
 
 
 def preset_record(command: str, job: Any) -> dict[str, Any]:
-    """Return what a settled job's record says: the paper, what it set, and what was given instead; nothing without."""
+    """Return a settled job's entries for the record: paper, applied settings, and overrides; otherwise empty."""
     if job.as_in_the_paper is False:
         return {}
     presets = PRESETS[command]
@@ -207,7 +207,7 @@ def preset_record(command: str, job: Any) -> dict[str, Any]:
 
 
 def announce_preset(command: str, job: Any, reporter: Reporter) -> None:
-    """Tell what a settled job has of its paper."""
+    """Report the settings that a settled job takes from its paper."""
     for record in preset_record(command, job).values():
         values = ", ".join(f"`{option}` {value}" for option, value in record["set"].items())
         apart = ", ".join(f"`{option}` {value}" for option, value in record["otherwise"].items())

@@ -1,4 +1,4 @@
-"""`dkgp pursue`: a linear regression with few weights, by sparse conjugate directions pursuit or a rival."""
+"""`dkgp pursue`: linear regression with few weights, by sparse conjugate directions pursuit or another method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLOT = Option(
 
 @dataclass(frozen=True)
 class PursueJob:
-    """A linear regression to find, and where it goes."""
+    """Data, settings and outputs of a sparse linear regression."""
 
     dataset: Annotated[str, DATASET]
     out: Annotated[str, MODEL_OUT]
@@ -48,7 +48,7 @@ class PursueRun(Run):
     job: PursueJob
 
     def check(self) -> None:
-        """Refuse outputs that are there already."""
+        """Refuse existing outputs."""
         check_side_files(self.job.plot, None, replace=self.job.overwrite)
         ensure_writable(self.job.out, self.job.overwrite, LINEAR_MODEL_KIND)
 
@@ -57,7 +57,7 @@ class PursueRun(Run):
         self.dataset = self.open_data()
 
     def tell(self) -> None:
-        """Warn of labels, and of noise that plays no part."""
+        """Warn of labels, and of known noise, which a linear regression ignores."""
         warn_of_labels(self.dataset, None, self.reporter)
         if self.dataset.noise_name is not None:
             self.reporter.warn(
@@ -66,7 +66,7 @@ class PursueRun(Run):
             )
 
     def work(self, executor: BlockExecutor) -> TrainedLinear:
-        """Choose the features of each target, within the memory."""
+        """Select the features of each target within the memory limit."""
         resident, budget = memory_budget(self.job.memory_limit_bytes)
         with self.reporter.work("pursue") as show:
             return train_linear(
@@ -78,7 +78,7 @@ class PursueRun(Run):
             )
 
     def conclude(self, result: TrainedLinear, peak_bytes: int) -> Document:
-        """Save the weights; return the path of each target, what was chosen of it, seconds and memory."""
+        """Save the weights; return the path and the selection of each target, the run time and the memory."""
         job, dataset, method = self.job, self.dataset, self.job.settings.method
         summary: dict[str, Any] = plain(
             {
@@ -111,14 +111,14 @@ class PursueRun(Run):
 
 
 def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
-    """Find a linear regression and save it; see `Run.run`."""
+    """Fit and save a linear regression; see `Run.run`."""
     return PursueRun(job, reporter).run()
 
 
 def _choice(settings: LinearSettings) -> str:
     if not settings.validates:
         return f"{settings.cardinality} weights were asked for"
-    if settings.held_out is not None:  # of one part there is no deviation
+    if settings.held_out is not None:  # a single fold has no standard deviation
         return f"least error, on {settings.held_out:.0%} of the samples, held out"
     rule = {
         "best": "least error",
@@ -129,7 +129,7 @@ def _choice(settings: LinearSettings) -> str:
 
 
 def _of_target(dataset: Dataset, target: int, some: PathOfTarget, intercept: float) -> Document:
-    """Describe a target's choice, with its standardised intercept, and its path: in the data's own units."""
+    """Describe a target's selection, with its standardised intercept, and its path in the units of the data."""
     to = dataset.standardisation
     scale, names = float(to.target_std[target]), dataset.feature_names
     factors = scale / to.input_std
@@ -169,7 +169,7 @@ def _named(names: tuple[str, ...], support: list[int], weights: FloatArray) -> d
 
 
 def _warn(job: PursueJob, trained: TrainedLinear, reporter: Reporter, dataset: Dataset) -> None:
-    """Say where a path did not come to what was asked for, or where no feature helps."""
+    """Warn if a path ended before the requested cardinality, or if no feature helps."""
     for name, some in zip(dataset.target_names, trained.targets, strict=True):
         cardinality = job.settings.cardinality
         if isinstance(cardinality, int) and some.path.longest < cardinality:

@@ -1,6 +1,6 @@
-"""The commands as declarations, which the command line, the jobs service and batch scripts read.
+"""Declarations of the commands, which the command line, the jobs service and batch scripts read.
 
-The options of a command are declared on the fields of its job (`dkgp.options`); its module is imported when it is used.
+The fields of a command's job declare its options (`dkgp.options`). A command's module is imported at first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A command NAME: its module holds the dataclass `NameJob` and the function `run_name` that runs such a job."""
+    """A command NAME. Its module defines the dataclass `NameJob` and the function `run_name`, which runs such a job."""
 
     name: str
     help: str
@@ -27,7 +27,7 @@ class Recipe:
     module: str = ""  # `dkgp.commands.NAME` by default
     must_converge: bool = False  # a document with `converged` false means exit code 4
     as_job: bool = False  # the jobs service and `dkgp submit` run it
-    goes_on: bool = False  # with `--resume` it continues where the last run stopped, not from the beginning
+    goes_on: bool = False  # with `--resume` it continues from its checkpoint instead of starting over
 
     @property
     def kind(self) -> type[Any]:
@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def on_cluster(self) -> bool:
-        """True if the command takes the options of a cluster."""
+        """True if the command has the cluster options."""
         return any(path[0] == "cluster" for each in self.declared().values() for path in each.paths)
 
     @property
@@ -50,7 +50,7 @@ class Recipe:
         return any(field.name == "resume" for field in fields(self.kind))
 
     def check(self, job: Any) -> None:
-        """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
+        """Refuse contradictory options, as far as possible without data; `UsageError` or `InputError`."""
         check = getattr(self._imported(), f"check_{self.name}", None)
         if check is not None:
             check(job)
@@ -58,12 +58,12 @@ class Recipe:
             job.check()
 
     def run(self, job: Any, reporter: Reporter) -> Document:
-        """Run a job; errors as of its function."""
+        """Run a job; raises the errors of its run function."""
         document: Document = getattr(self._imported(), f"run_{self.name}")(job, reporter)
         return document
 
     def finished(self, job: Any, reporter: Reporter) -> Document | None:
-        """Return the record of an earlier run that finished this job; None without one."""
+        """Return the record of an earlier run that finished this job; None if there is none."""
         finished = getattr(importlib.import_module(self.kind.__module__), f"finished_{self.name}", None)
         document: Document | None = None if finished is None else finished(job, reporter)
         return document

@@ -1,14 +1,14 @@
-"""The course of every command that computes on a cluster; each command says in hooks what differs.
+"""The stages of every command that computes on a cluster. Each command implements them as hooks.
 
-    check         options that do not go together, and places that need no data to be refused
-    open          data, models and hyperparameters, each store once; what "auto" stands for is decided
-    tell          what is odd about them, and what was decided
-    finished      an earlier run of the same did it all: its record is returned
-    refuse        whatever can be found wrong before any work
-    work          on a cluster that is started for it
-    conclude      save what came of it, and report
+    check         refuse contradictory options and unusable paths, without reading data
+    open          open data, models and hyperparameters, each store once; resolve "auto"
+    tell          warn of unusual data and hyperparameters, and report the decisions
+    finished      return the record of an earlier run if it finished this job
+    refuse        raise every error that can be found before the work starts
+    work          compute on a cluster that is started for it
+    conclude      save the result, and report
 
-What commands that train a model share beyond that is in `dkgp/commands/training.py`.
+`dkgp/commands/training.py` adds the stages of commands that train a model.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Run(ABC):
     Attributes
     ----------
     command
-        Its name.
+        Name of the command.
     job
-        What was asked for.
+        The job to run.
     dataset
-        From `open` on.
+        The data; set by `open`.
     checkpointing
-        From `refuse` on; None of a run that saves no checkpoints.
+        The checkpoints; set by `refuse`. None for a run without checkpoints.
     """
 
     command: ClassVar[str]
@@ -56,20 +56,20 @@ class Run(ABC):
         self.job, self.reporter = job, reporter
 
     def run(self) -> Document:
-        """Do what the job says; return the record.
+        """Run the job; return the record.
 
         Raises
         ------
         InputError
-            Anything that can be found wrong beforehand; nothing has been written.
+            Any error that can be found before the work starts. Nothing has been written then.
         MemoryBudgetError
-            The work does not fit.
+            The work exceeds the memory limit.
         NumericalError
-            Rounding is in the way of a factor.
+            Rounding errors prevent a factorisation.
         InterruptedRunError
-            A signal asked for the end; what is done is in the checkpoint, where there is one.
+            A signal requested a stop. A command with checkpoints saves its state first.
         ClusterError
-            No cluster, or one that was lost.
+            No cluster is available, or the cluster was lost.
         OutputExistsError
             Another process writes to one of the local `places`.
         """
@@ -92,56 +92,56 @@ class Run(ABC):
                 announce(executor, self.reporter)
                 with going_on(self.checkpointing):
                     result = self.work(executor)
-            # Worker processes are gone by now; the peak tells of them too.
+            # The worker processes have ended, so the peak includes theirs.
             peak_bytes = memory.bytes
         return self.conclude(result, peak_bytes)
 
-    # Hooks that are empty here (B027) are not abstract: most commands have nothing to add to one or another of them.
+    # Empty hooks (B027) are not abstract: most commands leave some of them empty.
 
     @property
     def places(self) -> list[str]:
-        """Places that no other run may write to meanwhile; files beside them are replaced whole."""
+        """Paths that no other run may write to meanwhile; files beside them are replaced as a whole."""
         return [self.job.out]
 
     @property
     def samples(self) -> int:
-        """Samples by whose number the cluster "auto" is decided."""
+        """The number of samples, by which "auto" decides the cluster."""
         return self.dataset.n_samples
 
     def check(self) -> None:  # noqa: B027
-        """Refuse what takes no data to be found wrong; `UsageError` or `InputError`."""
+        """Raise the errors that can be found without data; `UsageError` or `InputError`."""
 
     @abstractmethod
     def open(self) -> None:
-        """Open everything that the work takes, once; `InputError` where it is of no use."""
+        """Open all stores that the work needs, each once; `InputError` if one is unusable."""
 
     def tell(self) -> None:  # noqa: B027
-        """Tell what is odd about data and hyperparameters, and what they decided."""
+        """Warn of unusual data and hyperparameters, and report the decisions that follow from them."""
 
     def finished(self) -> Document | None:
-        """Return the record of an earlier run that is to be resumed, and was done; None where there is work left."""
+        """Return the record of an earlier run if this run resumes it and it was done; None if work remains."""
         return None
 
     def refuse(self) -> None:  # noqa: B027
-        """Check everything else that can be checked without computing; errors as of `run`."""
+        """Run all other checks that need no computation; errors as in `run`."""
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Compile in the background, while the context is open, what the work takes."""
+        """Compile the code that the work needs in the background while the context is open."""
         return nullcontext()
 
     def refuse_on(self, executor: BlockExecutor) -> None:  # noqa: B027
-        """Refuse what the cluster has no memory for, as far as that is known before any work."""
+        """Raise an error if the cluster's memory is insufficient, as far as that is known before the work."""
 
     @abstractmethod
     def work(self, executor: BlockExecutor) -> Any:
-        """Compute, and return the result as `conclude` takes it; `MemoryBudgetError` beyond the budget."""
+        """Compute and return the result for `conclude`; `MemoryBudgetError` beyond the memory limit."""
 
     @abstractmethod
     def conclude(self, result: Any, peak_bytes: int) -> Document:
-        """Save the result, where it is not saved yet, and return the record."""
+        """Save the result unless it is saved already, and return the record."""
 
     def open_data(self) -> Dataset:
-        """Open a regression's data; `InputError` where there is nothing to train on."""
+        """Open the data of a regression; `InputError` if it has no targets."""
         dataset = open_dataset(self.job.dataset)
         if dataset.n_targets == 0:
             raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
@@ -149,7 +149,7 @@ class Run(ABC):
 
 
 def warn_of_labels(dataset: Dataset, hyperparameters: Hyperparameters | None, reporter: Reporter) -> None:
-    """Say that a regression on labels is one on their codes, and so of hyperparameters that are of labels."""
+    """Warn that a regression on labels fits their codes, and of hyperparameters that were tuned for labels."""
     if hyperparameters is not None and (caution := likelihood_caution(hyperparameters, None)) is not None:
         reporter.warn(caution)
     if dataset.classes is not None:

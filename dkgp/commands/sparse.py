@@ -1,4 +1,4 @@
-"""The job that `dkgp sparse` is: what is asked for, and what of it does not go together."""
+"""The job of `dkgp sparse`: its options, their checks and its run."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ PASSES_ERROR = replace(
 
 @dataclass(frozen=True)
 class SparseJob(TrainingJob):
-    """A sparse model to train: data, hyperparameters, method and basis, and where everything goes.
+    """A sparse model to train: data, hyperparameters, method, basis and outputs.
 
-    `basis_size` and `gap` are those of the settings where they are None; the settings' default size stands for all
-    samples where there are fewer.
+    If `basis_size` and `gap` are None, those of the settings apply. If the data have fewer samples than the default
+    basis size, the basis is all samples.
     """
 
     dataset: Annotated[str, DATASET]
@@ -123,12 +123,12 @@ class SparseJob(TrainingJob):
 
     @property
     def grows(self) -> bool:
-        """True if the basis grows, round by round or rung by rung: then there are checkpoints and a plot."""
+        """True if the basis grows, in rounds or rungs; such a run has checkpoints and a plot."""
         return self.is_greedy or self.basis_size == "auto"
 
     @property
     def target(self) -> LadderTarget | None:
-        """The target of a basis that grows by itself; None of one whose size was given."""
+        """The target of a basis that grows by itself; None if the user gave the size."""
         if self.basis_size != "auto":
             return None
         return LadderTarget(self.target_distance, self._gap, self.largest_basis)
@@ -139,18 +139,18 @@ class SparseJob(TrainingJob):
 
     @property
     def solver_settings(self) -> dict[str, Any]:
-        """The settings that a checkpoint must share, of a job that is sized."""
+        """The settings of a sized job that a checkpoint must share."""
         if self.target is None:
             return self.settings.greedy().identity()
         return LadderPlan.identity(self.settings, self.target)
 
     def check(self) -> None:
-        """Refuse what can be seen to be wrong without the data.
+        """Raise the errors that can be found without data.
 
         Raises
         ------
         UsageError
-            Options that do not go together.
+            Options that contradict each other.
         InputError
             A value out of range.
         """
@@ -181,12 +181,12 @@ class SparseJob(TrainingJob):
                 raise UsageError("`plot` shows a basis as it grows, greedily or by `basis_size` auto; leave it out")
 
     def sized(self, n: int, given: int | None = None) -> SparseJob:
-        """Return the job with the size that it means for n samples, or that of a given basis.
+        """Return the job with its basis size for n samples, or with the size of a given basis.
 
         Raises
         ------
         InputError
-            More basis samples were asked for than there are samples.
+            The requested basis is larger than the number of samples.
         """
         if given is not None:
             return replace(self, settings=self._settled(given))
@@ -202,14 +202,14 @@ class SparseJob(TrainingJob):
         return replace(self, settings=self._settled(size))
 
     def _settled(self, size: int) -> SparseSettings:
-        """The settings with this size, and with the gap where the choice is to reach it: a ladder's is its target's."""
+        """Return the settings with this size; the gap is None for a ladder, whose target contains it."""
         return replace(self.settings, basis_size=size, gap=self._gap if self.target is None else None)
 
     def identity(self, given_digest: str | None) -> dict[str, Any]:
-        """Return what determines the model beside data and hyperparameters, once the job is sized."""
+        """Return the settings that, with data and hyperparameters, determine the model of a sized job."""
         settings = asdict(self.settings)
         if not self.settings.sparse_method.neighbours:
-            # Models that were stored before there were any do not have these.
+            # Models stored before neighbours existed lack these settings.
             for name in NEAR_SETTINGS:
                 del settings[name]
         return {
@@ -228,8 +228,8 @@ INDEX = "index"
 def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray:
     """Read a given basis for a training set: sample numbers (m,), or standardised inputs (m, d).
 
-    Raises `InputError`: nothing there, a number that is missing or not finite, other features, a sample that does not
-    exist.
+    Raises `InputError`: the path does not exist, a number is missing or not finite, the features differ, or a sample
+    number is out of range.
     """
     location = normalise_url(location)
     kind = recognise(location)
@@ -242,7 +242,7 @@ def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray
         return _tuned(location, dataset)
     places = expand_locations(location)
     if places != [location]:
-        # Whoever limits where a job may read has judged this place, and not what a pattern leads to.
+        # An access rule for the job's paths was checked for this path, not for the files that match a pattern.
         raise InputError(f"a basis is one file or store; '{location}' stands for what it leads to")
     source = open_source(places, {})
     by_name, expected = {column.name: column for column in source.columns}, len(dataset.raw_feature_names)
@@ -260,7 +260,7 @@ def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray
 
 
 def digest(basis: IndexArray | FloatArray | None) -> str | None:
-    """Return a name for the numbers of a given basis."""
+    """Return a digest of the numbers of a given basis."""
     return None if basis is None else hashlib.sha256(np.ascontiguousarray(basis).tobytes()).hexdigest()[:32]
 
 
@@ -289,7 +289,7 @@ def _of_model(location: str, dataset: Dataset) -> IndexArray | FloatArray:
 
 
 def _values(source: Source, columns: Sequence[Column]) -> FloatArray:
-    """All rows of some columns; `InputError` names the row of a number that is none."""
+    """Return all rows of some columns; `InputError` names the row of a value that is not finite."""
     parts = []
     for block in source.blocks(columns):
         bad = np.argwhere(~np.isfinite(block.values))
@@ -317,13 +317,13 @@ def _indices(values: FloatArray, location: str, dataset: Dataset) -> IndexArray:
     return np.asarray(values, dtype=np.intp)
 
 
-# Of the targets' standard deviation: the mean of the targets alone is about one away from the exact mean.
+# In units of the targets' standard deviation. Predicting the targets' mean is about 1 from the exact mean.
 SAYS_LITTLE = 0.5
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Projected memory, of a ladder for each rung by itself; bytes of inputs here; what else is free; what is kept."""
+    """Memory plan: projected memory (each rung plans its own), the coordinator's inputs, free and kept bytes."""
 
     sparse: SparseMemory | None
     inputs_bytes: int
@@ -332,7 +332,7 @@ class _Plan:
 
 
 class SparseRun(TrainingRun):
-    """A run of `dkgp sparse`; `basis` is the one that the user gave, sample numbers or standardised inputs."""
+    """A run of `dkgp sparse`; `basis` is the given basis, as sample numbers or standardised inputs."""
 
     command, record = "sparse", SparseRecord
     job: SparseJob
@@ -340,12 +340,12 @@ class SparseRun(TrainingRun):
     basis: IndexArray | FloatArray | None = None
 
     def check(self) -> None:
-        """Refuse options that do not go together."""
+        """Refuse contradictory options."""
         self.job.check()
         super().check()
 
     def open(self) -> None:
-        """Open data, hyperparameters and a given basis; the job's size is what it means for these data."""
+        """Open data, hyperparameters and a given basis, and size the job for these data."""
         super().open()
         self._requested = self.job
         if self.job.given_basis is not None:
@@ -353,12 +353,12 @@ class SparseRun(TrainingRun):
         self.job = self.job.sized(self.dataset.n_samples, None if self.basis is None else len(self.basis))
 
     def prepare(self) -> None:
-        """Refuse a bound on products that the kernel does not have."""
+        """Refuse a bound on products that the kernel does not support."""
         super().prepare()
         self.product_error.require_kernel(self.hyperparameters.kernel)
 
     def tell(self) -> None:
-        """Warn of labels, and name a basis that is all there is."""
+        """Warn of labels, and note that the basis is all samples if the default size is larger."""
         warn_of_labels(self.dataset, self.hyperparameters, self.reporter)
         n, size = self.dataset.n_samples, self._requested.settings.basis_size
         if self.basis is None and self.job.basis_size is None and size > n:
@@ -371,30 +371,30 @@ class SparseRun(TrainingRun):
         return Problem(self.dataset, self.hyperparameters.kernel, noise).identity()
 
     def checkpoints(self) -> Checkpointing | None:
-        """Return where a basis that grows is saved."""
+        """Return the checkpoints of a growing basis."""
         if not self.job.grows:
             return None
         return checkpointing_of(self.job, self.identity, self.job.solver_settings, self.reporter)
 
     def work(self, executor: BlockExecutor) -> tuple[TrainedSparse, _Plan]:
-        """Plan the memory, choose and fit a basis, or climb a ladder of them, and certify."""
+        """Plan the memory, fit and certify a basis, or a ladder of bases of increasing size."""
         plan = self._plan(executor)
         self.begin()
         executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
         return self._judged(self._trained(executor, plan)), plan
 
     def _plan(self, executor: BlockExecutor) -> _Plan:
-        """Project the memory, and what of the inputs the coordinator holds; `MemoryBudgetError` beyond the budget."""
+        """Project the memory and the coordinator's share of the inputs; `MemoryBudgetError` beyond the memory limit."""
         job, dataset, kernel = self.job, self.dataset, self.hyperparameters.kernel
         resident, budget = room(self)
         n, d, width = dataset.n_samples, dataset.n_features, feature_width(kernel)
-        # A ladder refuses each rung by itself: what it begins with is what must have room.
+        # Each rung of a ladder checks its own memory, so only the first rung must fit here.
         size = job.settings.basis_size if job.target is None else min(FIRST_RUNG, job.settings.basis_size)
         settings = replace(job.settings, basis_size=size)
         plan = settings.memory(n, d, dataset.n_targets, executor, job.cluster.cache_bytes, width)
         inputs = inputs_within(self, width, budget - resident - plan.coordinator_bytes)
         plan.require(budget, resident)
-        # What a ladder's first rung has a use for is all that its later ones keep.
+        # Later rungs of a ladder keep no more tiles than its first rung can use.
         plan = plan.with_kept(executor.tiles, budget - inputs, resident)
         free = budget - resident - inputs - (plan.kept_bytes if plan.shares_process else 0)
         return _Plan(plan if job.target is None else None, inputs, free, plan.kept_bytes)
@@ -442,7 +442,7 @@ class SparseRun(TrainingRun):
             )
 
     def _judged(self, trained: TrainedSparse) -> TrainedSparse:
-        """Note what was asked for, what is proven in the targets' units, and if it is met; ladders know that."""
+        """Record the request, the bound in the targets' units, and whether it is met, unless a ladder did."""
         job, bound = self.job, trained.certificate.rms_bound
         raw = bound * self.dataset.standardisation.target_std
         summary = {
@@ -472,20 +472,20 @@ class SparseRun(TrainingRun):
         return Outcome(model, model.summary, model.certificate.to_json(), history, planned)
 
     def difference(self, model: SparseRecord, converged: bool) -> str | None:
-        """Say in which name the stored model's run differs."""
+        """Return the name of a setting in which the stored model's run differs."""
         made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
         wanted = {**self.identity, **self.job.identity(digest(self.basis))}
         return difference({**made, **model.summary["settings"]}, wanted)
 
     def draw(self, outcome: Outcome) -> None:
-        """Draw the basis as it grew."""
+        """Plot the growth of the basis."""
         summary = outcome.summary
         title = f"{summary['method']}: n = {summary['n']:,}, d = {summary['d']}, m = {summary['basis_size']:,}"
         assert self.job.plot is not None
         plot_basis(self.job.plot, outcome.history, summary, outcome.certificate or {}, title=title)
 
     def warnings(self, outcome: Outcome) -> list[str]:
-        """Return everything that a user must know of the model, in words."""
+        """Return the warnings about the model."""
         summary, messages = outcome.summary, []
         if not summary["converged"]:
             advice = f"; {summary['advice']}" if summary["advice"] else ""
@@ -511,5 +511,5 @@ def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
 
 
 def finished_sparse(job: SparseJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
+    """Return the record of the model at `job.out` if this job would train the same model; see `TrainingRun.done`."""
     return finished_run(SparseRun, job, reporter)

@@ -1,7 +1,7 @@
-"""A training run, as `dkgp train`, `sparse` and `classify` share it: checkpoints, a model to save, plot and record.
+"""A training run, which `dkgp train`, `sparse` and `classify` share: checkpoints, model, plot and record.
 
-A process may be killed at any moment, also between the last byte of its model and its end: the same command with
-`--resume` then goes on as if it had not been.
+A process may be killed at any moment, even after it has written its model and before it ends. The same command with
+`--resume` then continues as if the process had not been killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dkgp.solvers import Checkpointing
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model as a run reports it, trained just now or read from its store; in plain JSON types but for the model."""
+    """A trained or stored model with its results for the report; all but the model are plain JSON types."""
 
     model: Any
     summary: Mapping[str, Any]
@@ -42,40 +42,40 @@ class Outcome:
 class TrainingRun(Run):
     """A run that trains a model and saves it.
 
-    A model that misses what was asked for is saved all the same, with `converged` false in its record. Where a run that
-    is resumed had saved its model before it was killed, there is nothing left to do: its record is returned.
+    A model that misses the requested accuracy is saved too, with `converged` false in its record. If a resumed run
+    had saved its model before it was killed, no work remains and its record is returned.
 
     Attributes
     ----------
     record
-        The kind of model that it writes: a dataclass of `dkgp.data.stores.models`.
+        The kind of model that the run writes: a dataclass of `dkgp.data.stores.models`.
     job
-        With the paper's settings, where it asks for them.
+        The job, with the paper's settings if it asks for them.
     product_error : ProductError
-        Allowed error of products; every entry is evaluated where "auto" finds no memory for other products.
+        Allowed error of products. With "auto", all entries are evaluated if other products exceed the memory.
     hyperparameters
-        From `open` on; None where they are to be found from the data.
+        Set by `open`; None if they are estimated from the data.
     """
 
     record: ClassVar[type[Any]]
     knows_noise_models: ClassVar[bool] = False
     hyperparameters: Hyperparameters | None
     _overwrite = False
-    _earlier: Any | None = None  # of a run that is resumed, the model at `job.out`
+    _earlier: Any | None = None  # the model at `job.out`, in a resumed run
 
     def __init__(self, job: Any, reporter: Reporter) -> None:
         super().__init__(settled(self.command, job), reporter)
         self.product_error = ProductError.of(self.job.product_error)
 
-    # ------------------------------------------------------------------------------------------------------ the course
+    # ------------------------------------------------------------------------------------------------------- stages
 
     @property
     def places(self) -> list[str]:
-        """The model's place, and that of its checkpoints."""
+        """The paths of the model and of its checkpoints."""
         return [*super().places, self.job.checkpoint_url]
 
     def check(self) -> None:
-        """Tell which settings are a paper's."""
+        """Report the settings that come from a paper."""
         announce_preset(self.command, self.job, self.reporter)
 
     def open(self) -> None:
@@ -84,9 +84,9 @@ class TrainingRun(Run):
         self.hyperparameters = self.read_hyperparameters(self.job.hyper)
 
     def keep_to_products(self) -> None:
-        """With "auto", go on with the products that a run to resume began with.
+        """With "auto", continue with the kind of products of the run to resume.
 
-        Runs of earlier versions evaluated every entry, and other versions have other forecasts.
+        Runs of earlier versions evaluated all entries, and versions differ in their forecasts.
         """
         kernel = None if self.hyperparameters is None else self.hyperparameters.kernel
         if not self.job.resume or self.product_error != AUTO or kernel is None:
@@ -104,7 +104,7 @@ class TrainingRun(Run):
         self.reporter.note(f"products {kind}, as they {'were' if bounded else 'did'} when the run began")
 
     def read_hyperparameters(self, location: str) -> Hyperparameters:
-        """Read hyperparameters for these data; `InputError` where they are for others."""
+        """Read hyperparameters for these data; `InputError` if they belong to other data."""
         d, names = self.dataset.n_features, self.dataset.feature_names
         found = read_hyperparameters(location, n_features=d, feature_names=names)
         if (found.noise_model or found.student_t) is not None and not self.knows_noise_models:
@@ -116,7 +116,7 @@ class TrainingRun(Run):
         return found
 
     def finished(self) -> Document | None:
-        """Return the record of the model at `job.out` where a run that is resumed had saved it."""
+        """Return the record of the model at `job.out` if a resumed run had saved it."""
         if not self.job.resume:
             return None
         try:
@@ -126,7 +126,7 @@ class TrainingRun(Run):
         return self.done(self._earlier, converged=True)
 
     def refuse(self) -> None:
-        """Refuse outputs, data and settings that do not fit; look at the checkpoint."""
+        """Refuse unsuitable outputs, data and settings; read the checkpoint."""
         job = self.job
         if getattr(job, "by_reference", False):
             check_reference(self.dataset.url)
@@ -138,7 +138,7 @@ class TrainingRun(Run):
         self.checkpointing = self.checkpoints()
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Compile what the kernel and the method take."""
+        """Compile the code of the kernel and of the method."""
         kernel = None if self.hyperparameters is None else self.hyperparameters.kernel
         bounded = kernel is not None and self.product_error.bounds(kernel, self.dataset.n_samples)
         return helped(kernel, (*self.compiles, *((BOUNDED_PRODUCTS,) if bounded else ())))
@@ -150,19 +150,20 @@ class TrainingRun(Run):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a checkpoint that was looked at, and waits for the work."""
+        """Bytes of a checkpoint that was read before the work."""
         return 0 if self.checkpointing is None else self.checkpointing.held_bytes
 
     def begin(self) -> None:
-        """Remove an earlier run's checkpoints, now that nothing can be refused any more."""
+        """Remove an earlier run's checkpoints once all checks have passed."""
         if self.checkpointing is not None and not self.job.resume:
             self.checkpointing.store.clear()
 
     def done(self, model: Any, *, converged: bool = False) -> Document | None:
-        """Return the record of a stored model where it is what this run would make; do what is left to do.
+        """Return the record of a stored model if this run would compute the same one; complete its missing outputs.
 
-        For a run that ended between saving its model and saying so. None where the model is incomplete, or of other
-        data, hyperparameters or settings; with `converged`, also where it misses what was asked for.
+        This serves a run that was killed after it saved its model and before it reported. Return None if the model is
+        incomplete or has other data, hyperparameters or settings. With `converged`, also return None if the model
+        misses the requested accuracy.
         """
         job = self.job
         try:
@@ -183,7 +184,7 @@ class TrainingRun(Run):
         return self.report(Outcome(model, model.summary, model.certificate, model.history))
 
     def report(self, outcome: Outcome) -> Document:
-        """End a run whose model is saved: write its other outputs, draw the plot, warn, remove old checkpoints."""
+        """Finish a run whose model is saved: write the other outputs, plot, warn, and remove old checkpoints."""
         job, checkpoints = self.job, CheckpointStore(self.job.checkpoint_url)
         self.finish_beside()
         if job.plot is not None:
@@ -205,26 +206,26 @@ class TrainingRun(Run):
             "warnings": list(self.reporter.warnings),
         }
 
-    # ------------------------------------------------------------------------------------------------ what differs
+    # -------------------------------------------------------------------------------- hooks of each kind of model
 
     @property
     def compiles(self) -> tuple[str, ...]:
-        """Compiled code that it needs besides the kernel's; see `dkgp.models.warm_up.helped`."""
+        """Compiled code that the method needs besides the kernel's; see `dkgp.models.warm_up.helped`."""
         return ()
 
     def prepare(self) -> None:
-        """Refuse what does not go with the data, and read what else the work begins with; `InputError`."""
+        """Refuse settings that contradict the data, and read the other inputs of the work; `InputError`."""
 
     @abstractmethod
     def checkpoints(self) -> Checkpointing | None:
-        """Return where the state is saved, once what is there is known to be this run's; None without checkpoints."""
+        """Return the checkpoints after a check that they belong to this run; None for a run without checkpoints."""
 
     @abstractmethod
     def save(self, trained: Any, measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
-        """Write the model, with what was `measured` of the run in its summary."""
+        """Write the model; its summary includes the `measured` values of the run."""
 
     def finish_beside(self) -> None:
-        """Write the outputs beside the model, unless an earlier run did; the model is complete without them."""
+        """Write the outputs beside the model unless an earlier run did; the model is complete without them."""
 
     def stored(self) -> Any:
         """Open the model at `job.out`; `InputError` if it is of another kind."""
@@ -232,11 +233,11 @@ class TrainingRun(Run):
 
     @abstractmethod
     def difference(self, model: Any, converged: bool) -> str | None:
-        """Say in which name a stored model's run differs from this one; None where it is this run's."""
+        """Return the name of a setting in which a stored model's run differs from this one; None if none differs."""
 
     @abstractmethod
     def draw(self, outcome: Outcome) -> None:
-        """Draw the course of the run into the job's plot."""
+        """Plot the progress of the run to the job's plot file."""
 
     def described(self, outcome: Outcome) -> Document:
         """Return the model's part of the record."""
@@ -244,16 +245,16 @@ class TrainingRun(Run):
         return {**plain(outcome.summary), **described}
 
     def warnings(self, outcome: Outcome) -> list[str]:
-        """Return warnings about the model, in words: by default why the solve stopped early."""
+        """Return warnings about the model; by default, the reason why the solve stopped early."""
         summary = outcome.summary
         return [] if summary["converged"] else [f"not converged: {summary['reason']}; {summary['advice']}"]
 
 
 def finished_run(run: type[TrainingRun], job: Any, reporter: Reporter) -> Document | None:
-    """Return what `TrainingRun.done` does of a job that nothing is known of yet; None where it cannot be run."""
+    """Return `TrainingRun.done` of a new run of a job; None if the job cannot be run."""
     try:
         training = run(job, reporter)
-        model = training.stored()  # quickly told, where there is no model at all
+        model = training.stored()  # fast if there is no model
         training.open()
     except InputError:
         return None
