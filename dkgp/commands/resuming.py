@@ -1,6 +1,6 @@
-"""Earlier runs: the checkpoint that one goes on from, and an unfinished model that may be replaced.
+"""Earlier runs: checkpoints to resume from, and unfinished models that may be replaced.
 
-It leaves other runs' checkpoints and models alone.
+Checkpoints and models of other runs are never changed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from dkgp.solvers.registry import resuming
 def checkpointing_of(
     job: TrainingJob, identity: dict[str, Any], solver: dict[str, Any] | None, reporter: Reporter
 ) -> Checkpointing:
-    """Check the place of a job's checkpoints, and a checkpoint there: it is continued, or replaced.
+    """Check the path of a job's checkpoints; an existing checkpoint is resumed or replaced.
 
-    Raises `CheckpointError`: what is there belongs to another run; `InputError`, `StorageError`: the place cannot be
-    written to.
+    Raises `CheckpointError`: the path contains data of another run. Raises `InputError`, `StorageError`: the path is
+    not writable.
 
     Parameters
     ----------
     identity, solver : dict
-        The run's and its solver's settings, as checkpoints hold them; without the latter, what determines the run is
-        in the former, and a checkpoint may hold more.
+        The settings of the run and of its solver, as checkpoints store them. If `solver` is None, `identity` contains
+        all settings that determine the run, and a checkpoint may contain more.
     """
     url = job.checkpoint_url
     store = CheckpointStore(url)
@@ -77,7 +77,7 @@ def checkpointing_of(
 
 @contextmanager
 def going_on(checkpointing: Checkpointing | None) -> Iterator[None]:
-    """Say of an interruption how to go on, where there is a checkpoint to go on from."""
+    """Add to the message of an interruption how to resume, if there is a checkpoint."""
     try:
         yield
     except InterruptedRunError as error:
@@ -89,18 +89,18 @@ def going_on(checkpointing: Checkpointing | None) -> Iterator[None]:
 
 
 def remove_checkpoint(store: CheckpointStore) -> None:
-    """Remove the checkpoints of a run that is done."""
+    """Remove the checkpoints of a finished run."""
     store.clear()
     if is_local(store.url):
-        # The folder goes too, unless something else lies in it.
+        # The folder is removed too, unless it contains other files.
         with contextlib.suppress(OSError):
             os.rmdir(store.url)
 
 
 def bounded_products(store: CheckpointStore, summary: Mapping[str, Any] | None) -> bool | None:
-    """Return whether "auto" took products within a bound in an earlier run, by its checkpoint or its model's summary.
+    """Return whether "auto" chose bounded products in an earlier run, by its checkpoint or its model's summary.
 
-    None where there is no such run, or one with another choice.
+    Return None if there is no such run, or if it had another choice.
     """
     latest = store.latest_metadata() if exists(store.url) else None
     begun = summary if latest is None else latest.get("identity")
@@ -110,9 +110,9 @@ def bounded_products(store: CheckpointStore, summary: Mapping[str, Any] | None) 
 
 
 def is_unfinished_model(url: str, dataset: Dataset, kind: str, model: Any | None) -> bool:
-    """True if a model of these data is there that resuming may replace: it stopped short, or its writing did.
+    """Return True if resuming may replace the model there: it is of these data, and unconverged or partly written.
 
-    `model` is what was opened there; None where nothing of the kind, and whole, is.
+    `model` is the model that was opened there; None if there is no complete model of this kind.
     """
     if model is None:
         return exists(url) and recognise(url) == kind and _was_begun(url, dataset)
@@ -120,7 +120,7 @@ def is_unfinished_model(url: str, dataset: Dataset, kind: str, model: Any | None
 
 
 def has_checkpoint(store: CheckpointStore) -> bool:
-    """True if there is a checkpoint, a damaged one included."""
+    """Return True if there is a checkpoint, even a damaged one."""
     try:
         return exists(store.url) and store.load_latest() is not None
     except CheckpointError:
@@ -145,13 +145,13 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
 
 
 def _was_begun(url: str, dataset: Dataset) -> bool:
-    """True if the writing of a model of these data began there and did not end; no manifest is there yet."""
+    """Return True if the writing of a model of these data began there and did not end; it has no manifest yet."""
     if is_committed(url):
-        return False  # finished, and damaged since: that is for the user to look at
+        return False  # finished and damaged later: the user must inspect it
     try:
         begun = json.loads(read_object(join(url, "zarr.json")))["attributes"]
     except FileNotFoundError:
-        return True  # on an object store, the claim alone, which says that it is a model's place
+        return True  # an object store with only the claim, which marks the place of a model
     except (ValueError, KeyError):
         return False
     return bool(begun.get("fingerprint") == dataset.fingerprint)

@@ -1,12 +1,12 @@
-"""Stop signals (SIGINT, SIGTERM): the first asks for a checkpoint and an orderly end, the second ends at once.
+"""Stop signals (SIGINT, SIGTERM): the first requests a checkpoint and an orderly end, the second ends at once.
 
-Within rounds a handler only sets a flag, which the solve checks between rounds and as tasks finish. Elsewhere nothing
-checks a flag, and a system call goes on after a handler that returns, so the handler raises `KeyboardInterrupt`. Python
-drops an exception that is raised in a callback of the garbage collector or in a finaliser. Such a signal is sent
-again, until its exception has left the callback.
+Within rounds a handler only sets a flag, which the solve checks between rounds and as tasks finish. Elsewhere no code
+checks a flag, and a system call continues after a handler that returns. The handler therefore raises
+`KeyboardInterrupt`. Python drops an exception that is raised in a callback of the garbage collector or in a finaliser.
+Such a signal is sent again until its exception has left the callback.
 
-A supervised process may get the same signal twice, from its supervisor and from the program that ends them both. There
-only the first counts. SIGKILL ends it at once.
+A supervised process may receive the same signal twice: from its supervisor, and from the program that ends them both.
+In such a process, signals after the first have no effect. SIGKILL ends it at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ANNOUNCE_SECONDS = 5.0
 _RESEND_SECONDS = 0.01
 _supervised = False
 _held: list[int] = []
-_open: Interruption | None = None  # the innermost of `interruptible`
+_open: Interruption | None = None  # that of the innermost open `interruptible`
 _dropped: int | None = None  # the signal whose exception Python dropped, until it is raised again
 
 
 class StopSignal(KeyboardInterrupt):
-    """A stop signal that ends the work of the main thread."""
+    """A stop signal that interrupts the main thread."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -42,7 +42,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 class Interruption:
-    """A flag that a signal sets to ask for the end; calling it returns the flag."""
+    """A flag that a signal sets to request a stop; calling the object returns the flag."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self._announce = announce
@@ -50,13 +50,13 @@ class Interruption:
         self._announced = _thread.allocate_lock()
 
     def __call__(self) -> bool:
-        """True if a signal has come."""
+        """Return True if a signal has arrived."""
         return self._asked
 
     def ask(self, number: int) -> None:
-        """Set the flag, and announce the end in another thread.
+        """Set the flag, and announce the stop in another thread.
 
-        The main thread may be writing to the same stream, which a handler must not enter again.
+        The main thread may be writing to the same stream, and a handler must not re-enter that stream.
         """
         self._asked = True
         more = "" if _supervised else "; once more ends at once"
@@ -65,7 +65,7 @@ class Interruption:
         _thread.start_new_thread(self._tell, (message,))
 
     def wait_announced(self) -> None:
-        """Wait until the announcement is written, if there is one."""
+        """Wait until a pending announcement is written."""
         if self._announced.acquire(timeout=_ANNOUNCE_SECONDS):
             self._announced.release()
 
@@ -77,7 +77,7 @@ class Interruption:
             self._announced.release()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler."""
+        """Handle a signal."""
         if _taken_back():
             raise StopSignal(number)
         if not self._asked:
@@ -88,9 +88,9 @@ class Interruption:
 
 @contextmanager
 def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
-    """Handle SIGINT and SIGTERM by an `Interruption` while the context is open.
+    """Handle SIGINT and SIGTERM with an `Interruption` while the context is open.
 
-    Outside the main thread Python allows no signal handlers, so the interruption never happens.
+    Python allows signal handlers only in the main thread. In other threads, the interruption never happens.
     """
     global _open
     interruption, before = Interruption(announce), _open
@@ -107,16 +107,16 @@ def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
 
 
 def stop_requested() -> bool:
-    """Return True if a signal has asked the rounds under way to end."""
+    """Return True if a signal has requested the current rounds to stop."""
     return _open is not None and _open()
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise `KeyboardInterrupt`, as SIGINT does, so that half-written outputs are removed.
+    """Make SIGTERM raise `KeyboardInterrupt`, as SIGINT does, so that partly written outputs are removed.
 
-    An exception that is no `DkgpError` after a signal comes from code that was interrupted, such as an import, and
-    becomes a `KeyboardInterrupt` too.
+    An exception other than `DkgpError` after a signal comes from interrupted code, such as an import. It also becomes
+    a `KeyboardInterrupt`.
     """
     asked: int | None = None
 
@@ -142,9 +142,9 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Keep a stop signal until `terminate_as_interrupt` opens; a second one ends the process at once.
+    """Delay a stop signal until `terminate_as_interrupt` opens; a second one ends the process at once.
 
-    For a command's imports: extension modules may turn an interruption into an error of their own.
+    This protects a command's imports: extension modules may turn an interruption into an error of their own.
     """
 
     def hold(number: int, frame: FrameType | None) -> None:
@@ -158,7 +158,7 @@ def held_signals() -> Iterator[None]:
 
 @contextmanager
 def first_signal_only() -> Iterator[None]:
-    """While the context is open, signals after the first change nothing."""
+    """Ignore signals after the first while the context is open."""
     global _supervised
     before, _supervised = _supervised, True
     try:
@@ -168,7 +168,7 @@ def first_signal_only() -> Iterator[None]:
 
 
 def _taken_back() -> bool:
-    """Return True if the exception of an earlier signal was dropped, and forget it."""
+    """Return True if the exception of an earlier signal was dropped, and reset that state."""
     global _dropped
     dropped, _dropped = _dropped is not None, None
     return dropped
@@ -177,13 +177,13 @@ def _taken_back() -> bool:
 def _send_again(number: int) -> None:
     time.sleep(_RESEND_SECONDS)
     if _dropped is not None:
-        # To the main thread, whose system call it is to interrupt: the process's signals may go to another thread.
+        # Send it to the main thread to interrupt its system call: a signal to the process may reach another thread.
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 @contextmanager
 def _handlers(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handle the stop signals, and send a signal again if Python drops its exception."""
+    """Install the handler for the stop signals, and send a signal again if Python drops its exception."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

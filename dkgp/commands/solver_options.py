@@ -1,4 +1,4 @@
-"""From a command's options to a solver and a stopping rule."""
+"""Conversion of a command's options to a solver and a stopping rule."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DUALITY_GAP = Option(
 
 
 def _of_solvers() -> dict[str, Option]:
-    """The options that solvers declare, those of solvers of a kind under one heading."""
+    """Return the options that solvers declare; solvers of one kind share a heading."""
     kinds: dict[str, dict[str, None]] = {}
     for name in own_options():
         kinds.setdefault(owners(name)[0], {}).update(dict.fromkeys(owners(name)))
@@ -69,12 +69,13 @@ def _of_solvers() -> dict[str, Option]:
 
 @dataclass(frozen=True, init=False)
 class SolverOptions:
-    """A solver, settings of all solvers, and the options that the solver declares, as the command line says them.
+    """A solver, the settings of all solvers, and the options that the solver declares, as on the command line.
 
-    Those that solvers declare are keywords and attributes too: `SolverOptions("gbcd", block_size=500).block_size`.
+    Options that solvers declare are also keywords and attributes:
+    `SolverOptions("gbcd", block_size=500).block_size`.
 
-    With options that only some solvers have, the solver "auto" is the first of these. `own` are the options that
-    solvers declare, in pairs of name and value: those that differ from their defaults.
+    With options that only some solvers have, the solver "auto" is the first of these solvers. `own` contains the
+    declared options that differ from their defaults, as pairs of name and value.
     """
 
     solver: Annotated[str, SOLVER] = AUTO
@@ -110,7 +111,7 @@ class SolverOptions:
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of an option that some solver declares."""
+        """Return the value of an option that a solver declares."""
         if not name.startswith("_") and name not in self.__dataclass_fields__:
             option = own_options().get(name)
             if option is not None:
@@ -119,7 +120,7 @@ class SolverOptions:
 
     @classmethod
     def option_types(cls) -> dict[str, tuple[Any, Any]]:
-        """Return the type and the default of every option there is, by name."""
+        """Return the type and the default of every option, by name."""
         hints, plain = get_type_hints(cls), cls()
         general = {name: (hints[name], getattr(plain, name)) for name in plain._general()}
         general["solver"] = (Literal[(AUTO, *solver_names())], plain.solver)
@@ -134,7 +135,7 @@ class SolverOptions:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "own"}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types: keywords that make these options again, defaults of the solver's own among them."""
+        """Return keywords, in plain JSON types, that rebuild these options; they include the solver's defaults."""
         declared = () if self.solver == AUTO else declaration_of(self.solver).options
         return {**self._general(), **{option.name: option.default for option in declared}, **dict(self.own)}
 
@@ -152,18 +153,18 @@ class SolverOptions:
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
     ) -> tuple[SolverOptions, Choice | None]:
-        """Return the options with "auto" replaced by the solver it stands for, and why; as they are for any other.
+        """Return the options with "auto" replaced by a solver, and the reason; other solvers stay unchanged.
 
         Parameters
         ----------
         mean : {"centred", "constant", "linear"}
-            Its columns are right-hand sides beside the targets.
+            The mean. Its columns are right-hand sides in addition to the targets.
         product_error : ProductError
             Allowed error of products.
         memory_bytes : int, optional
-            What the run may take.
+            Memory limit of the run.
         one_arithmetic : bool
-            Whether all workers compute alike.
+            Whether all workers produce identical bits.
         """
         if self.solver != AUTO:
             return self, None
@@ -185,11 +186,12 @@ class SolverOptions:
         return self.changed(solver=choice.solver, precision=precision, **choice.options), choice
 
     def build(self, n: int, d: int, p: int, reporter: Reporter, folder: str | None = None) -> Solver:
-        """Return the solver with all that it chooses by itself chosen; warns of sizes that exceed the samples.
+        """Return the solver with its automatic settings resolved; warn of sizes that exceed the number of samples.
 
-        `folder` is where a solver that needs one keeps what outgrows memory; a temporary folder by default.
+        `folder` is the folder for data that exceed the memory, for solvers that need one. The default is a temporary
+        folder.
 
-        Raises `InputError`, `UsageError`: settings out of range, or that do not belong to the solver chosen.
+        Raises `InputError`, `UsageError`: settings are out of range or do not belong to the selected solver.
         """
         self.check()
         declared = dict(self.own)
@@ -214,31 +216,31 @@ class SolverOptions:
         return rule
 
     def is_met(self, summary: Mapping[str, Any]) -> bool:
-        """True if a model that converged, by its training record, would have for these options."""
+        """Return True if a converged model with this training record also satisfies these options."""
         gap = summary.get("duality_gap")
         return summary["gradient_inf_norm"] <= self.tolerance or (
             self.duality_gap is not None and gap is not None and gap <= self.duality_gap
         )
 
     def needs(self, need: Need) -> bool:
-        """True if the solver asks for something of its surroundings."""
+        """Return True if the solver has the given requirement."""
         return self.solver in solvers_that_need(need)
 
     def check(self) -> None:
-        """Refuse settings that do not belong to the solver; `UsageError` or `InputError`."""
+        """Refuse settings that the solver does not have; `UsageError` or `InputError`."""
         if self.seed < 0:
             raise InputError(f"the seed must not be negative; got {self.seed}")
         check_options(self.solver, dict(self.own))
 
 
 def _owner(options: set[str]) -> str:
-    """Name the solver that has such options, greedy block descent first; "auto" where none has them all."""
+    """Return the first solver with all these options, greedy block descent first; "auto" if there is none."""
     common = set.intersection(*({*owners(name)} for name in options)) if options <= own_options().keys() else set()
     return next((name for name in (GREEDY, *solver_names()) if name in common), AUTO)
 
 
 def check_product_error(error: ProductError, tolerance: float, solver: str) -> None:
-    """Refuse a bound that contradicts the tolerance or the solver of this name; `UsageError`."""
+    """Refuse a bound that contradicts the tolerance or the named solver; `UsageError`."""
     if (conflict := error.conflict(tolerance) or products_conflict(error, solver)) is not None:
         raise UsageError(conflict)
 

@@ -1,4 +1,4 @@
-"""A solve within a run: memory planned beforehand, rounds shown and recorded, signals heard."""
+"""A solve within a run: its memory plan, the progress and records of its rounds, and stop signals."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def planned_solve(
     needs_inputs: str | None = None,
     products: float | None = None,
 ) -> MemoryPlan:
-    """Project a solve's memory, tiles kept in what remains, and give workers leave to keep these.
+    """Project a solve's memory, plan kept tiles in the rest, and allow workers to keep these tiles.
 
-    Raises `MemoryBudgetError`: it does not fit.
+    Raises `MemoryBudgetError` if the solve does not fit.
 
     Parameters
     ----------
     columns : int
-        Right-hand sides.
+        Number of right-hand sides.
     memory : SolverMemory
-        Bytes that the solver holds; those of its products are apart.
+        Bytes that the solver holds, without those of its products.
     needs_inputs : str, optional
-        The solver's name, where it needs all inputs at the coordinator.
+        The solver's name if it needs all inputs at the coordinator.
     products : float, optional
-        With the whole matrix, as far as they are foreseen.
+        Forecast number of products with the whole matrix, if known.
     """
     n, cache = run.dataset.n_samples, run.job.cluster.cache_bytes
     resident, budget = room(run)
@@ -89,7 +89,7 @@ def planned_solve(
 
 
 def room(run: TrainingRun) -> tuple[int, int]:
-    """Bytes that this process holds before the work, and what the run may take in all.
+    """Return the bytes that this process holds before the work, and the total memory limit of the run.
 
     A checkpoint that has been read becomes part of the vectors, which a plan counts.
     """
@@ -98,13 +98,13 @@ def room(run: TrainingRun) -> tuple[int, int]:
 
 
 def inputs_within(run: TrainingRun, width: int, free_bytes: int) -> int:
-    """Bytes of all inputs where the coordinator has room for them beside the work; none otherwise."""
+    """Return the bytes of all inputs if the coordinator has room for them beside the work, otherwise 0."""
     needed = coordinator_input_bytes_needed(run.dataset.n_samples, run.dataset.n_features, width)
     return needed if needed <= min(DEFAULT_COORDINATOR_INPUT_BYTES, free_bytes) else 0
 
 
 def input_bytes(plan: MemoryPlan) -> int:
-    """Bytes of inputs that the plan found room for at the coordinator: all of them, or none."""
+    """Return the bytes of inputs that the plan reserves at the coordinator: those of all inputs, or 0."""
     return DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0
 
 
@@ -117,7 +117,7 @@ def solving(
     *,
     measure: Measure = "gradient_inf_norm",
 ) -> Iterator[RunContext]:
-    """Begin a solve that is done when the measure, of a `Progress`, is at the tolerance; show and record its rounds."""
+    """Open a solve that ends when the measure of a `Progress` reaches the tolerance; show and record its rounds."""
     run.begin()
     with (
         RecordLog(run.job.log_json, resume=run.job.resume) as log,
@@ -142,7 +142,7 @@ def solving(
 
 
 def effort_limits(max_passes: float | None, max_seconds: float | None) -> StoppingRule | None:
-    """Effort after which a solve stops short of its tolerance."""
+    """Return a rule that limits the effort of a solve; at a limit, it stops short of its tolerance."""
     limits: list[StoppingRule] = []
     if max_passes is not None:
         limits.append(MaxPasses(max_passes))

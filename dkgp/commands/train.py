@@ -1,4 +1,4 @@
-"""The job that `dkgp train` is."""
+"""The job of `dkgp train` and its run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TUNE = Option(
     help="Find hyperparameters first, as `dkgp tune` does at its defaults, and write them to `hyper`.  [default of "
     "`hyper` then: OUT.hyper.json]"
 )
-# What `dkgp train` without either says names both.
+# Without either option, the error message of `dkgp train` names both.
 HYPER_OR_TUNE = replace(
     HYPER,
     lacking=f"{HYPER.lacking} Or give --tune, which finds them, at the defaults of `dkgp tune`, before it trains.",
@@ -75,7 +75,7 @@ WARM_START = Option(
 
 @dataclass(frozen=True)
 class TrainJob(TrainingJob):
-    """A model to train: data, hyperparameters, solver, and where everything goes."""
+    """A model to train: data, hyperparameters, solver and outputs."""
 
     dataset: Annotated[str, DATASET]
     hyper: Annotated[str, HYPER_OR_TUNE]
@@ -92,22 +92,22 @@ class TrainJob(TrainingJob):
 
     @property
     def begun(self) -> bool:
-        """True if an earlier run left something to go on from; the hyperparameters that it found, too."""
+        """True if an earlier run left a checkpoint, its model, or the hyperparameters that it tuned."""
         return super().begun or (self.tune and exists(self.hyper))
 
     @property
     def tiles_url(self) -> str | None:
-        """The place of tiles; None for a solver that has none."""
+        """The URL of the tiles; None for a solver without stored tiles."""
         if not self.solver.needs(Need.FOLDER):
             return None
         return self.tiles or f"{self.out.rstrip('/')}.tiles"
 
     def check(self) -> None:
-        """Refuse options that contradict each other, as far as no data are needed; `UsageError` or `InputError`."""
+        """Refuse contradictory options, as far as possible without data; `UsageError` or `InputError`."""
         with about("solver"):
             self.solver.check()
             if self.solver.solver != AUTO:
-                # Whether the memory suffices depends on the data.
+                # Whether the memory suffices depends on the data, which are not open yet.
                 self.solver.build(1, 1, 1, SilentReporter())
             self.check_tiles()
             self.solver.stopping()
@@ -115,7 +115,7 @@ class TrainJob(TrainingJob):
             check_product_error(ProductError.of(self.product_error), self.solver.tolerance, self.solver.solver)
 
     def check_tiles(self) -> None:
-        """Refuse a place for tiles where the solver has none; `UsageError`."""
+        """Refuse a path for tiles if the solver stores none; `UsageError`."""
         if self.tiles is not None and self.tiles_url is None:
             named = said(solvers_that_need(Need.FOLDER))
             raise UsageError(f"`tiles` belongs to {named}; got `solver` {self.solver.solver}")
@@ -123,7 +123,7 @@ class TrainJob(TrainingJob):
 
 @dataclass(frozen=True)
 class Start:
-    """Coefficients (n, p), and their gradient where it is known; None for a start from zero."""
+    """Coefficients (n, p), and their gradient if it is known; coefficients None mean a start from zero."""
 
     alpha: FloatArray | None = None
     gradient: FloatArray | None = None
@@ -132,10 +132,10 @@ class Start:
 def warm_start(
     url: str, dataset: Dataset, hyperparameters: Hyperparameters, identity: Mapping[str, Any], reporter: Reporter
 ) -> Start:
-    """Start from the model at `url`; its gradient, where it knows it, saves a float64 product.
+    """Return the start from the model at `url`; a gradient known to the model saves a float64 product.
 
-    From zero, where that takes less time than from a sparse model; the reporter is told. Raises `InputError` where the
-    model is of other samples, or a classifier.
+    If a start from zero takes less time than one from a sparse model, start from zero and report that. Raises
+    `InputError` if the model has other samples or is a classifier.
     """
     model = open_any_model(url)
     if model.kind == ClassifierRecord.kind:
@@ -166,7 +166,7 @@ def _exact_start(
     identity: Mapping[str, Any],
     reporter: Reporter,
 ) -> Start:
-    """Start from an exact model's coefficients, and from its gradient if its hyperparameters are this run's."""
+    """Start from an exact model's coefficients, and from its gradient if both runs have the same hyperparameters."""
     state = model.training_state() if difference(stored_identity(model), identity) is None else None
     return Start(model.alpha, None if state is None else state[1])
 
@@ -178,7 +178,7 @@ def _sparse_start(
     identity: Mapping[str, Any],
     reporter: Reporter,
 ) -> Start:
-    """Start from a sparse model's residual over the noise, if its hyperparameters are this run's and it pays."""
+    """Start from a sparse model's residual over the noise, if its hyperparameters match and this saves time."""
     made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
     if difference(made, {name: identity[name] for name in made}) is not None:
         reporter.warn(
@@ -187,7 +187,7 @@ def _sparse_start(
         )
         return Start()
     kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
-    # Loaded where a sparse model is named: most runs name none.
+    # Imported here because most runs start without a sparse model.
     from dkgp.models.sparse.stored import opened_sparse, start_from_sparse
 
     start = start_from_sparse(dataset, opened_sparse(model), kernel, noise_variance)
@@ -215,13 +215,13 @@ class TrainRun(TrainingRun):
     Attributes
     ----------
     choice : Choice or None
-        The solver that "auto" stands for, and why; the job's solver is that one from `open` on.
+        The solver that "auto" selects, with the reason; `open` sets it, and the solver in the job.
     solver : Solver
-        With all that it chooses by itself chosen; from `prepare` on.
+        The solver with its automatic settings resolved; set by `prepare`.
     start : Start
-        Coefficients that the solve starts from; from `prepare` on.
+        Coefficients from which the solve starts; set by `prepare`.
     problem : Problem
-        Samples, kernel, noise and mean; from `open` on.
+        Samples, kernel, noise and mean; set by `open`.
     """
 
     command, record = "train", ModelRecord
@@ -238,12 +238,12 @@ class TrainRun(TrainingRun):
 
     @property
     def places(self) -> list[str]:
-        """The places of the model, of its checkpoints, and of a solver's tiles."""
+        """The paths of the model, of its checkpoints and of a solver's tiles."""
         tiles = self.job.tiles_url
         return [*super().places, *([] if tiles is None else [tiles])]
 
     def open(self) -> None:
-        """Open data and hyperparameters, and choose the solver that "auto" stands for; resumed, it is the same."""
+        """Open data and hyperparameters, and resolve the solver "auto"; a resumed run keeps its solver."""
         super().open()
         self.keep_to_products()
         if self.hyperparameters.student_t is not None:
@@ -259,18 +259,18 @@ class TrainRun(TrainingRun):
         self.choose_solver()
 
     def tell(self) -> None:
-        """Warn of labels, and name the solver that "auto" stands for."""
+        """Warn of labels, and report the solver that "auto" selects."""
         warn_of_labels(self.dataset, self.hyperparameters, self.reporter)
         self.tell_choice()
 
     def tell_choice(self) -> None:
-        """Name the solver that "auto" stands for, and why."""
+        """Report the solver that "auto" selects, and the reason."""
         if self.choice is not None:
             solver, reason = self.choice.solver, self.choice.reason
             self.reporter.note(f"the solver is {solver}, which should be quickest", f"the solver is {solver}: {reason}")
 
     def choose_solver(self, *, one_arithmetic: bool = True) -> None:
-        """Replace the solver "auto" by the one it stands for, of workers that compute alike or not."""
+        """Replace the solver "auto" by its selection, which depends on whether all workers produce identical bits."""
         job = self._requested
         resumes_other = job.resume and job.solver.solver == AUTO and _resumes_unlike_workers(job)
         solver, self.choice = job.solver.decided(
@@ -284,7 +284,7 @@ class TrainRun(TrainingRun):
         self.job = replace(job, solver=solver)
 
     def prepare(self) -> None:
-        """Refuse tiles, products and solver's settings that do not fit, and read what the solve starts from."""
+        """Refuse unsuitable tiles, products and solver settings, and read the start of the solve."""
         job = self.job
         job.check_tiles()
         if self.hyperparameters.student_t is not None and job.solver.needs(Need.FOLDER):
@@ -302,21 +302,21 @@ class TrainRun(TrainingRun):
             self.start = warm_start(job.warm_start, self.dataset, self.hyperparameters, self.identity, self.reporter)
 
     def built(self) -> Solver:
-        """The solver with all that it chooses by itself chosen."""
+        """Return the solver with its automatic settings resolved."""
         data, tiles = self.dataset, self.job.tiles_url
         return self.job.solver.build(data.n_samples, data.n_features, self.problem.columns, self.reporter, tiles)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that a checkpoint must share beside the solver's settings."""
+        """The settings that a checkpoint must share, except those of the solver."""
         return self.problem.identity(self.product_error)
 
     def checkpoints(self) -> Checkpointing:
-        """Return where the state of the solve is saved."""
+        """Return the checkpoints of the solve."""
         return checkpointing_of(self.job, self.identity, self.solver.settings(), self.reporter)
 
     def work(self, executor: BlockExecutor) -> tuple[TrainedModel, MemoryPlan]:
-        """Plan the memory, and solve."""
+        """Plan the memory and solve."""
         if self.must_choose_again(executor):
             self.choose_solver(one_arithmetic=False)
             self.tell_choice()
@@ -346,7 +346,7 @@ class TrainRun(TrainingRun):
         return trained, plan
 
     def must_choose_again(self, executor: BlockExecutor) -> bool:
-        """True if workers differ and the solver of "auto" minds; `ClusterError` for a solver that was named."""
+        """Return True if "auto" selected a solver that needs equal workers; `ClusterError` for a named solver."""
         if not self.job.solver.needs(Need.ROUNDS):
             return False
         try:
@@ -361,7 +361,7 @@ class TrainRun(TrainingRun):
     def save(
         self, trained: tuple[TrainedModel, MemoryPlan], measured: Mapping[str, Any], *, overwrite: bool
     ) -> Outcome:
-        """Write the model; a solve that stopped short is saved all the same."""
+        """Write the model, even if the solve stopped short."""
         model, plan = trained
         chosen = {} if self.choice is None else {"auto": self.choice.to_json()}
         summary = {**model.summary, "solver": self.job.solver.solver, **chosen, **measured}
@@ -371,7 +371,7 @@ class TrainRun(TrainingRun):
         return Outcome(model, summary, model.certificate.to_json(), history, plan.to_json())
 
     def finish_beside(self) -> None:
-        """Keep the factor that variances take with the model, where that is asked for and tiles are missing."""
+        """Store the factor for variances with the model, if the job asks for it and no tiles are kept."""
         model = self.stored()
         if not self.job.with_variances or kept_tiles(model) is not None:
             return
@@ -384,7 +384,7 @@ class TrainRun(TrainingRun):
             executor.close()
 
     def difference(self, model: ModelRecord, converged: bool) -> str | None:
-        """Say in which name the stored model's run differs: data, hyperparameters, settings, or a tolerance missed."""
+        """Return the name of a difference to the stored run: data, hyperparameters, settings or a missed tolerance."""
         made = stored_identity(model)
         stored = renamed(model.summary)
         made |= {"product_error": stored["product_error"]} if "product_error" in stored else {}
@@ -396,7 +396,7 @@ class TrainRun(TrainingRun):
         return other
 
     def draw(self, outcome: Outcome) -> None:
-        """Draw the convergence, where there were rounds."""
+        """Plot the convergence if the solver has rounds."""
         summary = outcome.summary
         title = f"{self.job.solver.solver}: n = {summary['n']:,}, d = {summary['d']}"
         if self.job.plot is not None and outcome.history:
@@ -414,12 +414,12 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
 
 
 def finished_train(job: TrainJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` where it is what the job would make; see `TrainingRun.done`."""
+    """Return the record of the model at `job.out` if this job would train the same model; see `TrainingRun.done`."""
     return finished_run(TrainRun, job, reporter)
 
 
 def _resumes_unlike_workers(job: TrainJob) -> bool:
-    """True if the checkpoint is of a solver that "auto" took since workers differed, or may as well have taken so."""
+    """Return True if "auto" may have chosen the checkpoint's solver because workers differed."""
     with contextlib.suppress(CheckpointError):
         latest = CheckpointStore(job.checkpoint_url).load_latest() if exists(job.checkpoint_url) else None
         name = None if latest is None else dict(latest.metadata.get("solver") or {}).get("solver")

@@ -140,15 +140,15 @@ MEAN = Option(
 )
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
 
-# Ranges that depend on the number of samples are checked for the largest possible one.
+# Ranges that depend on the number of samples are checked for this largest number.
 MANY_SAMPLES = 2**31
-# Options that a search on all samples has no use for.
+# Options that apply only to a search on subsets.
 OF_SUBSETS = ("subset", "subsets", "folds", "holdout")
 
 
 @dataclass(frozen=True)
 class TuneJob:
-    """Hyperparameters to tune; the parameters of `dkgp.models.tune_dataset`, and where the result goes."""
+    """Hyperparameters to tune: the parameters of `dkgp.models.tune_dataset`, and the output."""
 
     dataset: Annotated[str, DATASET]
     out: Annotated[str, OUT]
@@ -182,7 +182,7 @@ class TuneJob:
 
     @property
     def evidence(self) -> Evidence | None:
-        """The sparse model's evidence that is maximised on all samples; None of a search on subsets."""
+        """The sparse model's evidence to maximise on all samples; None for a search on subsets."""
         name = self.objective
         return name if name == "bound" or name == "fitc" or name == "vif" else None
 
@@ -193,7 +193,7 @@ class TuneJob:
 
     @property
     def of_labels(self) -> LabelLikelihood | None:
-        """The likelihood of labels; None of a regression."""
+        """The likelihood of labels; None for a regression."""
         name = self.likelihood
         return name if name == "logit" or name == "probit" or name == "softmax" else None
 
@@ -205,11 +205,11 @@ class TuneJob:
 
     @property
     def checkpoint_url(self) -> str | None:
-        """The checkpoint's place, of a search on all samples."""
+        """The checkpoint's URL, for a search on all samples; otherwise None."""
         return None if self.evidence is None else f"{self.out}.checkpoint"
 
     def check(self) -> None:
-        """Refuse options that contradict each other or are misspelled; `UsageError`, or `InputError` for a range."""
+        """Refuse contradictory or misspelled options; `UsageError`, or `InputError` for a range."""
         self.named()
         self.search()
         plan_subsets(MANY_SAMPLES, self.subset, subsets=self.subsets, seed=self.seed, holdout=self.holdout)
@@ -245,7 +245,7 @@ class TuneJob:
             raise UsageError("`refine_only` refines the kernel of `start`; leave `kernel` out")
 
     def _check_mean(self) -> None:
-        """Refuse a mean with coefficients where another objective, or another model, has no place for it."""
+        """Refuse a mean with coefficients if the objective or the model does not support one."""
         for name, changed in {
             "likelihood": self.likelihood is not None,
             "objective": self.objective != "likelihood",
@@ -263,7 +263,7 @@ class TuneJob:
                 )
 
     def _check_noise(self, name: str, value: str, plain: str) -> None:
-        """Refuse other noise than the plain one of labels, of a sparse model's evidence, or where it is held fixed."""
+        """Refuse non-Gaussian or input-dependent noise for labels, a sparse model's evidence, or fixed noise."""
         if value == plain:
             return
         if self.of_labels is not None:
@@ -277,7 +277,7 @@ class TuneJob:
             raise UsageError(f"`{name}` {value} finds the noise, which `fixed` holds; leave one of them out")
 
     def _check_evidence(self) -> None:
-        """Refuse options of subsets where all samples are looked at, and of these where subsets are."""
+        """Refuse options of subsets for a search on all samples, and vice versa."""
         if self.evidence is None and self.basis_size is not None:
             raise UsageError(
                 f"`basis_size` is of the objectives {', '.join(EVIDENCES)}; this one, {self.objective}, looks at a "
@@ -290,7 +290,7 @@ class TuneJob:
                 )
 
     def named(self) -> dict[str, Any]:
-        """Parse the options that name single hyperparameters, for `tune_dataset`; `UsageError` for another form."""
+        """Parse the options for single hyperparameters, for `tune_dataset`; `UsageError` for a malformed value."""
         return {
             "bounds": parse_bounds(self.bounds),
             "fixed": parse_fixed(self.fixed),
@@ -298,7 +298,7 @@ class TuneJob:
         }
 
     def choices(self, start: Hyperparameters | None) -> Choices:
-        """Return what is searched for, from these hyperparameters on."""
+        """Return the kernel, objective and constraints of a search that starts from these hyperparameters."""
         return Choices(
             self.kernel,
             self.of_subsets,
@@ -310,19 +310,19 @@ class TuneJob:
         )
 
     def search(self, progress: ProgressCallback | None = None) -> SearchSettings:
-        """Return how it is searched for, and who watches."""
+        """Return the settings of the search and its progress callback."""
         return SearchSettings(self.seed, self.learn_variance, self.tolerance, self.restarts, progress=progress)
 
 
 def check_refinement_memory(
     run: Run, settings: RefineSettings, executor: BlockExecutor, kernel: Kernel | None = None
 ) -> RefineMemory:
-    """Project the memory of a refinement; the coordinator holds all inputs only where that fits too.
+    """Project the memory of a refinement; the coordinator holds all inputs only if they fit too.
 
-    Products within a bound are counted once the kernel is known.
+    Products within a bound are included once the kernel is known.
 
-    Raises `MemoryBudgetError`: it does not fit either way; `InputError`: a preconditioner's rank that does not fit its
-    memory.
+    Raises `MemoryBudgetError`: the refinement fits neither with nor without the inputs. Raises `InputError`: the
+    preconditioner's rank exceeds its memory.
     """
     dataset = run.dataset
     resident, budget = memory_budget()
@@ -351,17 +351,17 @@ def check_refinement_memory(
 
 
 def _with_tiles(plan: RefineMemory, executor: BlockExecutor, n: int, budget_bytes: int) -> RefineMemory:
-    """The same with room for tiles that are kept."""
+    """Return the plan with the tiles that fit in its spare memory."""
     return replace(plan, tiles_bytes=tiles_that_fit(executor.tiles, n, plan.spare_bytes(budget_bytes)))
 
 
 def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperparameters:
-    """Refine from a start on, with one line a step; the hyperparameters to write carry the record of what was done.
+    """Refine from a start, with one line per step; the returned hyperparameters contain the refinement's record.
 
     Raises
     ------
     InputError, MemoryBudgetError
-        Found before any work.
+            An error found before any work.
     NumericalError
         The kernel matrix is not positive definite at the start.
     ClusterError
@@ -389,7 +389,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
                 interrupted=interruption,
                 product_error=error,
                 note=reporter.note,
-                # What the plan found room for: all inputs at the coordinator, or none.
+                # The plan reserves memory for all inputs at the coordinator, or for none.
                 coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
             ),
             settings,
@@ -412,9 +412,9 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
 
 
 def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
-    """Say how to go on, once the hyperparameters so far have been written to `out`.
+    """Report how to resume, once the current hyperparameters have been written to `out`.
 
-    Raises `InterruptedRunError`: the refinement was interrupted.
+    Raises `InterruptedRunError` if the refinement was interrupted.
     """
     refinement = tuned.refinement
     if refinement is not None and refinement["interrupted"]:
@@ -424,7 +424,7 @@ def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
         )
 
 
-# Of a starting point, as of a regression's.
+# Limit for each starting point, the same as for a regression.
 MOST_EVALUATIONS = 300
 
 
@@ -434,11 +434,11 @@ class TuneRun(Run):
     Attributes
     ----------
     labels
-        Where their likelihood is maximised; from `open` on.
+        The labels if their likelihood is maximised, else None; set by `open`.
     start
-        Hyperparameters to start from, where they were named; from `open` on.
+        Hyperparameters to start from, if the user gave any; set by `open`.
     signature
-        Of which data a run is, and with which settings that are not the defaults, in JSON types; from `open` on.
+        The data and the non-default settings that identify the run, in JSON types; set by `open`.
     """
 
     command = "tune"
@@ -450,17 +450,17 @@ class TuneRun(Run):
 
     @property
     def places(self) -> list[str]:
-        """The places of the hyperparameters, and of a search's checkpoint."""
+        """The paths of the hyperparameters and of a search's checkpoint."""
         checkpoint = self.job.checkpoint_url
         return [*super().places, *([] if checkpoint is None else [checkpoint])]
 
     @property
     def samples(self) -> int:
-        """As one: an evaluation takes longer than messages do. Unless a cluster is asked for, threads do without."""
+        """One without a refinement, so "auto" starts no cluster: an evaluation takes longer than messages would."""
         return 1 if self.job.refine is None else self.dataset.n_samples
 
     def check(self) -> None:
-        """Refuse options that do not go together, and a plot that cannot be drawn."""
+        """Refuse contradictory options, and a plot that cannot be written."""
         job = self.job
         job.check()
         check_side_files(job.plot, None, replace=job.overwrite or job.resume)
@@ -468,7 +468,7 @@ class TuneRun(Run):
             raise UsageError(f"`plot` and `out` name the same file, '{job.plot}'; choose two")
 
     def open(self) -> None:
-        """Open the data, of labels their signs where no likelihood of theirs is named, and what to start from.
+        """Open the data and the starting values. Without a likelihood for labels, their signs are the targets.
 
         Raises `InputError` for data without targets, and for labels with a noise model.
         """
@@ -512,7 +512,7 @@ class TuneRun(Run):
         return document
 
     def finished(self) -> Document | None:
-        """Return the record of the file at `out` where this job wrote it; an interrupted refinement begins again."""
+        """Return the record of the file at `out` if this job wrote it; an interrupted refinement starts over."""
         if not self.job.resume:
             return None
         out = self.job.out
@@ -533,25 +533,25 @@ class TuneRun(Run):
         return self.report(earlier)
 
     def refuse(self) -> None:
-        """Refuse an output that is there, and kernels, names and numbers that do not fit the data."""
+        """Refuse an existing output, and kernels, names and numbers that do not match the data."""
         self._overwrite |= self.job.overwrite
         check_output_file(self.job.out, replace=self._overwrite, option="`out`", local=False)
         if not self.job.refine_only:
             self.check_choices()
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Compile what most runs begin with."""
+        """Compile the code that most runs need first."""
         return helped()
 
     def refuse_on(self, executor: BlockExecutor) -> None:
-        """Refuse a refinement, or subsets, that do not fit where they are worked on."""
+        """Refuse a refinement or subsets that exceed the memory of the machine that evaluates them."""
         if self.job.refine is not None:
             check_refinement_memory(self, self.job.refine, executor)
         if not self.job.refine_only:
             self.check_memory(executor)
 
     def work(self, executor: BlockExecutor) -> Hyperparameters:
-        """Search, unless the values to start from are to be refined alone, refine, and find a noise model."""
+        """Search (unless only the starting values are refined), refine, and fit a noise model."""
         tuned = self.start if self.start is not None and self.job.refine_only else self.search(executor)
         for message in tuned.warnings:
             self.reporter.warn(message)
@@ -561,7 +561,7 @@ class TuneRun(Run):
         return tuned if interrupted else self.with_noise(tuned)
 
     def with_noise(self, tuned: Hyperparameters) -> Hyperparameters:
-        """Let the noise depend on the inputs, or have outliers, where that is asked for, or held-out samples say so."""
+        """Fit input-dependent noise or outliers, if the job asks for them or held-out samples favour them."""
         job, reporter = self.job, self.reporter
         if job.noise_model == "none" and job.of_noise == "gaussian":
             return tuned
@@ -583,7 +583,7 @@ class TuneRun(Run):
         return found
 
     def conclude(self, result: Hyperparameters, peak_bytes: int) -> Document:
-        """Write the file, and report; `InterruptedRunError` where a refinement was interrupted."""
+        """Write the file and report; `InterruptedRunError` if a refinement was interrupted."""
         tuned = replace(result, run=self.signature)
         write_hyperparameters(self.job.out, tuned, overwrite=self._overwrite)
         self.written()
@@ -592,7 +592,7 @@ class TuneRun(Run):
         return document
 
     def report(self, tuned: Hyperparameters) -> Document:
-        """End a run whose file is written: draw the plot, and describe it."""
+        """Finish a run whose file is written: draw the plot and describe the file."""
         if self.job.plot is not None:
             plot_tuning(self.job.plot, tuned)
         return {
@@ -604,10 +604,10 @@ class TuneRun(Run):
             "peak_memory_bytes": own_peak_bytes(),
         }
 
-    # ------------------------------------------------------------------------- the search, here on subsets
+    # ------------------------------------------------------------------------- search hooks, here on subsets
 
     def check_choices(self) -> None:
-        """Refuse kernels, names and numbers that do not fit the data, before a cluster is started."""
+        """Refuse kernels, names and numbers that do not match the data, before a cluster is started."""
         job, dataset = self.job, self.dataset
         plan = plan_subsets(dataset.n_samples, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
         choices, settings = job.choices(self.start), job.search()
@@ -616,7 +616,7 @@ class TuneRun(Run):
         check_tuning(plan, tuple(dataset.feature_names), choices, settings)
 
     def check_memory(self, executor: BlockExecutor) -> None:
-        """Refuse subsets whose matrices do not fit where they are evaluated, as far as that is known here."""
+        """Refuse subsets whose matrices exceed the memory where they are evaluated, as far as that is known here."""
         job, size = self.job, min(self.job.subset, self.dataset.n_samples)
         here = executor.shares_memory or (
             KINDS.find(job.cluster.kind).on_this_machine and job.cluster.address() is None
@@ -645,7 +645,7 @@ class TuneRun(Run):
             )
 
     def search(self, executor: BlockExecutor) -> Hyperparameters:
-        """Search, with one line for each evaluation."""
+        """Search, with one line per evaluation."""
         job, dataset, size = self.job, self.dataset, min(self.job.subset, self.dataset.n_samples)
         where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
         kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
@@ -668,29 +668,29 @@ class TuneRun(Run):
             return tune_labels(data, search, executor)
 
     def written(self) -> None:
-        """Remove what only a search under way has a use for."""
+        """Remove files that only an unfinished search needs."""
 
 
 class BoundRun(TuneRun):
-    """A run on all samples; what was evaluated is kept in a trail until the result is written."""
+    """A run on all samples; a trail file keeps its evaluations until the result is written."""
 
     trail = Trail()
 
     @property
     def samples(self) -> int:
-        """All are looked at."""
+        """The number of samples; every evaluation uses all of them."""
         return self.dataset.n_samples
 
     @property
     def basis_size(self) -> int:
-        """Basis samples, as many as were asked for."""
+        """The number of basis samples that the job asks for, or the default."""
         if self.job.basis_size is not None:
             return self.job.basis_size
         assert self.job.evidence is not None
         return min(BASIS_SIZES[self.job.evidence], self.dataset.n_samples)
 
     def check_choices(self) -> None:
-        """Refuse kernels, names, numbers and places that do not fit, before a cluster is started."""
+        """Refuse unsuitable kernels, names, numbers and paths before a cluster is started."""
         checkpoint = self.job.checkpoint_url
         assert checkpoint is not None
         check_bound(self.dataset, self.job.choices(self.start), self.job.search(), self.basis_size)
@@ -703,30 +703,30 @@ class BoundRun(TuneRun):
             )
 
     def check_memory(self, executor: BlockExecutor) -> None:
-        """Nothing: what fits depends on workers that compute alike, which `search` asks for."""
+        """Do nothing: the memory depends on whether workers produce identical bits, which `search` checks."""
 
     def search(self, executor: BlockExecutor) -> Hyperparameters:
-        """Search, with one line for each basis.
+        """Search, with one line per basis.
 
         Raises
         ------
         MemoryBudgetError
-            The matrices of a basis of this size do not fit.
+            The matrices of a basis of this size exceed the memory.
         InterruptedRunError
-            What was evaluated is in the checkpoint.
+            The run was interrupted; the checkpoint contains its evaluations.
         """
         job, dataset, size, reporter = self.job, self.dataset, self.basis_size, self.reporter
         assert job.evidence is not None
         executor.require_one_arithmetic()
         n, d, p, title = dataset.n_samples, dataset.n_features, dataset.n_targets, EVIDENCES[job.evidence]
         if self.labels is not None:
-            # The targets that labels stand for, beside what is kept of each latent function.
+            # The working targets of labels, in addition to the vectors of each latent function.
             p, title = 2 + self.labels.n_outputs, TITLE
         resident, budget = memory_budget()
         plan = plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence)
         plan.require(budget, resident)
         if self.labels is not None:
-            # Each of Newton's steps goes over the same leaves.
+            # All Newton steps visit the same leaves.
             plan = replace(plan, useful_bytes=kept_bytes(n, size, Neighbours()))
             plan = plan.with_kept(executor.tiles, budget, resident)
             executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
@@ -749,25 +749,25 @@ class BoundRun(TuneRun):
                 ) from None
 
     def written(self) -> None:
-        """Remove the trail."""
+        """Remove the trail file."""
         self.trail.remove()
 
 
 AUTO_KERNEL = "auto"
-# In the order in which they are tried, so that a budget that ends early has seen the smooth, the rough and the linear.
+# In order of trial: a budget that ends early has covered a smooth, a rough and a linear kernel.
 COMPARED_KERNELS = ("rbf", "matern32", "rbf + linear", "matern52", "rq", "matern12")
 COMPARED, HELD_OUT = 1000, 0.5
-# Below which a held-out density says little.
+# With fewer held-out samples, a held-out density is unreliable.
 LEAST_SAMPLES = 20
 
 
 class KernelsRun(TuneRun):
-    """A run that compares kernels first; `job` has the one that was taken from then on."""
+    """A run that compares kernels first. From then on, `job` contains the selected kernel."""
 
     asked: TuneJob
 
     def check(self) -> None:
-        """Refuse options of another search beside `kernel` auto."""
+        """Refuse options of other searches together with `kernel` auto."""
         job = self.asked = self.job
         check_ranges(job)
         for name, value in (("likelihood", job.of_labels), ("start", job.start)):
@@ -782,7 +782,7 @@ class KernelsRun(TuneRun):
         super().check()
 
     def open(self) -> None:
-        """Open the data; `InputError` where they are too few to hold some out."""
+        """Open the data; `InputError` if they are too few to hold samples out."""
         super().open()
         if self.dataset.n_samples < LEAST_SAMPLES:
             raise InputError(
@@ -791,17 +791,17 @@ class KernelsRun(TuneRun):
             )
 
     def check_choices(self) -> None:
-        """Refuse what does not fit one of the kernels."""
+        """Refuse options that do not match each of the kernels."""
         for _ in self._each_kernel():
             super().check_choices()
 
     def check_memory(self, executor: BlockExecutor) -> None:
-        """Refuse what does not fit for one of the kernels."""
+        """Refuse the run if any of the kernels exceeds the memory."""
         for _ in self._each_kernel():
             super().check_memory(executor)
 
     def search(self, executor: BlockExecutor) -> Hyperparameters:
-        """Compare, then tune the best kernel as if it had been named."""
+        """Compare the kernels, then tune the best one as if the user had named it."""
         comparison = self._compare(executor)
         kernel = comparison["kernel"]
         self.job = replace(self.asked, kernel=kernel)
@@ -814,7 +814,7 @@ class KernelsRun(TuneRun):
         self.job = self.asked
 
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
-        """Tune and score one kernel after another, until the budget is spent."""
+        """Tune and score the kernels one by one until the time budget is spent."""
         job, began = self.asked, time.perf_counter()
         size = min(job.subset, COMPARED, self.dataset.n_samples)
         rows: list[dict[str, Any]] = []
@@ -843,7 +843,7 @@ class KernelsRun(TuneRun):
         return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
 
     def _scored(self, kernel: str, size: int, executor: BlockExecutor) -> dict[str, Any]:
-        """A kernel's held-out figures; None for those of one that could not be tuned."""
+        """Return a kernel's held-out scores; they are None if the kernel could not be tuned."""
         job, began = self.asked, time.perf_counter()
         figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
         with self.reporter.search(f"compare {kernel}") as progress:
@@ -872,7 +872,7 @@ class KernelsRun(TuneRun):
 
 
 def run_tune(job: TuneJob, reporter: Reporter) -> Document:
-    """Tune and write the hyperparameter file; return its content and where it is. See `Run.run`."""
+    """Tune and write the hyperparameter file; return its content and its path. See `Run.run`."""
     if job.kernel is not None and job.kernel.strip() == AUTO_KERNEL:
         return KernelsRun(job, reporter).run()
     return (TuneRun if job.evidence is None else BoundRun)(job, reporter).run()

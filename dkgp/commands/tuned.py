@@ -1,4 +1,4 @@
-"""`dkgp train`: with `tune` the hyperparameters are found first, as `dkgp tune` finds them, and then the model."""
+"""`dkgp train`: with `tune`, first tune the hyperparameters as `dkgp tune` does, then train the model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ __all__ = ["TrainJob", "run_train"]
 
 
 def run_train(job: TrainJob, reporter: Reporter) -> Document:
-    """Train, with `tune` after a search for hyperparameters at its defaults; its record is the model's `tuned`.
+    """Train; with `tune`, first search for hyperparameters with default settings.
 
-    A run that is resumed takes the hyperparameters at `hyper` where the same search wrote them.
+    The record of the search is `tuned` in the model's record.
 
-    Errors as of both; what can be refused of the model's place is refused before the search.
+    A resumed run uses the hyperparameters at `hyper` if the same search wrote them.
+
+    Raises the errors of both steps. Errors in the model's path are raised before the search.
     """
     if not job.tune:
         return run_training(job, reporter)

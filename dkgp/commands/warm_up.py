@@ -1,4 +1,4 @@
-"""`dkgp warm-up`: compile beforehand what runs compile; and the same in the background, behind ingestion."""
+"""`dkgp warm-up`: compile the code of runs in advance, or in the background during ingestion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, StorageError
 
-# What ends sooner is not worth a process.
+# An ingestion shorter than this does not justify a process.
 _BEHIND_SECONDS = 1.0
 
 
@@ -27,11 +27,11 @@ class WarmUpJob:
     Attributes
     ----------
     into
-        A folder to be read by processes that `DKGP_COMPILED` tells of it; default: the cache that runs here use.
+        A folder for processes whose `DKGP_COMPILED` names it; default: the cache of this machine's runs.
     target
         The processor to compile for: "host", or one of `dkgp.kernels.tiles.kept_code.TARGETS`.
     processes
-        How many compile at the same time; default: as many as there are cores.
+        Number of simultaneous compilations; default: the number of cores.
     """
 
     into: str | None = None
@@ -40,10 +40,10 @@ class WarmUpJob:
 
 
 def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
-    """Compile; return where it is, for which processor, and the seconds of each piece.
+    """Compile; return the folder, its processor, and the compile time of each piece in seconds.
 
-    Raises `InputError`: a target without a folder, or one that is for another kind of machine; `StorageError`: the
-    folder cannot be written, or a piece could not be compiled.
+    Raises `InputError`: a target without a folder, or a target for another kind of machine. Raises `StorageError`: the
+    folder is not writable, or a piece could not be compiled.
     """
     from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, cache_folder
     from dkgp.kernels.tiles.kept_code import DESCRIPTION, VARIABLE, compile_target, require_target, target_environment
@@ -77,7 +77,7 @@ def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
         raise StorageError(f"'{piece}' could not be compiled: {reason}. Nothing uses '{folder}' for it")
     name = compile_target()[0]
     if job.into is not None:
-        # By a process of the same environment, and last: a folder without it is not complete, and not used.
+        # A process of the same environment writes the description last: a folder without it is incomplete and not used.
         describe = f"from dkgp.kernels.tiles.code_cache import describe_here; print(describe_here({job.target!r}))"
         text = subprocess.run(
             [sys.executable, "-P", "-c", describe], env=environment, check=True, capture_output=True, text=True
@@ -97,7 +97,7 @@ def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
 
 @contextmanager
 def behind() -> Iterator[None]:
-    """Compile what a first run will need while the context is open, by a process of its own: nothing is imported."""
+    """Compile the code of a first run in a separate process while the context is open; import nothing here."""
     process: list[subprocess.Popen[bytes]] = []
     lock, ended = threading.Lock(), threading.Event()
 
