@@ -1,6 +1,6 @@
-"""Predictive variances in proven intervals: a low-rank factor, then conjugate gradients where it is not enough."""
+"""Predictive variances in proven intervals, by a low-rank factor, and conjugate gradients where it is insufficient."""
 
-# Hangs on dkgp/models/certificate.py.
+# Depends on dkgp/models/certificate.py.
 
 from __future__ import annotations
 

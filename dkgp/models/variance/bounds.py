@@ -201,7 +201,7 @@ def residual_bound(
     residual : (n, columns) float64
         r as computed.
     z : (R, t)
-         Weights from preconditioning r; any other z makes the bound wider, not wrong.
+        Weights from preconditioning r; any other z makes the bound wider, not wrong.
     rounding : (t,) float64
         Bound on the error of entry i of the residual, over w_i.
     chosen : (t,) int, optional

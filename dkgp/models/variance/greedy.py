@@ -1,16 +1,16 @@
 """Variances by a basis for each test sample: Smola and Bartlett's error bars, in proven intervals.
 
-The variance of the function at x is V = k(x, x) - q, q = k'Kbar^-1 k with k = k_x. Their greedy choice, run with k for
-targets, ends in a basis S with weights beta and in samples S* with alpha; whatever these are,
+The variance of the function at x is V = k(x, x) - q, q = k'Kbar^-1 k with k = k_x. Their greedy choice, with k as the
+targets, returns a basis S with weights beta and samples S* with weights alpha. For any S, beta, S* and alpha,
 
     2 a'k - a'Kbar a <= q <= |k - K_nS beta|^2 / s2 + beta'K_SS beta,    a zero outside S*,
 
-which is theorem 1. S and S* grow, each by the best of 59 samples drawn at random, until the bounds differ by the gap
-that is asked for, over their mean. What is reported is evaluated anew in float64 with its own roundings: an entry
-k(x, x') is at most w w', w = sqrt(k(x, x)), and off by eps w w' (t + t'), t the errors of rows.
+which is theorem 1. S and S* grow, each by the best of 59 samples drawn at random, until the difference of the bounds
+over their mean is the requested gap. The reported bounds are evaluated again in float64 with their own roundings: an
+entry k(x, x') is at most w w', w = sqrt(k(x, x)), with an error of eps w w' (t + t'), t the errors of rows.
 
-A sample takes n (59 m + m^2) entries or so, and nothing of it serves another one: the shared factor of
-`dkgp.models.variance.iterative` is quicker wherever there are more than a few samples.
+A sample takes about n (59 m + m^2) entries, and other samples cannot reuse them. The shared factor of
+`dkgp.models.variance.iterative` is faster for more than a few samples.
 
 References
 ----------
@@ -46,11 +46,11 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 PIECE_ROWS = 512
-# Samples of a task, regions of a store, samples that tell beforehand what all will take.
+# Samples per task, regions of a store, and samples that the run's time is estimated from.
 BATCH, REGIONS, PROBED = 8, 1000, 2
-# Share of k(x, x): where less is taken off it, that is nothing to compare bounds with.
+# Share of k(x, x): the bounds on q are compared with at least this much, even if their mean is smaller.
 NOTHING = 1e-9
-# Arrays of n numbers that a sample takes beside the columns of its basis.
+# Arrays of n numbers that a sample takes besides the columns of its basis.
 VECTORS = 12
 
 
@@ -61,11 +61,11 @@ class BasisBounds:
     lower: float
     upper: float
     kernels: int  # basis samples
-    met: bool  # whether the bounds on what is taken off k(x, x) are within the gap, roundings included
+    met: bool  # whether the bounds on q = k(x, x) - V are within the gap, roundings included
 
 
 class BasisSearch:
-    """Chooses bases among training samples, one test sample at a time; on the thread that calls.
+    """Chooses bases among the training samples, one test sample at a time, on the calling thread.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class BasisSearch:
     source : InputSource
         Standardised training inputs.
     memory_bytes : int
-        What columns of a basis may take while it grows.
+        Most bytes of the columns of a basis while it grows.
     """
 
     def __init__(self, kernel: Kernel, noise_variance: float, source: InputSource, memory_bytes: int = 0) -> None:
@@ -82,16 +82,16 @@ class BasisSearch:
         executor.tiles = TileBudget(memory_bytes)
         self._kernel, self._noise_variance, self._source = kernel, noise_variance, source
         self.operator = BlockedKernelOperator(kernel, noise_variance, source, executor)
-        # By differences: the expanded form is off by |x|^2 eps, which no bound allows for, where inputs are far out.
+        # Distances by differences: the expanded form has an error of |x|^2 eps, which the bounds do not include.
         self._evaluator = TileEvaluator(kernel, "double", expanded=False, centre=centre_of(source))
 
     def close(self) -> None:
-        """Forget what this process keeps of the training samples."""
+        """Discard this process's cached training samples."""
         self.operator.close()
 
     @cached_property
     def _rows(self) -> tuple[FloatArray, FloatArray]:
-        """Of all training samples w, with its own rounding, and t."""
+        """w of all training samples, with its own rounding, and t."""
         context = self.operator.context
         inputs = (self._source.inputs(*context.bounds(block)) for block in range(context.n_blocks))
         scales = [self._scales(rows) for rows in inputs]
@@ -103,7 +103,7 @@ class BasisSearch:
         return np.sqrt(diagonal * (1.0 + 2.0 * EPS * errors)) * (1.0 + EPS), errors
 
     def products(self, columns: FloatArray, weights: FloatArray) -> FloatArray:
-        """K(X, columns) weights, for inputs (m, d) and weights (m, t): (n, t)."""
+        """Return K(X, columns) weights, for inputs `columns` (m, d) and weights (m, t): (n, t)."""
         context, features = self.operator.context, self._evaluator.prepare(columns)
         images = np.empty((self.operator.n, weights.shape[1]))
         for block in range(context.n_blocks):
@@ -115,7 +115,7 @@ class BasisSearch:
         return images
 
     def __call__(self, x: FloatArray, settings: GreedySettings) -> BasisBounds:
-        """Bound the variance at a standardised input x (1, d), by a choice with these settings.
+        """Bound the variance at a standardised input x (1, d) by a greedy choice with these settings.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class BasisSearch:
         return BasisBounds(max(lower, 0.0), upper, len(S), met)
 
     def _most(self, k: FloatArray, S: IndexArray, beta: FloatArray, w: float, t: float) -> float:
-        """Bound q from above: |k - K_nS beta|^2 / s2 + beta'K_SS beta, roundings included."""
+        """Return an upper bound on q: |k - K_nS beta|^2 / s2 + beta'K_SS beta, roundings included."""
         all_w, all_t = self._rows
         m, residual, quadratic = len(S), k, 0.0
         size, spread, joint = w, w * t, 0.0
@@ -157,14 +157,14 @@ class BasisSearch:
             quadratic = float(beta[:, 0] @ (self._evaluator.tile(features, features) @ beta[:, 0]))
             joint = 2.0 * EPS * magnitude * weighed + (2 * m + 4) * UNIT * magnitude**2
             size, spread = size + magnitude, spread + weighed
-        # Of entry i: the kernel's entries are off by eps w_i (t_i size + spread), the sum by m + 2 roundings.
+        # Error of entry i: eps w_i (t_i size + spread) from the kernel's entries, and m + 2 roundings of the sum.
         length = float(np.linalg.norm(all_w))
         off = EPS * (size * float(np.linalg.norm(all_w * all_t)) + spread * length) + (m + 2) * UNIT * size * length
         norm = float(np.linalg.norm(residual)) * (1.0 + (len(k) + 4) * UNIT) + EVALUATION * off
         return (norm**2 / self._noise_variance + max(quadratic, 0.0) + EVALUATION * joint) * (1.0 + 8.0 * EPS)
 
     def _least(self, k: FloatArray, S: IndexArray, w: float, t: float) -> float:
-        """Bound q from below: 2 a'k - a'Kbar a, roundings included, for the a that makes most of these samples."""
+        """Return a lower bound on q: 2 a'k - a'Kbar a, roundings included, for the best a on these samples."""
         if not len(S):
             return 0.0
         all_w, all_t = self._rows
@@ -185,7 +185,7 @@ class BasisSearch:
 
 @dataclass(frozen=True)
 class BasisWay:
-    """A worker's part: travels with every task."""
+    """A worker's inputs, sent with every task."""
 
     context: BlockContext
     noise_variance: float
@@ -193,7 +193,7 @@ class BasisWay:
     memory_bytes: int
 
     def of_row(self, row: int) -> GreedySettings:
-        """Return the settings for a test sample: its draws are its own, in any batch."""
+        """Return the settings for a test sample; its random draws do not depend on its batch."""
         return replace(self.settings, seed=self.settings.seed + row)
 
 
@@ -201,7 +201,7 @@ class BasisWay:
 def basis_task(
     way: BasisWay, certificate: Certificate | None, test: TestRows, batches: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray, list[BasisBounds]]]:
-    """Mean and its error bound (rows, p), and the bounds of each row; without a certificate p = 0."""
+    """Return the mean and its error bound (rows, p), and the bounds of each row; without a certificate p = 0."""
     search = BasisSearch(way.context.kernel, way.noise_variance, way.context.source, way.memory_bytes)
     results = []
     try:
@@ -218,17 +218,17 @@ def basis_task(
 
 
 class BasisRun(VarianceRun):
-    """Variances by a basis for each sample; the settings' `basis` is a number.
+    """Variances by a basis for each sample; the settings' `basis` is its largest size.
 
     Attributes
     ----------
     plan : dict
-        Entries: basis, basis_gap, latent, seed. `gap` is None: no interval's width was asked for.
+        Entries: basis, basis_gap, latent, seed. `gap` is None, since `basis_gap` does not limit intervals' widths.
 
     Raises
     ------
     MemoryBudgetError
-        The basis' columns do not fit.
+        The columns of the basis do not fit.
     """
 
     _label, _task = "kbasis", staticmethod(basis_task)
@@ -264,12 +264,12 @@ class BasisRun(VarianceRun):
         return self._basis_way
 
     def prepare(self) -> str:
-        """Find the bases of a few samples, to say what all of them will take."""
+        """Choose the bases of a few samples, to estimate the time of all samples."""
         n, threads = self._n_test, self._executor.parallelism
         rows = sorted({round(place * (n - 1)) for place in np.linspace(0.0, 1.0, PROBED)})
         began, found = 0.0, list[BasisBounds]()
         for row in rows:
-            # Without what is compiled, or read for the first time.
+            # Each row restarts the clock, so that compilation and first reads are not timed.
             began = time.perf_counter()
             ((_, _, bounds),) = basis_task(self._basis_way, None, self.request.test, [(row, row + 1)])
             found += bounds
@@ -282,7 +282,7 @@ class BasisRun(VarianceRun):
         )
 
     def collect(self, results: list[Any]) -> Ends:
-        """Join a region's batches, and count them."""
+        """Join a region's batches and add to the counts."""
         mean, error = (np.concatenate(parts) for parts in list(zip(*results, strict=True))[:2])
         found: list[BasisBounds] = [some for *_, bounds in results for some in bounds]
         self._met += sum(some.met for some in found)
@@ -294,7 +294,7 @@ class BasisRun(VarianceRun):
         return Ends(mean, error, *self.request.subject.interval(lower, upper))
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        """Return the figures of this run's samples, without the samples that were done before it resumed."""
         count = len(self._kernels)
         return {
             **self.plan,

@@ -1,12 +1,12 @@
 """Landmarks: the training samples that a model's partial Cholesky factor is built on, and their number.
 
-Landmarks are drawn by randomly pivoted Cholesky: the next pivots are sampled in proportion to the diagonal of what the
-factor so far leaves of the kernel matrix, K - Q. A random subset of the training samples stands for all of them in the
-drawing.
+Landmarks are drawn by randomly pivoted Cholesky: the next pivots are sampled in proportion to the residual diagonal,
+that of K - Q. The pivots are drawn from a random subset of the training samples, which represents all of them.
 
-How many: a smooth kernel has an end. Once trace(K - Q) tr(K Kbar^-1) / n is small beside the gap wanted, the factor
-alone certifies variances, without a single product with K. All that the factor costs grows with its rank, so the first
-one that suffices is the best. A rough kernel has none within reach, and the rank is what memory and time allow.
+The smoothness of the kernel determines the number of landmarks. Once trace(K - Q) tr(K Kbar^-1) / n is small compared
+with the gap, the factor alone certifies variances, without a product with K. All costs of the factor grow with its
+rank, so the smallest sufficient rank is the best. For a rough kernel no feasible rank suffices, and memory and time
+limit the rank.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from dkgp.operators.low_rank.products import LandmarkTriangle
 __all__ = ["Landmarks", "SupportSamples", "choose_landmarks", "group_gain", "is_enough", "jitter", "judged"]
 
 FIRST_CHECK_RANK = 128
-# The bound below is of lengths, and intervals are narrower: of 5,000 latent ones the widest had .28 and .23 of it at
-# ranks 1,000 and 800, the mean .19 and .16 (Friedman1, n = 100,000). With the noise, samples that lie far out, whose
-# ||v||^2 is ten times the mean's, would be left: to them a function's own variance grows, too.
+# Largest interval widths over the bound of `is_enough`, which is a bound of norms. Of 5,000 latent intervals the widest
+# had .28 and .23 of the bound at ranks 1,000 and 800, the mean .19 and .16 (Friedman1, n = 100,000). With the noise,
+# the factor .3 would miss outlying samples: their ||v||^2 is ten times the mean, and the latent case profits from their
+# larger function variance.
 WIDEST_LATENT, WIDEST = 0.3, 1.0
-# Over the gain of the remainder's groups that is what intervals come to: the widest of 1,000 latent ones had from .6 to
-# .95 of it over the gain, the mean .22 (Friedman1, n = 20,000, ranks 300 to 740). With the noise there is one in some
-# thousand, far out, that has five. What a factor leaves wanting takes products with all samples, which cost more than
-# the landmarks that save them (n = 100,000, 1,000 samples, gap 2 %: 3.5 % at worst with 3, .4 with 10; ranks 267, 347).
+# Largest interval widths over that bound divided by the gain of the remainder's groups. The widest of 1,000 latent
+# intervals had from .6 to .95, the mean .22 (Friedman1, n = 20,000, ranks 300 to 740). With the noise, about one
+# outlying sample in a thousand has five. Samples that the factor does not certify take products with all samples, which
+# cost more than landmarks (n = 100,000, 1,000 samples, gap 2 %: at most 3.5 % with 3, .4 with 10; ranks 267, 347).
 GROUPED_LATENT, GROUPED = 1.2, 12.0
-# Groups that tell the gain.
+# Number of groups that the gain is measured on.
 GROUPS_LOOKED_AT = 4
 
 
 class SupportSamples(Protocol):
-    """Training samples and their noise: a stored model, or what `dkgp.models.variance.scaled` makes of one."""
+    """Training samples and their noise: a stored model, or a model scaled by `dkgp.models.variance.scaled`."""
 
     @property
     def n_samples(self) -> int:
@@ -69,10 +70,10 @@ class Landmarks:
 
     indices: IndexArray  # (R,) int: rows of the model's support inputs, in the order of choice
     residual_trace: float  # trace(K - Q), extrapolated from the subset
-    # tr(Q (Q + s2 I)^-1), of the subset; of its first landmarks where those show that the kernel is rough.
+    # tr(Q (Q + s2 I)^-1) of the subset; of its first landmarks only, if these show that the kernel is rough.
     effective_dimension: float
     kernel_trace: float = math.nan  # trace(K), extrapolated from the subset; NaN where it is not known
-    gain: float = math.nan  # see `group_gain`; NaN where it has not been asked for
+    gain: float = math.nan  # see `group_gain`; NaN where it has not been computed
 
     @property
     def rank(self) -> int:
@@ -98,13 +99,13 @@ def choose_landmarks(
     gap : float
         Relative gap that variances are to be certified to.
     largest_rank : int
-        Landmarks at most.
+        Largest number of landmarks.
     latent : bool
         Whether the gap is relative to the function's variance, without the noise.
     fixed : bool
-        Take `largest_rank` of them, as far as the kernel's numerical rank goes, however smooth it is.
+        Take `largest_rank` landmarks, up to the kernel's numerical rank, even if the kernel is smooth.
     hopeful : callable, optional
-        Asked of (rank, trace(K - Q), effective dimension) as landmarks are drawn; when it says no, those must do.
+        Called with (rank, trace(K - Q), effective dimension) as landmarks are drawn; drawing stops at False.
 
     Returns
     -------
@@ -129,7 +130,7 @@ def choose_landmarks(
         factor.extend()
         if not fixed and factor.rank >= FIRST_CHECK_RANK:
             trace = _residual_trace(factor, n)
-            # The dimension grows with the rank: where the last one is too much already, a new one need not be found.
+            # The dimension grows with the rank: if the last dimension is already too large, a new one is not needed.
             best = float(GROUP)  # no gain is larger
             if dimension == 0.0 or is_enough(trace, dimension, model.noise_variance, gap, n, best, latent=latent):
                 dimension = _effective_dimension(factor.rows, model.noise_variance, n / len(subset))
@@ -153,13 +154,13 @@ def choose_landmarks(
 
 
 def _residual_trace(factor: RandomlyPivotedCholesky, n: int) -> float:
-    """trace(K - Q) of n samples, from those of the subset that are no landmarks; landmarks have nothing left."""
+    """Return trace(K - Q) of n samples, from the subset's samples that are no landmarks; landmarks have residual 0."""
     others = len(factor.residual) - factor.rank
     return float(factor.residual.sum() / max(others, 1) * (n - factor.rank))
 
 
 def _residual_traces(factor: RandomlyPivotedCholesky, first: int, n: int) -> list[float]:
-    """The same after each pivot beyond the first ones."""
+    """Return trace(K - Q) of n samples after each pivot from number `first` on."""
     of_rows = np.einsum("ri,ri->r", factor.rows[first:], factor.rows[first:], dtype=np.float64)
     remaining = factor.residual.sum() + np.append(np.cumsum(of_rows[:0:-1])[::-1], 0.0)
     ranks = np.arange(first + 1, factor.rank + 1)
@@ -167,7 +168,7 @@ def _residual_traces(factor: RandomlyPivotedCholesky, first: int, n: int) -> lis
 
 
 def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: float) -> float:
-    """tr(S (S + s2 I)^-1) with S = `copies` rows rows', the subset standing for all samples."""
+    """Return tr(S (S + s2 I)^-1) with S = `copies` rows rows'; the subset represents all samples."""
     gram = copies * np.asarray(rows @ rows.T, dtype=np.float64)
     lower = regularised_factor(gram, noise_variance)
     inverse, _ = scipy.linalg.lapack.dtrtri(lower, lower=1)
@@ -177,7 +178,7 @@ def _effective_dimension(rows: NDArray[Any], noise_variance: float, copies: floa
 def judged(
     landmarks: Landmarks, model: SupportSamples, kernel: Kernel, *, gap: float, latent: bool
 ) -> tuple[Landmarks, bool]:
-    """The landmarks, with the gain of groups where it matters, and if a factor on them is expected to suffice."""
+    """Return the landmarks, with the groups' gain if it matters, and whether a factor on them is likely to suffice."""
     measured = landmarks.residual_trace, landmarks.effective_dimension, model.noise_variance, gap, model.n_samples
     if not is_enough(*measured, float(GROUP), latent=latent):
         return landmarks, False
@@ -187,9 +188,10 @@ def judged(
 
 
 def group_gain(model: SupportSamples, kernel: Kernel, landmarks: IndexArray) -> float:
-    """Factor by which groups narrow what `Remainder` bounds, trace(E_bb)^2 / |E_bb|^2: from 1 to the samples of one.
+    """Return the factor by which groups tighten the bound of `Remainder`, trace(E_bb)^2 / |E_bb|^2.
 
-    Of a few runs of samples as they lie in the model: neighbours in space that are neighbours there gain little.
+    The factor is from 1 to the size of a group. It is measured on a few runs of consecutive samples of the model. It is
+    small if consecutive samples are neighbours in space.
     """
     evaluator = TileEvaluator(kernel, "double", expanded=False)
     triangle = LandmarkTriangle.of(evaluator, np.asarray(model.input_rows(landmarks)))
@@ -215,11 +217,11 @@ def is_enough(
     *,
     latent: bool = False,
 ) -> bool:
-    """True if a factor with this trace(K - Q) is expected to certify variances to `gap` by itself.
+    """Return True if a factor with this trace(K - Q) is expected to certify variances to `gap` by itself.
 
-    Its upper bound exceeds the exact variance by at most trace(K - Q) ||v||^2, with ||v||^2 about dimension / n at test
-    samples like the training samples, and by that over the `gain` of groups; the variance itself is about s2 dimension
-    / n, and the noise s2.
+    Its upper bound exceeds the exact variance by at most trace(K - Q) ||v||^2, and with groups by this over their
+    `gain`. ||v||^2 is about dimension / n at test samples like the training samples. The variance is about s2
+    dimension / n, and the noise is s2.
     """
     typical = _typical(dimension, noise_variance, n, gain, latent=latent)
     return residual_trace * dimension / n <= gap * typical
@@ -228,7 +230,7 @@ def is_enough(
 def enough_trace(
     dimension: float, noise_variance: float, gap: float, n: int, gain: float = 1.0, *, latent: bool = False
 ) -> float:
-    """trace(K - Q) up to which `is_enough` is true."""
+    """Return the largest trace(K - Q) for which `is_enough` is true."""
     typical = _typical(dimension, noise_variance, n, gain, latent=latent)
     return gap * typical * n / dimension if dimension > 0.0 else math.inf
 
@@ -237,5 +239,5 @@ def _typical(dimension: float, noise_variance: float, n: int, gain: float, *, la
     typical = noise_variance * dimension / n / min(WIDEST_LATENT, GROUPED_LATENT / gain)
     if latent:
         return typical
-    # What is narrow beside the function's own variance is narrow beside more.
+    # An interval that is narrow relative to the function's variance is narrow relative to a larger variance.
     return max(typical, noise_variance / min(WIDEST, GROUPED / gain))

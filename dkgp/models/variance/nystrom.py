@@ -1,24 +1,23 @@
 """A model's partial Cholesky factor on a worker: starting point, preconditioner and minorant for variances.
 
-How F is made and M^-1 applied is `dkgp.operators.low_rank`; here is what variances know of it besides: diag(K -
-Q), and how far everything may be off. F is kept in float32: it only has to be close. What is *proven* is evaluated
-elsewhere from kernel columns in float64 (`dkgp.models.variance.bounds`), and holds for any z whatever. So a factor that
-is to precondition is float32 throughout, at half the time and memory; one that is to certify variances by itself has
-the rest in float64.
+`dkgp.operators.low_rank` builds F and applies M^-1. This module adds diag(K - Q) and error bounds for variances. F is
+kept in float32, since it need not be exact: `dkgp.models.variance.bounds` evaluates the *proofs* from kernel columns in
+float64, and they hold for any z. A factor that only preconditions is therefore float32 throughout, at half the time and
+memory. A factor that certifies variances by itself has the other arrays in float64.
 
-`Remainder` bounds v'Ev for E = K - Q, from blocks of it on its diagonal. E is positive semidefinite, so for any cut of
+`Remainder` bounds v'Ev for E = K - Q by blocks on E's diagonal. E is positive semidefinite, so for any partition of
 the samples into groups b,
 
     v'Ev <= (sum_b sqrt(v_b' E_bb v_b))^2,
 
-which with groups of one sample is (sum |v_i| sqrt(e_i))^2. Samples that are not neighbours have next to nothing of E in
-common: then v_b' E_bb v_b is about sum e_i v_i^2, and the bound falls as 1 / m, m the samples of a group. Groups of 128
-take n m numbers and n m multiply-adds a test sample, and let the factor do with two thirds of the landmarks.
+which with groups of one sample is (sum |v_i| sqrt(e_i))^2. The entries of E between samples that are not neighbours are
+nearly zero. Then v_b' E_bb v_b is about sum e_i v_i^2, and the bound falls as 1 / m, m the size of a group. Groups of
+m = 128 take n m numbers, and n m multiply-adds per test sample. They reduce the landmarks by a third.
 
-With L f_i = k_i and L'w_i = f_i as computed, each column of a solve within gamma_R |L| (Higham 2002, theorem 8.5), and
-W = sum v_i w_i, c = K_In v: v'Qv = c'(LL')^-1 c >= 2 W'c - |L'W|^2. Where exact, that is |sum v_i f_i|^2; as computed,
-entry ij of it is off by gamma (S_i |f_j| + S_j |f_i|) + gamma^2 S_i S_j with S_i = sum_l |w_il| |L_l|, and by roundings
-of k. All that is below a_i p_j + a_j p_i + a_i a_j, p_i no less than |f_i| and than sqrt(k_ii).
+Let L f_i = k_i and L'w_i = f_i as computed, each column of a solve within gamma_R |L| (Higham 2002, theorem 8.5), and
+W = sum v_i w_i, c = K_In v. Then v'Qv = c'(LL')^-1 c >= 2 W'c - |L'W|^2, which in exact arithmetic is |sum v_i f_i|^2.
+The computed entry ij has an error of gamma (S_i |f_j| + S_j |f_i|) + gamma^2 S_i S_j with S_i = sum_l |w_il| |L_l|,
+plus the roundings of k. The total is below a_i p_j + a_j p_i + a_i a_j, with p_i >= |f_i| and p_i >= sqrt(k_ii).
 """
 
 from __future__ import annotations
@@ -57,43 +56,43 @@ from dkgp.operators.vecchia.leaves import Leaves, embedding_landmarks
 if TYPE_CHECKING:
     from dkgp.data import FactorRecord
 
-# Samples of a group; and where intervals are bound to be narrow for most, which larger blocks then decide.
+# Samples of a group; and of a larger group for runs in which narrower intervals end the work on most samples.
 GROUP, LARGE_GROUP = 128, 512
-# What a block in float32 is off by, and its quadratic form in float64, in units of its norm times |v_b|^2.
+# Error of a float32 block and of its quadratic form in float64, in units of the block's norm times |v_b|^2.
 STORED = 2.0**-22
 
 
 def remainder_bytes(n: int, group: int) -> int:
-    """Bytes that the blocks of n samples take."""
+    """Return the bytes of the blocks of n samples."""
     return 4 * n * group + 24 * n
 
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Weights w = L^-T f of some samples, as far as roundings depend on them."""
+    """Sums of the weights w = L^-T f of some samples, for rounding bounds."""
 
     size: FloatArray  # (r,) float64: S, the sum of |w_l| |L_l| over the rows of L
     errors: FloatArray  # (r,) float64: the same sum with each landmark's row error
 
     @classmethod
     def of(cls, lower: NDArray[Any], f: NDArray[Any], landmark_errors: FloatArray) -> Interpolation:
-        """Of samples whose columns of L^-1 K_In are f (R, r)."""
+        """Build the sums of samples whose columns of L^-1 K_In are f (R, r)."""
         w = np.abs(scipy.linalg.solve_triangular(lower, f, lower=True, trans=1, check_finite=False))
         lengths = np.linalg.norm(lower, axis=1)
         return cls(lengths @ w, (lengths * landmark_errors) @ w)
 
 
 class Remainder:
-    """Blocks of E on its diagonal, and the roundings they were made with.
+    """Blocks on the diagonal of E, and bounds on their roundings.
 
     Parameters
     ----------
     n : int
-        Samples.
+        Number of samples.
     typical_error : float
         Row error that `scale` of `fill` is relative to.
     group : int
-        Samples of a block at most.
+        Largest number of samples of a block.
     """
 
     def __init__(self, n: int, typical_error: float, group: int) -> None:
@@ -115,16 +114,16 @@ class Remainder:
         scale: FloatArray,
         weights: Interpolation,
     ) -> None:
-        """Take in a run of samples.
+        """Fill in the blocks of a run of samples.
 
         Parameters
         ----------
         rows : Features
-            r of them, the samples `where`.
+            The r samples `where`.
         f : (R, r) float64
             L^-1 K_Ir.
         scale : (r,) float64
-            sqrt(k(x, x)) times their row error over the typical one, where that is more than one.
+            sqrt(k(x, x)) times max(row error / typical row error, 1).
         """
         rank, start = len(f), where.start
         p = np.maximum(scale, np.linalg.norm(f, axis=0))
@@ -142,12 +141,14 @@ class Remainder:
             self._norms[first] = norm
 
     def spread(self, where: slice, v: FloatArray, single: FloatArray) -> FloatArray:
-        """Sum of sqrt(v_b' E_bb v_b) over the groups of a run that was filled in as one: (t,), never too little.
+        """Return an upper bound on the sum of sqrt(v_b' E_bb v_b) over the groups of a run: (t,).
+
+        The run must be one that was filled by a single call of `fill`.
 
         Parameters
         ----------
         single : (r,) float64
-            sqrt(e_i), where it is known to be enough.
+            Upper bounds on sqrt(e_i).
         """
         total = np.zeros(v.shape[1])
         for group in _groups(len(v), self._group):
@@ -167,60 +168,60 @@ def _groups(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-# Features of some samples in a row, and the first of these and the one after the last.
+# Function that returns the features of consecutive samples, the first sample, and the one after the last.
 Piece = tuple[Callable[[], Features], int, int]
 # Rows of the kernel matrix evaluated at a time: a tile of 512 x 512 doubles stays in a core's cache.
 PIECE_ROWS = 512
-# Rows of F'F that workers add up together.
+# Rows of F'F that workers sum as one block.
 STRIP_ROWS = 1024
 
 
 def factor_bytes(
     n: int, rank: int, precision: Precision = "single", *, held: bool = True, proves: bool = False, group: int = GROUP
 ) -> int:
-    """Bytes that a worker process holds of a factor.
+    """Return the bytes of a factor in a worker process.
 
-    Two triangles, some n-vectors, F in float32, if that is, and blocks of `group` samples of what is left where it
-    `proves` by itself.
+    A factor has two triangles and some n-vectors. If `held`, it also has F in float32, and if it `proves` by itself,
+    blocks of `group` samples of K - Q.
     """
     triangles = (8 if precision == "single" else 16) * rank * rank
     return 4 * n * rank * held + triangles + 24 * n + proves * remainder_bytes(n, group)
 
 
 def landmark_jitter(kernel: Kernel, inputs: FloatArray, centre: FloatArray | None = None) -> float:
-    """Return the share of its k(x, x) by which each landmark's diagonal entry is raised; see `jitter` of the pivots."""
+    """Return the share of k(x, x) that is added to each landmark's diagonal entry; see `jitter` of the pivots."""
     errors = TileEvaluator(kernel, "double", expanded=False, centre=centre).row_errors(inputs)
     return jitter(len(inputs), 1.0, 2.0 * float(errors.max()))
 
 
 @dataclass(frozen=True)
 class FactorSource:
-    """The source of a worker's factor, to build or load it from; travels with every task."""
+    """Source from which a worker builds or loads its factor; sent with every task."""
 
     context: BlockContext  # the model's support inputs and kernel
     noise_variance: float  # s2
     landmark_inputs: FloatArray  # (R, d) float64: standardised inputs of the landmarks
-    # Of its triangles and diagonal; "double" for a factor that certifies by itself.
+    # Precision of the triangles and of the diagonal; "double" for a factor that certifies by itself.
     precision: Precision = "single"
     # Whether F is held; if not, it is evaluated from kernel columns for each product, which suits many vectors.
     held: bool = True
-    stored: FactorRecord | None = None  # where the factor is kept, if it is
-    leaves: Leaves | None = None  # of the block-Vecchia factor that preconditions beside it, if one does
-    # Whether the factor, in float64, certifies by itself: blocks of what it leaves are held for it.
+    stored: FactorRecord | None = None  # the stored factor, if there is one
+    leaves: Leaves | None = None  # leaves of the block-Vecchia preconditioner, if there is one
+    # Whether the factor, in float64, certifies by itself: it then holds blocks of K - Q.
     proves: bool = False
     group: int = GROUP  # samples of a block
-    factors: int = 1  # that a prediction takes in turn, this one among them: the cache is to hold them all
-    makers: int | None = None  # threads of a process that may make leaves at once, for memory's sake
+    factors: int = 1  # number of factors of the prediction, this one included: the cache has to hold all
+    makers: int | None = None  # threads of a process that may build leaves at once, to limit memory
 
     def factor(self, executor: BlockExecutor | None = None) -> NystromFactor:
-        """Return this process's factor, built by whichever task needs it first.
+        """Return this process's factor; the first task that needs it builds it.
 
-        The executor's workers share what F'F takes where F is not held; the threads of this process by default.
+        If F is not held, the executor's workers compute F'F together, by default the threads of this process.
         """
         rank = len(self.landmark_inputs)
         key = (self.context.run_id, "factor", self.precision, self.held, self.proves, self.group, rank, self._digest)
         cache = worker_cache()
-        # Evicted, it would be built again for every batch; the run was planned with this memory in mind.
+        # An evicted factor would be built again for every batch; the run's memory limit includes the factor.
         features = 16 * self.context.n * (feature_width(self.context.kernel) + 1)
         holds: dict[str, Any] = {"held": self.held, "proves": self.proves, "group": self.group}
         needed = factor_bytes(self.context.n, rank, self.precision, **holds)
@@ -229,7 +230,7 @@ class FactorSource:
         return cache.get(key, lambda: NystromFactor.of(self, executor))
 
     def triangle(self) -> LandmarkTriangle:
-        """Return L and the landmarks, from this process's cache or made anew."""
+        """Return L and the landmarks from this process's cache; build them on a cache miss."""
         dtype = np.float32 if self.precision == "single" else np.float64
         key = (self.context.run_id, "variance triangle", self.precision, self._digest)
         cache = worker_cache()
@@ -237,7 +238,7 @@ class FactorSource:
         return cache.get(key, lambda: LandmarkTriangle.of(differences(self.context), self.landmark_inputs, dtype))
 
     def preconditioner(self, executor: BlockExecutor | None = None) -> VecchiaProduct | None:
-        """M^-1 of the block-Vecchia factor, if there is one, by an executor; leaves that a process lacks are made."""
+        """Return M^-1 of the block-Vecchia factor by an executor, if there is one; processes build missing leaves."""
         if self.leaves is None:
             return None
         executor = executor or HereExecutor()
@@ -246,7 +247,7 @@ class FactorSource:
         return VecchiaProduct(recipe, executor, lambda: executor.workers, shares_memory=here)
 
     def make_leaves(self) -> None:
-        """Have the leaves ready in this process, if there are any."""
+        """Build this process's leaves, if there are any."""
         leaves = self.leaves
         if leaves is None:
             return
@@ -262,7 +263,7 @@ class FactorSource:
 
     @property
     def _leaf_bytes(self) -> int:
-        """Of all leaves, and of one that is being made by each thread."""
+        """Bytes of all leaves, and of one leaf that each thread is building."""
         if self.leaves is None:
             return 0
         width = feature_width(self.context.kernel)
@@ -272,7 +273,7 @@ class FactorSource:
 
 
 def leaves_of(context: BlockContext, noise_variance: float, executor: BlockExecutor, halo: int) -> Leaves:
-    """The leaves of a block-Vecchia factor without landmarks, half as large as their halos."""
+    """Return the leaves, half as large as their halos, of a block-Vecchia factor without landmarks."""
     operator = BlockedKernelOperator(context.kernel, noise_variance, context.source, executor)
     try:
         embedding = embedding_landmarks(operator)
@@ -288,7 +289,7 @@ class NystromFactor:
     Attributes
     ----------
     evaluator : TileEvaluator
-        Of the kernel, in float64.
+        Evaluates the kernel in float64.
     entry_error : float
         Bound on an entry's rounding error, in units of eps largest w_i w_j.
     landmarks : Features
@@ -302,19 +303,19 @@ class NystromFactor:
     prior : (n,) float64
         k(x, x) of the training samples.
     residual_diagonal : (n,) float64
-        diag(K - Q): of a float64 factor never less than the exact one, of a float32 one with the error of that.
+        diag(K - Q): an upper bound for a float64 factor, a value with float32 errors for a float32 factor.
     largest : float
-        What no entry of Kbar exceeds.
+        Upper bound on the entries of Kbar.
     weights : (n,) float64
-        w_i; see above.
+        w_i; see `dkgp.models.variance.row_scales`.
     landmark_scale : (R,) float64
         sqrt(k(x, x) / largest) of the landmarks, times their m.
     whitening : Whitening or None
-        How errors grow on their way through L; None where L is too ill-conditioned, or float32, to prove anything.
+        Growth of errors through L; None if L is float32, or too ill-conditioned for a proof.
     remainder : Remainder or None
-        Blocks of K - Q, of a factor that proves.
+        Blocks of K - Q, if the factor proves by itself.
     loses_digits : bool or None
-        See `dkgp.models.variance.bounds.loses_digits`; None until it is asked.
+        See `dkgp.models.variance.bounds.loses_digits`; None before its first call.
     """
 
     def __init__(
@@ -343,13 +344,13 @@ class NystromFactor:
 
     @classmethod
     def of(cls, source: FactorSource, executor: BlockExecutor | None = None) -> NystromFactor:
-        """Load the factor where it is kept, or build it."""
+        """Load the stored factor if there is one, or build the factor."""
         stored = source.stored
         if stored is None and not (source.held or source.proves):
             return cls._added_up(source, executor or HereExecutor(process_threads()))
         if stored is None:
             return cls._build(source)
-        # Kept in float64 either way; what is proven depends on which precision it was computed in.
+        # A stored factor is in float64 either way; the bounds depend on the precision in which it was computed.
         dtype = np.float32 if source.precision == "single" else np.float64
         columns = np.empty((stored.n, stored.rank), np.float32) if source.held else None
         if columns is not None:
@@ -366,7 +367,7 @@ class NystromFactor:
 
     @classmethod
     def _added_up(cls, source: FactorSource, executor: BlockExecutor) -> NystromFactor:
-        """Build it: 2 n R^2 operations, shared between an executor's processes; bits do not depend on how many."""
+        """Build the factor on an executor's processes, 2 n R^2 operations; bits do not depend on their number."""
         n, rank = source.context.n, len(source.landmark_inputs)
         scale = Scale.of(np.array([2.0 * priors(source.context).sum()]), 1, -(-n // ROWS_AT_ONCE))
         strips, workers = _strips(rank), list(executor.workers)
@@ -394,7 +395,7 @@ class NystromFactor:
 
     @classmethod
     def _build(cls, source: FactorSource) -> NystromFactor:
-        """Build it: 2 n R^2 operations, shared between this process's threads; the bits do not depend on how many."""
+        """Build the factor on this process's threads, 2 n R^2 operations; bits do not depend on their number."""
         context = source.context
         evaluator = differences(context)
         dtype = np.float32 if source.precision == "single" else np.float64
@@ -423,9 +424,9 @@ class NystromFactor:
 
     @property
     def unit(self) -> float:
-        """Errors of a product with Kbar, of entries and sums, in units of largest w_i sum_j w_j |v_j|.
+        """Errors of a product with Kbar, from entries and sums, in units of largest w_i sum_j w_j |v_j|.
 
-        A product adds runs within blocks, and blocks as integers; other sums add runs of `PIECE_ROWS` one by one.
+        A product adds runs within blocks, and adds blocks as integers. Other sums add runs of `PIECE_ROWS` one by one.
         """
         context = self.context
         runs = sum(-(-(stop - start) // PIECE_ROWS) for start, stop in map(context.bounds, range(context.n_blocks)))
@@ -443,7 +444,7 @@ class NystromFactor:
         return self.context.n
 
     def pieces(self, precision: Precision = "double", length: int | None = None) -> list[tuple[Features, slice]]:
-        """Training inputs in short runs, in order: prepared features and the rows that they are."""
+        """Return the training inputs in short runs, in order: prepared features and their rows."""
         pieces = _pieces(self.context, precision, length or PIECE_ROWS)
         return [(rows(), slice(start, stop)) for rows, start, stop in pieces]
 
@@ -454,7 +455,7 @@ class NystromFactor:
         return LandmarkRows(context, precision, landmarks, self.lower, np.sqrt(self.prior), executor)
 
     def preconditioner(self, executor: BlockExecutor | None = None) -> LowRankPreconditioner:
-        """M^-1, whose z is in the factor's precision, as are products with more than a few vectors."""
+        """Return M^-1; its z is in the factor's precision, as are products with more than a few vectors."""
         executor = executor or HereExecutor()
         precision: Precision = "single" if self.lower.dtype == np.float32 else "double"
         if self.columns is not None:
@@ -464,7 +465,7 @@ class NystromFactor:
         return LowRankPreconditioner(passing, self.noise_variance, self.gram_lower)
 
     def rows(self, features: Features, where: slice) -> NDArray[np.float32]:
-        """Rows of F, where it is held or not: (b, R)."""
+        """Return rows of F, held or evaluated: (b, R)."""
         if self.columns is not None:
             return self.columns[where]
         kernel = self.evaluator.tile(features, self.landmarks).T
@@ -478,7 +479,7 @@ class NystromFactor:
 
 
 class _RowsOfF:
-    """Makes rows of F, and with them what K - Q is on the diagonal, roundings included."""
+    """Computes rows of F, and with them diag(K - Q), roundings included."""
 
     def __init__(self, source: FactorSource, evaluator: TileEvaluator, triangle: LandmarkTriangle) -> None:
         self._evaluator, self._triangle, self._context = evaluator, triangle, source.context
@@ -490,7 +491,7 @@ class _RowsOfF:
         self.remainder = Remainder(source.context.n, self._typical_error, source.group) if proves else None
 
     def of(self, features: Features, where: slice, diagonal: FloatArray) -> NDArray[Any]:
-        """The rows of some samples as columns (R, r); their part of `diagonal` and of the remainder is filled in."""
+        """Return the rows of some samples as columns (R, r); fill in their part of `diagonal` and of the remainder."""
         block, prior = self._triangle.columns(self._evaluator, features), self._prior[where]
         diagonal[where] = np.maximum(prior - np.einsum("ri,ri->i", block, block), 0.0)
         if block.dtype == np.float64:
@@ -503,7 +504,7 @@ class _RowsOfF:
         return block
 
     def gram(self, group: list[Piece], diagonal: FloatArray, columns: NDArray[np.float32] | None = None) -> FloatArray:
-        """F'F of a run of rows, (R, R) float64, which are kept in `columns`, if that is; `diagonal` is filled in."""
+        """Return F'F of a run of rows, (R, R) float64; fill in `diagonal`, and `columns` with the rows if given."""
         first, threads = group[0][1], process_threads()
         values = np.empty((group[-1][2] - first, self._triangle.features.n), np.float32) if columns is None else columns
 
@@ -519,7 +520,7 @@ class _RowsOfF:
 def gram_task(source: FactorSource, scale: Scale, groups: list[int]) -> list[Totals]:
     """Return the words of F'F, its lower half by strips, of some runs of rows, and diag(K - Q) of each run.
 
-    One task alone has a run's diagonal: its sum is itself, and the bits of its numbers travel as integers.
+    Only one task computes a run's diagonal, so summing leaves it unchanged, and its bits are sent as integers.
     """
     context, totals = source.context, Totals()
     with whole_process():
@@ -537,13 +538,13 @@ def gram_task(source: FactorSource, scale: Scale, groups: list[int]) -> list[Tot
 
 
 def _strips(rank: int) -> list[tuple[slice, slice]]:
-    """Strips of the lower half of a square: rows, and columns up to them."""
+    """Return the strips of the lower half of a square: rows, and the columns up to them."""
     edges = [*range(0, rank, STRIP_ROWS), rank]
     return [(slice(start, stop), slice(0, stop)) for start, stop in itertools.pairwise(edges)]
 
 
 def _remainder(source: FactorSource) -> Remainder | None:
-    """That of a factor which was kept, to the same bits as when it was made."""
+    """Rebuild the remainder of a stored factor, with the bits of the first build."""
     evaluator, pieces = differences(source.context), list(_pieces(source.context))
     rows = _RowsOfF(source, evaluator, LandmarkTriangle.of(evaluator, source.landmark_inputs))
     diagonal = np.empty(source.context.n)
@@ -557,12 +558,12 @@ def _remainder(source: FactorSource) -> Remainder | None:
 
 
 def residual_slack(weights: Interpolation, f: NDArray[Any], prior: FloatArray, errors: FloatArray) -> FloatArray:
-    """By how much k(x, x) - |f|^2 as computed may be below k(x, x) - k'(LL')^-1 k, for f = L^-1 k as computed: (r,).
+    """Return a bound (r,) on k(x, x) - k'(LL')^-1 k minus the computed k(x, x) - |f|^2, for f = L^-1 k as computed.
 
-    For any w, k'(LL')^-1 k >= 2 w'k - |L'w|^2. With w = L^-T f as computed, both triangular solves within gamma_R |L|
-    (Higham 2002, theorem 8.5) and S = sum |w_j| |L_j| over the rows of L, the right side is at least |f|^2 - 6 gamma S
-    |f| - (gamma S)^2 - 2 |w|'|dk|, dk the roundings of k. S is a sum of interpolation weights; a bound by the norm of
-    L^-1 would be larger by orders of magnitude.
+    For any w, k'(LL')^-1 k >= 2 w'k - |L'w|^2. Let w = L^-T f as computed, both triangular solves within gamma_R |L|
+    (Higham 2002, theorem 8.5), and S = sum |w_j| |L_j| over the rows of L. Then the right side is at least |f|^2 - 6
+    gamma S |f| - (gamma S)^2 - 2 |w|'|dk|, dk the roundings of k. S is a sum of interpolation weights; a bound by the
+    norm of L^-1 would be larger by orders of magnitude.
     """
     rank = len(f)
     size, length, scale = (rank + 2) * UNIT * weights.size, np.linalg.norm(f, axis=0), np.sqrt(prior)
@@ -586,5 +587,5 @@ def _pieces(context: BlockContext, precision: Precision = "double", length: int 
 
 
 def _row_groups(context: BlockContext) -> list[list[Piece]]:
-    """Pieces whose rows of F are held at once."""
+    """Return groups of pieces whose rows of F are held at once."""
     return split_evenly(list(_pieces(context)), -(-context.n // ROWS_AT_ONCE))

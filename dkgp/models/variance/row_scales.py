@@ -1,10 +1,10 @@
-"""Weights of the training samples, by which entries of Kbar and their errors are bounded: what all proofs share.
+"""Weights of the training samples, which bound the entries of Kbar and their errors in all proofs.
 
-An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by eps times that times the two rows' errors
-(`TileEvaluator.row_errors`). Both are covered by weights: with t the rows' errors, t_0 their median and m = max(t /
-t_0, 1), t + t' <= 2 t_0 m m', so with weights w_i = sqrt(Kbar_ii / max Kbar) m_i an entry of Kbar is at most largest
-w_i w_j and off by `entry_error` eps largest w_i w_j, entry_error = 2 t_0. A few samples far out, or where a polynomial
-kernel is huge, so do not spoil what is proven of the rest.
+An entry k(x, x') is at most sqrt(k(x, x) k(x', x')). Its error is at most eps times this bound times the sum of the two
+rows' errors (`TileEvaluator.row_errors`). Weights cover both bounds. Let t be the rows' errors, t_0 their median and m
+= max(t / t_0, 1), so that t + t' <= 2 t_0 m m'. With the weights w_i = sqrt(Kbar_ii / max Kbar) m_i, an entry of Kbar
+is at most largest w_i w_j. Its error is at most `entry_error` eps largest w_i w_j, entry_error = 2 t_0. Outliers, or
+samples with a huge polynomial kernel, therefore do not widen the bounds of the other samples.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class RowScales:
     Attributes
     ----------
     evaluator : TileEvaluator
-        Of the kernel, in float64.
+        Evaluates the kernel in float64.
     prior : (n,) float64
         k(x, x) of the training samples.
     weights : (n,) float64
         w_i; see above.
     largest : float
-        What no entry of Kbar exceeds.
+        Upper bound on the entries of Kbar.
     typical_error : float
         t_0.
     """
@@ -46,7 +46,7 @@ class RowScales:
 
     @classmethod
     def of(cls, context: BlockContext, noise_variance: float) -> RowScales:
-        """Those of a model's support inputs."""
+        """Build the weights of a model's support inputs."""
         evaluator = differences(context)
         blocks = [context.bounds(block) for block in range(context.n_blocks)]
         errors = np.concatenate([evaluator.row_errors(context.source.inputs(*rows)) for rows in blocks])
@@ -73,25 +73,25 @@ class RowScales:
         return float(np.linalg.norm(self.weights))
 
     def excess(self, inputs: FloatArray) -> FloatArray:
-        """m of rows of inputs: (t,)."""
+        """Return m of rows of inputs: (t,)."""
         return np.asarray(np.maximum(self.evaluator.row_errors(inputs) / self.typical_error, 1.0))
 
     def share(self, highest: FloatArray, inputs: FloatArray) -> FloatArray:
-        """The weights of test samples whose k(x, x) is at most `highest`: (t,).
+        """Return the weights `share` of test samples whose k(x, x) is at most `highest`: (t,).
 
-        |k(x, x_i)| is at most largest share w_i, and off by `entry_error` eps of that.
+        |k(x, x_i)| is at most largest share w_i, and its error at most `entry_error` eps times this bound.
         """
         return np.asarray(np.sqrt(highest / self.largest) * self.excess(inputs))
 
 
 def differences(context: BlockContext, precision: Precision = "double") -> TileEvaluator:
-    """The evaluator of proofs: the expanded form is off by |x|^2 eps, which no bound allows for, far out."""
+    """Return the evaluator of proofs, without the expanded form, whose error of |x|^2 eps the bounds do not include."""
     return TileEvaluator(context.kernel, precision, expanded=False, centre=centre_of(context.source))
 
 
 @dataclass(frozen=True)
 class ProofContext(BlockContext):
-    """A context whose tasks evaluate entries as proofs do; it shares the features of the context that it is of."""
+    """Context whose tasks evaluate entries as proofs do; it shares the features of the original context."""
 
     @classmethod
     def of(cls, context: BlockContext) -> ProofContext:
@@ -104,7 +104,7 @@ class ProofContext(BlockContext):
 
 
 def priors(context: BlockContext) -> FloatArray:
-    """k(x, x) of all training samples: (n,)."""
+    """Return k(x, x) of all training samples: (n,)."""
     kernel = context.kernel
     if kernel.stationary:
         return np.full(context.n, float(kernel.diagonal(np.zeros((1, kernel.n_features)))[0]))

@@ -1,8 +1,8 @@
-"""Errors on their way through a triangular factor: bounds on || |L^-1| |L| || and || |L^-1| d ||.
+"""Error propagation through a triangular factor: bounds on || |L^-1| |L| || and || |L^-1| d ||.
 
-A triangular solve L f = c is exact for a matrix L + dL, |dL| <= gamma_R |L| (Higham 2002, theorem 8.5), so that f is
-off by |L^-1| |L| |f| gamma_R; and an error of c, e d entry by entry, becomes |L^-1| d e. Both are evaluated for the L
-at hand, since bounds that hold for all are larger by orders of magnitude.
+A triangular solve L f = c is exact for a matrix L + dL, |dL| <= gamma_R |L| (Higham 2002, theorem 8.5). The error of f
+is therefore |L^-1| |L| |f| gamma_R. An entrywise error e d of c becomes |L^-1| d e. Both bounds are evaluated for the
+given L, since bounds that hold for every L are larger by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dkgp.operators.base import FloatArray
 
 COLUMNS_AT_A_TIME = 512
 ITERATIONS = 8
-# Beyond it the inverse that was computed says little of the exact one.
+# Largest 3 gamma_R ||A||; beyond it the computed inverse is too far from the exact one.
 LARGEST_SHARE = 0.1
 
 
@@ -28,19 +28,20 @@ class Whitening:
     """Growth of errors from c to f = L^-1 c."""
 
     solving: float  # ||f_computed - f|| <= solving ||f_computed||, the solve's own roundings
-    entries: float  # || |L^-1| d ||, d as given: what c's errors of e d_i come to is e times this
+    entries: float  # || |L^-1| d || for the given d: errors e d_i of c cause an error of f of at most e times this
 
     @classmethod
     def of(cls, lower: NDArray[Any], scale: FloatArray) -> Whitening | None:
-        """Evaluate both for L (R, R) and d = `scale` (R,).
+        """Evaluate both bounds for L (R, R) and d = `scale` (R,).
 
-        None where L is float32, or so ill-conditioned that nothing could be told from its inverse.
+        The result is None if L is float32, or too ill-conditioned for bounds from its computed inverse.
 
         Notes
         -----
-        The greatest eigenvalue of a matrix without negative entries is at most max_i (M x)_i / x_i, for any positive x
-        (Collatz and Wielandt); here M = A'A with A = |X| |L|, X the computed inverse. X is off by 3 gamma_R |X| |L|
-        |L^-1| (Higham 2002, section 14.2), and so the bounds for it by a factor of 1 / (1 - 3 gamma_R ||A||).
+        The largest eigenvalue of a matrix M without negative entries is at most max_i (M x)_i / x_i, for any positive x
+        (Collatz and Wielandt). Here M = A'A with A = |X| |L|, X the computed inverse. The error of X is 3 gamma_R |X|
+        |L| |L^-1| (Higham 2002, section 14.2). The bounds from X therefore grow by a factor of 1 / (1 - 3 gamma_R
+        ||A||).
         """
         rank = len(lower)
         if lower.dtype != np.float64:
@@ -66,22 +67,22 @@ class Whitening:
     def square(
         self, lower: FloatArray, c: FloatArray, scale: FloatArray, unit_scale: float, error: FloatArray
     ) -> FloatArray:
-        """Upper bound on |L^-1 c|^2: (t,).
+        """Return an upper bound on |L^-1 c|^2: (t,).
 
         Parameters
         ----------
         lower : (R, R) float64
             L.
         c : (R, t) float64
-            Off by at most `error` times d.
+            Vectors with errors of at most `error` times d.
         scale, unit_scale : (R,) float64, and a number
-            d is their product.
+            Factors of d = `scale` `unit_scale`.
 
         Notes
         -----
         With f = L^-1 c as computed, rho = c - L f and w = L^-T f as computed, |L^-1 c|^2 is |f|^2 + 2 w'rho + 2 (dL'w)'
-        L^-1 rho + |L^-1 rho|^2: the norm of L^-1 enters by the product of two roundings alone. |rho| <= gamma |L||f| +
-        error d, |dL'w| <= gamma S with S = sum |w_j| |L_j| (Higham 2002, theorem 8.5).
+        L^-1 rho + |L^-1 rho|^2. The norm of L^-1 thus enters only through a product of two roundings. |rho| <= gamma
+        |L||f| + error d, and |dL'w| <= gamma S with S = sum |w_j| |L_j| (Higham 2002, theorem 8.5).
         """
         rank = len(lower)
         f = scipy.linalg.solve_triangular(lower, c, lower=True, check_finite=False)
@@ -95,7 +96,7 @@ class Whitening:
 
 
 def _times(lower: FloatArray, vector: FloatArray, *, transposed: bool = False) -> FloatArray:
-    """|L| x, or |L|' x, without another matrix as large."""
+    """Return |L| x or |L|' x without a second matrix of the size of L."""
     result = np.zeros(len(vector))
     for start in range(0, len(vector), COLUMNS_AT_A_TIME):
         columns = slice(start, start + COLUMNS_AT_A_TIME)
