@@ -1,9 +1,9 @@
-"""Every error that dkgp raises on purpose, with the exit code the command line gives it.
+"""Every error that dkgp raises on purpose, with its exit code on the command line.
 
-A message says what was got, what was expected and what to do. It names a parameter in backticks, as in `max_passes`.
-Each surface spells that name: the command line as a flag (`spelled`), Python as it stands. A field that a message does
-not name is the error's `parameter`, which the jobs service puts before the message. Any exception that is not a
-`DkgpError` is a bug.
+A message states the actual input, the expected input, and the remedy. It names a parameter in backticks, as in
+`max_passes`. Each surface spells that name: the command line as a flag (`spelled`), Python without changes. If a
+message does not name its field, the error's `parameter` does. The jobs service puts it before the message. Any
+exception that is not a `DkgpError` is a bug.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PARAMETER = re.compile(r"`([a-z][a-z0-9_]*)`")
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command line (0, 2, 3, 4, 5, 130; 124 of `dkgp wait --timeout` alone)."""
+    """Exit codes of the command line (0, 2, 3, 4, 5, 130; 124 only for `dkgp wait --timeout`)."""
 
     DONE = 0
     USAGE = 2
@@ -57,7 +57,7 @@ class ExitCode(IntEnum):
 class DkgpError(Exception):
     """Base of all deliberate errors; `exit_code` is the exit code of the command.
 
-    `parameter` is the field that was refused, with dots between nested fields, where the message does not name it.
+    `parameter` is the refused field if the message does not name it. Dots separate nested fields.
     """
 
     exit_code: ExitCode = ExitCode.BAD_INPUT
@@ -71,7 +71,7 @@ class UsageError(DkgpError):
 
 
 class InputError(DkgpError, ValueError):
-    """Data or settings that cannot be worked with; found before work starts."""
+    """Data or settings that dkgp cannot work with; raised before work starts."""
 
 
 class DocumentError(InputError):
@@ -79,31 +79,31 @@ class DocumentError(InputError):
 
 
 class InputTypeError(InputError, TypeError):
-    """Values of a type that numbers cannot be read from."""
+    """Values of a type that cannot be converted to numbers."""
 
 
 class StoreError(InputError):
-    """A store that is missing, incomplete, damaged, or of another kind than expected."""
+    """A store that is missing, incomplete, damaged, or of an unexpected kind."""
 
 
 class CheckpointError(StoreError):
-    """A checkpoint that is truncated, or belongs to another run."""
+    """A checkpoint that is truncated or belongs to another run."""
 
 
 class OutputExistsError(InputError):
-    """The output is already there and overwriting was not asked for."""
+    """The output already exists, and the user did not ask to overwrite it."""
 
 
 class StorageError(DkgpError, OSError):
-    """The storage refused a write: a full disk, a missing permission."""
+    """The storage refused a write, for example because of a full disk or a missing permission."""
 
 
 class MemoryBudgetError(InputError):
-    """The memory projected for a job exceeds the budget; refused before anything is allocated."""
+    """The projected memory of a job exceeds the budget; raised before anything is allocated."""
 
 
 class MissingExtraError(DkgpError, ImportError):
-    """An optional dependency is not installed; the message names the extra, of dkgp by default, that brings it."""
+    """An optional dependency is not installed; the message names the extra (of dkgp by default) that installs it."""
 
     exit_code = ExitCode.USAGE
 
@@ -115,29 +115,29 @@ class MissingExtraError(DkgpError, ImportError):
 
 
 class NumericalError(DkgpError, ArithmeticError):
-    """A factorisation or recursion broke down; the message says where and what to change."""
+    """A factorisation or recursion broke down; the message names the place and the remedy."""
 
 
 class NotConvergedError(DkgpError):
-    """A solve stopped before its tolerance (passes, seconds or stagnation)."""
+    """A solve stopped before it reached its tolerance (passes, seconds or stagnation)."""
 
     exit_code = ExitCode.NOT_CONVERGED
 
 
 class ClusterError(DkgpError):
-    """The cluster could not be reached, has no workers, or was lost in mid-run."""
+    """The cluster could not be reached, has no workers, or was lost during the run."""
 
     exit_code = ExitCode.CLUSTER_LOST
 
 
 class ServiceError(DkgpError):
-    """The jobs service could not be reached, or answered what no dkgp service answers."""
+    """The jobs service could not be reached, or its answer is not that of a dkgp service."""
 
     exit_code = ExitCode.CLUSTER_LOST
 
 
 class WaitTimeoutError(DkgpError):
-    """A job that was waited for was not done in the time given; it goes on."""
+    """A job did not finish within the given waiting time; the job continues."""
 
     exit_code = ExitCode.TIMED_OUT
 
@@ -152,31 +152,31 @@ class InterruptedRunError(DkgpError):
         self.checkpoint = checkpoint
 
 
-# What a mistake in a program ends in; libraries raise these about damaged files, too.
+# Exceptions that programming mistakes cause. Libraries also raise these for damaged files.
 _MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 _PACKAGE = Path(__file__).parent
 
 
 def is_mistake(error: BaseException) -> bool:
-    """True for what Python raises about a line of dkgp's own, not of a library that it called: a bug of dkgp's."""
+    """Return True if a line of dkgp's own code, not of a library that it calls, raised a programming mistake: a bug."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return isinstance(error, _MISTAKES) and bool(frames) and _PACKAGE in Path(frames[-1].f_code.co_filename).parents
 
 
 def spelled(text: str, spelling: Callable[[str], str | None]) -> str:
-    """Return the text with its parameters as `spelling` has them; one that it has no spelling of stays."""
+    """Return the text with its parameters spelled by `spelling`; parameters without a spelling do not change."""
     return _PARAMETER.sub(lambda match: spelling(match[1]) or match[0], text)
 
 
 def respell(error: E, spelling: Callable[[str], str | None]) -> E:
-    """Return the error, its message with the parameters as `spelling` has them."""
+    """Return the error after spelling the parameters in its message by `spelling`."""
     error.args = (spelled(str(error), spelling), *error.args[1:])
     return error
 
 
 @contextmanager
 def about(parameter: str) -> Iterator[None]:
-    """Record that an error raised within is about a parameter, or about a field of it."""
+    """Set the `parameter` of an error raised within the block to this parameter, or to a field of it."""
     try:
         yield
     except DkgpError as error:

@@ -1,4 +1,4 @@
-"""The job that `dkgp plan` is: what is to be foreseen, and for how many workers."""
+"""The job of `dkgp plan`: its options, and the plan for each number of workers."""
 
 from __future__ import annotations
 
@@ -112,16 +112,16 @@ CLASSIFY = Option(
 POOL = Option(help="Of a fixed-size one: prototypes to choose among.  [default: as that command's]", metavar="M")
 VALIDATE = Option(help="Also train with 1 and 2 workers on this machine, and compare.")
 PLOT = Option(help="Draw seconds and worker-hours into a .png, .pdf or .svg.", metavar="FILE", place="write")
-# Of `classify`: methods, where the others are searches of a fixed-size one.
+# Methods of `classify`; the other values are searches of a fixed-size classifier.
 LIKELIHOODS = ("logistic", "gp")
 
 
 @dataclass(frozen=True)
 class PlanJob:
-    """A training run to plan, and what else is to be foreseen: a sparse model, a classifier, variances.
+    """A training run to plan; optionally also a sparse model, a classifier, or variances.
 
-    `cluster` is what messages are measured on: a scheduler that runs, or a cluster that is started for it; worker
-    processes on this machine by default. `figures` are read, and written where there are none yet.
+    Messages are measured on `cluster`: a running scheduler, or a cluster that the job starts. The default is worker
+    processes on this machine. `figures` is read if it exists, and written otherwise.
     """
 
     dataset: Annotated[str, DATASET]
@@ -152,7 +152,7 @@ class PlanJob:
     validate: Annotated[bool, VALIDATE] = False
     plot: Annotated[str | None, PLOT] = None
     overwrite: Annotated[bool, OVERWRITE] = False
-    # Its numbers of workers are the plan's own.
+    # The plan itself sets the numbers of workers.
     cluster: Annotated[ClusterOptions, Part(without=("workers", "adaptive", "threads_per_worker"))] = field(
         default_factory=ClusterOptions
     )
@@ -172,21 +172,21 @@ class PlanJob:
         self.classifier_settings()
 
     def sparse_settings(self) -> SparseSettings | None:
-        """Return the settings of the sparse model to foresee, but for its size; None where none is wanted."""
+        """Return the settings of the sparse model without its size; None if no sparse model is requested."""
         if self.sparse is not None:
             settings = SparseSettings(self.sparse, basis=self.basis, seed=self.solver.seed)
             return settings if self.neighbours is None else replace(settings, neighbours=self.neighbours)
         if self.neighbours is not None and (self.classify != "gp" or self.basis_size is None):
             raise UsageError("`neighbours` go with `sparse` vif, or with `classify` gp and a `basis_size`")
         if self.classify in LIKELIHOODS:
-            return None  # the basis is the classifier's
+            return None  # the basis belongs to the classifier
         for name in ("basis_size", "basis"):
             if getattr(self, name) is not None:
                 raise UsageError(f"`{name}` belongs to a sparse model; name its method with `sparse`, or leave it out")
         return None
 
     def classifier_settings(self) -> FixedSizeSettings | LikelihoodSettings | None:
-        """Return the settings of the classifier to foresee; None where none is wanted."""
+        """Return the settings of the classifier; None if no classifier is requested."""
         if self.classify == "logistic" or self.classify == "gp":
             if self.pool is not None:
                 raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
@@ -213,14 +213,14 @@ LIMITS = {
 
 
 def run_plan(job: PlanJob, reporter: Reporter) -> Document:
-    """Measure, foresee, lay out; return seconds by phase, memory and worker-hours by number of workers.
+    """Measure prices and predict a run; return seconds by phase, memory and worker-hours by number of workers.
 
     Raises
     ------
     InputError, UsageError, MemoryBudgetError
-        Anything that can be found wrong beforehand.
+        For any mistake that can be found before the run.
     ClusterError
-        No cluster to measure messages on.
+        If there is no cluster to measure messages on.
     """
     check_side_files(job.plot, None, replace=job.overwrite)
     if job.figures is not None:
@@ -301,7 +301,7 @@ def _foresee_variances(job: PlanJob, dataset: Dataset, hyperparameters: Hyperpar
     try:
         return foresee_variances(dataset, hyperparameters, job.variance, job.test_samples, job.threads_per_worker)
     except MemoryBudgetError as error:
-        # A solver's options have the same names.
+        # Options of a solver have the same names.
         raise prefixed(error, VarianceSettings, VARIANCE.prefix) from None
 
 
@@ -321,7 +321,7 @@ def _foresee_classifier(
     settings, cache_bytes = job.classifier_settings(), job.cluster.cache_bytes
     if not isinstance(settings, LikelihoodSettings):
         return None if settings is None else foresee_classifier(dataset, hyperparameters, settings, cache_bytes)
-    if job.hyper is None:  # those of a regression have another amplitude
+    if job.hyper is None:  # hyperparameters of a regression have another amplitude
         search = LabelTuning(min(job.subset, dataset.n_samples), settings.seed, likelihood="logit")
         hyperparameters = tune_labels(LabelledData(dataset, labels_of(dataset)), search)
     tiles = budget_here(job.cluster.cache_tiles, worker_memory_bytes=job.cluster.worker_memory_bytes)
@@ -329,21 +329,21 @@ def _foresee_classifier(
 
 
 def _require_room(job: PlanJob, smaller: Smaller, resident_bytes: int) -> None:
-    """Refuse what does not fit on the fewest workers; `MemoryBudgetError`."""
+    """Raise `MemoryBudgetError` if the model does not fit on the smallest number of workers."""
     budget = job.memory_limit_bytes or resident_bytes + available_bytes()
     memory = smaller.memory(job.workers[0], job.threads_per_worker, budget - resident_bytes)
     memory.require(budget, resident_bytes)
 
 
 def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
-    """Return what messages cost on the cluster named, or between processes here."""
+    """Return the costs of messages on the given cluster, or between processes on this machine."""
     options = job.cluster
     if options.kind in ("auto", "none") and options.config_file is None and options.address() is None:
         options = replace(options, kind="processes", workers=1, threads_per_worker=1)
     elif options.workers is None and options.adaptive is None:
-        options = replace(options, workers=1)  # one is enough to measure with
+        options = replace(options, workers=1)  # one worker is enough for the measurement
     reporter.note("measuring round trips")
-    # Any number of samples that makes "auto" use Dask.
+    # This number of samples makes "auto" use Dask.
     with open_executor(options, 2**62, reporter) as executor:
         cluster = measure_cluster(executor)
     network = cluster.network
@@ -352,7 +352,7 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
     if job.bytes_per_second is not None:
         asked = job.bytes_per_second
         if options.kind in ("local", "processes") and options.address() is None:
-            # Measured without a link: what the coordinator copies and encrypts, and no link makes that faster.
+            # Without a link, this is the speed at which the coordinator copies and encrypts. No link can exceed it.
             asked = min(asked, network.bytes_per_second)
         network = replace(network, bytes_per_second=asked)
     return replace(cluster, network=network)
@@ -370,7 +370,7 @@ def _measure_machine(
 
 @dataclass(frozen=True)
 class _Layout:
-    """A run, and what goes with it, laid out on any number of workers."""
+    """A run and its accompanying models, projected onto any number of workers."""
 
     job: PlanJob
     foreseen: Foreseen
@@ -378,10 +378,10 @@ class _Layout:
     smaller: Mapping[str, Smaller | None]
     machine: MachineFigures
     cluster: ClusterFigures
-    resident_bytes: int  # of the coordinator, before the work
+    resident_bytes: int  # memory of the coordinator before the run
 
     def row(self, workers: int) -> dict[str, Any]:
-        """Return what all of it takes on so many workers."""
+        """Return the row of the plan for one number of workers."""
         job, foreseen, machine, cluster = self.job, self.foreseen, self.machine, self.cluster
         fleet = Fleet(
             workers,
@@ -466,12 +466,12 @@ class _Layout:
 
 
 def _limit_after(useful: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Say why no more workers than that are worth having, or what the largest number planned for meets."""
+    """Explain why more workers than `useful` do not help, or which limit applies to the largest planned number."""
     count = f"{useful:,} worker{'s' if useful > 1 else ''}"
     position = [row["workers"] for row in rows].index(useful)
     last = position == len(rows) - 1
     limit = rows[position]["limit"]
-    if limit == "workers" and not last:  # it was still they: what comes after is what stands in the way
+    if limit == "workers" and not last:  # The workers were still the limit, so the next row tells the obstacle.
         limit = rows[position + 1]["limit"]
     why = LIMITS.get(limit, f"the coordinator's part is the limit ({limit})")
     if last:

@@ -1,4 +1,4 @@
-"""The cost model against real runs: solves on 1, 2, ... worker processes of this machine, beside what was foreseen."""
+"""Compare the cost model with actual solves on 1, 2, ... worker processes of this machine."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ from dkgp.plan.foreseen import Foreseen
 from dkgp.plan.machine import ClusterFigures, MachineFigures, measure_cluster
 from dkgp.solvers import GreedyBlockCoordinateDescent
 
-# Rows of the pair of blocks that is timed, and for how long: a block of the products themselves.
+# Rows of each block in the timed pair, as in the products themselves, and the minimum duration of the timing.
 PAIR_ROWS, LEAST_SECONDS = 8192, 0.5
 
 
 def entry_seconds(kernel: Kernel, precision: Precision, cores: int | None = None) -> float:
-    """Seconds of one core for an entry that serves its row and its column, while so many cores are at it.
+    """Return the seconds of one core per kernel entry, while `cores` cores work concurrently.
+
+    An entry serves both its row and its column.
 
     Parameters
     ----------
     precision : {"single", "double"}
-        Of the tiles.
+        Precision of the tiles.
     cores : int, optional
-        What this process may use by default.
+        Number of busy cores; by default all cores that this process may use.
     """
     cores = cores or available_cores()
     evaluator = TileEvaluator(kernel, precision)
@@ -65,7 +67,7 @@ def entry_seconds(kernel: Kernel, precision: Precision, cores: int | None = None
             count += 1
         return count
 
-    evaluator.pair(left, right, weights, weights)  # compiled, and in the caches
+    evaluator.pair(left, right, weights, weights)  # compile, and fill the caches
     with ThreadPoolExecutor(cores) as pool:
         began = time.perf_counter()
         pairs = sum(pool.map(work, range(cores)))
@@ -78,12 +80,12 @@ WARM_UP_SAMPLES = 1024
 def run_contender(
     description: dict[str, Any], module: str, *, warn: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
-    """Run one contender of a module in a new process; return its figures, and pass on what it warns of.
+    """Run one contender of a module in a new process; return its figures, and forward its warnings.
 
     Raises
     ------
     DkgpError
-        It failed; the end of what it wrote to standard error is in the message.
+        If the contender failed; the message contains the end of its standard error.
     """
     finished = subprocess.run(
         [sys.executable, "-P", "-m", module],
@@ -103,7 +105,10 @@ def run_contender(
 
 
 def found_environment(module: str) -> dict[str, str]:
-    """Return the environment in which a child finds dkgp and a module's package, wherever they were imported from."""
+    """Return an environment in which a child process can import dkgp and the module's package.
+
+    The environment works for every folder that these were imported from.
+    """
     specs = (find_spec(package) for package in ("dkgp", module.partition(".")[0]))
     folders = [str(Path(spec.origin).resolve().parents[1]) for spec in specs if spec is not None and spec.origin]
     path = [*dict.fromkeys(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -111,7 +116,7 @@ def found_environment(module: str) -> dict[str, str]:
 
 
 def write_warm_up(train: Dataset, url: str) -> None:
-    """Write the first training samples to a store of their own, to load compiled code with."""
+    """Write the first training samples to a separate store, which is solved first to load compiled code."""
     rows = min(WARM_UP_SAMPLES, train.n_samples)
     dataset_from_arrays(
         url,
@@ -129,7 +134,7 @@ PRODUCTS = 5
 
 
 def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
-    """Train as `dkgp train` does on worker processes; then products alone, with nothing else going on."""
+    """Train on worker processes like `dkgp train`; then time products while nothing else runs."""
     dataset = open_dataset(description["train"])
     found = read_hyperparameters(description["hyper"], n_features=dataset.n_features)
     options = SolverOptions(**description["solver"])
@@ -141,7 +146,7 @@ def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
             data = open_dataset(url)
             solver = options.build(data.n_samples, data.n_features, data.n_targets, SilentReporter())
             if isinstance(solver, GreedyBlockCoordinateDescent):
-                solver = replace(solver, largest_block_size=solver.block_size)  # as it is planned
+                solver = replace(solver, largest_block_size=solver.block_size)  # the plan assumes this block size
             began = time.perf_counter()
             trained = train(
                 data, found.kernel, found.noise_variance, executor, solver=solver, stopping=options.stopping()
@@ -165,7 +170,7 @@ def solve_on_workers(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _product_alone(operator: BlockedKernelOperator, targets: int) -> float:
-    """Median seconds of a float32 product with all of K."""
+    """Return the median seconds of a float32 product with all of K."""
     vectors = np.random.default_rng(0).standard_normal((operator.n, targets))
     times = []
     for _ in range(WARM_ROUNDS + PRODUCTS):
@@ -184,19 +189,20 @@ def _children_peaks() -> Iterator[int]:
 
 
 def main() -> None:
-    """Read a description, run it, print the figures."""
+    """Read a description from standard input, run it, and print the figures."""
     print(dump(solve_on_workers(json.load(sys.stdin))))
 
 
-# Worker processes that a plan is held against.
+# Numbers of worker processes for which the plan is compared with actual runs.
 WORKERS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Runs by number of workers, and entries a second of as many threads that do nothing else, repeat by repeat.
+    """Runs by number of workers, and the throughput of as many threads that only evaluate kernel entries.
 
-    `again` and `ceilings_again` are those of the first number's second turns, if it took any.
+    Each list has one value per repeat; throughputs are entries per second. `again` and `ceilings_again` are the second
+    measurements of the first number of workers, if there are any.
     """
 
     runs: dict[int, list[dict[str, Any]]]
@@ -209,13 +215,13 @@ class Scaling:
         return median([run[name] for run in self.runs[workers]])
 
     def ratio(self, workers: int, base: int, name: str) -> float:
-        """Median over the repeats of how many times longer `base` workers took within the same repeat."""
+        """Return the median over the repeats of the ratio of the figure for `base` workers to the one for `workers`."""
         first = [run[name] for run in self.runs[base]]
         null = ([run[name] for run in self.again], first) if self.again else None
         return median_ratio(first, [run[name] for run in self.runs[workers]], null)
 
     def ceiling(self, workers: int, base: int) -> float:
-        """Median over the repeats of what the machine gains from more threads."""
+        """Return the median over the repeats of the machine's own speed-up from additional threads."""
         first = self.ceilings[base]
         return median_ratio(self.ceilings[workers], first, (self.ceilings_again, first) if self.again else None)
 
@@ -229,9 +235,9 @@ def measure_scaling(
     *,
     null: bool = False,
 ) -> Scaling:
-    """Run everything, each number of workers taking its turn in every repeat, with `null` the first of them twice.
+    """Run each number of workers once per repeat; with `null`, run the first number twice per repeat.
 
-    `problem` names the stores `train` and `warm`, its first samples, and the hyperparameter file `hyper`.
+    `problem` contains the stores `train` and `warm` (the first training samples) and the hyperparameter file `hyper`.
     """
     scaling = Scaling({count: [] for count in workers}, {count: [] for count in workers})
     turns = [(count, scaling.runs[count], scaling.ceilings[count]) for count in workers]
@@ -262,9 +268,9 @@ def measure_scaling(
 def compare_with_model(
     scaling: Scaling, foreseen: Foreseen, machine: MachineFigures, cluster: ClusterFigures
 ) -> list[dict[str, Any]]:
-    """Return what was measured for each number of workers, beside what the cost model says of the same run.
+    """Return one row per number of workers: the measured figures and the model's figures for the same run.
 
-    The model is given the products or passes that the runs took: what is compared is what they cost.
+    The model receives the measured number of products or passes, so the comparison covers only their cost.
     """
     base = next(iter(scaling.runs))
     cache_bytes = ClusterOptions().cache_bytes
@@ -273,7 +279,7 @@ def compare_with_model(
         speedups, least = machine.speedups, cluster.least_task_evaluations
         fleet = Fleet(count, 1, speedups, cluster.network, one_machine=True, least_task_evaluations=least)
         taken = replace(foreseen, counts=replace(foreseen.counts, checks=runs[-1]["refreshes"]))
-        # A product with the whole matrix is a column pass.
+        # One product with the whole matrix equals one column pass.
         projection = project(taken.phases(runs[-1]["column_passes"]), foreseen.sizes, machine.prices, fleet)
         memory = foreseen.memory_plan(cache_bytes, None, count)
         planned = memory.worker_process_bytes(cluster.worker_resident_bytes)
@@ -307,10 +313,11 @@ def compare_with_model(
 def validate(
     dataset: Dataset, hyperparameters: Hyperparameters, foreseen: Foreseen, machine: MachineFigures, reporter: Reporter
 ) -> dict[str, Any]:
-    """Train for each number of workers once; return rows as `dkgp bench scaling` has them, and the passes taken.
+    """Train once for each number of workers; return rows like those of `dkgp bench scaling`, and the number of passes.
 
-    Each worker has one thread and shares this machine with the coordinator, whatever the plan is for. The model is
-    given the products or passes that were taken: how well those were foreseen is said apart.
+    Each worker has one thread and shares this machine with the coordinator, regardless of the planned cluster. The
+    model receives the measured number of products or passes. The accuracy of the predicted number is reported
+    separately.
     """
     with tempfile.TemporaryDirectory(prefix="dkgp-plan-") as folder:
         warm, hyper = str(Path(folder) / "warm.zarr"), str(Path(folder) / "hyper.json")
@@ -318,7 +325,7 @@ def validate(
         write_hyperparameters(hyper, hyperparameters)
         problem = {"train": dataset.url, "warm": warm, "hyper": hyper}
         scaling = measure_scaling(problem, foreseen.options, WORKERS, 1, reporter)
-    # The plan may be for another cluster; these runs were on worker processes here.
+    # The plan may be for another cluster, but these runs used worker processes on this machine.
     with open_executor(ClusterOptions(kind="processes", workers=1, threads_per_worker=1), 0, reporter) as executor:
         cluster = measure_cluster(executor)
     taken, counts = scaling.runs[WORKERS[0]][0]["column_passes"], foreseen.counts
