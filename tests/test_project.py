@@ -287,6 +287,7 @@ def test_functions_take_few_parameters() -> None:
     assert long <= LONG
 
 
+@pytest.mark.long
 def test_indirect_words_only_become_fewer() -> None:
     """Each room's count lies between its limit and `wording.SLACK` below it."""
     counts, limits, places = wording.counts(), wording.limits(), wording.places()

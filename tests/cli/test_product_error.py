@@ -187,13 +187,15 @@ def test_a_finished_model_of_an_earlier_version_is_known(
     command = train(terrain, tmp_path / "m", "--solver", "cg", "--cluster", "none")[:-1]
     run_json(*command, "--product-error", 1e-5)
 
+    read = ModelRecord.open
+
     def opened(url: str) -> ModelRecord:
-        model = open_model(url)
+        model = read(url)
         summary = dict(model.summary)
         return replace(model, summary={**summary, "tree_error": summary.pop("product_error")})
 
     with monkeypatch.context() as patched:
-        patched.setattr("dkgp.commands.train.open_model", opened)
+        patched.setattr(ModelRecord, "open", staticmethod(opened))
         assert "is done" in run(*command, "--product-error", 1e-5, "--resume").stderr
         other = run(*command, "--product-error", 2e-5, "--resume", "--overwrite").stderr
     assert "is of a run with another product error (its product error: 1e-05; this run's: 2e-05)" in other
