@@ -346,7 +346,7 @@ class TrainRun(TrainingRun):
         return trained, plan
 
     def must_choose_again(self, executor: BlockExecutor) -> bool:
-        """Return True if "auto" selected a solver that needs equal workers; `ClusterError` for a named solver."""
+        """Return True if workers differ and the solver of "auto" needs equal ones; `ClusterError` if it was named."""
         if not self.job.solver.needs(Need.ROUNDS):
             return False
         try:

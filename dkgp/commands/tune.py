@@ -361,7 +361,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     Raises
     ------
     InputError, MemoryBudgetError
-            An error found before any work.
+        An error found before any work.
     NumericalError
         The kernel matrix is not positive definite at the start.
     ClusterError

@@ -1,6 +1,6 @@
-"""`dkgp predict`: a model and data, or lines, to predictions; `dkgp export`: a prediction store to a table."""
+"""`dkgp predict`: predict a data set or lines with a model; `dkgp export`: convert a prediction store to a table."""
 
-# Hangs on dkgp/commands/run.py.
+# Imported by dkgp/commands/run.py.
 
 from __future__ import annotations
 

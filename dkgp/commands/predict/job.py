@@ -1,4 +1,4 @@
-"""Jobs of predictions: of a data set into a store or a table, of lines one by one, and of a store to a table."""
+"""Jobs of predictions: from a data set to a store or a table, from single lines, and from a store to a table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PREDICTED = Option(
 
 @dataclass(frozen=True)
 class PredictJob:
-    """A prediction to make: model, inputs (their targets are not needed), variances, and where it goes."""
+    """A prediction to make: model, inputs (their targets are not needed), variances and output."""
 
     model: Annotated[str, MODEL]
     dataset: Annotated[str, DATASET]
@@ -66,20 +66,20 @@ class PredictJob:
 
     @property
     def is_table(self) -> bool:
-        """True if the predictions are to end in a table, for which the suffix of its name speaks."""
+        """True if the output is a table, by the suffix of its name."""
         return table_suffix(self.out) is not None
 
     @property
     def beside(self) -> str | None:
-        """The store beside a table, or beside a store that is replaced, until that is whole; None on object storage.
+        """The temporary store beside a table or a replaced store, until that is complete; None on object storage.
 
-        There a store has no other place: objects cannot be moved.
+        On object storage, a store is written in its final place, as objects cannot be moved.
         """
         return f"{self.out}.partial.zarr" if self.is_table or is_local(self.out) else None
 
     @property
     def store_url(self) -> str:
-        """The store that takes predictions as they are made, as things stand: `beside`, or the output itself."""
+        """The store to which predictions are currently written: `beside`, or the output itself."""
         if self.beside is None or self.is_table:
             return self.beside or self.out
         begun = (self.overwrite or self.resume) and exists(self.beside)
@@ -88,7 +88,7 @@ class PredictJob:
 
 @dataclass(frozen=True)
 class LinesJob:
-    """Lines to be answered one by one: by which model, and whether with variances."""
+    """A model that predicts single lines, optionally with variances."""
 
     model: Annotated[str, MODEL]
     variance: Annotated[VarianceSettings | None, VARIANCE] = None
@@ -96,7 +96,7 @@ class LinesJob:
 
 @dataclass(frozen=True)
 class ExportJob:
-    """A prediction store, the table that is made of it, and the data that it was made for."""
+    """A prediction store, the table to write, and the data of the predictions."""
 
     prediction: Annotated[str, PREDICTION]
     out: Annotated[str, TABLE]

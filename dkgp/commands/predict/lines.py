@@ -1,6 +1,6 @@
-"""`dkgp predict --stdin`: lines in, lines out, each answered as soon as it is read. Nothing is written to disk.
+"""`dkgp predict --stdin`: read lines, and write the prediction of each as soon as it is read. No file is written.
 
-A line's fields become the inputs of a model by a header's names, or by the order of the training set.
+The names in a header, or the order of the training set, assign the fields of a line to the inputs of a model.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from dkgp.models.prediction.table import RowTable
 
 
 class LineColumns:
-    """The columns that a model's features are made of, and where a line has them.
+    """The columns from which a model's features are built, and their positions in a line.
 
     Parameters
     ----------
     model
-        Its features, and the rules for text, dates and gaps that its training set was ingested by.
+        The model, with its features and its training set's rules for text, dates and gaps.
 
     Attributes
     ----------
     names
-        The columns, in the training set's order; constant ones are not needed.
+        The columns, in the training set's order; constant columns are not needed.
     """
 
     def __init__(self, model: AnyModel | LinearRecord) -> None:
@@ -49,7 +49,7 @@ class LineColumns:
         }
         self._notation = encoding.notation
         self._rules = {column: rule for column in self.names if (rule := encoding.rule(column)) is not None}
-        # Of tables of numbers a line may have the constant features, too, which have no names here.
+        # For tables of numbers a line may contain the constant features too, which have no names here.
         kept = np.flatnonzero(model.standardisation.kept).tolist()
         self._widths = {len(self.names): list(range(len(self.names)))}
         if not encoding.changes_columns:
@@ -59,9 +59,9 @@ class LineColumns:
         self._width = 0
 
     def begin(self, line: str) -> bool:
-        """Take in the first line, which says the delimiter; True if it is a header.
+        """Read the first line, which determines the delimiter; return True if it is a header.
 
-        Raises `InputError`: a header that lacks columns, or unbalanced quotes.
+        Raises `InputError`: a header without all columns, or unbalanced quotes.
         """
         self._delimiter = delimiter_of(line, self._notation.decimal)
         fields = [field.strip() for field in self._split(line, "line 1")]
@@ -83,9 +83,9 @@ class LineColumns:
         return True
 
     def inputs(self, line: str, place: str) -> FloatArray:
-        """The model's features (d,) in a line; `place`, such as "line 3", is for messages.
+        """Return the model's features (d,) of a line; messages refer to it by `place`, such as "line 3".
 
-        Raises `InputError`: another number of fields, or what is no finite number, level or date.
+        Raises `InputError`: a wrong number of fields, or a field that is not a finite number, a level or a date.
         """
         if not line.strip():
             raise InputError(f"{place} is empty; expected {self._expected()}")
@@ -129,16 +129,16 @@ READ_BYTES = 64 * 1024
 
 
 def run_lines(job: LinesJob, reporter: Reporter) -> None:
-    """Answer the lines of standard input on standard output; see `answer`.
+    """Predict the lines of standard input on standard output; see `answer`.
 
     Raises
     ------
     InputError
-        A model that cannot be opened, a header that lacks columns; at the end, lines that could not be predicted.
+        The model cannot be opened, or the header lacks columns; at the end, if some lines failed.
     MemoryBudgetError
-        The model, or its variances, do not fit in memory.
+        The model or its variances exceed the memory.
     BrokenPipeError
-        Nobody reads the answers any more.
+        The reader of the predictions has closed the pipe.
     """
     is_linear = recognise(normalise_url(job.model)) == LINEAR_MODEL_KIND
     model = open_linear_model(job.model) if is_linear else open_any_model(job.model)
@@ -161,29 +161,29 @@ def run_lines(job: LinesJob, reporter: Reporter) -> None:
 def answer(
     columns: LineColumns, table: RowTable, source: BinaryIO, out: TextIO, refuse: Callable[[str], None]
 ) -> tuple[int, int]:
-    """Answer line by line: a header by a header, a row by a row of predictions, what is neither by nan and a message.
+    """Answer each line: a header by a header, a row by predictions, an invalid line by nan and a message.
 
-    What has arrived at once is predicted at once, and written before more is waited for.
+    Lines that arrive together are predicted together, and their answers are written before the next read.
 
-    Raises `InputError`: a header that lacks columns, or a line without end.
+    Raises `InputError`: a header without all columns, or a line that does not end.
 
     Parameters
     ----------
     columns, table
-        Of one model.
+        Columns and predictions of the same model.
     source
-        Bytes of UTF-8, lines of delimited fields.
+        A stream of delimited lines in UTF-8.
     out
-        Takes as many lines as come, of comma-separated fields.
+        A stream for the answers, one line of comma-separated fields per line of input.
     refuse
-        Called with what is wrong with a line.
+        A callback for the error message of a line.
 
     Returns
     -------
     total, bad
-        Lines with values, and those of them that could not be predicted.
+        The number of lines with values, and the number of these that failed.
     """
-    # The first call compiles, and tells what columns there are.
+    # The first call compiles, and its result has the output columns.
     example = table(table.middle[None])
     unknown = [np.nan if values.dtype.kind == "f" else "" for values in example.values()]
     total = bad = 0
@@ -212,7 +212,7 @@ def answer(
 def _predicted(
     table: RowTable, rows: Mapping[int, FloatArray], first_number: int, refuse: Callable[[str], None]
 ) -> dict[int, list[Any]]:
-    """Answers by the lines' indices, of all that can be predicted."""
+    """Return the answers by line index, for all lines without an error."""
     if not rows:
         return {}
     try:
@@ -221,7 +221,7 @@ def _predicted(
         if len(rows) == 1:
             refuse(f"line {first_number + next(iter(rows))}: {error}")
             return {}
-        # One of them is too large to be standardised: which one shows line by line.
+        # One row is too large to be standardised: predict the rows one by one to find it.
         alone = [_predicted(table, {index: row}, first_number, refuse) for index, row in rows.items()]
         return {index: answer for answers in alone for index, answer in answers.items()}
     values = zip(*(column.tolist() for column in predicted.values()), strict=True)
@@ -229,17 +229,17 @@ def _predicted(
 
 
 def _text(rows: list[list[Any]]) -> str:
-    """Rows of fields as lines; a number as the shortest digits that stand for its very bits."""
+    """Return rows of fields as lines; each number has the shortest digits that restore its exact value."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def _arrived(source: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Lines as they arrive, as many as there are, and the number of the first of them, from 1."""
+    """Yield batches of lines as they arrive, with the number of the first line of each, from 1."""
     rest, number = b"", 1
     while True:
-        piece: bytes = source.read1(READ_BYTES)  # type: ignore[attr-defined]  # what has come, without waiting for more
+        piece: bytes = source.read1(READ_BYTES)  # type: ignore[attr-defined]  # available bytes, without waiting for more
         if number == 1 and not rest:
             piece = piece.removeprefix(b"\xef\xbb\xbf")
         whole = rest + piece

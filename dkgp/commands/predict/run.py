@@ -1,4 +1,4 @@
-"""`dkgp predict`: a model and data to a prediction store, or a table; `dkgp export`: such a store to a table."""
+"""`dkgp predict`: predict data to a prediction store or a table; `dkgp export`: convert a store to a table."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 class PredictRun(Run):
     """A run of `dkgp predict`.
 
-    A variance whose interval is wider than wanted is a warning: it holds all the same. So are variances of a sparse
-    model that are proven wrong, or known to be too small.
+    A variance with an interval wider than requested only causes a warning, because the interval is still valid. A
+    sparse model's variances also cause one if they are proven wrong or known to be too small.
     """
 
     command = "predict"
@@ -48,13 +48,13 @@ class PredictRun(Run):
     model: AnyModel | LinearRecord
 
     def check(self) -> None:
-        """Refuse a store that is there already, or tell that there is none to go on with."""
+        """Refuse an existing store; warn if there is no store to resume."""
         job, beside = self.job, self.job.beside
         self.product_error = ProductError.of(job.product_error)
         self.store = store = job.store_url
         goes_on = job.resume and exists(store)
         if job.is_table:
-            # Where predictions are gone on with, the table's place was looked at when they began.
+            # A resumed prediction checked the path of its table when it began.
             check_table(job.out, replace=job.overwrite or goes_on)
         if not job.resume:
             if not job.is_table:
@@ -71,33 +71,33 @@ class PredictRun(Run):
             )
 
     def open(self) -> None:
-        """Open the model, and the test samples."""
+        """Open the model and the test samples."""
         is_linear = recognise(normalise_url(self.job.model)) == LINEAR_MODEL_KIND
         self.model = open_linear_model(self.job.model) if is_linear else open_any_model(self.job.model)
         self.dataset = open_dataset(self.job.dataset)
 
     def refuse(self) -> None:
-        """Refuse an error of sums that has no bound here, or whose sums workers could not keep."""
+        """Refuse an error of sums without a bound here, or with sums that exceed the workers' memory."""
         model: Any = self.model
         error = self.product_error
         variance = self.job.variance
         whole_columns = variance is not None and variance.way != "neighbours"
         if model.without_sums is not None or (model.has_variances and whole_columns):
-            return  # no sums over all samples: refused where predicting begins
+            return  # no sums over all samples; the prediction itself refuses the option
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         error.require_kernel(kernel)
         fits = error.memory(kernel, model.n_support, 1, self.job.cluster.worker_memory_bytes) is not None
-        if not (fits or self.job.resume):  # a prediction that is resumed keeps to its sums
+        if not (fits or self.job.resume):  # a resumed prediction keeps its kind of sums
             self.product_error = EVERY_ENTRY
             self.reporter.note("sums evaluate every kernel entry: there is no memory for others")
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Compile what the kernel takes, where there is one."""
+        """Compile the kernel's code, if the model has a kernel."""
         kernel = getattr(self.model, "kernel", None)
         return nullcontext() if kernel is None else helped(kernel_from_json(kernel))
 
     def work(self, executor: BlockExecutor) -> PredictSummary:
-        """Predict, region by region, into the store."""
+        """Predict into the store, region by region."""
         job, note = self.job, self.reporter.note
         with self.reporter.work("predict") as show, interruptible(note) as interruption:
             return predict(
@@ -117,7 +117,7 @@ class PredictRun(Run):
             )
 
     def conclude(self, result: PredictSummary, peak_bytes: int) -> Document:
-        """Return the number of samples, seconds, the largest certified error of the mean, and how variances went."""
+        """Return the number of samples, the seconds, the largest certified error of the mean, and variance figures."""
         job, reporter, figures = self.job, self.reporter, dict(vars(result))
         if result.classes is None:
             figures.pop("classes")
@@ -152,21 +152,21 @@ class PredictRun(Run):
 
 
 def run_predict(job: PredictJob, reporter: Reporter) -> Document:
-    """Predict into a store, or a table; see `Run.run`."""
+    """Predict to a store or a table; see `Run.run`."""
     return PredictRun(job, reporter).run()
 
 
 def run_export(job: ExportJob, reporter: Reporter) -> Document:
-    """Export; return where the table is, its columns and how many samples it has.
+    """Export; return the path of the table, its columns and its number of samples.
 
     Raises
     ------
     InputError
-        A suffix that is no table's, or data that the predictions were not made for.
+        The suffix is not that of a table, or the predictions were made for other data.
     OutputExistsError
-        The file is there already.
+        The file exists already.
     StorageError
-        It cannot be written; nothing is left behind.
+        The file cannot be written; no partial file remains.
     """
     check_table(job.out, replace=job.overwrite)
     prediction = open_prediction(job.prediction)
@@ -184,7 +184,7 @@ def run_export(job: ExportJob, reporter: Reporter) -> Document:
 
 
 def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, reporter: Reporter) -> Document:
-    """Figures of the whole store, and a warning where intervals are wider than wanted."""
+    """Return figures of the whole store; warn if intervals are wider than requested."""
     n, unmet, widest = figures["met"] + figures["unmet"], figures["unmet"], figures["gap_max"]
     if unmet and settings.basis is None:
         remedy = f"raise --max-passes (now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
@@ -200,7 +200,7 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
 
 
 def _warn_of_bases(figures: dict[str, Any], reporter: Reporter) -> None:
-    """Warn where a basis ended before its gap: its interval holds all the same."""
+    """Warn if a basis ended before it reached its gap; its interval is still valid."""
     if figures["unmet"]:
         reporter.warn(
             f"the bases of {figures['unmet']:,} of {figures['met'] + figures['unmet']:,} test samples end before their "
@@ -210,7 +210,7 @@ def _warn_of_bases(figures: dict[str, Any], reporter: Reporter) -> None:
 
 
 def _warn_of_latent(figures: dict[str, Any] | None, reporter: Reporter) -> None:
-    """Warn where intervals of latent variances are wider than wanted: those of probabilities are, then."""
+    """Warn if intervals of latent variances, and so of probabilities, are wider than requested."""
     if figures is not None and figures["unmet"]:
         reporter.warn(
             f"{figures['unmet']:,} latent variances have wider intervals than the relative gap of {figures['gap']:g} "
@@ -220,7 +220,7 @@ def _warn_of_latent(figures: dict[str, Any] | None, reporter: Reporter) -> None:
 
 
 def _sparse_variance_figures(figures: dict[str, Any], n: int, reporter: Reporter) -> Document:
-    """Figures of the whole store, and warnings where the method's own variances are proven wrong, or mislead."""
+    """Return figures of the whole store; warn if the method's own variances are proven wrong or misleading."""
     method = method_named(figures["method"])
     if method.caution is not None:
         reporter.warn(method.caution)

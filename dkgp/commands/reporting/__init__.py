@@ -1,3 +1,3 @@
 """Output of commands: documents, tables, plots, progress, memory, measurements."""
 
-# Hangs on dkgp/commands/run.py.
+# Imported by dkgp/commands/run.py.

@@ -1,4 +1,4 @@
-"""Jobs of the service for people: a table of them, one in full, and its events as lines."""
+"""Jobs of the service as text: a table of jobs, one job in full, and its events as lines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "faile
 
 
 def jobs_tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
-    """Return the table of `dkgp jobs`, and how many there are of each state."""
+    """Return the table of `dkgp jobs`, and the number of jobs in each state."""
     table = Table(box=None, pad_edge=False)
     for title in ("id", "command", "name", "state", "created", "took", "progress"):
-        # Where there is no room, these give way: `dkgp status` has them in full.
+        # These columns shrink if the terminal is narrow; `dkgp status` shows them in full.
         table.add_column(title, no_wrap=title not in ("name", "progress"))
     for job in document["jobs"]:
         table.add_row(
@@ -37,7 +37,7 @@ def jobs_tables(document: Document, *, verbose: bool = False) -> list[Renderable
 
 
 def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableType]:
-    """Return a job's state, its progress, and what came out."""
+    """Return a job's state, its progress and its result."""
     rows = [
         ("state", _state(record)),
         ("command", record["command"]),
@@ -64,20 +64,20 @@ def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableTyp
         rows.append((name, _option(value)))
     shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
     if record.get("document"):
-        from dkgp.commands.reporting.tables import tables  # who asks for a job without a document does without models
+        from dkgp.commands.reporting.tables import tables  # a job without a document needs no import of models
 
         shown += tables(record["document"], verbose=verbose)
     return shown
 
 
 def event_line(event: Document, *, verbose: bool = False) -> str | None:
-    """Return one line for an event; None for one that people need not see."""
+    """Return an event as one line; None for an event that users need not see."""
     line = _event_text(event, verbose=verbose)
     return None if line is None else f"{_time(event['time'], '%H:%M:%S')} {_printable(line)}"
 
 
 def progress_line(event: Document, *, verbose: bool = False) -> str:
-    """Return a progress event in a few words; with `verbose` in solvers' figures."""
+    """Return a progress event in a few words; with `verbose` in solver figures."""
     label = event.get("label", "")
     if event.get("gradient_inf_norm") is not None and "column_passes" in event:
         within = f"; {event['phase']} {100 * event['done'] / event['total']:.0f} %" if event.get("total") else ""
@@ -109,7 +109,7 @@ def _event_text(event: Document, *, verbose: bool) -> str | None:
     if kind == "error":
         error = event.get("error", event)
         return f"error: {error.get('type', 'Error')}: {error.get('message', '')}"
-    # The document is shown by `status`; kinds that a newer service knows say themselves in --json.
+    # `status` shows the document. Event kinds of a newer service appear with --json.
     return None
 
 
@@ -131,12 +131,12 @@ def _short(job: Document, *, verbose: bool) -> str:
 
 
 def _cut(text: str) -> Text:
-    """One line, however little room there is."""
+    """Return the text as one line, cut to the available width."""
     return Text(_printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def _printable(text: str) -> str:
-    """The text without what would command the terminal: jobs and their names are other people's."""
+    """Return the text without terminal control characters, as other users choose job names."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
@@ -154,7 +154,7 @@ def _moment(text: str) -> datetime:
 
 
 def _time(text: str, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """The time here."""
+    """Return the time in the local time zone."""
     return _moment(text).astimezone().strftime(form)
 
 

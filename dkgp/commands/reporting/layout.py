@@ -1,7 +1,7 @@
-"""Documents for people: figures of a document as rows, sheets and tables.
+"""Documents as text: the figures of a document as rows, sheets and tables.
 
 A `Figure` declares a row: its title, and a text with the document's figures in braces, such as
-`Figure("samples", "{n:,} of {d:names}")`. Formats of Python count, and those of `FORMATS`.
+`Figure("samples", "{n:,} of {d:names}")`. The text may use Python's format specifications and those of `FORMATS`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Rows = list[tuple[str, str]]
 
 
 class Detail(tuple[str, str]):
-    """A row for readers who know solvers: it is shown with `verbose` alone."""
+    """A row for readers who know solvers, shown only with `verbose`."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A row: its title, and its text with figures of the document, or a function of the document that returns it."""
+    """A row: its title, and its text, a template for the document's figures or a function of the document."""
 
     title: str
     text: str | Callable[[Document], str | None]
-    optional: bool = False  # no row where a figure is missing or None, or the text empty
-    detail: bool = False  # for readers who know solvers
+    optional: bool = False  # omit the row if a figure is missing or None, or if the text is empty
+    detail: bool = False  # only for readers who know solvers
 
     def row(self, document: Document) -> tuple[str, str] | None:
-        """Return the row of a document; None without one."""
+        """Return the row of a document; None if the row is omitted."""
         if callable(self.text):
             text = self.text(document)
         else:
@@ -48,12 +48,12 @@ class Figure:
         return Detail((self.title, text)) if self.detail else (self.title, text)
 
 
-# Rows that depend on the document themselves stand among figures as functions.
+# A function among the figures returns rows that depend on the document.
 Figures: TypeAlias = Iterable[Figure | Callable[[Document], Rows]]
 
 
 def may(title: str, text: str) -> Figure:
-    """Return a figure that a document may lack."""
+    """Return a figure that may be missing from a document."""
     return Figure(title, text, optional=True)
 
 
@@ -80,7 +80,7 @@ def sheet_of(title: str, figures: Figures, document: Document) -> RenderableType
 
 
 class _AbsentError(LookupError):
-    """A figure that the document does not have."""
+    """A figure is missing from the document."""
 
 
 class _Words(string.Formatter):
@@ -102,7 +102,7 @@ class _Optional(_Words):
 
 @dataclass(frozen=True)
 class Sheet:
-    """Names and values under a title; with `verbose` also rows that are a `Detail`."""
+    """Names and values under a title; rows that are a `Detail` are shown only with `verbose`."""
 
     title: str
     rows: Rows
@@ -115,7 +115,7 @@ class Sheet:
         table.add_column(overflow="fold")
         for row in self.rows:
             if self.verbose or not isinstance(row, Detail):
-                # As text: rich would read brackets as markup.
+                # As text, because rich would interpret brackets as markup.
                 table.add_row(printable(row[0]), Text(printable(row[1])))
         yield titled(self.title, table)
 
@@ -127,14 +127,14 @@ def table_of(title: str, rows: Rows) -> RenderableType:
 
 def titled(title: str, table: Table) -> RenderableType:
     """Return a table under a title."""
-    # A table's own title is broken to the table's width.
+    # rich wraps a table's own title at the table's width.
     return Group(Text(title, style="bold"), table) if title else table
 
 
 def grid(
     headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Collection[str] = (), lines: bool = True
 ) -> Table:
-    """Return a table of figures under headings, to the right but for those to the left; with lines, or bare."""
+    """Return a table of figures, right-aligned except for the columns in `left`; with or without lines."""
     table = Table() if lines else Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right")
@@ -144,30 +144,30 @@ def grid(
 
 
 def figure(value: object) -> str:
-    """A value in a few digits."""
+    """Format a value with few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def number(value: float | None) -> str:
-    """A score to four digits."""
+    """Format a score with four decimal digits."""
     return "unknown" if value is None else f"{value:.4f}"
 
 
 def gaps(mean: float | None, largest: float | None) -> str:
-    """Relative widths of proven intervals."""
+    """Format the relative widths of proven intervals."""
     if mean is None or largest is None:
         return "unknown"
     return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
 
 
 def bounds_of(document: Mapping[str, Any], worst: str) -> str:
-    """Bounds on errors of means: of the worst, and of their root mean square where the record has it."""
+    """Format error bounds of means: the worst case, and the root mean square if the record has it."""
     rms = document.get("mean_error_bound_rms")
     return f"worst case {document[worst]:.3g}" + ("" if rms is None else f", root mean square {rms:.3g}")
 
 
 def size(count: float | None) -> str:
-    """Bytes as people say them."""
+    """Format bytes with a binary unit."""
     if count is None:
         return "unknown"
     for unit in ("bytes", "KiB", "MiB", "GiB"):
@@ -178,7 +178,7 @@ def size(count: float | None) -> str:
 
 
 def seconds_of(document: Mapping[str, Any]) -> str:
-    """Seconds of a run, and of its parts that took a twentieth of it at least; older models do not tell."""
+    """Format a run's seconds, and those of parts that took at least 5 % of it; older models have no parts."""
     total = document["seconds"]
     parts = [
         f"{name} {seconds:.1f}"
@@ -189,12 +189,12 @@ def seconds_of(document: Mapping[str, Any]) -> str:
 
 
 def names(values: Collection[str], most: int = 8) -> str:
-    """Return names with commas between them, the first few of many."""
+    """Return names separated by commas, at most the first few."""
     shown = [str(value) for value in values]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
-# Formats beside Python's.
+# Formats in addition to Python's.
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "size": size,
     "duration": duration,
@@ -208,12 +208,12 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def assumed(document: Document) -> Rows:
-    """A row for assumptions of the bounds, if there are any."""
+    """Return a row for the assumptions of the bounds, if there are any."""
     return rows_of([may("bounds assume", "{assumes}")], document)
 
 
 def cost(document: Document) -> Rows:
-    """Rows that end a trained model's table: seconds, memory, and the checkpoint to continue from."""
+    """Return the last rows of a trained model's table: seconds, memory, and the checkpoint to resume from."""
     return rows_of(
         [
             Figure("seconds", seconds_of),
@@ -225,7 +225,7 @@ def cost(document: Document) -> Rows:
 
 
 def stored(document: Document) -> Rows:
-    """Rows that end a stored model's table: its training set, its version of dkgp, and its size."""
+    """Return the last rows of a stored model's table: training set, dkgp version and size."""
     return [
         ("training set", document["fingerprint"]),
         ("dkgp", document["versions"].get("dkgp", "unknown")),
@@ -234,7 +234,7 @@ def stored(document: Document) -> Rows:
 
 
 def unproven(document: Document) -> Rows:
-    """The share of samples for which the search for neighbours may have missed nearer ones, if there are any."""
+    """Return the share of samples whose neighbour search may have missed nearer ones, if there are any."""
     if not document.get("neighbours_unproven"):
         return []
     share = 100.0 * document["neighbours_unproven"]
@@ -243,7 +243,7 @@ def unproven(document: Document) -> Rows:
 
 
 def details(rows: Rows) -> Rows:
-    """Return the rows, each for readers who know solvers."""
+    """Mark the rows as details for readers who know solvers."""
     return [Detail(row) for row in rows]
 
 

@@ -1,7 +1,7 @@
-"""Common ground of the benchmarks: ratios of interleaved runs and their noise, the machine, a benchmark's record.
+"""Shared parts of the benchmarks: ratios of interleaved runs and their noise, the machine, a benchmark's record.
 
-A ratio of two runs says little without the ratio that the same thing has to itself: where the baseline is raced
-against its own copy, in the same turns, every ratio to it carries the range of those (its "null").
+The ratio of two runs is meaningful only beside the ratio of a run to its own repetition. Some benchmarks therefore run
+the baseline and a copy of it in the same turns. The range of their ratios is the "null" of all ratios to the baseline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dkgp.kernels.tiles.processor import compilation_target
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a benchmark's table: the name of the figure in a row, its heading and format."""
+    """A column of a benchmark's table: the figure's name in a row, the heading and the format."""
 
     name: str
     title: str
@@ -32,12 +32,12 @@ class Column:
     text: bool = False
 
 
-# All kernel entries that a solve evaluated, those of selection and dense subproblems included.
+# All kernel entries that a solve evaluated, including those of selection and dense subproblems.
 ENTRIES = Column("entries", "entries / n^2", ",.2f")
 
 
 class Ratio(float):
-    """A ratio that knows what the baseline comes to against its own copy: from least to most, or None."""
+    """A ratio with its null: the range of the baseline's ratio to its own copy, or None."""
 
     null: tuple[float, float] | None = None
 
@@ -50,16 +50,16 @@ def median(values: Sequence[float]) -> float:
 def median_ratio(
     values: Sequence[float], references: Sequence[float], null: tuple[Sequence[float], Sequence[float]] | None = None
 ) -> Ratio:
-    """Return the median of the ratios within each repeat: what slows the machine for a while slows both sides of it.
+    """Return the median of the ratios within each repeat: a temporary slowdown affects both sides of a ratio.
 
-    `null` are the figures of the baseline's copy, and of the baseline itself, in the same repeats.
+    `null` contains the figures of the baseline's copy, and of the baseline, in the same repeats.
     """
     found = Ratio(median(_ratios(values, references)))
     return found if null is None else with_null(found, *null)
 
 
 def with_null(value: float, copies: Sequence[float], originals: Sequence[float]) -> Ratio:
-    """Return the ratio with its noise: the range of the copy's figures over the original's, repeat by repeat."""
+    """Return the ratio with its noise: the range of the ratios of copy to original over the repeats."""
     found, ratios = Ratio(value), _ratios(copies, originals)
     found.null = (min(ratios), max(ratios))
     return found
@@ -70,7 +70,7 @@ def _ratios(values: Sequence[float], references: Sequence[float]) -> list[float]
 
 
 def check_record_file(path: str | None) -> None:
-    """Make sure that the record can be written; an earlier record of a benchmark is replaced, nothing else is."""
+    """Check that the record can be written; only an earlier benchmark record is replaced."""
     if path is not None:
         check_output_file(path, replace=is_document(path, "bench"), option="`out`")
 
@@ -83,9 +83,9 @@ def report(
     figures: Mapping[str, Any],
     **settings: Any,
 ) -> Document:
-    """Return the document of a benchmark: what was measured, on what, and the ratios that count.
+    """Return the document of a benchmark: the measurements, the machine and settings, and the main ratios.
 
-    The noise of ratios that know it goes under "null", of the document and of each row, by the figure's name.
+    Ratios with measured noise have it under "null", in the document and in each row, by the figure's name.
     """
     return {
         "command": "bench",
@@ -110,7 +110,7 @@ def report(
 
 
 def write_record(document: Document, path: str | None) -> Document:
-    """Write the record, where one was asked for; return it."""
+    """Write the record if there is a path; return it."""
     if path is not None:
         write_text(path, dump(document) + "\n")
     return document
@@ -122,7 +122,7 @@ def _nulls(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the names alone of what was handed to a cluster's class: among its values may be a password."""
+    """Keep only the names of the settings of a cluster's class, as their values may include a password."""
     cluster = settings.get("cluster")
     if not isinstance(cluster, Mapping) or not cluster.get("settings"):
         return dict(settings)
@@ -130,7 +130,7 @@ def _without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compiled_for() -> str:
-    """The processor that compiled code is for, and its widest vectors: what `NUMBA_CPU_NAME` may have changed."""
+    """Return the target processor of compiled code, and its widest vectors, which `NUMBA_CPU_NAME` may change."""
     _, name, features = compilation_target()
     widest = next((vectors for vectors in ("avx512f", "avx2", "avx") if f"+{vectors}" in features.split(",")), "")
     return f"{name} {widest}".strip()

@@ -1,4 +1,4 @@
-"""Peak memory of this process and of the processes it started, in bytes."""
+"""Peak memory of this process and of its child processes, in bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SAMPLING_SECONDS = 0.1
 
 
 def own_peak_bytes() -> int:
-    """Largest resident set that this process has had since it started.
+    """Return the largest resident set of this process since its start, in bytes.
 
-    Where /proc has it, it is read there: `getrusage` also counts what the parent held when it started this process.
+    It is read from /proc if possible, because `getrusage` includes the parent's memory at the start of this process.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -29,20 +29,20 @@ def own_peak_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can still be had on this machine without swapping."""
+    """Return the memory available on this machine without swapping, in bytes."""
     return int(psutil.virtual_memory().available)
 
 
 def memory_budget(limit_bytes: int | None = None) -> tuple[int, int]:
-    """Bytes that this process holds, and what the processes on this machine may take: the limit, or what is free."""
+    """Return this process's bytes, and the limit of all processes on this machine: the given one, or free memory."""
     resident_bytes = int(psutil.Process().memory_info().rss)
     return resident_bytes, limit_bytes or resident_bytes + available_bytes()
 
 
 class PeakMemory:
-    """Watches the resident sets of this process and all its descendants; a context manager.
+    """Context manager that tracks the resident sets of this process and all its descendants.
 
-    Pages that processes share count once for each of them, so with worker processes the figure errs upwards.
+    Shared pages count once for each process, so the figure is an upper estimate with worker processes.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class PeakMemory:
 
     @property
     def bytes(self) -> int:
-        """The peak so far."""
+        """The peak so far, in bytes."""
         self._sample()
-        # On its own, a process knows its peak exactly; beside others only samples can be added up.
+        # The kernel knows a single process's peak exactly; for several processes, only samples can be added up.
         return max(self._peak if self._had_children else 0, own_peak_bytes())
 
     def __enter__(self) -> Self:

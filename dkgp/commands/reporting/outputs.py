@@ -1,4 +1,4 @@
-"""Documents: what a job returns, in plain JSON types."""
+"""Documents: the results of jobs, in plain JSON types."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Document: TypeAlias = dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """Return the value in plain JSON types; what JSON has no word for (NaN, infinities) becomes None."""
+    """Return the value in plain JSON types; NaN and infinities, which JSON lacks, become None."""
     return finite(to_json(value))
 
 
 def is_document(path: str | os.PathLike[str], command: str) -> bool:
-    """True if a file holds a document of that command."""
+    """Return True if a file contains a document of that command."""
     try:
         return bool(json.loads(read_object(path))["command"] == command)
     except (OSError, ValueError, KeyError, TypeError):
@@ -37,7 +37,7 @@ def dump(document: Mapping[str, Any], *, indent: int | None = 2) -> str:
     return json.dumps(plain(document), indent=indent, allow_nan=False)
 
 
-# What files that dkgp replaces begin with, by suffix.
+# The first bytes of files that dkgp replaces, by suffix.
 _OPENINGS: dict[str, tuple[bytes, ...]] = {
     ".png": (b"\x89PNG",),
     ".pdf": (b"%PDF",),
@@ -49,19 +49,19 @@ _OPENINGS: dict[str, tuple[bytes, ...]] = {
 
 
 def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: str, local: bool = True) -> None:
-    """Make sure that a file can be written, before any work is done.
+    """Check that a file can be written, before the work starts.
 
-    Raises `OutputExistsError`: it is there already, or begins as no file of its kind does; `InputError`: it is a
-    folder, no local path, or inside a dkgp store; `StorageError`: its folder cannot be written to.
+    Raises `OutputExistsError`: the file exists, or does not begin as files of its kind do. Raises `InputError`: it is a
+    folder, not a local path, or inside a dkgp store. Raises `StorageError`: its folder is not writable.
 
     Parameters
     ----------
     replace : bool
-        Whether a file that is there may be replaced.
+        Whether an existing file may be replaced.
     option : str
-        The option that names the path, for messages: a parameter in backticks, or words.
+        The name of the path's option in messages: a parameter in backticks, or words.
     local : bool
-        Whether it must lie on this machine's file systems.
+        Whether the file must be on this machine's file systems.
     """
     if not local and not is_local(path):
         if exists(path) and not replace:
@@ -80,7 +80,7 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     folder = target.parent
     while not folder.exists():
         folder = folder.parent
-    # Permission bits mislead (root, read-only mounts): try.
+    # Permission bits mislead (root, read-only mounts), so try to write.
     with translate_write_errors(target), tempfile.TemporaryFile(dir=folder):
         pass
 
@@ -91,9 +91,9 @@ def _require_local(path: str | os.PathLike[str], option: str) -> None:
 
 
 def _require_same_kind(target: Path, option: str) -> None:
-    """Refuse to replace a file that begins as none of its kind does: it is something else, named by mistake.
+    """Refuse to replace a file that does not begin as files of its kind do: the user named it by mistake.
 
-    `OutputExistsError`.
+    Raises `OutputExistsError`.
     """
     openings = _OPENINGS.get(".jsonl" if option == "`log_json`" else target.suffix.lower())
     if openings is None or not target.is_file():
@@ -102,7 +102,7 @@ def _require_same_kind(target: Path, option: str) -> None:
         with target.open("rb") as file:
             beginning = file.read(64).lstrip()
     except OSError:
-        return  # what cannot be read is for the trial of writing to say
+        return  # the write test reports an unreadable file
     if beginning and not beginning.startswith(openings):
         raise OutputExistsError(
             f"the file '{target}' ({option}) does not hold what would be written there, and is not replaced; choose "
@@ -111,9 +111,9 @@ def _require_same_kind(target: Path, option: str) -> None:
 
 
 def check_side_files(plot: str | None, log_json: str | None, *, replace: bool | None = None) -> None:
-    """Check the files for a plot and for records; errors as for `check_output_file` and `check_plot_file`.
+    """Check the paths for a plot and for records; errors as in `check_output_file` and `check_plot_file`.
 
-    Without `replace` only their names are checked, and nothing is looked up.
+    If `replace` is None, only the names are checked, without access to the file system.
     """
     if plot is not None:
         with about("plot"):
@@ -128,26 +128,26 @@ def check_side_files(plot: str | None, log_json: str | None, *, replace: bool | 
 
 
 def check_table(path: str, *, replace: bool) -> None:
-    """Check the place of a table; errors as for `check_output_file` and `require_table_format`."""
+    """Check the path of a table; errors as in `check_output_file` and `require_table_format`."""
     require_table_format(path)
     check_output_file(path, replace=replace, option="the table")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a small text file; `StorageError` where the storage refuses. Errors as of `replacing`."""
+    """Write a small text file; `StorageError` if the storage refuses it. Other errors as in `replacing`."""
     with replacing(Path(path).expanduser()) as place:
         place.write_text(text, encoding="utf-8")
 
 
 class RecordLog:
-    """Appends records to a file, each one flushed; opened by the first record.
+    """Append records to a file and flush each one; the first record opens the file.
 
     Parameters
     ----------
     path : path or None
-        None logs nothing.
+        The file; None disables the log.
     resume : bool
-        Go on with the file that is there. Rounds that are done again replace the earlier record of the same round.
+        Continue an existing file. Repeated rounds replace the earlier record of the same round.
     """
 
     def __init__(self, path: str | Path | None, *, resume: bool = False) -> None:
@@ -163,7 +163,7 @@ class RecordLog:
             self._file.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Add one record; its "iteration" is the round it tells of."""
+        """Add a record; its "iteration" is the number of its round."""
         if self._path is None:
             return
         with translate_write_errors(self._path):
@@ -186,5 +186,5 @@ def _records_before(path: Path, iteration: int) -> list[str]:
             if int(json.loads(line)["iteration"]) < iteration:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
-            continue  # a line cut short when the run was killed
+            continue  # an incomplete line, written when the run was killed
     return kept

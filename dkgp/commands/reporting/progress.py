@@ -1,4 +1,4 @@
-"""Messages of a job at work to its user: the interface, and the reporter that keeps quiet."""
+"""Messages of a running job to its user: the interface, and the silent reporter."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     Solve: TypeAlias = AbstractContextManager[Callable[[SolveProgress | WorkProgress], None]]
     Choice: TypeAlias = AbstractContextManager[Callable[[ChoiceProgress | WorkProgress], None]]
 
-# What a note begins with that tells where the cluster's dashboard is.
+# The beginning of the note with the address of the cluster's dashboard.
 DASHBOARD_NOTE = "dashboard: "
 
-# What of a record a solve is told to bring down to its tolerance, and what people call it.
+# The field of a record that a solve reduces to its tolerance, and its name in messages.
 Measure: TypeAlias = Literal["gradient_inf_norm", "duality_gap", "distance", "relative_residual"]
 MEASURES: dict[str, str] = {
     "gradient_inf_norm": "max|g|",
@@ -39,12 +39,12 @@ MEASURES: dict[str, str] = {
 
 
 def measured(event: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Return what people call the measure of a solve's round, and its value; None where the event has none.
+    """Return the name and the value of the measure of a solve's round; None if the event has no measure.
 
     Parameters
     ----------
     event : Mapping
-        A progress event, or such a record; without `measure` it is of max |g|.
+        A progress event or record; without `measure`, the measure is max |g|.
     """
     measure = event.get("measure", "gradient_inf_norm")
     value = event.get(measure) if isinstance(measure, str) else None
@@ -53,19 +53,19 @@ def measured(event: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 class Reporter(Protocol):
-    """Takes messages and progress; nothing is shown of what a reporter has no way of its own for."""
+    """Receiver of messages and progress. By default, progress is not shown."""
 
-    # Everything warned of so far.
+    # All warnings so far.
     warnings: list[str]
 
     def note(self, message: str, figures: str | None = None) -> None:
-        """Say something worth knowing; `figures`: the same for those who know solvers."""
+        """Report information; `figures` is the version for readers who know solvers."""
 
     def warn(self, message: str) -> None:
-        """Say something that may need the user's attention, and remember it for the document."""
+        """Report a warning that may need the user's attention, and keep it for the document."""
 
     def work(self, label: str) -> Work:
-        """Open a bar for work whose size is known or found on the way."""
+        """Open a progress bar for work whose size is known, or found during the work."""
         return nullcontext(lambda progress: None)
 
     def search(self, label: str) -> Search:
@@ -73,36 +73,36 @@ class Reporter(Protocol):
         return nullcontext(lambda progress: None)
 
     def solve(self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm") -> Solve:
-        """Open a display of a solve: rounds, passes, the measure (max |g|) against the tolerance, rate, time left.
+        """Open a display of a solve: rounds, passes, the measure (max |g|) and its tolerance, rate, remaining time.
 
-        It also takes the progress of what goes on within a round.
+        It also accepts the progress of work within a round.
         """
         return nullcontext(lambda progress: None)
 
     def choice(self, label: str, size: int | None) -> Choice:
-        """Open a display of a basis of at most `size` samples (None: as it comes) that is chosen: samples, risk, gap.
+        """Open a display of the choice of a basis of at most `size` samples (None: unknown): samples, risk, gap.
 
-        It also takes the progress of what goes on within a round, and of what comes after.
+        It also accepts the progress of work within a round, and of work after the choice.
         """
         return nullcontext(lambda progress: None)
 
 
 class SilentReporter(Reporter):
-    """Shows nothing; remembers warnings."""
+    """A reporter that shows nothing and keeps the warnings."""
 
     def __init__(self) -> None:
         self.warnings = []
 
     def note(self, message: str, figures: str | None = None) -> None:
-        """Drop the message."""
+        """Discard the message."""
 
     def warn(self, message: str) -> None:
-        """Remember the message."""
+        """Keep the message."""
         self.warnings.append(message)
 
 
 def announce(executor: BlockExecutor, reporter: Reporter) -> None:
-    """Say where the work runs, and where that can be watched."""
+    """Report where the work runs, and the dashboard's address."""
     where = "without Dask" if not executor.overlaps else "on a Dask cluster in this process"
     if not executor.shares_memory:
         where = "on a Dask cluster"
@@ -116,24 +116,24 @@ def announce(executor: BlockExecutor, reporter: Reporter) -> None:
         reporter.note(tunnel)
 
 
-# Of a round: `seconds`, and the measure under its name.
+# A round with `seconds`, and with the measure under its name.
 Round: TypeAlias = Any
 
-# Gradient norms of a greedy method fall on a line in log space, with jumps: a shorter window would chase the jumps.
+# Gradient norms of a greedy method fall linearly in log space, with jumps. A shorter window would follow the jumps.
 _LEAST_WINDOW = 8
-# An extrapolation over more than so many times the rounds it comes from says nothing.
+# An extrapolation beyond this multiple of the observed time is meaningless.
 _FARTHEST = 1e4
 
 
 class ConvergenceEstimate:
-    """Follows max |g|, or another measure, on its way down to the tolerance, on a logarithmic scale.
+    """Tracks the fall of max |g|, or of another measure, to the tolerance on a logarithmic scale.
 
     Parameters
     ----------
     tolerance : float
-        The solve is done when the measure is at or below it.
+        The solve ends when the measure is at most this.
     measure : str
-        A field of the rounds' records, perhaps not finite at first.
+        A field of the rounds' records, which may be infinite or NaN at first.
     """
 
     def __init__(self, tolerance: float, measure: str = "gradient_inf_norm") -> None:
@@ -142,7 +142,7 @@ class ConvergenceEstimate:
         self._log_best: list[float] = []
 
     def update(self, progress: Round) -> None:
-        """Take a round's record in."""
+        """Add a round's record."""
         value = float(getattr(progress, self._measure))
         if not math.isfinite(value):
             return
@@ -151,7 +151,7 @@ class ConvergenceEstimate:
         self._log_best.append(min(norm, self._log_best[-1]) if self._log_best else norm)
 
     def to_json(self) -> dict[str, Any]:
-        """Figures of the rounds so far, which `solve_line` takes beside the last one."""
+        """Return the figures of the rounds so far, which `solve_line` combines with the last round."""
         return {
             "measure": self._measure,
             "tolerance": self.tolerance,
@@ -162,7 +162,7 @@ class ConvergenceEstimate:
 
     @property
     def fraction(self) -> float:
-        """Share of the way from the first gradient norm to the tolerance, 0 to 1; it never falls."""
+        """Fraction of the way from the first gradient norm to the tolerance, 0 to 1; it never decreases."""
         if not self._log_best:
             return 0.0
         goal = math.log(self.tolerance)
@@ -172,13 +172,13 @@ class ConvergenceEstimate:
 
     @property
     def decades_per_minute(self) -> float | None:
-        """Rate of the recent half of the rounds, in powers of ten; None while there is none."""
+        """Rate over the recent half of the rounds, in decades per minute; None if it is unknown."""
         slope = self._slope()
         return None if slope is None else -60.0 * slope / math.log(10.0)
 
     @property
     def seconds_left(self) -> float | None:
-        """Time to the tolerance at the recent rate; None if the measure does not fall, or too slowly to tell."""
+        """Time to the tolerance at the recent rate; None if the measure does not fall, or falls too slowly."""
         slope = self._slope()
         missing = self._log_best[-1] - math.log(self.tolerance) if self._log_best else math.inf
         if missing <= 0.0:
@@ -192,7 +192,7 @@ class ConvergenceEstimate:
         count = max(_LEAST_WINDOW, len(self._seconds) // 2)
         seconds = np.asarray(self._seconds[-count:])
         norms = np.asarray(self._log_best[-count:])
-        # The best values never rise. Where they are equal, the slope would be a rounding of zero.
+        # The best values never increase. If they are equal, the slope would be a rounding error.
         if len(seconds) < 2 or seconds[-1] <= seconds[0] or norms[-1] >= norms[0]:
             return None
         centred = seconds - seconds.mean()
@@ -200,7 +200,7 @@ class ConvergenceEstimate:
         return slope if slope < 0.0 else None
 
 
-# What people of any field call what a solve is told to bring down; `MEASURES` are the names that records have.
+# Names of the solve's measures in everyday words; `MEASURES` has the names in the records.
 PLAIN_MEASURES: dict[str, str] = {
     "gradient_inf_norm": "largest error",
     "duality_gap": "distance to the best fit, relative",
@@ -210,7 +210,7 @@ PLAIN_MEASURES: dict[str, str] = {
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey, or turn around, written as its code: names and files hold anything."""
+    """Escape characters that control the terminal or reverse text, as names and files may contain any character."""
     if text.isprintable():
         return text
     return "".join(
@@ -220,12 +220,12 @@ def printable(text: str) -> str:
 
 
 def typed(text: str) -> str:
-    """Spell the parameters of any command as flags."""
+    """Return the text with command parameters spelled as flags."""
     return spelled(text, lambda name: "--" + name.replace("_", "-"))
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 12 s, 3 min 20 s, 2 h 05 min."""
+    """Format seconds as, for example, 12 s, 3 min 20 s or 2 h 05 min."""
     total = round(seconds)
     if total < 60:
         return f"{total} s"
@@ -235,20 +235,20 @@ def duration(seconds: float) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """About how long is left; nothing where that is not known."""
+    """Return the approximate remaining time; empty if it is unknown."""
     return "" if seconds is None else f"about {duration(seconds)} left"
 
 
 def solve_line(event: Mapping[str, Any], *, verbose: bool) -> str:
-    """Return how far a solve is.
+    """Return the progress of a solve as one line.
 
     Parameters
     ----------
     event : Mapping
-        A round's record (`dkgp.solvers.Progress.to_json`), and as far as they are known `measure`, `tolerance`,
-        `decades_per_minute` and `seconds_left`.
+        A round's record (`dkgp.solvers.Progress.to_json`), with `measure`, `tolerance`, `decades_per_minute` and
+        `seconds_left` as far as they are known.
     verbose : bool
-        Rounds, passes and the rate too.
+        Also show rounds, passes and the rate.
     """
     measure, tolerance, rate = measured(event), event.get("tolerance"), event.get("decades_per_minute")
     parts = []
@@ -263,12 +263,12 @@ def solve_line(event: Mapping[str, Any], *, verbose: bool) -> str:
             parts.append(f"{PLAIN_MEASURES[event.get('measure', 'gradient_inf_norm')]} {value:.1e}{goal}")
     if verbose and rate is not None:
         parts.append(f"{rate:.2f} decades/min")
-    # Where it is done there is none left.
+    # A finished solve has no remaining time.
     return ", ".join([*parts, *filter(None, [time_left(event.get("seconds_left") or None)])]) or "begun"
 
 
 def search_line(event: Mapping[str, Any], *, verbose: bool) -> str:
-    """Return how far a search for hyperparameters is; `event` as of `dkgp.models.TuneProgress`."""
+    """Return the progress of a hyperparameter search; `event` has the fields of `dkgp.models.TuneProgress`."""
     likelihood = f"log likelihood {event['best_log_marginal_likelihood']:.2f}"
     tried = event.get("evaluation", 0)
     if not verbose:
@@ -284,7 +284,7 @@ def search_line(event: Mapping[str, Any], *, verbose: bool) -> str:
 
 
 def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) -> str:
-    """Return how far the choice of a basis is; `event` as of `dkgp.solvers.greedy_basis.GreedyProgress`."""
+    """Return a basis choice's progress; `event` has the fields of `dkgp.solvers.greedy_basis.GreedyProgress`."""
     of = "" if size is None else f" of {size:,}"
     gap = event.get("gap")
     if verbose:
@@ -295,12 +295,12 @@ def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) ->
 
 
 def about_seconds(seconds: float) -> str:
-    """Seconds or minutes, as far as they can be foreseen."""
+    """Return seconds or minutes, with the precision of a forecast."""
     return f"{max(1.0, seconds):.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} min"
 
 
 def width_line(record: Mapping[str, Any]) -> str:
-    """Return how far a search of widths is: pass, width, penalty, error, prototypes, and the time left."""
+    """Return a width search's progress: pass, width, penalty, error, prototypes, and the remaining time."""
     most = record.get("passes_at_most")
     at_most = "" if most is None else f" of {most} at most"
     width = record["scale"] ** -0.5

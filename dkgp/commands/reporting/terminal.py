@@ -1,4 +1,4 @@
-"""Progress: live lines on a terminal, one that is written anew in a notebook, a plain one now and then elsewhere."""
+"""Progress: live lines on a terminal, a rewritten line in a notebook, and occasional plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from dkgp.solvers.greedy_basis import GreedyProgress as ChoiceProgress
 
 PLAIN_LINE_SECONDS = 10.0
-# Between two states of a notebook's line.
+# Seconds between two updates of a notebook's line.
 UPDATE_SECONDS = 0.25
-# A rate measured over less than this says little.
+# A rate measured over a shorter time is unreliable.
 LEAST_RATE_SECONDS = 1.0
 
 
 class TerminalReporter:
-    """Writes to standard error, never to standard output.
+    """A reporter that writes to standard error, never to standard output.
 
     Parameters
     ----------
     quiet : bool
-        Warnings only.
+        Show warnings only.
     verbose : bool
-        Progress in the figures of solvers, not in plain words.
+        Show solver figures instead of plain words.
     console : rich.console.Console, optional
-        Where to write instead.
+        The console to use instead of standard error.
     plain_line_seconds : float
-        How often a plain line may come.
+        Minimum time between two plain lines, in seconds.
     wording : callable, optional
-        Turns a message into the words that are shown and remembered.
+        A function that converts each message to its displayed form.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TerminalReporter:
         self._plain_line_seconds = plain_line_seconds
 
     def note(self, message: str, figures: str | None = None) -> None:
-        """Print the message, or verbosely its figures."""
+        """Print the message, or its figures in verbose mode."""
         if not self._quiet:
             self._print(self._wording(figures if self._verbose and figures else message))
 
@@ -77,7 +77,7 @@ class TerminalReporter:
             self._print(f"warning: {message}", style="yellow")
 
     def _print(self, message: str, style: str | None = None) -> None:
-        # A signal handler may speak while this very stream is being written to.
+        # A signal handler may write while this stream is being written to.
         with suppress(RuntimeError):
             self._console.print(message, style=style, markup=False, soft_wrap=True)
 
@@ -107,7 +107,7 @@ class TerminalReporter:
     def solve(
         self, label: str, tolerance: float, measure: Measure = "gradient_inf_norm"
     ) -> Iterator[Callable[[SolveProgress | WorkProgress], None]]:
-        """Open the display of a solve; what goes on within a round is shown where it takes long enough to be read."""
+        """Open the display of a solve; work within a round is shown if it takes long enough to read."""
         estimate, pace = ConvergenceEstimate(tolerance, measure), _Pace()
         reached = ""
         with self._display(label) as show:
@@ -128,7 +128,7 @@ class TerminalReporter:
 
     @contextmanager
     def choice(self, label: str, size: int | None) -> Iterator[Callable[[ChoiceProgress | WorkProgress], None]]:
-        """Open the display of a choice; what goes on beside its rounds is shown where it takes long enough."""
+        """Open the display of a basis choice; work between its rounds is shown if it takes long enough."""
         pace = _Pace()
         with self._display(label) as show:
 
@@ -145,7 +145,7 @@ class TerminalReporter:
 
     @contextmanager
     def _display(self, label: str) -> Iterator[Callable[[str, float | None, str], None]]:
-        """One live line or occasional plain ones; what is yielded takes label, share done and details."""
+        """Open one live line or occasional plain ones; the yielded function takes label, fraction done and details."""
         if self._quiet:
             yield lambda label, fraction, details: None
         elif (display := notebook_display()) is None and self._console.is_terminal:
@@ -187,7 +187,7 @@ class _LiveLine:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's `display` in a notebook's kernel; None elsewhere. IPython is not imported for the answer."""
+    """Return IPython's `display` in a notebook kernel, otherwise None. This never imports IPython."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or getattr(shell, "kernel", None) is None:
@@ -197,7 +197,7 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 def _written_anew(display: Callable[..., Any]) -> Callable[[str], None]:
-    """Write a line of a notebook's output, each time in the place of the last."""
+    """Return a function that writes a notebook's output line in place of the previous one."""
     handle: Any = None
 
     def write(line: str) -> None:
@@ -212,7 +212,7 @@ def _written_anew(display: Callable[..., Any]) -> Callable[[str], None]:
 
 
 class _HeldLine:
-    """A line that is written from some time on, every so many seconds; the last one is written at the end."""
+    """A line that is written at intervals after a delay; the last one is written at the end."""
 
     def __init__(self, write: Callable[[str], None], first: float, every_seconds: float) -> None:
         self._write, self._next, self._every_seconds = write, first, every_seconds
@@ -225,16 +225,16 @@ class _HeldLine:
             self.finish()
 
     def finish(self) -> None:
-        """Write the last line that was held back."""
+        """Write the last line if it was delayed."""
         if self._held is not None:
             self._write(self._held)
             self._held, self._next = None, time.monotonic() + self._every_seconds
 
 
 class _Pace:
-    """Rate and time left of each phase of some work, counted from the phase's first report.
+    """Rate and remaining time of each phase of some work, counted from the phase's first report.
 
-    What was done before that report took another time: an earlier run's, or that of what all later parts share.
+    Progress before that report is ignored: an earlier run, or set-up that all later parts share, had another rate.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class _Pace:
         self._rate: float | None = None
 
     def update(self, progress: WorkProgress) -> str:
-        """Rate and time left, as far as they are known."""
+        """Return rate and remaining time, as far as they are known."""
         rate = self.rate(progress)
         if rate is None:
             return ""
@@ -251,9 +251,9 @@ class _Pace:
         return f", {figure:,.{1 if figure < 10 else 0}f} {unit}/s{self.left(progress)}"
 
     def rate(self, progress: WorkProgress) -> float | None:
-        """Take a report in; return units a second, once there is something to go by."""
+        """Record a report; return the rate in units per second once it can be measured."""
         now = time.monotonic()
-        # A phase that comes again begins where it began the last time, or before.
+        # A repeated phase starts at its previous starting point, or before it.
         if progress.phase != self._phase or progress.done <= self._first_done:
             self._phase, self._first_done, self._first_seconds = progress.phase, progress.done, now
         done, seconds = progress.done - self._first_done, now - self._first_seconds
@@ -261,7 +261,7 @@ class _Pace:
         return self._rate
 
     def left(self, progress: WorkProgress) -> str:
-        """Time left at the rate of the report that was taken in last."""
+        """Return the remaining time at the rate of the last report."""
         if progress.total is None or self._rate is None:
             return ""
         return f", {time_left((progress.total - progress.done) / self._rate)}"
