@@ -39,18 +39,18 @@ from dkgp.models.sparse.model import method_named
 from dkgp.models.sparse.search import EVIDENCES
 
 Tables = list[RenderableType]
-# Targets with rows or tables of their own; rows of a path, and weights that are named in one.
+# Maximum numbers of targets with their own rows or tables, of rows of a path, and of weights named in a row.
 MOST_TARGETS, MOST_ROWS, MOST_WEIGHTS = 8, 16, 5
 
 
 def kernel_of(document: Document) -> str:
-    """Return a document's kernel, as people write it."""
+    """Return a document's kernel in its written form."""
     return kernel_text(document["kernel"], document["features"])
 
 
 # ----------------------------------------------------------------------------------------- sparse and linear models
 
-# Lower bounds on the least risk, by their origin.
+# Names of the lower bounds on the least risk, by their origin.
 _BOUNDS = {
     "none": "nothing but zero",
     "subset": "the exact model of a subset",
@@ -62,14 +62,14 @@ METHOD_AND_BASIS = Figure("method, basis", "{method}, {basis_size:,} samples ({b
 
 
 def _of_target(document: Document) -> list[tuple[int, str]]:
-    """Return the targets that are shown: their numbers, and " of NAME" if there are several."""
+    """Return the numbers of the displayed targets, each with " of NAME" if there are several."""
     targets = document.get("target_names") or document["targets"]
     return [(number, f" of {name}" if len(targets) > 1 else "") for number, name in enumerate(targets[:MOST_TARGETS])]
 
 
 def _distances(document: Document) -> Rows:
-    """Proofs of the mean, target by target."""
-    # The proof for a model with neighbours is of its basis' mean; its own mean is proven where it predicts.
+    """Return the proven bounds of the mean, by target."""
+    # With neighbours, the certificate covers the mean of the basis; predictions certify the model's own mean.
     near = method_named(document["method"]).neighbours
     title = "distance of the basis' mean from the exact one" if near else "distance to the exact mean"
     rows: Rows = []
@@ -82,13 +82,13 @@ def _distances(document: Document) -> Rows:
 
 
 def _gaps(document: Document) -> Rows:
-    """The distance of the risk from the least possible, target by target."""
+    """Return the distance of the risk from its minimum, by target."""
     found = ((of, document["gap"][target]) for target, of in _of_target(document))
     return [(f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}") for of, gap in found]
 
 
 def _rungs(document: Document) -> Rows:
-    """The sizes that a basis grew through, and the exact model's cost and gain."""
+    """Return the sizes of a growing basis with their proven distances, and the exact model's cost and gain."""
     if "ladder" not in document:
         return []
     sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
@@ -96,7 +96,7 @@ def _rungs(document: Document) -> Rows:
 
 
 def _evidence(document: Document) -> Rows:
-    """Bounds on log p(y), if the method has them."""
+    """Return bounds on log p(y) if the method has them."""
     figures = (
         may("log evidence of the exact model", "{elbo:.8g} to {evidence_upper:.8g} nats"),
         may("KL from the exact posterior", "at most {divergence:.4g} nats"),
@@ -191,7 +191,7 @@ def _weights(target: Document) -> RenderableType:
 
 
 def _shown_steps(target: Document) -> list[Document]:
-    """The first steps, the steps about the chosen one, and the last."""
+    """Return the first steps, the steps around the selected one, and the last step."""
     path, chosen = target["path"], target["cardinality"]
     if len(path) <= MOST_ROWS:
         return list(path)
@@ -245,7 +245,7 @@ def tune_tables(document: Document) -> Tables:
     """Return the tables of `dkgp tune`."""
     rows = _tuned_values(document)
     parameters = from_json(list[TunedParameter], document.get("parameters") or [])
-    if "converged" in document:  # the user may have written the values to refine
+    if "converged" in document:  # missing if the user gave the values to refine
         ended = stopped(parameters)
         outcome = "yes" if document["converged"] else f"no: {ended}" if ended else "no"
         rows += [
@@ -270,7 +270,7 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
         table.add_column(title, justify="right")
     for parameter in parameters:
         scale = parameter.length_scale
-        # As text: rich would read brackets as markup.
+        # As text, because rich would interpret brackets as markup.
         cells = Text(parameter.name), f"{parameter.value:.4g}", "" if scale is None else f"{scale:.4g}"
         table.add_row(*cells, parameter.words)
     return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
@@ -325,7 +325,7 @@ def _scores(document: Document) -> RenderableType:
 
 
 def _refined(refinement: Document) -> Tables:
-    """Tables of a refinement: its steps, and scores of held-out samples before and after."""
+    """Return the tables of a refinement: its steps, and the held-out scores before and after."""
     history = refinement["history"]
     last = next((step for step in reversed(history) if step["accepted"]), None)
     figures = (
@@ -359,7 +359,7 @@ def _compared(held_out: int, before: Document, after: Document) -> RenderableTyp
 
 
 def plan_tables(document: Document) -> Tables:
-    """Return the tables of a plan: the problem, the workers, what they keep, variances, and what a validation found."""
+    """Return the tables of a plan: problem, workers, kept tiles, variances and validation."""
     return [
         _summary(document),
         _workers(document),
@@ -408,7 +408,7 @@ def _workers(document: Document) -> RenderableType:
 
 
 def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
-    """Cells that begin a row: workers, time, between what it lies where that is known, and that of each phase."""
+    """Return the first cells of a row: workers, time with its limits if known, and the time of each phase."""
     between = []
     if "seconds_low" in costs:
         between = [f"{duration(costs['seconds_low'])} and {duration(costs['seconds_high'])}"]
@@ -417,12 +417,12 @@ def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
 
 
 def _phases(document: Document) -> list[str]:
-    """Names in their order; with fewer workers there may be fewer."""
+    """Return the names of the phases in order; with fewer workers, some may be missing."""
     return max((list(row["phases"]) for row in document["workers"]), key=len)
 
 
 def _product(document: Document) -> Tables:
-    """Seconds of a product with the matrix, and its messages; no table for a solver that takes few."""
+    """Return a table of the seconds and messages of a product with the matrix; none for a solver with few products."""
     if not any("product" in name for name in _phases(document)) or document["solver"] == "gbcd":
         return []
     parts = ("computing", "scheduling", "moving", "ends", "adding")
@@ -441,7 +441,7 @@ def _product(document: Document) -> Tables:
 
 
 def _kept(document: Document) -> Tables:
-    """Tiles that workers keep, and the time that they save; no table where there are none."""
+    """Return a table of the tiles that workers keep and the time saved; none if no tiles are kept."""
     if not any(row["tiles"]["share"] for row in document["workers"]):
         return []
     rows = []
@@ -466,7 +466,7 @@ def _variances(document: Document) -> Tables:
         ("factors", size(figures["factor_bytes"])),
         ("a sample that is solved for", size(figures["sample_bytes"])),
     ]
-    # Phases differ where all workers share a batch.
+    # Phases differ if all workers share a batch.
     phases = list(dict.fromkeys(name for row in document["workers"] for name in row["variance"]["phases"]))
     headings = (
         "workers",
@@ -520,7 +520,7 @@ def _classifier(document: Document) -> Tables:
 
 
 def _likelihood(figures: Document) -> Rows:
-    """Rows on a classifier with a likelihood: products or a basis."""
+    """Return rows on a classifier with a likelihood, about its products or its basis."""
     products = figures["products"]
     samples = "all samples" if products else f"a basis of {figures['basis_size']:,} samples ({figures['basis']})"
     near = f", {figures['neighbours']:,} neighbours" if figures.get("neighbours") else ""
@@ -532,7 +532,7 @@ def _likelihood(figures: Document) -> Rows:
 
 
 def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
-    """A model beside the exact one: what it is, what it takes, and a row for each number of workers."""
+    """Return the tables of another model than the exact one: its rows, its cost, and a row per number of workers."""
     figures, costs_by_workers = document[name], {row["workers"]: row[name] for row in document["workers"]}
     first = next(iter(costs_by_workers.values()))
     about: Rows = [

@@ -1,6 +1,6 @@
-"""Plots as image files: convergence, predictions against the truth, calibration, and several methods side by side.
+"""Plots as image files: convergence, predictions against the truth, calibration, and comparisons of methods.
 
-Matplotlib is an extra: it is imported when a plot is drawn, always with the backend that needs no display.
+Matplotlib is an optional dependency. It is imported when a plot is drawn, always with the backend without a display.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ FORMATS = (".png", ".pdf", ".svg")
 MOST_POINTS = 5000
 MOST_NAMES = 8
 _ERROR, _GOAL = "#1f5f8b", "#3a7d44"
-# Seconds of a unit, and what the axis says; the largest that makes a few of a run.
+# Seconds per unit, and the axis label; a plot uses the largest unit with several units in the run.
 _TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-# A calibrated model's coverage stays inside the band with this probability, at each level by itself.
+# At each single level, a calibrated model's coverage is inside the band with this probability.
 BAND = 0.95
 
 
 def check_plot_file(path: str | os.PathLike[str]) -> None:
-    """Make sure, before any work, that a plot can be drawn into this file.
+    """Check, before the work starts, that a plot can be drawn to this file.
 
-    Raises `MissingExtraError`: Matplotlib is not installed; `InputError`: another suffix than .png, .pdf or .svg.
+    Raises `MissingExtraError`: Matplotlib is not installed. Raises `InputError`: the suffix is not .png, .pdf or .svg.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot", "Drawing a plot")
@@ -58,16 +58,16 @@ def check_plot_file(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def drawn(path: str | os.PathLike[str], width: float, height: float, title: str) -> Iterator[Figure]:
-    """Open a figure of so many inches to draw on, and write it to a .png, .pdf or .svg.
+    """Open a figure of the given size in inches, and write it to a .png, .pdf or .svg file on exit.
 
-    Raises `MissingExtraError`: Matplotlib is not installed; `StorageError`: the file cannot be written.
+    Raises `MissingExtraError`: Matplotlib is not installed. Raises `StorageError`: the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plot", "Drawing a plot") from error
-    # Without pyplot nothing global is touched: no backend is chosen, no figure outlives its file.
+    # Without pyplot there is no global state: no backend is selected, and no figure outlives its file.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     yield figure
@@ -79,14 +79,14 @@ def drawn(path: str | os.PathLike[str], width: float, height: float, title: str)
 def plot_convergence(
     path: str | os.PathLike[str], history: History, *, tolerance: float, title: str = "Convergence"
 ) -> None:
-    """Draw the largest error against time, what is left of it to the tolerance, and when it would be there.
+    """Draw the largest error over time, its ratio to the tolerance, and the forecast time at which it gets there.
 
     Parameters
     ----------
     history : sequence of mappings
         Records of the rounds (`dkgp.solvers.Progress.to_json`).
     tolerance : float
-        Drawn as a line; where a run stopped above it, the end at its recent rate is foreseen.
+        Drawn as a line. If the run stopped above it, the end is extrapolated at the recent rate.
     """
     with drawn(path, 8.0, 4.5, title) as figure:
         _draw_error(figure.subplots(), history, tolerance)
@@ -100,14 +100,14 @@ def plot_predictions(
     coverage: CoverageCurve | None = None,
     title: str,
 ) -> None:
-    """Draw predictions against the truth, and with variances their calibration beside them.
+    """Draw predictions against the truth and, if there are variances, their calibration.
 
     Parameters
     ----------
     truth, mean : (n,) or (n, p) float64
         In the units of the targets.
     coverage : CoverageCurve, optional
-        How often the truth lies in the predictive intervals.
+        Coverage of the predictive intervals.
     """
     with drawn(path, 5.5 if coverage is None else 11.0, 5.5, title) as figure:
         panels = _panels(figure, 1 if coverage is None else 2)
@@ -125,16 +125,16 @@ def plot_residuals(
     of_prediction: bool,
     title: str,
 ) -> None:
-    """Draw residuals against predictions, and their distribution where a calibrated model's is the normal one.
+    """Draw residuals against predictions, and their distribution; a calibrated model's distribution is normal.
 
     Parameters
     ----------
     truth, mean : (n, p) float64
         In the units of the targets.
     standardised : (n, p) float64
-        Residuals in units of a standard deviation, of a transformed target on the scale that is modelled.
+        Residuals divided by a standard deviation; for a transformed target, on the scale of the model.
     of_prediction : bool
-        Whether these deviations are the predicted ones, or the residuals' own.
+        Whether that standard deviation is the predicted one, or that of the residuals.
     """
     truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
     residuals = truth - mean
@@ -165,7 +165,7 @@ def plot_run(
     tolerance: float,
     title: str,
 ) -> None:
-    """Draw a whole run: convergence, predictions against the truth, and with variances their calibration."""
+    """Draw a whole run: convergence, predictions against the truth and, if there are variances, their calibration."""
     count = 2 if coverage is None else 3
     with drawn(path, 5.5 * count, 5.0, title) as figure:
         panels = _panels(figure, count)
@@ -177,12 +177,12 @@ def plot_run(
 
 
 def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Draw seconds, with their interval, and worker-hours against the number of workers.
+    """Draw run times in seconds, with their interval, and worker-hours over the number of workers.
 
     Parameters
     ----------
     rows : sequence of mappings
-        Of the plan's document.
+        Rows of the plan's document.
     """
     with drawn(path, 10.0, 4.0, title) as figure:
         left, right = figure.subplots(1, 2)
@@ -207,18 +207,18 @@ def plot_plan(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *
 
 
 def _panels(figure: Figure, count: int) -> list[SubFigure]:
-    """Return as many panels, side by side."""
+    """Return `count` panels, side by side."""
     side_by_side: list[SubFigure] = np.ravel(np.asarray(figure.subfigures(1, count), dtype=object)).tolist()
     return side_by_side
 
 
 def column(history: History, name: str) -> FloatArray:
-    """Return a figure of each record; what is not known is nan, which is not drawn."""
+    """Return a field of each record; unknown values are nan and are not drawn."""
     return np.asarray([math.nan if record[name] is None else float(record[name]) for record in history])
 
 
 def finish(*axes: Axes, legend: str | None = "small") -> None:
-    """Draw the grid of axes, and their legend in letters of that size."""
+    """Draw the grid of axes, and their legend in the given font size."""
     for axis in axes:
         axis.grid(alpha=0.3)
         if legend is not None:
@@ -226,7 +226,7 @@ def finish(*axes: Axes, legend: str | None = "small") -> None:
 
 
 def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
-    """The largest error round by round, the least so far, and what separates it from the tolerance."""
+    """Draw the largest error of each round, the least so far, and their ratio to the tolerance."""
     seconds, errors = column(history, "seconds"), column(history, "gradient_inf_norm")
     known = np.isfinite(errors) & (errors > 0.0)
     seconds, errors = seconds[known], errors[known]
@@ -263,7 +263,7 @@ def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
 
 
 def _draw_end(axis: Axes, last: tuple[float, float], left: float | None, tolerance: float, unit: float) -> str:
-    """Draw the way on from the last error (seconds, error) at the recent rate; return how it ended, in words."""
+    """Extrapolate from the last error (seconds, error) at the recent rate; return a text about the end."""
     at, error = last
     if error <= tolerance:
         axis.plot([at / unit], [error], "o", color=_GOAL, markersize=7)
@@ -272,7 +272,7 @@ def _draw_end(axis: Axes, last: tuple[float, float], left: float | None, toleran
     times = f"stopped after {duration(at)}, at {factor:,.{0 if factor >= 100.0 else 1}f} times the tolerance"
     if left is None:
         return f"{times};\nno rate to foresee the end by"
-    # A forecast far beyond what was seen is not drawn to its end.
+    # A forecast far beyond the observed time is cut.
     share = min(1.0, max(at, 1e-9) / max(left, 1e-9))
     end = error * (tolerance / error) ** share
     axis.semilogy(
@@ -287,7 +287,7 @@ def _draw_end(axis: Axes, last: tuple[float, float], left: float | None, toleran
 
 
 def _marker(count: int) -> float:
-    """The size of points of which there are so many: a few are seen, many do not hide each other."""
+    """Return a marker size for a number of points: few points are visible, and many do not cover each other."""
     return min(8.0, max(2.0, 100.0 / math.sqrt(count)))
 
 
@@ -302,12 +302,12 @@ def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
 
 
 def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
-    """Observed against expected coverage; below it the difference, where the band of sampling error can be seen."""
+    """Draw observed against expected coverage, and below it their difference with the band of sampling error."""
     from scipy.stats import binom
 
     levels, observed, n = coverage.levels, coverage.observed, coverage.n
     band = np.array([binom.ppf(end, n, levels) / n for end in ((1.0 - BAND) / 2.0, (1.0 + BAND) / 2.0)])
-    # Of no trial, or of certain ones, the quantile of a share is that share itself.
+    # At probability 0 or 1, the quantile of a share is that share itself.
     band[:, [0, -1]] = levels[[0, -1]]
     top, bottom = panel.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
     for axis, origin, unit in ((top, np.zeros_like(levels), 1.0), (bottom, levels, 100.0)):
@@ -326,9 +326,9 @@ def _draw_calibration(panel: SubFigure, coverage: CoverageCurve) -> None:
     panel.align_ylabels()
 
 
-# Features with a name in the legend, and targets with a row of their own.
+# Features with a name in the legend, and targets with their own row.
 MOST_FEATURES, MOST_TARGETS = 10, 6
-# Of hyperparameters: bars, and lines beside them.
+# Maximum numbers of hyperparameters as bars, and as lines beside the bars.
 MOST_BARS, MOST_OTHERS = 60, 40
 INCHES_A_BAR, INCHES_A_LINE = 0.28, 0.19
 
@@ -341,14 +341,15 @@ def plot_basis(
     *,
     title: str,
 ) -> None:
-    """Draw a growing basis.
+    """Draw the growth of a basis.
 
     Parameters
     ----------
     history : sequence of mappings
-        Records of the rounds of a greedy choice (`dkgp.solvers.greedy_basis.GreedyProgress.to_json`).
+        Records of the rounds of a greedy selection (`dkgp.solvers.greedy_basis.GreedyProgress.to_json`).
     summary, certificate : mapping
-        Of the model that it ended in: what is proven of it and of the rungs before, with all roundings, are points.
+        Summary and certificate of the final model. Its proven bounds, and those of earlier rungs, are points; they
+        include all rounding errors.
     """
     known = [record for record in history if record["least"] is not None]
     excess = np.maximum(column(known, "risk") - column(known, "least"), 0.0)
@@ -371,7 +372,7 @@ def plot_basis(
 
 
 def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Proofs of the model, and of the rungs below it: of the worst target, and risks of all."""
+    """Return proven bounds of the model and of the rungs below it: the worst target's, and the total risks."""
     rungs = summary.get("ladder", {}).get("rungs", [])
     if rungs:
         return [{**rung, "risk": sum(rung["risk"]), "least": sum(rung["least"])} for rung in rungs]
@@ -384,7 +385,7 @@ def _proven(summary: Mapping[str, Any], certificate: Mapping[str, Any]) -> list[
 def _draw_proven(
     axis: Axes, sizes: FloatArray, values: FloatArray, proven: History, name: str, goal: float | None
 ) -> None:
-    """One figure: as the choice goes, as it is proven, and what was asked for."""
+    """Draw a figure: its course during the selection, its proven values, and its goal."""
     if len(sizes):
         axis.semilogy(sizes, values, marker=".", markersize=3, label="in the choice")
     axis.semilogy(column(proven, "size"), column(proven, name), "-s", markersize=5, color="C1", label="proven")
@@ -393,14 +394,14 @@ def _draw_proven(
 
 
 def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], data: Dataset, *, title: str) -> None:
-    """Draw weights and errors of each target's path, both standardised, against the cardinality.
+    """Draw weights and errors of each target's path, both standardised, over the cardinality.
 
     Parameters
     ----------
     targets : sequence of PathOfTarget
-        Of the first few there is a row each.
+        The paths; each of the first few targets has a row.
     data : Dataset
-        Whose features and targets they are.
+        The data with the features and the targets.
     """
     shown = targets[:MOST_TARGETS]
     with drawn(path, 11.0, 4.2 * len(shown), title) as figure:
@@ -443,13 +444,13 @@ def _draw_errors(axis: Axes, some: PathOfTarget) -> None:
 def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
     """Draw the length scales as bars on a logarithmic axis, and list the other hyperparameters beside them.
 
-    A short length scale is a feature on which the targets depend strongly. A kernel without length scales is drawn by
-    its other parameters.
+    A short length scale means that the targets depend strongly on the feature. For a kernel without length scales, the
+    bars show its other parameters.
 
     Parameters
     ----------
     tuned : Hyperparameters
-        With `parameters`, as `tune` returns them.
+        Hyperparameters with `parameters`, as `tune` returns them.
     """
     parameters = tuned.parameters or ()
     scales = [parameter for parameter in parameters if parameter.is_gamma]
@@ -473,7 +474,7 @@ def plot_tuning(path: str | os.PathLike[str], tuned: Hyperparameters) -> None:
 
 
 def _draw_comparison(axis: Axes, comparison: Mapping[str, Any]) -> None:
-    """Held-out densities of the kernels that were compared, the best on top."""
+    """Draw the held-out densities of the compared kernels, the best on top."""
     rows = sorted((row for row in comparison["kernels"] if row["nlpd"] is not None), key=lambda row: row["nlpd"])
     places = range(len(rows))
     colours = ["tab:blue" if row["kernel"] == comparison["kernel"] else "tab:grey" for row in rows]
@@ -486,10 +487,10 @@ def _draw_comparison(axis: Axes, comparison: Mapping[str, Any]) -> None:
 
 
 class _Bar:
-    """One bar: a length scale, or a parameter as it is."""
+    """A bar: a length scale, or the plain value of another parameter."""
 
     def __init__(self, parameter: TunedParameter) -> None:
-        from dkgp.models.hyperparameters import length_scale  # those who ask a service do without models
+        from dkgp.models.hyperparameters import length_scale  # clients of a service need no import of models
 
         self.name = _name(parameter)
         self.fixed = parameter.fixed
@@ -499,7 +500,7 @@ class _Bar:
 
 
 def _name(parameter: TunedParameter) -> str:
-    """A feature's name alone where the kernel is one of a single part."""
+    """Return a parameter's label: the feature's name alone if the kernel has a single part."""
     if parameter.feature is not None:
         part = parameter.name.removesuffix(f".{parameter.feature}").rpartition(".")[0]
         return f"{parameter.feature} ({part})" if part else parameter.feature
@@ -510,12 +511,12 @@ def _draw_bars(axis: Axes, bars: Sequence[_Bar]) -> None:
     places = range(len(bars))
     seen = [value for bar in bars for value in (bar.value, bar.start) if value < math.inf]
     low, high = min(seen) / 3.0, max(seen) * 3.0
-    # Of a feature that is switched off the length scale is infinite: its bar goes to the end.
+    # The length scale of a disabled feature is infinite: its bar extends to the end.
     values = [min(bar.value, high) for bar in bars]
     colours = ["tab:grey" if bar.fixed else "tab:blue" for bar in bars]
     axis.barh(places, [value - low for value in values], left=low, color=colours, height=0.7)
     axis.plot([bar.start for bar in bars], places, "|", color="black", markersize=10, label="start")
-    # Bounds beyond the picture are where nobody would look for them.
+    # Bounds outside the plot are not drawn.
     for place, bar in zip(places, bars, strict=True):
         for bound in (bar.lower, bar.upper):
             if low < bound < high and not bar.fixed:
@@ -527,7 +528,7 @@ def _draw_bars(axis: Axes, bars: Sequence[_Bar]) -> None:
 
 
 def _lines(others: Sequence[TunedParameter], tuned: Hyperparameters) -> list[str]:
-    """The parameters that are no bars, and the scores, one a line."""
+    """Return the parameters without bars, and the scores, one per line."""
     rows = [(parameter.name + (" (fixed)" if parameter.fixed else ""), parameter.value) for parameter in others]
     for group, scores in (tuned.scores or {}).items():
         names = ("rmse", "nlpd", "coverage_95") if tuned.likelihood is None else ("error_rate", "log_loss")
@@ -539,7 +540,7 @@ def _lines(others: Sequence[TunedParameter], tuned: Hyperparameters) -> list[str
 
 
 def _escaped(text: str) -> str:
-    """A dollar sign as itself, not as the beginning of a formula."""
+    """Escape dollar signs, which would begin a formula."""
     return text.replace("$", r"\$")
 
 
@@ -547,7 +548,7 @@ def _title(tuned: Hyperparameters) -> str:
     if tuned.sparse is not None:
         what = f"{tuned.sparse['basis_size']:,} basis samples of {tuned.n_samples:,}"
         return f"{tuned.kernel.type_name} with {what}, {tuned.objective} {tuned.sparse['value']:.1f}"
-    if tuned.subset_size is None:  # values given by hand, refined
+    if tuned.subset_size is None:  # refined values that the user gave
         return f"{tuned.kernel.type_name} on {tuned.n_samples:,} samples"
     subsets = f"{tuned.subsets} x {tuned.subset_size:,}" if (tuned.subsets or 1) > 1 else f"{tuned.subset_size:,}"
     which = "log marginal likelihood" if tuned.log_marginal_likelihood is not None else "leave-one-out log likelihood"
@@ -559,14 +560,14 @@ def _title(tuned: Hyperparameters) -> str:
     return f"{tuned.kernel.type_name} on {subsets} of {tuned.n_samples:,} samples{reached}"
 
 
-# Numbers are written into the cells of a confusion matrix of so many classes at most.
+# The cells of a confusion matrix contain numbers up to this number of classes.
 MOST_WRITTEN = 12
 
 
 def plot_classes(
     path: str | os.PathLike[str], metrics: ClassMetrics, curves: Sequence[OperatingCurve], *, title: str
 ) -> None:
-    """Draw the confusion matrix, and beside it the operating curves and the reliability, of those that there are."""
+    """Draw the confusion matrix and, if available, the operating curves and the reliability."""
     panels = 1 + bool(curves) + (metrics.reliability is not None)
     with drawn(path, 5.2 * panels, 5.0, title) as figure:
         axes = list(np.ravel(np.asarray(figure.subplots(1, panels), dtype=object)))
@@ -578,7 +579,7 @@ def plot_classes(
 
 
 def _draw_confusion(axis: Axes, metrics: ClassMetrics) -> None:
-    """Shares of each true class's samples, with counts in the cells where they can be read."""
+    """Draw the shares of each true class's samples, with counts in the cells if there is room."""
     count = len(metrics.classes)
     by_class = metrics.confusion.sum(axis=1, keepdims=True)
     shares = metrics.confusion / np.maximum(by_class, 1)
@@ -608,7 +609,7 @@ def _draw_curves(axis: Axes, metrics: ClassMetrics, curves: Sequence[OperatingCu
 
 
 def _draw_reliability(axis: Axes, metrics: ClassMetrics, reliability: Reliability) -> None:
-    """Shares that came true against the probabilities that were claimed, with the band of sampling error by bin."""
+    """Draw observed shares against predicted probabilities, with the band of sampling error per bin."""
     from scipy.stats import binom
 
     there = reliability.counts > 0
@@ -644,14 +645,14 @@ def plot_path(
     Parameters
     ----------
     cardinalities : sequence of mappings
-        Of the kernel and noise that were chosen: cardinality, score (mean squared error of cross-validation) and std
-        (over folds) of each.
+        Cardinality, score (mean squared error of cross-validation) and std (over folds) of each cardinality, for the
+        selected kernel and noise.
     history : sequence of mappings
-        What the search looked at: scale, noise_variance and score of each.
+        Scale, noise_variance and score of each candidate of the search.
     summary : mapping
-        Of the model: cardinality is that which was chosen, best_cardinality that of the least score.
+        Summary of the model: cardinality is the selected one, best_cardinality that of the least score.
     """
-    # The axis has no place for none at all.
+    # A logarithmic axis cannot show zero prototypes.
     some = [record for record in cardinalities if record["cardinality"] > 0]
     size, score, spread = (
         np.array([float(record[name]) for record in some]) for name in ("cardinality", "score", "std")
@@ -677,20 +678,20 @@ def plot_path(
             xlabel="width: factor of the length scales at the start", ylabel="mean squared error", xscale="log"
         )
         for axis in (by_size, by_width):
-            # Labels between powers of ten run into each other.
+            # Labels between powers of ten would overlap.
             axis.xaxis.set_minor_formatter(lambda value, place: "")
             finish(axis)
 
 
 def plot_risk(path: str | os.PathLike[str], history: History, *, title: str, goal: float | None = None) -> None:
-    """Draw the proven gap of the risk, and the risk itself, by products and by seconds.
+    """Draw the proven gap of the risk, and the risk, over products and over seconds.
 
     Parameters
     ----------
     history : sequence of mappings
         Records of the rounds: `duality_gap` is relative, `objective` the risk.
     goal : float, optional
-        Relative gap at which the search was to stop.
+        Relative gap at which the search should stop.
     """
     with drawn(path, 9.0, 6.0, title) as figure:
         axes = figure.subplots(2, 2, sharex="col")
@@ -700,7 +701,7 @@ def plot_risk(path: str | os.PathLike[str], history: History, *, title: str, goa
 
 
 def plot_newton(path: str | os.PathLike[str], history: History, *, tolerance: float, title: str) -> None:
-    """Draw the steps of Newton's method on a basis: distance of decisions to the basis' best function, and the risk.
+    """Draw Newton's method on a basis: the distance of decisions to the basis' best function, and the risk.
 
     Parameters
     ----------
@@ -709,7 +710,7 @@ def plot_newton(path: str | os.PathLike[str], history: History, *, tolerance: fl
     history : sequence of mappings
         Records of the steps; `relative_residual` is the distance.
     tolerance : float
-        Distance at which they were to stop.
+        Distance at which the method should stop.
     """
     with drawn(path, 9.0, 4.0, title) as figure:
         left, right = figure.subplots(1, 2)
@@ -719,7 +720,7 @@ def plot_newton(path: str | os.PathLike[str], history: History, *, tolerance: fl
 
 
 def _draw_falling(axis: Axes, history: History, by: str, name: str, label: str, goal: float | None) -> None:
-    """A positive figure on a logarithmic scale, as far as it is known."""
+    """Draw the known values of a positive figure on a logarithmic scale."""
     x, y = column(history, by), column(history, name)
     shown = np.isfinite(y) & (y > 0.0)
     axis.plot(x[shown], y[shown], ".-", markersize=4)

@@ -1,4 +1,4 @@
-"""Documents as tables for people: the figures of each command and of each kind of store, in words, with units."""
+"""Documents as tables: the figures of each command and of each kind of store, in words and with units."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ from dkgp.models.verdict import COVERAGE_MATTERS, FEWEST_SAMPLES
 
 Tables = list[RenderableType]
 
-# Lines of one row: a classification may have a thousand classes.
+# Maximum number of lines in a row: a classification may have a thousand classes.
 _MOST_LINES = 20
-# Targets with rows of their own.
+# Maximum number of targets with their own rows.
 MOST_TARGETS = 8
-# Classes that are named; classes of a confusion matrix that is printed, and letters of their names.
+# Maximum numbers of named classes, of classes in a printed confusion matrix, and of letters of their names there.
 MOST_CLASSES, MOST_CONFUSED, MOST_LETTERS = 8, 12, 16
 GUIDE = "docs/guides/bad-model.md"
 
 
 def tables(document: Document, *, verbose: bool = False) -> Tables:
-    """Return the tables that show a document; with `verbose` also solvers' figures."""
+    """Return the tables of a document; with `verbose` they include solver figures."""
     parts = _LAYOUTS[document["command"]](document)
     return [replace(part, verbose=verbose) if isinstance(part, Sheet) else part for part in parts]
 
@@ -109,7 +109,7 @@ _export = _sheet(
 
 
 def _certified(document: Document) -> str | None:
-    """The bound on the distance of any predicted mean from the exact model's, for the worst target."""
+    """Return the bound on the distance of any predicted mean from the exact model's, for the worst target."""
     certificate = document.get("certificate")
     if not certificate:
         return None
@@ -119,7 +119,7 @@ def _certified(document: Document) -> str | None:
 
 
 def _mean(document: Document) -> Rows:
-    """Coefficients of the mean, with their standard errors, target by target."""
+    """Return the mean's coefficients with their standard errors, by target."""
     of_targets = list(document["mean"]["coefficients"].items()) if "mean" in document else []
     rows: Rows = []
     for target, values in of_targets[:MOST_TARGETS]:
@@ -131,7 +131,7 @@ def _mean(document: Document) -> Rows:
 
 def _kept(document: Document) -> str | None:
     kept = document.get("kept_tiles") or {}
-    if not kept.get("reason"):  # a solver that takes no such products, or was to keep nothing
+    if not kept.get("reason"):  # the solver has no such products, or the user disabled kept tiles
         return None
     share = f"{document['kept_share']:.0%}, {size(kept['bytes'])}" if kept["bytes"] else "nothing"
     return f"{share}: {kept['reason']}"
@@ -243,7 +243,7 @@ def _predicted_variances(document: Document) -> Rows:
         ("variances certified within", widths),
         ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
     ]
-    if variance["seconds_per_sample"] is None:  # resumed with nothing left to do
+    if variance["seconds_per_sample"] is None:  # a resumed run without remaining work
         return rows
     passes = variance["column_passes"]
     by = f"a factor of rank {variance['rank']:,} {'and conjugate gradients' if passes else 'alone'}"
@@ -260,7 +260,7 @@ def _predicted_variances(document: Document) -> Rows:
 
 
 def _bases(variance: Document) -> Rows:
-    """Rows on bases for each sample, if this run found some."""
+    """Return rows about the bases of single samples, if this run computed any."""
     if variance.get("kernels_mean") is None:
         return []
     mean, std, most = (variance[f"kernels_{name}"] for name in ("mean", "std", "max"))
@@ -300,7 +300,7 @@ def _evaluate(document: Document) -> Tables:
 
 
 def _certified_means(document: Document) -> str | None:
-    """The bounds on means: the largest, and for a sparse model its distance from the exact one on these samples."""
+    """Return the largest bound on means, and for a sparse model its distance from the exact one on these samples."""
     if document["mean_error_bound"] is None:
         return None
     training = ""
@@ -310,7 +310,7 @@ def _certified_means(document: Document) -> str | None:
 
 
 def _moved(document: Document, name: str) -> str:
-    """Return the ends between which the exact variances leave a figure, where they differ as shown."""
+    """Return the limits that the exact variances set for a figure, if the two differ as displayed."""
     least, most = (number(end) for end in document.get(f"{name}_range", (None, None)))
     return "" if least == most else f" (exact variances: {least} to {most})"
 
@@ -374,7 +374,7 @@ SCORES = (
 
 
 def verdict(document: Document) -> RenderableType:
-    """Return the verdict: each fault with the next step, in sentences."""
+    """Return the verdict: each problem with the next step, in sentences."""
     findings = document["verdict"]
     if not findings:
         return Text(nothing_wrong(document))
@@ -388,7 +388,7 @@ def verdict(document: Document) -> RenderableType:
 
 
 def nothing_wrong(document: Document) -> str:
-    """Return the sentence of a verdict without a finding; it contradicts no figure that is shown above it."""
+    """Return the sentence of a verdict without findings; it never contradicts a figure above it."""
     n, effective = document["n"], document.get("effective_samples")
     if n < FEWEST_SAMPLES:
         return f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
@@ -403,7 +403,7 @@ def nothing_wrong(document: Document) -> str:
 
 
 def _outside(document: Document) -> str | None:
-    """Return the figure that a good model would not show, in words; None if there is none."""
+    """Return a text about a figure that a good model would not have; None if there is none."""
     if "confusion" in document:
         common = max(sum(row) for row in document["confusion"])
         if document["error_rate"] * document["n"] < document["n"] - common:
@@ -422,7 +422,7 @@ def _outside(document: Document) -> str | None:
 
 
 def transform_text(transform: Document) -> str:
-    """Return the name of a target's transform."""
+    """Return the name of a target transform."""
     if transform["name"] == "log":
         return "the target's logarithm"
     return f"the target's Yeo-Johnson transform (lambda {transform['parameter']:.3g})"
@@ -450,7 +450,7 @@ def _digits(value: float | None) -> str:
 
 # ------------------------------------------------------------------------------------------------------- classifiers
 
-# Methods with a likelihood, in words, and the models that certified labels are those of.
+# Names of the methods with a likelihood, and of the exact models to which certified labels belong.
 PROBABILISTIC = {"logistic": "kernel logistic regression", "gp": "Gaussian process classification"}
 EXACT_OF = {
     "exact": "the exact LS-SVM's",
@@ -462,12 +462,12 @@ INTERVALS = "intervals {interval_width_mean:.3g} wide on average, {interval_widt
 
 
 def predicted_class_rows(classes: Document, n: int) -> Rows:
-    """Rows on the predictions of a classifier at n samples."""
+    """Return rows about the predictions of a classifier at n samples."""
     rows: Rows = [("classes", _by_name(classes["counts"]))]
     margins = "" if classes["method"] in PROBABILISTIC else " (margins at -1 and 1)"
     if classes["certified"] is not None:
         certified = f"{classes['certified']:,} of {n:,} ({classes['certified'] / n:.2%})"
-        # A Gaussian process on a basis certifies the exact mode's classes, and no averaged probabilities.
+        # A Gaussian process on a basis certifies the classes of the exact mode, but no averaged probabilities.
         of_mode = classes["method"] == "gp" and classes.get("interval_width_mean") is None
         exact = "those of the exact mode" if of_mode else EXACT_OF[classes["method"]]
         rows.append(("certified", f"{certified}: proven to be {exact}"))
@@ -508,7 +508,7 @@ def _area(document: Document) -> Rows:
 
 
 def _certified_labels(document: Document) -> str:
-    """Share of labels that are proven to be the exact model's, with the errors among them and among the others."""
+    """Return the share of labels proven to be the exact model's, and the error rates inside and outside that share."""
     certified = f"{document['certified_share']:.2%}"
     if document["certified_error_rate"] is not None:
         certified += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
@@ -536,7 +536,7 @@ def _about(document: Document) -> Rows:
 
 
 def _how(document: Document, weighted: bool) -> Rows:
-    """The method, and the accuracy of its solution."""
+    """Return the method, and the accuracy of its solution."""
     method = document["method"]
     if method in PROBABILISTIC:
         return _on_basis(document) if document.get("basis_size") else _of_samples(document)
@@ -557,14 +557,14 @@ def _fixed_size(document: Document, weighted: bool) -> Rows:
     figures = (
         Figure("method", "fixed-size: {cardinality:,} prototypes of {pool:,} ({prototypes})"),
         Figure("error in cross-validation", "{misclassification:.2%}" + (", weighted" if weighted else "")),
-        may("balanced error in cross-validation", "{balanced_error:.2%}"),  # models of earlier versions have none
+        may("balanced error in cross-validation", "{balanced_error:.2%}"),  # missing in models of earlier versions
         Figure("passes over the data", "{passes:,} in the search"),
     )
     return rows_of(figures, document)
 
 
 def _of_samples(document: Document) -> Rows:
-    """A logistic model or a Gaussian process of all samples: the risk, its proof, and its solver."""
+    """Return rows on a logistic model or Gaussian process of all samples: risk, certificate and solver."""
     errors = [error for error in document["decision_error"] if error is not None]
     chosen = document.get("chosen") or {}
     why = f" ({chosen['reason']})" if "reason" in chosen else ""
@@ -578,7 +578,7 @@ def _of_samples(document: Document) -> Rows:
 
 
 def _on_basis(document: Document) -> Rows:
-    """A logistic model or a Gaussian process of some samples."""
+    """Return rows on a logistic model or a Gaussian process on a basis."""
     basis = f"{document['basis_size']:,} samples ({document['basis']})"
     has_neighbours = document.get("neighbours") is not None
     if has_neighbours:
@@ -602,7 +602,7 @@ def _on_basis(document: Document) -> Rows:
 
 
 def _ended(name: str, solver: str, document: Document) -> Rows:
-    """The solver, and why it ended: to all readers if it stopped early, else to those who know solvers."""
+    """Return the solver and the reason of its end; the reason is a detail unless it stopped early."""
     if not document.get("converged", True):
         return [(name, f"{solver}: {document['reason']}")]
     return [(name, solver), Detail(("ended because", document["reason"]))]
@@ -615,7 +615,7 @@ def _risk(document: Document) -> Rows:
 
 
 def _penalty(document: Document) -> str | None:
-    """The noise variance of an LS-SVM; likelihoods of labels have none."""
+    """Return the noise variance of an LS-SVM; None for methods with a likelihood."""
     return None if document["method"] in PROBABILISTIC else f"{document['noise_variance']:.4g}"
 
 
@@ -718,7 +718,7 @@ def _bench(document: Document) -> Tables:
 
 
 def cell(row: Document, column: Document) -> str:
-    """Return the text of a row's column in a benchmark's table."""
+    """Return the text of a cell in a benchmark's table."""
     name, form = column["name"], column.get("format", "")
     value = row.get(name)
     if value is None:
@@ -729,7 +729,7 @@ def cell(row: Document, column: Document) -> str:
 
 
 def _noise(figures: Document, name: str) -> str:
-    """The range of the baseline's own copy, where a ratio's noise was measured."""
+    """Return the range of the ratios of the baseline to its own copy, if it was measured."""
     least, most = figures.get("null", {}).get(name, (None, None))
     return "" if least is None else f" (null {least:.2f}-{most:.2f})"
 
