@@ -151,7 +151,7 @@ DEFAULTS: Mapping[str, str] = {
     "mem": "16G",
     "time": "04:00:00",
     "signal": "B:USR1@120",
-    "open-mode": "append",  # a requeued run goes on in the same file
+    "open-mode": "append",  # a requeued run appends to the same file
     "requeue": "",
 }
 
@@ -176,8 +176,8 @@ SBATCH_SECONDS = 120.0
 def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, str], resume: bool) -> str:
     """Write the script that runs a command.
 
-    Raises `UsageError`: SLURM or bash could misread a name or setting, the time limit is within the signal's lead
-    time, or the command cannot run on several nodes.
+    Raises `UsageError`: SLURM or bash could misread a name or setting, or the time limit is within the signal's lead
+    time. Also raised if the command cannot run on several nodes.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
 
 
 def cluster_flags() -> set[str]:
-    """Return the flags that configure a command's cluster; the flag for kept tiles is none, as it fits any cluster."""
+    """Return the flags that name a command's cluster. The flag for kept tiles is excluded: it fits any cluster."""
     from dkgp.cluster import ClusterOptions
 
     options = options_of(ClusterOptions)

@@ -586,7 +586,7 @@ class ExactRun(ClassifyRun):
         return True
 
     def identity(self) -> dict[str, Any]:
-        """Return the options of the method; the intercept reduces to whether there is one."""
+        """Return the options of the method, with the intercept as True or False."""
         return {**super().identity(), "intercept": self.job.fit_intercept}
 
     def check_hyperparameters(self, hyperparameters: Hyperparameters | None) -> None:

@@ -123,7 +123,7 @@ class TrainJob(TrainingJob):
 
 @dataclass(frozen=True)
 class Start:
-    """Coefficients (n, p), and their gradient if it is known; coefficients None mean a start from zero."""
+    """Coefficients (n, p), and their gradient if it is known; `alpha` is None for a start from zero."""
 
     alpha: FloatArray | None = None
     gradient: FloatArray | None = None

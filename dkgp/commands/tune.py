@@ -456,7 +456,10 @@ class TuneRun(Run):
 
     @property
     def samples(self) -> int:
-        """One without a refinement, so "auto" starts no cluster: an evaluation takes longer than messages would."""
+        """Samples by which "auto" decides the cluster: 1 without a refinement.
+
+        An evaluation takes longer than its messages. Threads suffice unless the user asks for a cluster.
+        """
         return 1 if self.job.refine is None else self.dataset.n_samples
 
     def check(self) -> None:

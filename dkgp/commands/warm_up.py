@@ -27,7 +27,7 @@ class WarmUpJob:
     Attributes
     ----------
     into
-        A folder for processes whose `DKGP_COMPILED` names it; default: the cache of this machine's runs.
+        A folder that processes read if `DKGP_COMPILED` names it; default: the cache of this machine's runs.
     target
         The processor to compile for: "host", or one of `dkgp.kernels.tiles.kept_code.TARGETS`.
     processes

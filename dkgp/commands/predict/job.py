@@ -71,9 +71,9 @@ class PredictJob:
 
     @property
     def beside(self) -> str | None:
-        """The temporary store beside a table or a replaced store, until that is complete; None on object storage.
+        """The temporary store beside a table, or beside a store to replace, until it is complete; otherwise None.
 
-        On object storage, a store is written in its final place, as objects cannot be moved.
+        On object storage a store is written in its final place, because objects cannot be moved.
         """
         return f"{self.out}.partial.zarr" if self.is_table or is_local(self.out) else None
 
