@@ -1,8 +1,8 @@
-"""Things that can be added to by name (source formats, cluster kinds, bench sections), each declared in one file.
+"""Registries of extensible declarations: source formats, cluster kinds, bench sections; each has a file of its own.
 
-A module declares its thing and adds it to the table of its sort when it is imported. A table finds the modules of one
-of dkgp's own packages by itself, and those that installed packages name under an entry point group; whoever imports
-such a module adds to it as well. What fronts offer (choices, options, help, errors) is read from the declarations.
+A module adds its declaration to the registry of its kind when it is imported. A registry imports the modules of one of
+dkgp's own packages, and the modules that installed packages list under an entry point group. Importing any other such
+module adds its declaration as well. User interfaces read choices, options, help and errors from the declarations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dkgp.errors import MissingExtraError, UsageError
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional package: the extra (of dkgp by default) that brings it, its own name, and what is imported of it."""
+    """An optional package: the extra that installs it (of dkgp by default), its name, and the module to import."""
 
     name: str
     package: str
@@ -36,11 +36,11 @@ class Extra:
     distribution: str = "dkgp"
 
     def is_there(self) -> bool:
-        """True if it is installed; it is not imported for the answer."""
+        """Return True if the package is installed. The package is not imported for this check."""
         return find_spec(self.module) is not None
 
     def require(self, purpose: str) -> Any:
-        """Return the module; `MissingExtraError` says what it is needed for."""
+        """Return the module; raise `MissingExtraError`, which names the purpose, if it is not installed."""
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
@@ -49,29 +49,29 @@ class Extra:
 
 @dataclass(frozen=True)
 class Group:
-    """Options that the help shows under one heading, and, of a command that has several, the methods they belong to."""
+    """Options under one heading of the help; if a command has several methods, also the methods they belong to."""
 
     heading: str
     methods: tuple[str, ...] = ()
-    # Of the headings, after those of a lower one: what is of no command in particular comes last.
+    # Order of the headings: lower values come first. Options that belong to no particular command come last.
     place: int = 0
 
 
 @dataclass(frozen=True)
 class Instead:
-    """A flag that stands for an option that is required otherwise, whose value then follows from the others."""
+    """A flag that replaces a required option; the option's value then follows from the other options."""
 
     flag: str
     value: Callable[[Mapping[str, Any]], str]
 
 
-# What few runs of a command take.
+# Options that few runs of a command use.
 FURTHER = Group("Further options", place=1)
 
 
 @dataclass(frozen=True)
 class Values:
-    """Values that an option takes: their test, and words on them that follow "must be" and "expected"."""
+    """Valid values of an option: a test, and words that complete "must be" and "expected"."""
 
     passes: Callable[[Any], bool]
     words: str
@@ -79,50 +79,50 @@ class Values:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a declared thing: a keyword for Python, `--name` on the command line.
+    """One option of a declaration: a keyword in Python, `--name` on the command line.
 
-    Of a field of a dataclass (`dkgp.options`) name, default, choices and, where values are text, numbers or flags, the
-    type are the field's.
+    A field of a dataclass (`dkgp.options`) provides its option's name, default and choices. The field also provides the
+    type if values are text, numbers or flags.
 
     Attributes
     ----------
     name, help
-        The keyword, and what it means. A help that ends with "[default: ...]" says the default itself.
+        Keyword, and its meaning. A help that ends with "[default: ...]" states the default itself.
     type
-        From text to a value, with a `ValueError` that says what is wrong with it; `bool` for a flag.
+        Converts text to a value, and raises a `ValueError` that explains the mistake; `bool` for a flag.
     default
-        Where nothing is given; None for a flag that is neither set nor unset.
+        Value if the option is not set; None for a flag that is neither set nor unset.
     spellings
-        On the command line; the name with dashes by default. A flag may say both ways, as in "--a/--no-a"; one that is
-        spelled "--no-..." alone sets its value to false.
+        Spellings on the command line; by default the name with dashes. A flag may have both forms, as in "--a/--no-a".
+        A flag with only the spelling "--no-..." sets its value to false.
     choices
-        All the values there are; `metavar` stands for them otherwise.
+        All valid values; an option without choices shows `metavar` in the help.
     least, above
-        The smallest value of a number; or what it must exceed.
+        Smallest value of a number (inclusive), or lower limit (exclusive).
     values
-        A test in place of `least` and `above`, where some words are values too.
+        Test that replaces `least` and `above` if some words are valid too.
     multiple
-        Whether it may be given several times; the value is a tuple.
+        Whether the option may be repeated; the value is a tuple.
     group
-        Where the help shows it, and the methods of the command that it belongs to; all of them by default.
+        Heading in the help, and the methods of the command that the option belongs to; by default all methods.
     place
-        "read" or "write" where it names a file or store that is read or written.
+        "read" or "write" if the option names a file or store that is read or written.
     argument
-        Whether it stands on the command line without a flag.
+        Whether it is a positional argument on the command line.
     shown
-        The default, as it is typed.
+        Default, in the form in which users type it.
     late
-        Returns those of these attributes that are known only at run time: help and choices of what can be added to.
+        Returns the attributes that are known only at run time: help and choices of extensible declarations.
     required
         Whether there is no default.
     lacking
-        What to do where it is required and not there.
+        Advice if a required option is missing.
     instead
-        Of one that is required: a flag with which it need not be given, and the value that it has then.
+        Flag that replaces a required option, and the option's value in that case.
     nargs
-        How many texts follow it on the command line.
+        Number of texts that follow the option on the command line.
     decides
-        Whether the result depends on it, so that a run that goes on must have the same value.
+        Whether the result depends on the option, so that a resumed run must have the same value.
     """
 
     name: str = ""
@@ -149,18 +149,18 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags, as they are typed; both ways of a flag that has two."""
+        """The flags in the form in which users type them, including both forms of a flag with two."""
         typed = self.spellings or (f"--{self.name.replace('_', '-')}",)
         return tuple(flag for spelling in typed for flag in spelling.split("/"))
 
     @property
     def turns_off(self) -> bool:
-        """True of a flag that sets its value to false."""
+        """Return True for a flag that sets its value to false."""
         return len(self.spellings) == 1 and self.spellings[0].startswith("--no-")
 
 
 def whole_or_auto(text: str) -> int | Literal["auto"]:
-    """Read a whole number, or "auto": the `type` of options that choose by themselves."""
+    """Read a whole number, or "auto". This is the `type` of options that can choose their value automatically."""
     if text == "auto":
         return "auto"
     try:
@@ -170,7 +170,7 @@ def whole_or_auto(text: str) -> int | Literal["auto"]:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Read whole numbers with commas between them."""
+    """Read whole numbers that are separated by commas."""
     try:
         return tuple(int(item) for item in text.split(","))
     except ValueError:
@@ -178,7 +178,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def byte_count(text: str) -> int:
-    """Read an amount of memory, such as 4GiB, in bytes."""
+    """Read an amount of memory, such as 4GiB; return bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
     size = math.inf if match is None else float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
     if not math.isfinite(size):
@@ -193,14 +193,15 @@ def byte_budget(text: str) -> int | str:
 
 
 def installed_entry_points(group: str) -> list[EntryPoint]:
-    """Entry points of the packages on Python's path, those that merely lie in the working folder left out.
+    """Return the entry points of the packages on Python's path, except packages in the working folder.
 
-    An empty entry of PYTHONPATH, as a trailing colon makes it, would have a command run what somebody left in a folder
-    of data; that folder counts only where it is named in full.
+    An empty entry of PYTHONPATH (a trailing colon adds one) stands for the working folder. A command would then run
+    code that somebody else left in a data folder. The working folder therefore counts only if PYTHONPATH names its full
+    path.
     """
     try:
         here = os.path.realpath(os.getcwd())
-    except FileNotFoundError:  # it was removed, and nothing lies in it
+    except FileNotFoundError:  # the folder was removed, so it contains nothing
         here = ""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_meant = any(os.path.isabs(folder) and os.path.realpath(folder) == here for folder in named)
@@ -210,23 +211,23 @@ def installed_entry_points(group: str) -> list[EntryPoint]:
     points: dict[str, EntryPoint] = {}
     for point in _entry_points(tuple(folders)):
         if point.group == group:
-            # Of two versions the one that imports find first counts.
+            # Of two versions, the first one on the path counts, as for imports.
             points.setdefault(point.name, point)
     return list(points.values())
 
 
 @cache
 def _entry_points(folders: tuple[str, ...]) -> list[EntryPoint]:
-    """Those of all packages on a path: reading them takes as long for one group as for all."""
+    """Return the entry points of all packages on a path. Reading one group would take as long as reading all groups."""
     return [point for distribution in distributions(path=list(folders)) for point in distribution.entry_points]
 
 
 def load_entry_points(group: str, sort: str) -> None:
-    """Import what installed packages name under a group; whoever cannot be imported is left out with a warning."""
+    """Import the modules that installed packages list under a group; warn about modules that cannot be imported."""
     for point in installed_entry_points(group):
         try:
             point.load()
-        except Exception as error:  # somebody else's package is not to take dkgp down
+        except Exception as error:  # a defective package of a third party must not stop dkgp
             warnings.warn(
                 f"the {sort} '{point.name}' of an installed package ({point.value}) is left out: {error}",
                 RuntimeWarning,
@@ -235,11 +236,11 @@ def load_entry_points(group: str, sort: str) -> None:
 
 
 class Named(Protocol):
-    """A declaration."""
+    """A declaration that has a name."""
 
     @property
     def name(self) -> str:
-        """Name by which users call it."""
+        """Name of the declaration for users."""
 
 
 T = TypeVar("T", bound=Named)
@@ -252,11 +253,11 @@ class Registry(Generic[T]):
     Parameters
     ----------
     sort
-        What they are ("cluster kind"), for messages.
+        Kind of the declarations ("cluster kind"), for messages.
     package
-        All modules of this package, and of those within it, are imported before the first look.
+        Package whose modules, including those of its subpackages, are imported before the first look-up.
     group
-        The entry point group in which installed packages name modules to be imported too.
+        Entry point group under which installed packages list further modules to import.
     """
 
     sort: str
@@ -267,17 +268,17 @@ class Registry(Generic[T]):
     _lock: Any = field(default_factory=RLock, init=False, repr=False)
 
     def add(self, declared: T) -> T:
-        """Add a declaration; `UsageError` where another one has its name."""
+        """Add a declaration; raise `UsageError` if another declaration has the same name."""
         present = self._found.setdefault(declared.name, declared)
         if present is not declared and present != declared:
             raise UsageError(f"there are two {self.sort}s '{declared.name}': {present} and {declared}; rename one")
         return declared
 
     def all(self) -> dict[str, T]:
-        """Return all declarations, by name; dkgp's own before those of others."""
+        """Return all declarations by name; dkgp's own declarations come first."""
         with self._lock:
             if not self._imported:
-                self._imported = True  # beforehand: what is imported may look itself
+                self._imported = True  # set before the import, because imported modules may call this method
                 try:
                     self._import()
                 except BaseException:
@@ -286,7 +287,7 @@ class Registry(Generic[T]):
         return dict(self._found)
 
     def find(self, name: str) -> T:
-        """Return the declaration of that name; `UsageError` lists what there is."""
+        """Return the declaration of that name; raise `UsageError`, listing the known names, if there is none."""
         known = self.all()
         if name not in known:
             near = get_close_matches(name, known, n=1)

@@ -1,6 +1,7 @@
-"""`dkgp bench`: a subcommand for each section that is declared (`dkgp.bench.section`), made when it is asked for.
+"""`dkgp bench`: a subcommand for each declared section (`dkgp.bench.section`), built at its first use.
 
-What measures a machine is here; papers, rivals and proofs are of a distribution of their own, in `benchmarks/`.
+The sections here measure a machine. Benchmarks of papers, competitors and proofs belong to a separate distribution, in
+`benchmarks/`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
 
-# Sections of dkgp-benchmarks: what to install is said where they are missing.
+# Sections of dkgp-benchmarks. If a section is missing, the message names the package to install.
 ELSEWHERE = (
     "boosting",
     "certify",
@@ -50,7 +51,7 @@ INSTALL = "`pip install ./benchmarks` in a clone of dkgp installs it"
 
 
 class _Sections(Commands):
-    """The commands of the sections that there are."""
+    """Commands of the available sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the sections."""
@@ -68,7 +69,7 @@ class _Sections(Commands):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called, as click does; of one that is not installed, say what it is of."""
+        """Return the called command, as click does; for a missing section, raise an error that names its package."""
         if args[0] in self._missing(ctx):
             raise click.UsageError(
                 f"`dkgp bench {args[0]}` is of the package dkgp-benchmarks, which is not installed; {INSTALL}.", ctx
@@ -76,7 +77,7 @@ class _Sections(Commands):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of the sections, and names of those that are not installed."""
+        """Write the list of the sections, and the names of those that are not installed."""
         super().format_commands(ctx, formatter)
         if missing := self._missing(ctx):
             with formatter.section("Not installed"):

@@ -1,4 +1,4 @@
-"""Commands that run a job: each reads its recipe (`dkgp.commands.recipe`); its options are the job's."""
+"""Commands that run a job. Each command reads its recipe (`dkgp.commands.recipe`); its options are those of the job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobCommand(DeclaredCommand):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an option of an earlier version is refused with the name of its successor."""
+        """Read the command line; refuse an option of an earlier version, and name its successor."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -63,11 +63,11 @@ class JobCommand(DeclaredCommand):
         return self.recipe.declared()
 
     def parameters(self) -> list[click.Parameter]:
-        """Return the options as click knows them."""
+        """Return the options in click's form."""
         return with_flags([job_parameter(declared) for declared in self.declared().values()])
 
     def run_job(self, **options: Any) -> None:
-        """Run the job that the options make, and leave with its exit code."""
+        """Run the job for the given options, and exit with its exit code."""
         output = Output.taken(options)
         execute(
             self.recipe.name,
@@ -77,7 +77,7 @@ class JobCommand(DeclaredCommand):
         )
 
     def job(self, options: Mapping[str, Any]) -> Any:
-        """Return the job that options of the running command make; options of the cluster may be configured."""
+        """Return the job for the options of the running command; the configuration may set options of the cluster."""
         from dkgp.cluster import ClusterOptions
 
         values = dict(options)
@@ -89,7 +89,7 @@ class JobCommand(DeclaredCommand):
         return make(self.recipe.kind, values, {ClusterOptions: configured})
 
     def _paper_settings(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the options that the command line does not set, where a paper may decide them."""
+        """Return the options that the command line does not set, and that a paper's settings may decide."""
         from dkgp.commands.presets import left_open
 
         context = click.get_current_context()
@@ -119,12 +119,12 @@ class JobCommand(DeclaredCommand):
 
 
 class LinesCommand(JobCommand):
-    """A command that also answers lines: with `--stdin` it takes neither DATASET nor OUT."""
+    """A command that can also answer lines: with `--stdin` it takes neither DATASET nor OUT."""
 
     here_only = (STDIN,)
 
     def parameters(self) -> list[click.Parameter]:
-        """Return the job's options; those that name data and outputs may be missing beside `--stdin`."""
+        """Return the job's options; with `--stdin`, the options for data and outputs may be missing."""
         parameters: list[click.Parameter] = [
             _Dataset([str(parameter.name)]) if parameter.name == "dataset" else parameter
             for parameter in super().parameters()
@@ -171,24 +171,24 @@ class LinesCommand(JobCommand):
 
 
 class _Dataset(click.Argument):
-    """DATASET, which lines take the place of."""
+    """The argument DATASET, which may be missing with `--stdin`."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
-            # What was given is processed before what was not.
+            # Click processes the options that the user set before the others.
             if ctx.params.get(STDIN):
                 return None
             raise
 
 
 def _typed(value: Any) -> str:
-    """Return a value as it is typed; nothing for a flag that is set."""
+    """Return a value in the form in which users type it; nothing for a flag that is set."""
     return "" if value is True else "none" if value is None else str(value)
 
 
-# `dkgp fit` has options of columns besides, in `dkgp.cli.tables`.
+# `dkgp fit` also has options for columns, in `dkgp.cli.tables`.
 JOB_COMMANDS: dict[str, JobCommand] = {
     name: (LinesCommand if name == "predict" else JobCommand)(recipe)
     for name, recipe in RECIPES.items()

@@ -1,7 +1,7 @@
-"""Parameters of the command line: declared options as click knows them, their headings, and their flags in texts.
+"""Parameters of the command line: declared options in click's form, their headings, and their flags in texts.
 
-Options that come from declarations elsewhere (formats, cluster kinds, bench sections) are made when their command is
-first used, and not for the help of other commands.
+Some options are declared elsewhere (formats, cluster kinds, bench sections). They are built at the first use of their
+command, and not for the help of other commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The group of options that most runs take, and the group of those of every command.
+# Group of the options that most runs use, and group of the options that every command has.
 COMMON = Group("Options")
 OUTPUT = Group("What is shown", place=3)
 
@@ -52,7 +52,7 @@ def wording() -> Callable[[str], str]:
 
 
 def examples(*lines: str) -> str:
-    """Return an epilog that shows commands as they are typed."""
+    """Return an epilog that shows commands in the form in which users type them."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -60,7 +60,7 @@ class Choice(click.Choice[str]):
     """Choice that suggests the closest match for a wrong value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the choice; click's `BadParameter` for any other value."""
+        """Return the choice; raise click's `BadParameter` for any other value."""
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
@@ -70,10 +70,10 @@ class Choice(click.Choice[str]):
 
 
 def click_type(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return a type for click that reads text as `read` does, whose `ValueError` says what is wrong."""
+    """Return a type for click that reads text with `read`, and reports its `ValueError` as a wrong value."""
 
     def convert(value: Any) -> Any:
-        if not isinstance(value, str):  # a default that is a value already
+        if not isinstance(value, str):  # a default is already a value
             return value
         try:
             return read(value)
@@ -84,7 +84,7 @@ def click_type(read: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def click_option(option: Option) -> click.Option:
-    """Return the option as click knows it; its default is shown unless its help says another."""
+    """Return the option in click's form; show its default unless its help states another one."""
     type_: Any = option.type if option.type in (str, int, float, bool) else click_type(option.type)
     if option.choices:
         type_ = Choice(option.choices)
@@ -107,7 +107,7 @@ def click_option(option: Option) -> click.Option:
 
 
 class Headed(click.Option):
-    """An option under a heading of the help, that may say what to do where it is required and not there."""
+    """An option under a heading of the help, with optional advice for the case that a required option is missing."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class Headed(click.Option):
         self.group, self.lacking, self.unless = group, lacking, unless
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """As of every option."""
+        """Process the value; accept a missing one if the option `unless` is set, else give the advice `lacking`."""
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
-            # What was given is processed before what was not.
+            # Click processes the options that the user set before the others.
             if self.unless is not None and ctx.params.get(self.unless):
                 return None
             if self.lacking is None:
@@ -134,10 +134,10 @@ class Headed(click.Option):
 
 
 def job_parameter(declared: Declared) -> click.Parameter:
-    """Return an option of a job as click knows it.
+    """Return an option of a job in click's form.
 
-    What was not given is None: defaults are the job's. Values that are read from text stay text, which has been tried,
-    for a batch script to give again (`dkgp.options.make` reads it).
+    The value of an option that is not set is None, because the job provides the defaults. Values that are read from
+    text are checked but stay text, so that a batch script can repeat them (`dkgp.options.make` converts them).
     """
     option = declared.option
     if option.argument:
@@ -151,7 +151,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
     help_text = option.help
     if not (option.required or "[default:" in help_text or isinstance(default, bool) or default in (None, "", ())):
         help_text += f"  [default: {default}]"
-    # Of a flag that may be neither set nor unset: click takes it for unset otherwise.
+    # For a flag that may be neither set nor unset: click would treat a missing flag as unset.
     neither: dict[str, Any] = {"default": None} if flag and option.default is None else {}
     return Headed(
         [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
@@ -170,7 +170,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
 
 
 def _tried(read: Callable[[str], Any]) -> Callable[[str], str]:
-    """Return a type for click of text that can be read so, and stays text."""
+    """Return a type for click that checks that `read` accepts the text, and returns the text."""
 
     def check(text: str) -> str:
         click_type(read)(text)
@@ -180,7 +180,7 @@ def _tried(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 class _Declared(click.Option):
-    """Stands in for options that are not made yet."""
+    """Placeholder for options that are not built yet."""
 
     def __init__(self, make: Callable[[], Iterable[click.Parameter]]) -> None:
         super().__init__(["--declared"])
@@ -188,12 +188,12 @@ class _Declared(click.Option):
 
 
 def declared_later(make: Callable[[], Iterable[click.Parameter]]) -> list[click.Parameter]:
-    """Return what stands for the parameters that `make` returns, among those of a `DeclaredCommand`."""
+    """Return a placeholder, for a `DeclaredCommand`, for the parameters that `make` returns."""
     return [_Declared(make)]
 
 
 def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[[F], F]:
-    """Return a decorator for a `DeclaredCommand` that takes, at this place, the options that `make` returns."""
+    """Return a decorator that adds the options that `make` returns to a `DeclaredCommand`, at this position."""
 
     def decorate(function: F) -> F:
         parameters = cast(Any, function).__dict__.setdefault("__click_params__", [])
@@ -204,11 +204,11 @@ def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[
 
 
 class DeclaredCommand(click.Command):
-    """A command some of whose options, and some of whose help, are made when they are first asked for.
+    """A command that builds some of its options, and parts of its help, at their first use.
 
-    `described` returns values for the names in braces in the help's text. Options that are in a group are shown under
-    its heading, after the others and in the order of the groups' places. `tables` returns, of the parameters, what the
-    help shows after them: headings, and pairs of texts under each.
+    `described` returns values for the names in braces in the help's text. The help shows the options of a group under
+    its heading, after the options without a group and in the order of the groups' `place`. `tables` returns further
+    tables of the help for the given parameters: headings, and pairs of texts under each.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class DeclaredCommand(click.Command):
 
     @property
     def params(self) -> list[click.Parameter]:
-        """All parameters, those that are declared elsewhere in their places."""
+        """All parameters, in order, including those that are declared elsewhere."""
         if any(isinstance(parameter, _Declared) for parameter in self._params):
             self._params = [
                 option
@@ -255,14 +255,14 @@ class DeclaredCommand(click.Command):
                 formatter.write_dl(rows)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help, with what is described elsewhere in its places."""
+        """Write the help, and insert the texts that are described elsewhere."""
         if self._described is not None and self.help is not None:
             self.help, self._described = self.help.format(**self._described()), None
         super().format_help_text(ctx, formatter)
 
 
 def cluster_options(function: F) -> F:
-    """Add the options that say where the work runs; `cluster_from` takes the values."""
+    """Add the options of the cluster, on which the work runs; `cluster_from` takes the values."""
 
     def parameters() -> list[click.Parameter]:
         from dkgp.cluster import ClusterOptions

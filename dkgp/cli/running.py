@@ -1,4 +1,4 @@
-"""Runs a job for a command: its document to standard output, all else to standard error, errors to exit codes."""
+"""Run a command's job: document to standard output, all other output to standard error, errors to exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNEXPECTED = 1
 
 @dataclass(frozen=True)
 class Output:
-    """Values of the options that every command has: in what form it talks, and how much (`output_parameters`)."""
+    """Values of the output options that every command has: format and amount of output (`output_parameters`)."""
 
     as_json: bool
     quiet: bool
@@ -37,18 +37,18 @@ class Output:
 
     @classmethod
     def taken(cls, options: dict[str, Any]) -> Output:
-        """Take them out of a command's options; click's `UsageError` where two of them contradict each other."""
+        """Take these values out of a command's options; raise click's `UsageError` if two contradict each other."""
         output = cls(*(bool(options.pop(name)) for name in OUTPUT_NAMES))
         output.check()
         return output
 
     def check(self) -> None:
-        """Refuse to say less and more at once."""
+        """Refuse `--quiet` together with `--verbose`."""
         if self.quiet and self.verbose:
             raise click.UsageError("--quiet and --verbose contradict each other; give one of them.")
 
     def __or__(self, other: Output) -> Output:
-        """The flags that either has."""
+        """Return the flags that are set in either operand."""
         both = Output(*(getattr(self, name) or getattr(other, name) for name in OUTPUT_NAMES))
         both.check()
         return both
@@ -66,11 +66,11 @@ def execute(
     show: Callable[[Document, Output], None] | None = None,
     exit_code: Callable[[Document], int] | None = None,
 ) -> None:
-    """Run a job and leave with its exit code.
+    """Run a job and exit with its exit code.
 
-    The job imports what it needs, runs, and returns the document; or None, where it has printed all there is to print.
-    With `must_converge`, a document with `converged` false means exit code 4. `show` prints the document for people
-    (default: as tables), `exit_code` says which exit code the document means.
+    The job imports its dependencies, runs, and returns the document, or None if it has already printed all its output.
+    With `must_converge`, a document with `converged` false leads to exit code 4. `show` prints the document for people;
+    by default it is printed as tables. `exit_code` returns the exit code for the document.
     """
     failure: tuple[str, str, int, str | None]
     worded = wording()
@@ -125,7 +125,7 @@ def execute(
 
 
 def output_parameters() -> list[click.Parameter]:
-    """Return `--json`, `--quiet`, `--verbose`, `--debug`: what every command has."""
+    """Return the options that every command has: `--json`, `--quiet`, `--verbose`, `--debug`."""
     return [
         Headed(list(names), is_flag=True, help=text, group=OUTPUT)
         for names, text in (
@@ -138,7 +138,7 @@ def output_parameters() -> list[click.Parameter]:
 
 
 def output_options(run: Callable[..., None]) -> Callable[..., None]:
-    """Add what every command has to a command's callback."""
+    """Add the options that every command has to a command's callback."""
     vars(run).setdefault("__click_params__", []).extend(reversed(output_parameters()))
     return run
 
@@ -149,10 +149,10 @@ def runs(
     show: Callable[[Document, Output], None] | None = None,
     exit_code: Callable[[Document], int] | None = None,
 ) -> Callable[[Callable[..., Document]], Callable[..., None]]:
-    """Return a decorator that makes a command's callback of a job: a function of a `Reporter` and the options.
+    """Return a decorator that turns a job, a function of a `Reporter` and the options, into a command's callback.
 
-    It adds the options that every command has, and runs the job by `execute`, which the arguments are of; the command's
-    name is the function's.
+    The decorator adds the options that every command has. It passes its arguments to `execute`, which runs the job. The
+    command's name is the function's name.
     """
 
     def decorate(job: Callable[..., Document]) -> Callable[..., None]:
@@ -175,19 +175,19 @@ def runs(
 
 @contextmanager
 def until_unread() -> Iterator[None]:
-    """End quietly what prints lines where whoever reads them, such as `head`, has seen enough."""
+    """End the block without an error if the reader of the output, such as `head`, closes the pipe."""
     try:
         yield
     except BrokenPipeError:
-        # What is left must not be flushed into the pipe.
+        # The remaining output must not be flushed into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_parts(parts: Iterable[RenderableType]) -> None:
-    """Print tables and the like on standard output."""
+    """Print tables and similar objects on standard output."""
     from rich.console import Console
 
-    # A file or pipe has no width: leave room for the widest table.
+    # A file or pipe has no width, so use the width of the widest table.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     for part in parts:
         console.print(part)
@@ -227,28 +227,28 @@ def _show_traceback(debug: bool) -> None:
 
 
 def meant(name: str, known: Sequence[str]) -> str:
-    """Return "Did you mean ...?" of the name most like it, or all there are."""
+    """Return "Did you mean ...?" with the most similar name, or a list of all names."""
     near = get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
 
 
 class Commands(click.Group):
-    """Commands, of which a wrong name is told the one most like it; options do so by click."""
+    """Commands; a wrong name gets a suggestion of the most similar one. Click does the same for options."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command; its output may be closed or full, and surroundings that no command can run in are refused."""
+        """Run a command; handle closed or full output, and refuse an environment in which no command can run."""
         with guarded_streams():
             try:
                 _require_threads()
                 return super().main(*arguments, **options)
-            except DkgpError as error:  # of what is printed before a command begins, such as its help
+            except DkgpError as error:  # errors of output before a command starts, such as its help
                 print(f"dkgp: {error}", file=sys.stderr)
                 sys.exit(int(error.exit_code))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called; click's `UsageError` where there is none of that name."""
+        """Return the called command; raise click's `UsageError` if there is no command of that name."""
         name = args[0]
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
             raise click.UsageError(f"No such command '{name}'. {meant(name, self.list_commands(ctx))}", ctx)
@@ -256,7 +256,7 @@ class Commands(click.Group):
 
 
 def _require_threads() -> None:
-    """Refuse a number of Numba's threads that it cannot be imported with; dkgp's own loops do not use it."""
+    """Refuse a number of Numba threads with which Numba cannot be imported. dkgp's own loops do not use this number."""
     threads = os.environ.get("NUMBA_NUM_THREADS", "")
     with suppress(ValueError):
         if int(threads) < 1:
@@ -264,7 +264,7 @@ def _require_threads() -> None:
 
 
 class _Stream:
-    """A standard stream: output that cannot be written is an error in words, and lost progress lines are none."""
+    """A standard stream: a failed write of output raises a readable error, and lost progress lines are ignored."""
 
     def __init__(self, stream: TextIO, *, may_lose: bool) -> None:
         self._stream, self._may_lose = stream, may_lose
@@ -274,7 +274,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         """Write text."""
-        if text == "":  # as click tries a stream: a full device refuses that, too
+        if text == "":  # click tests a stream with this; a full device would refuse it
             return 0
         with self._in_words():
             self._stream.write(text)
@@ -290,9 +290,9 @@ class _Stream:
         try:
             yield
         except BrokenPipeError:
-            raise  # a reader that has seen enough: click and rich end quietly
+            raise  # the reader closed the pipe: click and rich end without an error
         except OSError as error:
-            # What is buffered must not be written again when the process ends.
+            # The buffered output must not be written again when the process ends.
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if not self._may_lose:
@@ -304,9 +304,9 @@ class _Stream:
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Run a command whose standard streams may be closed, or full; `StorageError` where its output has no room.
+    """Run a command with standard streams that may be closed or full; raise `StorageError` if its output has no space.
 
-    The null device takes the place of a closed stream: the next file that is opened must not become standard output.
+    The null device replaces a closed stream. Otherwise the next opened file would become standard output.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(handle, True)

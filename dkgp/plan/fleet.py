@@ -65,9 +65,8 @@ class Fleet:
 class Projection:
     """Seconds of a run on a fleet."""
 
-    seconds: dict[
-        str, float
-    ]  # By phase, in order of execution. A phase that overlaps another one counts only the time that it adds.
+    # By phase, in order of execution. A phase that overlaps another one counts only the time that it adds.
+    seconds: dict[str, float]
     # The same seconds by limiting resource: "workers", "tasks", "messages", or the name of a coordinator's phase.
     limits: dict[str, float]
 

@@ -1,7 +1,7 @@
-"""A training run foreseen: the solver it would take, the work that waits for it, and the memory.
+"""Predict a training run: its solver, its work, and its memory.
 
-The solver is the one that is named, or the one that `auto` takes. How many products or column passes it takes comes
-from the same probe and the same laws that `auto` chooses by, between bounds as wide as these were seen to err.
+The user names the solver, or `auto` chooses it. The expected number of products or column passes comes from the probe
+and the laws that `auto` uses. Its lower and upper limits reflect the observed errors of these laws.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ from dkgp.solvers.prices import Expected, Phase, Prices, Sizes, Work, core_secon
 from dkgp.solvers.registry import AUTO, Need, SolverMemory, solver_memory
 from dkgp.solvers.risk import risk_memory
 
-# Full products in float64 of a run whose tiles are float32: one that verifies, and often one on the way.
+# Full products in float64 of a run with float32 tiles: one to verify the result, and often an earlier one.
 CHECKS, CHECKS_IN_DOUBLE = 2.0, 1.0
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of the things that a solve spends its time on."""
+    """Counts of the operations that dominate the time of a solve."""
 
     unit: str  # "products" with the kernel matrix, "column passes", or "factor"
-    # Their number, and between which it should lie; equal where it is known.
+    # Their expected number, with lower and upper limits. All three are equal if the number is known.
     expected: float
     low: float
     high: float
-    checks: float  # products in float64 besides, which verify the gradient
+    checks: float  # additional products in float64, which verify the gradient
 
 
 @dataclass(frozen=True)
@@ -85,54 +85,55 @@ class Tiles:
 
     bytes: int = 0  # in each worker's process
     share: float = 0.0  # of K's entries, by all workers together
-    most_bytes: int = 0  # what they may come to where prices turn out other than foreseen
+    most_bytes: int = 0  # upper limit, reached if the actual prices differ from the predicted ones
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A run, before it starts."""
+    """Prediction of a run, made before it starts."""
 
-    # With all that it chooses by itself chosen, and the options that make it.
+    # The solver with all automatic choices made, and the options that build it.
     solver: Solver
     options: SolverOptions
-    choice: Choice | None  # why it is that one; None where it was named
-    # What it works on, and how often.
+    choice: Choice | None  # reason for the choice; None if the user named the solver
+    # Size of the problem, and number of repetitions of its operations.
     sizes: Sizes
     counts: Counts
-    memory: SolverMemory  # what it declares that it holds
+    memory: SolverMemory  # memory that the solver declares
     width: int  # the kernel's `feature_width`
-    tiles_bytes: int  # all tiles of K's lower half, as they would be kept
-    needs_inputs: str | None  # the solver's name, where it needs all inputs at the coordinator
+    tiles_bytes: int  # size of all tiles of K's lower half, in the format in which they are kept
+    needs_inputs: str | None  # name of the solver, if it needs all inputs at the coordinator
 
     def phases(self, count: float, *, spilled: float = 0.0, kept: float = 0.0) -> list[Phase]:
-        """Return the work of a run that takes so many products or passes.
+        """Return the work of a run that takes `count` products or passes.
 
         Parameters
         ----------
         spilled, kept : float
-            Share of its factor's leaves that lies on disk; share of K that workers keep.
+            Share of the factor's leaves that is on disk; share of K that workers keep.
         """
         return self.solver.phases(self.sizes, count, checks=self.counts.checks, spilled=spilled, kept=kept)
 
     def memory_plan(
         self, cache_bytes: int, budget_bytes: int | None, workers: int = 1, *, resident_bytes: int | None = None
     ) -> MemoryPlan:
-        """Project the memory, workers being processes of their own; `MemoryBudgetError` where `train` would refuse.
+        """Project the memory; each worker is a separate process. Raise `MemoryBudgetError` if `train` would refuse.
 
         Parameters
         ----------
         cache_bytes : int
-            Of each worker's cache.
+            Size of each worker's cache.
         budget_bytes : int, optional
-            What the coordinator may take; by default what is free here.
+            Memory limit of the coordinator; by default this process's memory plus the free memory.
         workers : int
-            So many share a factor out between them.
+            Number of workers that share a factor.
         resident_bytes : int, optional
-            What the coordinator holds before; by default what this process does now.
+            Memory of the coordinator before the run; by default the memory that this process uses now.
         """
         resident = resident_bytes or int(psutil.Process().memory_info().rss)
         held = replace(self.memory, cached_bytes=-(-self.memory.cached_bytes // workers))
-        if not held.cached_bytes:  # rows of a low-rank factor; otherwise what making leaves takes, of each
+        # Rows of a low-rank factor are divided among the workers. Building leaves takes the same memory in each worker.
+        if not held.cached_bytes:
             held = replace(held, factor_bytes=-(-held.factor_bytes // workers))
         return plan_within(
             budget_bytes or resident + available_bytes(),
@@ -146,7 +147,7 @@ class Foreseen:
         )
 
     def spilled(self, cache_bytes: int, workers: int) -> float:
-        """Share of a factor's leaves for which so many workers' caches have no room beside the features."""
+        """Return the share of a factor's leaves that does not fit into the workers' caches beside the features."""
         kept = self.solver.leaf_bytes(self.sizes.n, self.width)
         if not kept:
             return 0.0
@@ -154,7 +155,7 @@ class Foreseen:
         return max(0.0, 1.0 - room / kept)
 
     def tiles(self, wanted: TileBudget, workers: int, prices: Prices) -> Tiles:
-        """Return what so many workers keep of K, each within its budget, where the run keeps anything at all."""
+        """Return the part of K that the workers keep, each within its budget; none if the run keeps no tiles."""
         if self.sizes.double or not self.memory.repeats_products:
             return Tiles()
         wanted = replace(wanted, products=None if self.choice is None else self.choice.products)
@@ -162,7 +163,7 @@ class Foreseen:
         most = min(part, tiles_that_fit(wanted, self.sizes.n, None))
         each = most
         if wanted.measured:
-            using = 4.0 * self.sizes.p  # an entry of a pair serves its row and its column
+            using = 4.0 * self.sizes.p  # one entry of a pair serves both its row and its column
             kinds = (Work(entries=1.0), Work(filled=1.0), Work(kept=1.0))
             evaluating, keeping, reading = (prices.seconds(replace(work, operations=using)) for work in kinds)
             saved = saved_share(self.counts.expected, evaluating, keeping, READ_TOGETHER * reading)
@@ -170,12 +171,12 @@ class Foreseen:
         return Tiles(each, min(1.0, workers * each / self.tiles_bytes), most)
 
     def _share_of_products(self, prices: Prices) -> float:
-        """Share of the run that float32 products take, evaluated."""
+        """Return the share of the run that float32 products take if all entries are evaluated."""
         phases = self.phases(self.counts.expected)
         return core_seconds([each for each in phases if each.name == "products"], prices) / core_seconds(phases, prices)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {
             "solver": self.solver.name,
             "settings": self.solver.settings(),
@@ -193,19 +194,19 @@ def foresee(
     count: float | None = None,
     memory_bytes: int | None = None,
 ) -> Foreseen:
-    """Settle the solver as `train` would, and foresee how long its way is.
+    """Choose the solver as `train` would, and predict its number of products or passes.
 
     Parameters
     ----------
     count : float, optional
-        Products or column passes, where they are known.
+        Number of products or column passes, if it is known.
     memory_bytes : int, optional
-        What the run may take.
+        Memory limit of the run.
 
     Raises
     ------
     InputError, UsageError, MemoryBudgetError
-        As `train` would; and `UsageError` for a solver whose work is not counted here.
+        As raised by `train`; and `UsageError` for a solver whose work dkgp cannot count.
     """
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     options.stopping()
@@ -229,7 +230,7 @@ def foresee(
 
 
 def _tiles_bytes(context: BlockContext) -> int:
-    """Bytes of the tiles of all pairs of blocks: only the last block is of another size."""
+    """Return the bytes of the tiles of all pairs of blocks. Only the last block differs in size."""
     evaluator, others = context.evaluator("single"), context.n_blocks - 1
     start, stop = context.bounds(others)
     full, last = (
@@ -258,14 +259,14 @@ def _counts(
     return Counts(unit, *expected.products, checks)
 
 
-# Rows of a made-up batch of neighbours, and training samples that tell how dense the samples are.
+# Rows of a synthetic batch of neighbours, and training samples that determine the sample density.
 MAP_ROWS, DENSITY_ROWS = 1024, 5000
-# Factor between counts in small and the actual ones, in most cases; test samples of a count.
+# Usual factor between counts on a subset and the actual counts, and number of test samples for counting.
 SPREAD, PROBE_TESTS = 2.0, 64
 
 
 class PlannedWorkers(LocalExecutor):
-    """Worker processes that are not there: what a run lays its work out by."""
+    """Imaginary worker processes, for which a run computes its layout."""
 
     shares_memory = False
 
@@ -275,23 +276,23 @@ class PlannedWorkers(LocalExecutor):
 
     @property
     def parallelism(self) -> int:
-        """Threads of all of them."""
+        """Threads of all workers."""
         return self.processes * self._each
 
     @property
     def threads_per_process(self) -> int:
-        """Threads of one."""
+        """Threads of one worker."""
         return self._each
 
     @property
     def workers(self) -> dict[str, int]:
-        """Threads of each."""
+        """Threads of each worker."""
         return {str(number): self._each for number in range(self.processes)}
 
 
 @dataclass(frozen=True)
 class ForeseenNeighbours:
-    """Variances of a map by neighbours: samples around a tile, and a core's seconds for a sample of the map."""
+    """Variances of a map by neighbours: samples around a tile, and core seconds per sample of the map."""
 
     neighbours: int
     seconds_per_sample: float
@@ -299,36 +300,36 @@ class ForeseenNeighbours:
 
 @dataclass(frozen=True)
 class ForeseenVariances:
-    """Variances of a prediction, before there is a model."""
+    """Prediction of the work for a model's variances, made before the model exists."""
 
-    tests: int  # samples that are predicted
-    settings: VarianceSettings  # as for the prediction
-    # Products with K that a sample is expected to take part in, in float32 and float64.
+    tests: int  # number of test samples
+    settings: VarianceSettings  # settings of the prediction
+    # Expected number of float32 and float64 products with K that one sample takes part in.
     single: Expected
     double: Expected
-    # Training samples; the model that training will make of them, but for its coefficients; the run on one worker.
+    # Training samples; the future model without its coefficients; the run on one worker.
     dataset: Dataset
     model: ModelRecord
     run: IterativeRun
-    neighbours: ForeseenNeighbours | None = None  # None where they do not serve, or a trial misses the gap
+    neighbours: ForeseenNeighbours | None = None  # None if neighbours do not apply, or if a trial misses the gap
 
     def on(self, workers: int, threads_per_worker: int) -> IterativeRun:
-        """Return the run as it would be laid out on so many workers."""
+        """Return the run's layout for the given number of workers."""
         planned = PlannedWorkers(workers, threads_per_worker)
         return _laid_out(self.model, self.dataset, self.settings, self.tests, planned, self.run.landmarks)
 
     def phases(self, run: IterativeRun, sizes: Sizes, single: float, double: float) -> list[Phase]:
-        """Return the work of a run whose samples take part in so many products."""
+        """Return the work of a run whose samples take part in the given numbers of products."""
         return (shared_phases if run.is_shared else variance_phases)(sizes, run.batches(single, double, run.threads))
 
     def worker_bytes(self, run: IterativeRun, resident_bytes: int) -> int:
-        """Return the peak of a worker's process that held so much before: features, factors, and batches under way."""
+        """Return the peak of a worker's process: initial memory, features, factors, and the batches in progress."""
         memory = run.memory
         at_once = min(int(run.plan["batch_size"]), int(run.plan["together"]))
         return resident_bytes + RUNTIME_BYTES + 16 * memory.n * (memory.width + 1) + memory.of_batch(at_once)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {
             "tests": self.tests,
             **self.run.plan,
@@ -348,12 +349,12 @@ def foresee_variances(
     tests: int,
     threads_per_worker: int = 1,
 ) -> ForeseenVariances:
-    """Lay a prediction's variances out, and count the products of one in small.
+    """Compute the layout of a prediction's variances, and count the products per sample on a subset.
 
     Raises
     ------
     MemoryBudgetError
-        As `predict` would: a factor or a sample that does not fit.
+        As raised by `predict`, if a factor or a sample does not fit.
     """
     kernel, noise_variance = hyperparameters.kernel, Noise(hyperparameters.noise_variance).beside(dataset).typical
     unknown = np.broadcast_to(0.0, (dataset.n_samples, dataset.n_targets))
@@ -370,7 +371,7 @@ def foresee_variances(
 def _foreseen_products(
     dataset: Dataset, kernel: Kernel, noise_variance: float, settings: VarianceSettings, plan: dict[str, Any]
 ) -> tuple[Expected, Expected]:
-    """Count in small how many float32 and float64 products a sample of the planned run takes part in.
+    """Count on a subset the float32 and float64 products that one sample of the planned run takes part in.
 
     The kernel has no white noise.
     """
@@ -386,7 +387,7 @@ def _foreseen_products(
 
 
 def _between(count: float, most: float) -> Expected:
-    """Expect a count to be right within one, and within a factor; without products there are none."""
+    """Return limits around a count: at least one to each side, and a factor `SPREAD`. A count of zero stays zero."""
     if not count:
         return Expected(0.0, 0.0, 0.0)
     low, high = min(count / SPREAD, count - 1.0), max(count * SPREAD, count + 1.0)
@@ -396,7 +397,7 @@ def _between(count: float, most: float) -> Expected:
 def _foresee_neighbours(
     model: ModelRecord, dataset: Dataset, settings: VarianceSettings, tests: int
 ) -> ForeseenNeighbours | None:
-    """Try neighbours on a few tiles of a map of so many samples."""
+    """Try neighbours on a few tiles of a map with `tests` samples."""
     kernel, n = kernel_from_json(model.kernel), model.n_samples
     context = BlockContext(f"plan-{uuid.uuid4().hex[:12]}", dataset, kernel, n)
     if n < LEAST_NEAR or settings.is_iterative or settings.basis is not None or not serves(context):
@@ -405,7 +406,7 @@ def _foresee_neighbours(
     try:
         subject = Subject(model, kernel, context)
         run = NeighbourRun(Request(subject, None, rows, PlannedWorkers(1, 1), settings), NEAR_PATIENCE)
-    except InputError:  # too many samples are near
+    except InputError:  # too many neighbours
         return None
     finally:
         worker_cache().discard_run(context.run_id)
@@ -414,7 +415,7 @@ def _foresee_neighbours(
 
 
 def _map_rows(model: ModelRecord, tests: int, seed: int) -> FloatArray:
-    """Make up batches of neighbours, as a map of so many samples over the training samples has them."""
+    """Return synthetic batches of neighbours, like those of a map of `tests` samples over the training samples."""
     rng, n = np.random.default_rng(seed), model.n_samples
     some = np.asarray(model.input_rows(np.sort(rng.permutation(n)[:DENSITY_ROWS])))
     scale = np.maximum(some.std(axis=0), np.finfo(np.float64).tiny)
@@ -440,27 +441,28 @@ def _laid_out(
 
 
 class Peaks(Protocol):
-    """Projected peaks of a model's training."""
+    """Projected peak memory of a model's training."""
 
     @property
     def worker_bytes(self) -> int:
-        """Of each worker's process, beside what it holds already."""
+        """Peak of each worker's process, beyond its current memory."""
 
     @property
     def coordinator_bytes(self) -> int:
-        """Of the coordinator's process, beside what it holds already."""
+        """Peak of the coordinator's process, beyond its current memory."""
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Refuse what exceeds the budget; `MemoryBudgetError`."""
+        """Raise `MemoryBudgetError` if the peak exceeds the budget."""
 
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model before it is trained."""
+    """Prediction of a sparse model's or a classifier's training."""
 
-    phases: Sequence[Phase]  # its work in its order, with the messages that it takes
-    record: dict[str, Any]  # what a plan tells of it, in plain JSON types
-    peaks: Callable[[PlannedWorkers, int | None], Peaks]  # on such workers, with so much free at the coordinator
+    phases: Sequence[Phase]  # its work in order of execution, including the messages
+    record: dict[str, Any]  # description for the plan, in plain JSON types
+    # For the given workers, and the given free memory of the coordinator.
+    peaks: Callable[[PlannedWorkers, int | None], Peaks]
 
     def memory(self, workers: int, threads_per_worker: int, free_bytes: int | None = None) -> Peaks:
         """Project the peaks of the coordinator and of each worker."""
@@ -469,22 +471,22 @@ class Smaller:
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """A classifier to foresee."""
+    """Settings of a classifier to predict."""
 
-    # "logistic" or "gp"; several classes are softmax of the first, and each against the rest of the second.
+    # Several classes use softmax with "logistic", and one-versus-rest with "gp".
     method: Literal["logistic", "gp"]
-    # Of one on a basis; None for all samples.
+    # Only for a classifier on a basis; None to use all samples.
     basis_size: int | None = None
     basis: str | None = None
-    neighbours: int | None = None  # of a Gaussian process on a basis
-    seed: int = 0  # of the subsets
+    neighbours: int | None = None  # only for a Gaussian process on a basis
+    seed: int = 0  # seed of the subsets
 
     def likelihood(self, labels: Labels) -> Likelihood:
-        """Return the likelihood of labels."""
+        """Return the likelihood for the labels."""
         return Likelihood.of("logit", "softmax" if self.method == "logistic" else "ovr", labels.n_classes)
 
     def on_basis(self) -> BasisSettings | None:
-        """Return the basis' settings, where there is one."""
+        """Return the settings of the basis, if there is one."""
         if self.basis_size is None:
             return None
         basis = self.basis or DEFAULT_BASIS
@@ -495,29 +497,29 @@ class LikelihoodSettings:
 
 @dataclass(frozen=True)
 class Room:
-    """Projected peaks of one of all samples, as those of smaller models are told."""
+    """Projected peak memory of a classifier on all samples, in the form that smaller models use."""
 
     plan: MemoryPlan
 
     @property
     def worker_bytes(self) -> int:
-        """Of each worker's process, beside what it holds already."""
+        """Peak of each worker's process, beyond its current memory."""
         return self.plan.worker_process_bytes(0)
 
     @property
     def coordinator_bytes(self) -> int:
-        """Of the coordinator's process, beside what it holds already."""
+        """Peak of the coordinator's process, beyond its current memory."""
         return self.plan.coordinator_bytes
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Refuse what exceeds the budget; `MemoryBudgetError`."""
+        """Raise `MemoryBudgetError` if the peak exceeds the budget."""
         self.plan.require(budget_bytes - resident_bytes)
 
 
 def foresee_sparse(
     dataset: Dataset, hyperparameters: Hyperparameters, settings: SparseSettings, cache_bytes: int
 ) -> Smaller:
-    """Foresee a sparse model of a dataset, its settings with the size that they mean for it."""
+    """Predict the training of a sparse model; `settings` contain the basis size for this dataset."""
     n, d, p, m = dataset.n_samples, dataset.n_features, dataset.n_targets, settings.basis_size
     width, phases = feature_width(hyperparameters.kernel), sparse_phases(settings, n, d, p)
     has_neighbours = settings.sparse_method.neighbours
@@ -533,7 +535,7 @@ def foresee_sparse(
 def foresee_classifier(
     dataset: Dataset, hyperparameters: Hyperparameters, settings: FixedSizeSettings, cache_bytes: int
 ) -> Smaller:
-    """Foresee a fixed-size classifier of a dataset's labels; `InputError` where there are none."""
+    """Predict the training of a fixed-size classifier; raise `InputError` if the dataset has no labels."""
     n, d, t = dataset.n_samples, dataset.n_features, labels_of(dataset).n_outputs
     width, phases = feature_width(hyperparameters.kernel), fixed_size_phases(settings, n, d, t)
     kernels, passes = foreseen_passes(settings)
@@ -560,9 +562,10 @@ def foresee_likelihood(
     blocks: int,
     kept_bytes: int = 0,
 ) -> Smaller:
-    """Foresee a classifier of a dataset's labels, to decisions within `RISK_TOLERANCE`; `InputError` without labels.
+    """Predict training to decisions within `RISK_TOLERANCE`; raise `InputError` if the dataset has no labels.
 
-    `blocks` are those of the samples, for products; `kept_bytes` are what a worker may keep of neighbours' leaves.
+    `blocks` is the number of blocks of samples in a product. `kept_bytes` is a worker's limit for kept leaves of
+    neighbours.
     """
     labels = labels_of(dataset)
     kernel = hyperparameters.kernel
@@ -602,7 +605,7 @@ def foresee_likelihood(
 
 
 def _foresee_near(settings: NearSettings, sizes: TrainingSizes, record: dict[str, Any], kept_bytes: int) -> Smaller:
-    """Foresee a classifier with neighbours; work is that of one worker, more of which keep more leaves."""
+    """Predict a classifier with neighbours. The work is for one worker; additional workers keep more leaves."""
     (n, d, t), useful = (sizes.n, sizes.d, sizes.t), settings.memory(sizes).useful_bytes
     phases = near_phases(settings, n, d, t, min(1.0, kept_bytes / useful))
     m = min(settings.size, n)

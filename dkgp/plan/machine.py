@@ -1,7 +1,7 @@
 """Prices of this machine and of its cluster's messages, measured in a few seconds or read from files.
 
-They are seconds of one core, taken with the very functions that training runs: of this process's own time, so that
-others on the machine count for little.
+Prices are seconds of one core, measured with the functions that training itself runs. The timer counts only the CPU
+time of this process, so other load on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEAF_SHAPE, LEAVES = (1500, 750), 16
 STORE_ROWS = 16_384
 LEAST_SECONDS = 0.05
 REPEATS = 3
-# Speed-ups are measured at doubling numbers of threads up to here, and carried on at the last one's rate beyond.
+# Speed-ups are measured at doubling numbers of threads up to this limit, and extrapolated linearly beyond.
 MOST_MEASURED_THREADS = 16
 
 
@@ -57,22 +57,22 @@ MOST_MEASURED_THREADS = 16
 class MachineFigures:
     """Costs on one machine, for one number of features."""
 
-    d: int  # what they hold for
+    d: int  # number of features to which the prices apply
     prices: Prices  # seconds of one thread
-    speedups: tuple[float, ...]  # speed of 1, 2, ... threads together, in units of one.
+    speedups: tuple[float, ...]  # combined speed of 1, 2, ... threads, in units of one thread
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {"d": self.d, **asdict(self.prices), "speedups": self.speedups}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MachineFigures:
-        """Read what `to_json` wrote.
+        """Read the result of `to_json`.
 
         Raises
         ------
         InputError
-            Fields missing, or not numbers above zero.
+            If fields are missing, or are not positive numbers.
         """
         try:
             prices = {each.name: _number(document[each.name], least=0.0) for each in fields(Prices)}
@@ -92,12 +92,12 @@ def _number(value: Any, *, least: float) -> float:
 
 
 def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> MachineFigures:
-    """Measure everything but messages, in two or three seconds.
+    """Measure all prices except those of messages, in two or three seconds.
 
     Parameters
     ----------
     dataset : Dataset
-        Gives d and the store that is read from.
+        Determines d and the store whose reading speed is measured.
     """
     with single_threaded_blas():
         operations, double_operations = (_measure_matrices(dtype) for dtype in (np.float32, np.float64))
@@ -123,14 +123,14 @@ def measure_machine(dataset: Dataset, kernel: Kernel, noise_variance: float) -> 
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """Seconds of one core for a call: the least of a few repeats, each long enough to be timed."""
-    run()  # compiled, loaded, in the cache
+    """Return the core seconds of a call: the minimum of a few repeats, each long enough for the timer."""
+    run()  # compile, load, and fill the caches
     loops = max(1, round(LEAST_SECONDS / max(timeit(run, number=1), 1e-9)))
     return min(repeat(run, number=loops, repeat=REPEATS, timer=time.process_time)) / loops
 
 
 def _measure_tiles(kernel: Kernel, precision: Precision, operation: float) -> float:
-    """Seconds of an entry: of a product with one vector, less its two operations."""
+    """Return the seconds per kernel entry: those of a product with one vector, minus its two operations."""
     evaluator, (rows, columns) = TileEvaluator(kernel, precision), TILE_SHAPE
     X = np.random.default_rng(0).standard_normal((rows + columns, kernel.n_features))
     left, right, weights = evaluator.prepare(X[:rows]), evaluator.prepare(X[rows:]), np.ones((columns, 1))
@@ -139,7 +139,10 @@ def _measure_tiles(kernel: Kernel, precision: Precision, operation: float) -> fl
 
 
 def _measure_kept(kernel: Kernel, operation: float) -> tuple[float, float]:
-    """Seconds of an entry that is kept, in memory that is new, and that is read back: of a pair's product, likewise."""
+    """Return the seconds per entry that is kept in newly allocated memory, and per entry that is read back.
+
+    Both come from products with a pair of blocks, minus the operations of the products.
+    """
     evaluator = TileEvaluator(kernel, "single")
     X = np.random.default_rng(3).standard_normal((2 * PAIR_ROWS, kernel.n_features))
     left, right, weights = evaluator.prepare(X[:PAIR_ROWS]), evaluator.prepare(X[PAIR_ROWS:]), np.ones((PAIR_ROWS, 1))
@@ -161,9 +164,9 @@ def _measure_matrices(dtype: type[np.floating[Any]]) -> float:
 
 
 def _measure_leaves() -> tuple[float, float]:
-    """Seconds for a byte of a leaf that is used, once, and that is read from disk before."""
+    """Return the seconds per byte of a leaf for using it once, and for reading it from disk before."""
     halo, rows = LEAF_SHAPE
-    # Leaves in turn, so that none is left in a cache.
+    # Several leaves are used in turn, so that none stays in a CPU cache.
     values = np.ones((LEAVES, values_held(halo, rows)), np.float32)
     leaves = [Leaf(halo, rows, 0, each, np.zeros((0, 0), np.float32)) for each in values]
     vector = np.ones((halo + rows, 1))
@@ -186,8 +189,8 @@ def _measure_vectors() -> float:
 def _measure_selection(
     dataset: Dataset, kernel: Kernel, noise_variance: float, entry_seconds: float
 ) -> tuple[float, float]:
-    """Choose blocks of a few sizes; fit what each variable and a block's algebra cost besides candidates' entries."""
-    # How long a block's algebra takes depends on how alike the samples are: these are the data's own.
+    """Select blocks of a few sizes; fit costs per variable and a block's algebra, without candidates' entries."""
+    # The duration of a block's algebra depends on the similarity of the samples, so the dataset's own samples are used.
     few = min(dataset.n_samples, SELECTION_SAMPLES)
     gradient = -dataset.targets(0, few)
     view, selection = SettledGradient(gradient), GreedySelection(candidates=CANDIDATES, threads=1)
@@ -204,12 +207,12 @@ def _measure_selection(
         seconds = []
         for size in sizes:
             subproblem = Subproblem(operator, size, gradient.shape[1])
-            choose(0)  # compiled code is loaded, memory is there
+            choose(0)  # load compiled code, and allocate memory
             scored = CANDIDATES * size * size / 2.0 * entry_seconds
             seconds.append(max(0.0, min(choose(iteration) for iteration in range(REPEATS)) - scored))
     executor.close()
     columns = np.asarray(sizes, dtype=np.float64)[:, None] ** np.array([1.0, 3.0])
-    # A block's cost grows as its square at least: so weighed, all sizes count about alike.
+    # A block's cost grows at least as its square. This weighting gives all sizes about the same influence.
     scale = columns[:, 0] ** 2
     (drawn, dense), _ = nnls(columns / scale[:, None], np.asarray(seconds) / scale)
     return float(drawn), float(dense)
@@ -223,12 +226,12 @@ def _measure_store(dataset: Dataset, kernel: Kernel) -> float:
 
 
 def measure_speedups(kernel: Kernel, cores: int | None = None) -> tuple[float, ...]:
-    """Speed of 1, 2, ... threads that evaluate tiles at once, in units of one thread alone.
+    """Return the combined speed of 1, 2, ... threads that evaluate tiles, in units of a single thread.
 
     Parameters
     ----------
     cores : int, optional
-        Up to how many; what this process may use by default.
+        Largest number of threads; by default the number of cores that this process may use.
     """
     cores = cores or available_cores()
     generator = np.random.default_rng(2)
@@ -258,7 +261,7 @@ ROUND_TRIPS = 15
 MANY_TASKS = 24
 PAYLOAD_BYTES = 4 * 1024**2
 MESSAGE_REPEATS = 5
-# Faster than any wire: what is assumed where the payload's own time is lost in the round trip's.
+# Assumed bandwidth if the payload's transfer time is too short to measure. It exceeds that of any network.
 MOST_BYTES_PER_SECOND = 2e10
 LEAST_MESSAGE_SECONDS = 1e-5
 
@@ -267,22 +270,22 @@ LEAST_MESSAGE_SECONDS = 1e-5
 class Network:
     """Costs of messages."""
 
-    round_trip_seconds: float  # of one empty task: from its submission to its result at the coordinator
-    task_seconds: float  # what each further task of the same round adds to that, at the scheduler
-    submit_seconds: float  # what submitting a task costs the coordinator itself
-    bytes_per_second: float  # of what tasks carry, either way
+    round_trip_seconds: float  # of one empty task: from its submission until its result reaches the coordinator
+    task_seconds: float  # additional time at the scheduler per further task of a round
+    submit_seconds: float  # time of the coordinator to submit one task
+    bytes_per_second: float  # payload of tasks, in either direction
 
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """Figures of a cluster."""
+    """Measured properties of a cluster."""
 
-    network: Network  # what messages cost on it
-    threads: int  # tasks that it runs at once, now
-    # What a worker process holds before it has any work; the coordinator's where they share a process.
+    network: Network  # costs of its messages
+    threads: int  # number of tasks that it runs concurrently now
+    # Memory of an idle worker process, or of the coordinator if they share a process.
     worker_resident_bytes: int
-    least_task_evaluations: int  # kernel entries below which a task is not worth its messages
-    tiles: TileBudget = field(default_factory=TileBudget)  # what each worker may keep of a kernel matrix
+    least_task_evaluations: int  # a task with fewer kernel entries costs less than its messages
+    tiles: TileBudget = field(default_factory=TileBudget)  # each worker's limit for kept tiles of K
 
 
 def echo_task(payload: Any, blocks: list[int]) -> list[Any]:
@@ -291,12 +294,12 @@ def echo_task(payload: Any, blocks: list[int]) -> list[Any]:
 
 
 def resident_task(blocks: list[int]) -> list[int]:
-    """Return the resident bytes of the process that runs this, for each block."""
+    """Return the resident bytes of the process that runs this task, for each block."""
     return [int(psutil.Process().memory_info().rss) for _ in blocks]
 
 
 def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
-    """Measure a cluster by rounds of empty tasks, in a second or two."""
+    """Measure a cluster with rounds of empty tasks, in a second or two."""
 
     def timed(payload: Any, tasks: int) -> tuple[float, float]:
         began = time.perf_counter()
@@ -307,10 +310,10 @@ def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
 
     resident_bytes = int(max(executor.submit("kprobe", resident_task, (), [[0]]).result()))
     for tasks in (1, MANY_TASKS):
-        timed(None, tasks)  # connections are made
+        timed(None, tasks)  # open the connections
     single = [timed(None, 1) for _ in range(ROUND_TRIPS)]
     many = [timed(None, MANY_TASKS) for _ in range(MESSAGE_REPEATS)]
-    # Noise, and pages never written, would compress or be shared.
+    # The payload is random and every page is written, so that it cannot be compressed or shared.
     payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, dtype=np.uint8)
     heavy = [timed(payload, 1)[0] for _ in range(MESSAGE_REPEATS)]
     round_trip = median([seconds for seconds, _ in single])
@@ -319,7 +322,7 @@ def measure_cluster(executor: BlockExecutor) -> ClusterFigures:
     wire = max(median(heavy) - round_trip, 2 * PAYLOAD_BYTES / MOST_BYTES_PER_SECOND)
     network = Network(
         round_trip_seconds=max(round_trip - submit, LEAST_MESSAGE_SECONDS),
-        # The coordinator's own part is counted where it submits.
+        # The coordinator's share is counted in `submit_seconds`.
         task_seconds=max(task - submit, LEAST_MESSAGE_SECONDS),
         submit_seconds=max(submit, LEAST_MESSAGE_SECONDS / 10.0),
         bytes_per_second=2 * PAYLOAD_BYTES / wire,
@@ -343,14 +346,14 @@ COLUMNS = (
 
 
 def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None:
-    """Return the figures that a file holds for d features; None where it has none or is not there.
+    """Return the figures for d features from a file; None if they or the file do not exist.
 
-    Figures that another processor took are used, and that is said.
+    Figures from another processor are used, with a warning.
 
     Raises
     ------
     InputError
-        The file is something else.
+        If the file has another content.
     """
     document = _read(path, "figures")
     if document is None:
@@ -368,7 +371,7 @@ def read_figures(path: str, d: int, reporter: Reporter) -> MachineFigures | None
 
 
 def write_figures(path: str, machine: MachineFigures) -> None:
-    """Add figures to a file, or begin one; those of another machine are dropped."""
+    """Add figures to a file, or create the file. Figures of another machine are dropped."""
     document = _read(path, "figures")
     rows: list[dict[str, Any]] = []
     if document is not None and document["machine"]["processor"] == _machine()["processor"]:
@@ -379,12 +382,12 @@ def write_figures(path: str, machine: MachineFigures) -> None:
 
 
 def read_bench(path: str) -> Document:
-    """Read a record of `dkgp bench` that a plan can use: of `tiles`, or of `scaling`.
+    """Read a record of `dkgp bench tiles` or `dkgp bench scaling`, which a plan can use.
 
     Raises
     ------
     InputError
-        No such record.
+        If the file contains no such record.
     """
     document = _read(path, "bench")
     if document is None:
@@ -400,8 +403,8 @@ def read_bench(path: str) -> Document:
 def with_bench(figures: MachineFigures, document: Mapping[str, Any]) -> MachineFigures:
     """Replace measured figures by those of a benchmark's record.
 
-    `scaling` holds a machine's figures as a plan takes them. `tiles` holds nanoseconds of an entry by number of
-    features and precision: between two numbers of features they lie on a line.
+    A `scaling` record contains the figures of a machine in the form that a plan uses. A `tiles` record contains
+    nanoseconds per entry by number of features and precision; other numbers of features are interpolated linearly.
     """
     try:
         if document["benchmark"] == "scaling":
@@ -431,7 +434,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _read(path: str, option: str) -> Document | None:
-    """Return a benchmark's record, None where there is no file."""
+    """Return a benchmark's record, or None if the file does not exist."""
     try:
         document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except FileNotFoundError:
