@@ -1,16 +1,18 @@
 """Predictive variances by a partial Cholesky factor and conjugate gradients: the sizes, the layout and the run.
 
-The run builds once what does not depend on the test samples: landmarks and partial Cholesky factor. Each batch is then
-one stateless task, retried like any other, whose few numbers the coordinator writes to the batch's own region. A factor
-can be kept with its model, for later predictions. Measurements of batches and ranks: docs/experiments.md.
+The run builds the landmarks and the partial Cholesky factor once, since they do not depend on the test samples. Each
+batch is one stateless task, retried like any other task. The coordinator writes its few numbers to the batch's own
+region. A factor can be stored with its model for later predictions. Measurements of batches and ranks:
+docs/experiments.md.
 
-Memory and time determine the rank, the halo and the number of samples solved for together. A product with the kernel
-matrix takes 2 n^2 operations a sample. A factor of rank R takes 2 n R^2, and what it proves 6 n R a sample; each
-doubling of R narrows intervals about as much as a product does. A halo of s samples takes 4 n s^2, and products fall
-about as s^(-3/4). So R and s are where what the last step took is what it saved, memory permitting.
+Memory and time determine the rank, the halo and the number of samples solved together. A product with the kernel
+matrix takes 2 n^2 operations per sample. A factor of rank R takes 2 n R^2 operations, and its proofs 6 n R per sample.
+Each doubling of R narrows intervals about as much as a product does. A halo of s samples takes 4 n s^2 operations, and
+the number of products falls about as s^(-3/4). Memory permitting, R and s are chosen such that the cost of the last
+increase equals its saving.
 
-Each batch runs on one worker, or all workers share one batch after the other. Bits are the same either way. The
-forecast counts work and messages at nominal prices and times nothing, so that a run is laid out alike every time.
+Each batch runs on one worker, or all workers share one batch after the other. The results' bits are the same. The
+forecast counts work and messages at nominal prices and measures no time, so that the layout of a run is reproducible.
 """
 
 from __future__ import annotations
@@ -64,42 +66,43 @@ from dkgp.solvers.prices import Phase, Prices, Sizes
 MEBIBYTE = 1024**2
 LEAST_MEMORY_BYTES = 704 * MEBIBYTE
 MEMORY_BYTES_PER_SAMPLE = 16384
-# Of the memory, the most that a factor may take while it is made, the block-Vecchia factor, and large blocks.
+# Largest shares of the memory for a factor while it is built, for the block-Vecchia factor, and for large blocks.
 FACTOR_SHARE, HALO_SHARE, GROUP_SHARE = 0.5, 0.5, 0.125
-# Operations that a factor may cost in any case, two or three seconds of work: small problems get the whole matrix.
+# Operations that a factor may always take, two or three seconds of work: small problems use the whole matrix.
 FREE_OPERATIONS = 1e11
-# What a rank R saves is what it takes at R^2 + R t = 0.8 n t, and a halo at s^(11/4) = 110 n t, as measured on kin40k.
+# The saving of a rank R equals its cost at R^2 + R t = 0.8 n t, that of a halo s at s^(11/4) = 110 n t (kin40k).
 RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 110.0, 4.0 / 11.0
 LEAST_HALO = 256
-# Samples that are to be solved for together at least, if there are so many: entries are evaluated once for all.
+# Least number of samples that a halo must leave room to solve together, since entries are evaluated once for all.
 LEAST_TOGETHER = 100
-# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. Float64 then holds v in float32 and r,
-# and of the fifth that goes on at a time also v, r, M^-1 r, images, and directions in float32.
+# A search in float32 holds v, k_x - Kbar v, directions, their images and M^-1 r. The float64 stage holds v in float32
+# and r. For the fifth of the samples that continues at a time, it also holds v, r, M^-1 r, images, and directions in
+# float32.
 SEARCH_BYTES, DOUBLE_BYTES = 5 * 4, 4 + 8 + (4 * 8 + 4) // 5
-# Without a search: v, r, M^-1 r and images, the preconditioner's input.
+# Bytes without a search: v, r, M^-1 r, images and the preconditioner's input.
 START_BYTES = 5 * 8
-# Largest eigenvalue (trace(K) at most) times float32's epsilon, over s2: beyond it a float32 preconditioner is mostly
-# noise. And what a factor must leave of trace(K) for its triangle to be of use in float32.
+# Largest trace(K), a bound on the largest eigenvalue, times float32's epsilon over s2: beyond it a float32
+# preconditioner is mostly noise. And the least residual trace over trace(K) for which a float32 triangle is accurate.
 SINGLE_PRECISION_UP_TO, SINGLE_PRECISION_TRACE = 1.0, 1e-4
 
 
 def default_memory_bytes(n: int) -> int:
-    """Working memory of one worker process where none is given."""
+    """Return the default working memory of one worker process."""
     return max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, int(psutil.virtual_memory().available) // 3))
 
 
 def building_bytes(n: int, rank: int) -> int:
-    """Bytes that making a factor takes at its peak, without F: three squares in float64, some rows of F, n-vectors."""
+    """Return the peak bytes of building a factor, without F: three squares in float64, some rows of F, n-vectors."""
     return 24 * rank * rank + 4 * min(n, ROWS_AT_ONCE) * rank + 24 * n
 
 
 def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) -> int:
-    """Landmarks, at most, for n samples and so many tests.
+    """Return the largest number of landmarks for n training samples and `tests` test samples.
 
     Raises
     ------
     MemoryBudgetError
-        The rank that is asked for does not fit.
+        The requested rank does not fit.
     """
     budget = int(FACTOR_SHARE * memory_bytes) - 24 * n
     linear = 4 * min(n, ROWS_AT_ONCE)
@@ -120,29 +123,29 @@ def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) ->
 
 
 def chosen_group(n: int, memory_bytes: int) -> int:
-    """Samples of a block of what a factor leaves, where narrow intervals are worth their memory."""
+    """Return the group size of the blocks of K - Q for runs in which narrow intervals are worth their memory."""
     return LARGE_GROUP if remainder_bytes(n, LARGE_GROUP) <= GROUP_SHARE * memory_bytes else GROUP
 
 
 def precision_of(proves: bool, residual: float, trace: float, noise_variance: float) -> Precision:
-    """Precision of a factor's triangles, from trace(K - Q) and trace(K).
+    """Return the precision of a factor's triangles, from trace(K - Q) and trace(K).
 
-    float32 where the factor neither proves by itself nor has taken the kernel to its end.
+    float32 suffices if the factor does not prove by itself and its residual trace is not tiny.
     """
     hopeless = 2.0**-23 * trace > SINGLE_PRECISION_UP_TO * noise_variance
     return "double" if proves or hopeless or not is_rough(residual, trace) else "single"
 
 
 def is_rough(residual: float, trace: float) -> bool:
-    """True if a factor leaves so much that its triangle, rounded to float32, still tells F by kernel columns alone."""
+    """Return True if the residual trace is so large that F follows from kernel columns and a float32 triangle."""
     return residual >= SINGLE_PRECISION_TRACE * trace
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a process that solves a batch, one after the other, by all of its threads."""
+    """Memory of a process that solves one batch after the other with all of its threads."""
 
-    total: int  # bytes that all may take
+    total: int  # memory limit in bytes
     n: int
     rank: int
     halo: int
@@ -150,7 +153,7 @@ class Memory:
     held: bool  # whether F is held
     width: int  # the kernel's `feature_width`
     proves: bool = False  # whether the factor certifies by itself
-    group: int = GROUP  # of its blocks, samples
+    group: int = GROUP  # samples of a block
 
     @property
     def fixed(self) -> int:
@@ -171,21 +174,21 @@ class Memory:
 
     @property
     def samples(self) -> int:
-        """Samples that may be solved for together; none where the budget does not hold even one."""
+        """Number of samples that may be solved together; 0 if the memory limit is too small for one."""
         room = self.total - self.fixed
         few = room // (self.of_a_sample + product_bytes(self.n, 1))
         many = (room - product_bytes(self.n, max(0, few))) // self.of_a_sample
         return max(0, few if few < COLUMNS_AT_ONCE else many)
 
     def of_batch(self, samples: int) -> int:
-        """Bytes of a process that solves for so many samples together."""
+        """Return the bytes of a process that solves this number of samples together."""
         return self.fixed + samples * self.of_a_sample + product_bytes(self.n, samples)
 
 
 def chosen_halo(without: Memory, tests: int) -> int:
-    """Samples of a halo; 0 where the factor is nearly the whole matrix, or memory allows no halo of use.
+    """Return the samples of a halo; 0 if the factor is nearly the whole matrix, or memory is too small for a halo.
 
-    `without` is the memory without a halo, and without F. The number of threads does not count: see `leaf_makers`.
+    `without` is the memory without a halo and without F. The number of threads does not matter: see `leaf_makers`.
     """
     n, total = without.n, without.total
     if 2 * without.rank >= n:
@@ -194,7 +197,7 @@ def chosen_halo(without: Memory, tests: int) -> int:
     while halo >= LEAST_HALO:
         leaves = vecchia_bytes(n, halo, -(-halo // 2), width=without.width)
         kept = leaves.kept + leaves.points
-        # Leaves are made before there are any batches.
+        # Leaves are built before the first batch.
         made = kept <= HALO_SHARE * total and kept + leaves.making <= total - without.fixed
         if made and replace(without, halo=halo).samples >= min(tests, LEAST_TOGETHER):
             return halo
@@ -203,16 +206,16 @@ def chosen_halo(without: Memory, tests: int) -> int:
 
 
 def leaf_makers(memory: Memory) -> int:
-    """Return the threads of a process that may make leaves at once."""
+    """Return the number of threads of a process that may build leaves at once."""
     leaves = vecchia_bytes(memory.n, memory.halo, -(-memory.halo // 2), width=memory.width)
     return max(1, (memory.total - memory.fixed) // max(1, leaves.making))
 
 
-# Products of a sample that a forecast counts on, in float32 and float64, with a block-Vecchia factor and without.
+# Products per sample that a forecast assumes, in float32 and float64, with a block-Vecchia factor and without.
 SEARCHED, UNSEARCHED = (4.0, 1.0), (0.0, 4.0)
-# Seconds of a round of tasks, of each of its tasks, and of a byte through the coordinator's link, of 1 Gbit/s.
+# Seconds of a round of tasks, of each of its tasks, and of a byte through the coordinator's link of 1 Gbit/s.
 ROUND, TASK, BYTE = 0.02, 1.3e-3, 8e-9
-# Tasks of a round for each thread, additions of their sums among them.
+# Tasks of a round per thread, including the additions of their sums.
 TASKS_A_THREAD = 8
 # Share of the time that sharing a batch must save.
 WORTHWHILE = 0.1
@@ -220,16 +223,16 @@ WORTHWHILE = 0.1
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Seconds of a run by each layout, and the one that is taken."""
+    """Predicted seconds of a run with each layout; `is_shared` chooses the layout."""
 
     batches: int
     workers: int
-    alone: float  # with a batch a worker
+    alone: float  # with one batch per worker
     together: float  # with all workers on each batch
 
     @classmethod
     def of(cls, sizes: Sizes, batches: Batches, workers: int, threads: int) -> BatchLayout:
-        """Forecast a run on `workers` processes with so many threads each; counts of products are nominal."""
+        """Forecast a run on `workers` processes with `threads` threads each; counts of products are nominal."""
         prices = Prices.nominal(sizes.d)
         return cls(
             batches.batches,
@@ -251,12 +254,12 @@ class BatchLayout:
         return f"{counted}: {first}, about {taken:.2g} s ({second}: {other:.2g} s)"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the layout as plain JSON types."""
         return {"shared": self.is_shared, "alone_seconds": self.alone, "shared_seconds": self.together}
 
 
 def _seconds(phases: Iterable[Phase], prices: Prices, workers: int, threads: int) -> float:
-    """Seconds of phases in turn; a piece of work takes all threads of its process."""
+    """Return the total seconds of the phases; a piece of work uses all threads of its process."""
     total = 0.0
     for phase in phases:
         at_work = min(workers, phase.pieces)
@@ -274,14 +277,14 @@ def _seconds(phases: Iterable[Phase], prices: Prices, workers: int, threads: int
 def kept_factor(
     model: ModelRecord, kernel: Kernel, rank: int | None, *, proving: bool
 ) -> tuple[FactorRecord | None, str]:
-    """Return the factor that is kept with a model, if it will do, and what is wrong with it, if anything is.
+    """Return the factor stored with a model if it is usable, and a remark if it is not.
 
     Parameters
     ----------
     rank : int or None
-        The rank asked for; any with None.
+        Requested rank; None accepts any rank.
     proving : bool
-        Whether the factor has to certify variances by itself, which takes float64.
+        Whether the factor has to certify variances by itself, which requires float64.
     """
     if is_resident(model.url):
         return None, ""
@@ -292,7 +295,7 @@ def kept_factor(
     if kept is None or rank not in (None, kept.rank):
         return None, ""
     needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
-    if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of it is to spare
+    if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of the jitter is a safety margin
         return None, "; the factor kept with the model is an older version's, which does not count every rounding"
     if kept.metadata["precision"] != "double" and "kernel_trace" not in kept.metadata:
         return None, "; the factor kept with the model is an older version's, which is of use only where F is held"
@@ -300,7 +303,7 @@ def kept_factor(
 
 
 def landmarks_of(kept: FactorRecord) -> Landmarks:
-    """Return the landmarks that a kept factor was built on."""
+    """Return the landmarks of a stored factor."""
     return Landmarks(
         np.asarray(kept.indices, dtype=np.intp),
         float(kept.metadata["residual_trace"]),
@@ -311,12 +314,12 @@ def landmarks_of(kept: FactorRecord) -> Landmarks:
 
 
 def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, *, gap: float, seed: int) -> None:
-    """Store this process's factor with its model; `gap` and `seed` are what it was chosen for.
+    """Store this process's factor with its model; `gap` and `seed` are those of its landmarks.
 
     Raises
     ------
     StorageError, StoreError
-        The model's place cannot be written to, or another run keeps a factor there just now.
+        The model's folder cannot be written to, or another run is storing a factor there.
     """
     factor = source.factor()
     metadata = {
@@ -344,24 +347,24 @@ def keep_factor(model: ModelRecord, source: FactorSource, landmarks: Landmarks, 
         )
 
 
-# Samples of a batch. Where a factor is expected to suffice, batches are for all threads: `PARTS` of them at
-# most, of `LEAST_BATCH` to `MOST_BATCH` samples. Otherwise a batch takes all threads of a process, and its samples
-# share their products.
+# Samples of a batch. If a factor is expected to suffice, threads solve batches in parallel: at most `PARTS` batches, of
+# `LEAST_BATCH` to `MOST_BATCH` samples. Otherwise a batch uses all threads of a process, and its samples share their
+# products.
 LEAST_BATCH, MOST_BATCH, PARTS, LARGEST_JOINT_BATCH = 64, 512, 64, 1024
-# Where a factor is expected to suffice for nearly all, and the others are to share their products: so many batches if
-# each has as many samples as that at least, and no more than that; whatever the number of workers.
+# If a factor is expected to suffice for nearly all samples, the others share products. The number of batches is then
+# `DECIDED_BATCHES`, adapted so that a batch has `LEAST_DECIDED` to `MOST_DECIDED` samples, for any number of workers.
 DECIDED_BATCHES, LEAST_DECIDED, MOST_DECIDED = 4, 512, 4096
 
 
 class Needs(Protocol):
-    """The precision that variances are of use to, beyond which they need not be known; travels with tasks."""
+    """The precision to which the variances are needed; sent with tasks."""
 
     def at(self, inputs: FloatArray) -> Enough:
-        """The rule for test samples (t, d) as the run sees them."""
+        """Return the `Enough` rule for the run's standardised test samples (t, d)."""
 
 
 def decided_batch(n_test: int) -> int:
-    """Samples of a batch where a factor is expected to suffice for nearly all of so many."""
+    """Return the samples of a batch if a factor is expected to suffice for nearly all of `n_test` samples."""
     batches = max(min(DECIDED_BATCHES, n_test // LEAST_DECIDED), math.ceil(n_test / MOST_DECIDED))
     return max(1, math.ceil(n_test / max(1, batches)))
 
@@ -369,7 +372,7 @@ def decided_batch(n_test: int) -> int:
 @needs_one_arithmetic
 @UNPROVEN
 def factor_task(source: FactorSource, group: list[int]) -> list[int]:
-    """Have the factors ready on the worker that runs this."""
+    """Build or load the factors on the worker that runs this task."""
     rank = source.factor().rank
     source.make_leaves()
     return [rank for _ in group]
@@ -379,7 +382,7 @@ def factor_task(source: FactorSource, group: list[int]) -> list[int]:
 class FactorWay:
     """Bounds by a partial factor and conjugate gradients; `needs` may end the work on samples before the gap is met.
 
-    Where an `executor` is named, its workers share what takes most time of a batch, and this process leads.
+    If an `executor` is given, its workers share the main work of each batch, and this process coordinates them.
     """
 
     source: FactorSource
@@ -412,11 +415,11 @@ class IterativeRun(VarianceRun):
     ----------
     request : Request
     landmarks : Landmarks, optional
-        Landmarks of another run of this model and these settings, which need not be drawn again.
+        Landmarks of another run with this model and these settings, to avoid drawing them again.
     factors : int
-        Number of runs with factors of their own that the prediction takes in turn, this one among them.
+        Number of the prediction's runs with their own factors, this run included.
     needs : Needs, optional
-        The precision that the variances are used to, where that is less than the gap.
+        The precision to which the variances are needed, if it is coarser than the gap.
 
     Attributes
     ----------
@@ -426,9 +429,9 @@ class IterativeRun(VarianceRun):
     Raises
     ------
     InputError
-        Other settings than those of the prediction to resume; a `basis`, which other runs use.
+        The settings differ from those of the prediction to resume, or include a `basis`, which other runs use.
     MemoryBudgetError
-        A single sample's vectors do not fit.
+        The vectors of a single sample do not fit.
     """
 
     def __init__(
@@ -477,7 +480,7 @@ class IterativeRun(VarianceRun):
         self._shared = self._whole_process and needs is None and self.layout(executor).is_shared
 
     def _kept(self) -> tuple[FactorRecord | None, str]:
-        """Return the factor kept with the model, if it serves, and a remark on one that does not."""
+        """Return the factor stored with the model if it is usable, and a remark if it is not."""
         settings = self._settings
         if isinstance(self._model, ModelRecord):
             kernel = self.request.kernel
@@ -514,7 +517,7 @@ class IterativeRun(VarianceRun):
         return landmarks, smooth
 
     def _sized(self, kept: FactorRecord | None, smooth: bool, total: int) -> Memory:
-        """Return the memory of a process, with the halo that fits into it."""
+        """Return the memory of a process, with the largest useful halo that fits into it."""
         settings, stored, landmarks = self._settings, self.request.stored, self._landmarks
         alone, traces = smooth or settings.max_passes < 1, (landmarks.residual_trace, landmarks.kernel_trace)
         precision: Precision = precision_of(alone, *traces, self._model.noise_variance)
@@ -551,13 +554,13 @@ class IterativeRun(VarianceRun):
         )
 
     def _batch_rows(self, rows: TestRows) -> int:
-        """Cut batches that share products by the samples of each call."""
+        """Return the batch size; batches that share products depend on the number of samples of the call."""
         if self._needs is not None and self.plan["smooth"] and self._settings.batch_size is None:
             return decided_batch(rows.n_samples) if self.request.stored is None else self._batch
         return self._batch
 
     def layout(self, executor: BlockExecutor) -> BatchLayout:
-        """Forecast the run on an executor with a batch a worker, and with all workers on each batch."""
+        """Forecast the run on an executor with one batch per worker, and with all workers on each batch."""
         single, double = SEARCHED if self.plan["halo"] else UNSEARCHED
         workers, context = max(1, len(executor.workers)), self.request.context
         threads = max(1, executor.parallelism // workers)
@@ -574,7 +577,7 @@ class IterativeRun(VarianceRun):
         return self._options.factor_threads or self._options.threads
 
     def batches(self, single: float, double: float, threads: int = 1) -> Batches:
-        """Return the counts of the run's work, with so many products for a sample in float32 and in float64."""
+        """Return the counts of the run's work with `single` float32 and `double` float64 products per sample."""
         plan, batch = self.plan, self._batch
         return Batches(
             self._n_test,
@@ -596,11 +599,11 @@ class IterativeRun(VarianceRun):
 
     @property
     def memory(self) -> Memory:
-        """Memory of a worker's process, as it was planned."""
+        """Planned memory of a worker process."""
         return self._memory
 
     def prepare(self) -> str:
-        """Have the factor built on the workers, and kept where that is wanted; say what was done."""
+        """Build the factor on the workers, store it if `keep_factor` is set, and return a line on it."""
         started = time.perf_counter()
         if self._shared:
             self._source.factor(self._executor)
@@ -639,7 +642,10 @@ class IterativeRun(VarianceRun):
         )
 
     def tried(self, inputs: FloatArray, max_passes: float = 0.0) -> tuple[FloatArray, ProductTally]:
-        """Relative gaps at a few test inputs after so many products, and those; what it takes is built, and stays."""
+        """Return the relative gaps at a few test inputs after at most `max_passes` products, and the products' tally.
+
+        The factors that this builds stay in the workers' caches.
+        """
         options = replace(self._options, max_passes=max_passes, factor_threads=None)
         executor = self._executor if self._shared else None
         arguments, rows = (
@@ -658,7 +664,7 @@ class IterativeRun(VarianceRun):
         return FactorWay(self._source, self._options, self._needs, self._executor if self._shared else None)
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        """Return the figures of this run's samples, without the samples that were done before it resumed."""
         return {
             **super().summary(seconds),
             "layout": self.layout(self._executor).to_json(),
@@ -670,7 +676,7 @@ class IterativeRun(VarianceRun):
         }
 
     def _require_sizes(self, stored: dict[str, Any]) -> None:
-        """Refuse settings other than those that the prediction was started with; what was chosen then stays chosen."""
+        """Refuse settings that differ from those of the resumed prediction; the sizes that it chose stay in effect."""
         settings, n = self._settings, self.request.model.n_samples
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),
@@ -702,5 +708,5 @@ class IterativeRun(VarianceRun):
         if smooth and self._needs is not None:
             return decided_batch(n_test)
         most = min(MOST_BATCH, max(LEAST_BATCH, math.ceil(n_test / PARTS))) if smooth else together
-        # Batches of one size: a last one of a few samples costs a pass too.
+        # All batches have nearly one size, since a last batch of a few samples would cost a pass too.
         return math.ceil(n_test / max(1, math.ceil(n_test / most)))

@@ -1,4 +1,4 @@
-"""One prediction's variances, whichever way they are computed: request, plan, rounds of batches, and figures."""
+"""One prediction's variances, for any method: request, plan, rounds of batches, and figures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
 REGIONS = 1000
-# Bounds of huge kernels overflow, or come to no number; the best of those that are numbers are taken, and k(x, x) and 0
-# where none is.
+# Bounds of huge kernels may overflow or be NaN. The best of the other bounds is used, and k(x, x) and 0 if there is no
+# other.
 UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
@@ -39,13 +39,13 @@ class Request:
     subject : Subject
         The model.
     certificate : Certificate or None
-        Proves the means beside the variances; None where no means are wanted.
+        Bounds the errors of the means; None if no means are requested.
     rows : TestRows
         Test samples as the model sees them.
     stored : dict, optional
-        Plan of the prediction that is resumed: the missing regions are computed as the first ones were.
+        Plan of the prediction to resume: the missing regions are computed like the first ones.
     tests : int, optional
-        Number of test samples, where `rows` are only some of them.
+        Number of test samples, if `rows` are only some of them.
     """
 
     subject: Subject
@@ -68,7 +68,7 @@ class Request:
 
     @property
     def context(self) -> BlockContext:
-        """The subject's support inputs and kernel, as tasks have them."""
+        """The subject's support inputs and kernel, in the form that tasks use."""
         return self.subject.context
 
     @property
@@ -78,12 +78,12 @@ class Request:
 
     @property
     def test(self) -> TestRows:
-        """Test samples as the subject has them."""
+        """Test samples as inputs of the subject."""
         return self.subject.tests(self.rows)
 
 
 class Way(Protocol):
-    """A worker's part of one way to variances, with its settings: travels with every task."""
+    """A worker's part of a method for variances, with its settings; sent with every task."""
 
     @property
     def context(self) -> BlockContext:
@@ -98,7 +98,7 @@ class Way(Protocol):
 def variance_task(
     way: Way, certificate: Certificate | None, test: TestRows, batches: list[tuple[int, int]]
 ) -> list[tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, ProductTally]]:
-    """Mean and its error bound (rows, p), bounds of the variance and passes (rows,) of each batch: standardised.
+    """Return each batch's standardised mean and error bound (rows, p), variance bounds and passes (rows,), and tally.
 
     Without a certificate there are no means: p = 0.
     """
@@ -114,7 +114,7 @@ def variance_task(
 
 
 class _Later:
-    """A round that this process computes when its results are asked for."""
+    """A round that this process computes when its results are requested."""
 
     def __init__(self, work: Callable[[], list[Any]]) -> None:
         self._work = work
@@ -129,7 +129,7 @@ class _Later:
 class Ends(NamedTuple):
     """Predictions of a region, standardised: mean and error bound (rows, p), ends of the variance's interval (rows,).
 
-    p = 0 where the run computes no means.
+    p = 0 if the run computes no means.
     """
 
     mean: FloatArray
@@ -139,40 +139,40 @@ class Ends(NamedTuple):
 
 
 class Parts(Protocol):
-    """A place that keeps batches of a region until the region is whole."""
+    """Storage for the batches of a region until the region is complete."""
 
     def load(self, count: int) -> dict[int, FloatArray]:
-        """Return the kept batches, of so many."""
+        """Return the stored ones of `count` batches."""
 
     def keep(self, batch: int, values: FloatArray) -> None:
-        """Keep a batch's values (3, rows)."""
+        """Store a batch's values (3, rows)."""
 
     def interrupted(self) -> bool:
-        """Return True if an end is asked for."""
+        """Return True if an interrupt is requested."""
 
     def end(self) -> None:
         """Raise `InterruptedRunError`."""
 
 
 class VarianceRun(ABC):
-    """One prediction's variances: its plan, its rounds, its figures. Each way is a class.
+    """One prediction's variances: its plan, its rounds, its figures. Each method is a subclass.
 
     Attributes
     ----------
     plan : dict
-        Entries that the store records; gap and latent among them. Another plan is not resumed.
+        Entries that the store records, including gap and latent. A run with another plan cannot resume the prediction.
 
     Raises
     ------
     InputError
-        Other settings than those of the prediction to resume.
+        The settings differ from those of the prediction to resume.
     """
 
     plan: dict[str, Any]
-    has_means: ClassVar[bool] = True  # beside the variances, if the request has a certificate
+    has_means: ClassVar[bool] = True  # whether the run also computes means, if the request has a certificate
     _label: ClassVar[str] = "kvariance"  # name of its tasks
     _task: ClassVar[BlockTask] = staticmethod(variance_task)
-    # Whether a batch takes all threads of a process; and whether it takes all workers, which this process leads.
+    # Whether a batch uses all threads of a process; and whether it uses all workers, coordinated by this process.
     _whole_process = _shared = False
     _batch: int  # test samples of a batch
 
@@ -186,7 +186,7 @@ class VarianceRun(ABC):
         self._tally = ProductTally()
 
     def _require_same(self, plan: dict[str, Any]) -> None:
-        """Refuse a plan other than that of the prediction to resume, in the entries of `plan`."""
+        """Raise `InputError` if the entries of `plan` differ from those of the prediction to resume."""
         stored = self.request.stored
         was = plan if stored is None else {name: stored.get(name) for name in plan}
         if was != plan:
@@ -201,12 +201,12 @@ class VarianceRun(ABC):
 
     @property
     def region_rows(self) -> int:
-        """Rows of a region of the store: one batch, several where that would make more than a thousand regions."""
+        """Rows of a region of the store: one batch, or several to have at most a thousand regions."""
         return self._batch * max(1, math.ceil(self._n_test / (REGIONS * self._batch)))
 
     @property
     def depth(self) -> int:
-        """Regions under way at once: enough to keep every worker thread busy."""
+        """Number of regions computed at once: enough to keep every worker thread busy."""
         if self._shared:
             return 1
         batches = max(1, self.region_rows // self._batch)
@@ -215,19 +215,20 @@ class VarianceRun(ABC):
 
     @abstractmethod
     def prepare(self) -> str:
-        """Build what all batches take, and keep it where that is wanted; return a line on it."""
+        """Build the factors that all batches share, store them if requested, and return a line on them."""
 
     @abstractmethod
     def _way(self, batches: int) -> Any:
-        """Return the worker's part of a region of so many batches: the first argument of its tasks."""
+        """Return the worker's part of a region of `batches` batches: the first argument of its tasks."""
 
     def _batch_rows(self, rows: TestRows) -> int:
         return self._batch
 
     def submit(self, rows: TestRows, start: int, stop: int, parts: Parts | None = None) -> PendingRound:
-        """Start rows start:stop: a task for each batch, in turn on the workers; or later here, if workers share them.
+        """Start rows start:stop with a task for each batch, in turn on the workers.
 
-        Ways whose regions take long keep their batches in `parts`.
+        If all workers share each batch, this process computes the rows when their results are requested. Methods with
+        slow regions store their batches in `parts`.
         """
         size = self._batch_rows(rows)
         batches = [(first, min(first + size, stop)) for first in range(start, stop, size)]
@@ -240,7 +241,7 @@ class VarianceRun(ABC):
         return self._executor.submit(self._label, self._task, arguments, [[batch] for batch in batches], *hints)
 
     def collect(self, results: list[Any]) -> Ends:
-        """Join a region's batches, and count them."""
+        """Join a region's batches and add to the counts."""
         *arrays, tallies = zip(*results, strict=True)
         mean, error, lower, upper, passes = (np.concatenate(values) for values in arrays)
         for tally in tallies:

@@ -1,16 +1,16 @@
-"""Variances under noise that differs by sample: those of a scaled kernel under a noise of one.
+"""Variances under noise that differs by sample, as the variances of a scaled kernel with unit noise.
 
 With the noise N = diag(1 / W_i) and s = W^1/2,
 
     (K + N)^-1 = S (S K S + I)^-1 S,  V(x) = k(x, x) - k_x'(K + N)^-1 k_x = k(x, x) - (S k_x)'(S K S + I)^-1 (S k_x),
 
-so that V is the variance of a function with the covariance s(x) s(x') k(x, x') and the noise variance 1, at test
-samples whose s is 1. That covariance is the kernel times a linear one of one feature more, s. Factors, preconditioners,
-bounds and their roundings thus hold as they are, and a sample whose W is tiny, or zero, is one whose row is.
+so V is the variance of a function with the covariance s(x) s(x') k(x, x') and the noise variance 1, at test samples
+with s = 1. This covariance is the product of the kernel and a linear kernel of one additional feature, s. Factors,
+preconditioners, bounds and their roundings therefore need no change. A tiny or zero W gives a tiny or zero row.
 
-Likewise for the noise s2_i = s2 + v_i of a regression, with s_i = sqrt(s2 / s2_i) and the noise variance s2: what is
-added for a new observation, and what intervals are narrow beside, is s2 again. As s_i are rounded, the noise that they
-stand for is within 4u of itself, and so is V, which rises with the noise and no faster than it.
+The noise s2_i = s2 + v_i of a regression is treated alike, with s_i = sqrt(s2 / s2_i) and the noise variance s2. The
+noise of a new observation, to which gaps are relative, is again s2. Since s_i is rounded, the noise that it represents
+has a relative error of 4u. V grows with the noise, and no faster, so its relative error is also at most 4u.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
 
 
 class PrecisionSource(InputSource, Protocol):
-    """Rows of inputs of samples that have noise of their own."""
+    """Rows of inputs of samples with individual noise."""
 
     def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
-        """sqrt(W_i), one over the deviation of each sample's noise, of rows start:stop of a column, none below zero."""
+        """Return sqrt(W_i) >= 0, one over the deviation of each sample's noise, of rows start:stop of a column."""
 
 
 def scaled_kernel(kernel: Kernel, n_features: int) -> Kernel:
-    """s(x) s(x') k(x, x') for inputs (x, s), d features and one more."""
+    """Return the kernel s(x) s(x') k(x, x') for inputs (x, s) with d + 1 features."""
     width = n_features + 1
     samples = ActiveDimensions(kernel, tuple(range(n_features)), width)
     return Product((samples, ActiveDimensions(Linear((1.0,)), (n_features,), width)))
@@ -51,7 +51,7 @@ class ScaledInputs:
     """Rows (x, s) of a source with noise by sample."""
 
     base: PrecisionSource
-    column: int  # of the noise
+    column: int  # column of the noise
 
     @property
     def n_samples(self) -> int:
@@ -60,12 +60,12 @@ class ScaledInputs:
 
     @property
     def n_features(self) -> int:
-        """Number of features, s among them."""
+        """Number of features, including s."""
         return self.base.n_features + 1
 
     @property
     def centre(self) -> FloatArray | None:
-        """The base's, with zero for s."""
+        """Centre of the base, with zero for s."""
         centre = centre_of(self.base)
         return None if centre is None else np.append(centre, 0.0)
 
@@ -77,9 +77,9 @@ class ScaledInputs:
 
 @dataclass(frozen=True)
 class ScaledSupport:
-    """Training samples (x, s) under one noise for all.
+    """Training samples (x, s) with one noise variance for all.
 
-    `record`: the exact model that they belong to, which may keep a factor; None of a classifier.
+    `record` is the samples' exact model, which may have a stored factor; it is None for a classifier.
     """
 
     source: ScaledInputs | NoisySupport
@@ -92,7 +92,7 @@ class ScaledSupport:
         return self.source.n_samples
 
     def input_rows(self, indices: IndexArray) -> FloatArray:
-        """Rows at `indices`, read by runs of neighbours."""
+        """Return the rows at `indices`, read in runs of nearby rows."""
         order = np.argsort(indices, kind="stable")
         ascending = np.asarray(indices)[order]
         rows = np.empty((len(ascending), self.source.n_features))
@@ -122,7 +122,7 @@ class ScaledTest:
         return np.column_stack([rows, np.ones(len(rows))])
 
 
-# Samples that lie no further apart are read in one.
+# Rows at most this far apart are read together.
 READ_TOGETHER = 64
 # Quotients of noise variances below which s_i would lose digits.
 LEAST_QUOTIENT = 1e-290
@@ -130,9 +130,9 @@ LEAST_QUOTIENT = 1e-290
 
 @dataclass(frozen=True)
 class Subject:
-    """The regression that variances of an exact model's predictions are computed of: samples, kernel, context.
+    """The regression whose variances are computed for an exact model: samples, kernel, context.
 
-    That of the model itself, or where the samples' noise is known the one that is equal to it.
+    It is the model's own regression or, if the samples' noise is known, the equivalent scaled regression.
     """
 
     model: SupportSamples
@@ -141,9 +141,9 @@ class Subject:
 
     @classmethod
     def of(cls, model: ModelRecord, context: BlockContext) -> Subject:
-        """The subject of a model, of which the context is, too; white noise of its kernel is in s2 by now.
+        """Build the subject of a model and its context; s2 must already include the kernel's white noise.
 
-        Raises `InputError` where the noise of samples is so different that no numbers tell it.
+        Raises `InputError` if the ratio of the samples' noise variances is too large for float64.
         """
         noise = Noise.of_model(model).diagonal
         if isinstance(noise, float):
@@ -162,15 +162,15 @@ class Subject:
 
     @property
     def is_scaled(self) -> bool:
-        """True where the samples' noise is known."""
+        """True if the samples' noise is known."""
         return isinstance(self.model, ScaledSupport)
 
     def tests(self, test: TestRows) -> TestRows:
-        """Test samples as the subject has them."""
+        """Return the test samples as inputs of the subject."""
         return ScaledTest(test) if self.is_scaled else test
 
     def interval(self, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return intervals of a regression's variances from the subject's, outward of the rounding of s_i: (rows,)."""
+        """Return intervals of a regression's variances from the subject's, widened by the rounding of s_i: (rows,)."""
         if not isinstance(self.model, ScaledSupport) or self.model.record is None:
             return lower, upper
         low, high = outward(lower * (1.0 - 4.0 * EPS), upper * (1.0 + 4.0 * EPS))
@@ -178,5 +178,5 @@ class Subject:
 
 
 def record_of(model: SupportSamples) -> ModelRecord | None:
-    """The exact model that samples are of; None of a classifier's."""
+    """Return the exact model of the samples; None for a classifier's samples."""
     return model.record if isinstance(model, ScaledSupport) else model if isinstance(model, ModelRecord) else None

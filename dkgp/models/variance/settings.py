@@ -1,4 +1,4 @@
-"""Settings of variances, and the test samples that they are of."""
+"""Settings of variances, and protocols of their test samples."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dkgp.operators.base import FloatArray
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 
-# Settings that a basis for each sample has no use for.
+# Settings that do not apply with a basis for each sample.
 _FACTOR_ONLY = ("max_passes", "rank", "halo", "keep_factor", "way")
-# Settings that say how the iterative way is to go, and so that it is to be taken.
+# Settings of the iterative method; setting one of them selects that method.
 _ITERATIVE_ONLY = ("max_passes", "rank", "halo", "keep_factor")
 
 
@@ -29,7 +29,7 @@ class TestRows(Protocol):
 
 @dataclass(frozen=True)
 class SentRows:
-    """A few test samples that travel with a task: standardised `rows` (n, d), which any process can read."""
+    """A few test samples that are sent with a task: standardised `rows` (n, d), which any process can read."""
 
     rows: FloatArray
 
@@ -145,7 +145,7 @@ class VarianceSettings:
 
     @property
     def is_iterative(self) -> bool:
-        """True if some setting is of use in the iterative way alone, which is taken then."""
+        """True if a setting that only applies to the iterative method is set, which selects that method."""
         return bool(self._changed(_ITERATIVE_ONLY))
 
     def _changed(self, names: tuple[str, ...]) -> list[str]:

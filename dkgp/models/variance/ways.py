@@ -1,19 +1,19 @@
-"""The way that a prediction's variances take: by what each is foreseen to take, and by a few samples.
+"""Choice of the method for a prediction's variances, by each method's predicted time and trials on a few samples.
 
-Four things do: the samples near each test sample (many of both, in one to three features), a partial factor that
-suffices by itself (smooth problems), a Cholesky factor of the whole matrix, and conjugate gradients. Neighbours are
-tried on a few tiles of test samples. The whole factor's work is known beforehand. Where the partial factor is expected
-to suffice, it is built and tried on a few of the test samples; how many products conjugate gradients take is counted in
-small, on a subset of the training samples, unless the least that they can take is more than the factor does.
+There are four methods: the training samples near each test sample (many of both, in one to three features), a partial
+factor that suffices by itself (smooth problems), a Cholesky factor of the whole matrix, and conjugate gradients.
+The method of neighbours is tried on a few tiles of test samples. The work of the whole factor is known in advance. If
+the partial factor is expected to suffice, it is built and tried on a few of the test samples. The products of conjugate
+gradients are counted on a subset of the training samples, unless their least cost exceeds that of the whole factor.
 
-Decisions are taken by seconds, and so may differ from run to run; a prediction's plan records its own, and a resumed
-run keeps to it.
+Decisions depend on measured seconds, so they may differ from run to run. A prediction's plan records its method, and a
+resumed run uses the recorded method.
 
-A forecast counts the work of a way, and prices it by this machine's speed now. `count_products` counts products with a
-random subset of m of the n samples and a few test samples: with halos of s m / n, a rank of R sqrt(m / n) and noise
-s2 (n / m)^1/4 a batch takes about as many products to the same gap. Measured (docs/experiments.md) on kin40k, also with
-a tenth of its noise and latent, n from 6,000 to 30,000: all counts of 2 to 9 products in float32 were right within two,
-and within a factor of two.
+A forecast counts the work of a method, and prices it by this machine's current speed. `count_products` counts products
+with a random subset of m of the n samples and a few test samples. With halos of s m / n, a rank of R sqrt(m / n) and
+noise s2 (n / m)^1/4 a batch takes about as many products to the same gap. Measured (docs/experiments.md) on kin40k,
+also with a tenth of its noise and latent, n from 6,000 to 30,000: all counts of 2 to 9 products in float32 were right
+within two, and within a factor of two.
 """
 
 from __future__ import annotations
@@ -71,40 +71,40 @@ from dkgp.solvers.cholesky.tile_factor import MemoryTiles, Tiles
 from dkgp.solvers.conjugate.preconditioner import Batches, variance_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
-# Of the memory that is free, or that is asked for, what the whole factor may take; and of the disk's.
+# Largest shares of the free or requested memory, and of the free disk space, for the whole factor.
 MEMORY_SHARE, DISK_SHARE = 0.5, 0.8
-# Core-seconds of a whole factor, of a nominal machine, below which nothing else is looked at: it would take as long.
+# Core-seconds of a whole factor on a nominal machine below which no other method is tried: a trial would take as long.
 NO_QUESTION = 1.0
-# Test samples of a trial, in so many runs spread over all; samples of a problem in small, and of its test samples.
+# Test samples of a trial, and the number of runs of rows they come from; training and test samples of a small problem.
 TRIED, RUNS, SMALL, SMALL_TESTS = 64, 8, 2000, 64
-# Float32 and float64 products that a sample takes at least where a partial factor does not suffice; float64 ones that
-# one takes which a factor was expected to suffice for.
+# Least float32 and float64 products of a sample where a partial factor does not suffice; float64 products of a sample
+# that misses the gap although the factor was expected to suffice.
 LEAST_SINGLE, LEAST_DOUBLE, RESCUED = 2.0, 1.0, 8.0
-# Of what the whole factor takes, the most that is spent on drawing landmarks that may not suffice.
+# Largest share of the whole factor's time for drawing landmarks that may not suffice.
 DRAWING_SHARE = 0.1
-# What conjugate gradients may come to over what is foreseen; what the whole factor takes is known.
+# Largest ratio of actual to predicted time of conjugate gradients; the time of the whole factor is known.
 UNCERTAIN = 1.3
-# Test samples of a prediction over those of a trial from which one is worth it; and what conjugate gradients may be
-# foreseen to take after it, over the whole factor: fewer samples share fewer directions, and take more products.
+# Least ratio of a prediction's test samples to a trial's for a trial. Largest predicted time of conjugate gradients
+# after a trial, over the whole factor's: the trial's fewer samples share fewer directions, and take more products.
 LEAST_SHARED, WORSE = 4, 1.3
 # Share of a trial's samples that must meet the gap.
 LEAST_MET = 0.95
-# Training samples from which neighbours are considered; core-seconds that they take at least for a test sample; the
-# least rank of a partial factor that is looked at beside them; core-seconds of a trial.
+# Least number of training samples for neighbours; their least core-seconds per test sample; least rank of a partial
+# factor that is compared with them; core-seconds of a trial.
 LEAST_NEAR, NEAR_SECONDS, LEAST_RANK, NEAR_PATIENCE = 20_000, 2e-4, 100, 15.0
-# A wider gap that is told of, and seconds from which there is anything to tell.
+# Wider gap whose time a message gives for comparison, and least seconds for a message.
 WIDER, WORTH_TELLING = 0.1, 3.0
 
 Note = Callable[[str], None]
 
 
 def chosen_run(request: Request, note: Note | None = None) -> VarianceRun:
-    """The run by the way that is asked for, or that was taken before, or that is foreseen to take least.
+    """Return the run by the requested method, by that of the resumed prediction, or by the fastest one predicted.
 
     Raises
     ------
     InputError
-        The whole factor is asked for where it cannot be: no room for it, or nothing that it would prove.
+        The whole factor is requested, but there is no room for it.
     """
     settings, stored = request.settings, request.stored
     if stored is not None and ("basis" in stored) != (settings.basis is not None):
@@ -157,7 +157,7 @@ def chosen_run(request: Request, note: Note | None = None) -> VarianceRun:
 
 
 def may_be_near(request: Request) -> bool:
-    """Return True if neighbours may be the quickest way; test samples, which may not be known yet, then decide."""
+    """Return True if neighbours may be the fastest method; a trial on test samples, known later, then decides."""
     if request.settings.way != "auto" or request.settings.is_iterative or request.model.n_samples < LEAST_NEAR:
         return False
     if request.settings.basis is not None or not serves(request.context):
@@ -172,7 +172,7 @@ def _nominal(request: Request) -> Forecast:
 
 
 def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
-    """The run by neighbours, where a trial meets the gap and it takes less than any other way could; else None."""
+    """Return the run by neighbours if a trial meets the gap and no other method can be faster; else None."""
     if not request.rows.n_samples or not may_be_near(request):
         return None
     t, forecast = request.n_test, _nominal(request)
@@ -192,7 +192,7 @@ def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
 
 
 def _partial_is_quicker(request: Request, forecast: Forecast, seconds: float) -> bool:
-    """Return True if a partial factor is expected to suffice at a rank that takes less than so many seconds."""
+    """Return True if a partial factor is expected to suffice at a rank that takes less than `seconds`."""
     settings, n = request.settings, request.model.n_samples
     most = chosen_rank(n, request.n_test, None, settings.memory_bytes or default_memory_bytes(n))
     rank = forecast.worthwhile_rank(most, seconds)
@@ -202,7 +202,7 @@ def _partial_is_quicker(request: Request, forecast: Forecast, seconds: float) ->
 
 
 def _drawn(request: Request, rank: int, seconds: float) -> tuple[Landmarks, bool]:
-    """Draw at most so many landmarks, in so many core-seconds; return whether a factor on them is to suffice, too."""
+    """Draw at most `rank` landmarks in `seconds` core-seconds; return them, and whether their factor should suffice."""
     model, kernel, settings = request.model, request.kernel, request.settings
     goal, n, s2 = value_error_goal(settings.gap), model.n_samples, model.noise_variance
     landmarks = choose_landmarks(
@@ -219,20 +219,20 @@ def _drawn(request: Request, rank: int, seconds: float) -> tuple[Landmarks, bool
 
 @UNPROVEN
 def _is_sure(request: Request) -> bool:
-    """Return True if a Cholesky factor of this noise is proven not to break down."""
+    """Return True if the Cholesky factor with this noise provably does not break down."""
     scales = RowScales.of(request.context, request.model.noise_variance)
     layout = whole_layout(request.model.n_samples)
     return WholeRoundings(layout, scales, request.model.noise_variance).least > 0.0
 
 
 def _kept(request: Request) -> str | None:
-    """The folder of a whole factor that is kept with the model."""
+    """Return the folder of the whole factor stored with the model, or None."""
     record = record_of(request.model)
     return None if record is None else kept_tiles(record)
 
 
 def _by_whole(request: Request, place: Tiles | str | None, note: Note | None) -> WholeRun:
-    """The run by a whole factor, by one that is kept where it will do."""
+    """Return the run by a whole factor; use the stored factor if it is usable."""
     url = _kept(request)
     if url is None:
         return WholeRun(request, place)
@@ -260,7 +260,7 @@ def _keeps_partial(request: Request) -> bool:
 
 
 def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
-    """The place of a whole factor's tiles; if there is none, the reason."""
+    """Return the place of a whole factor's tiles, and the reason if there is no room for them."""
     n = request.model.n_samples
     needed = whole_layout(n).disk_bytes
     limit = request.settings.memory_bytes
@@ -283,14 +283,14 @@ def _in_this_process(executor: BlockExecutor) -> bool:
 
 
 class _Hope:
-    """Tells if landmarks may still come to suffice, at a rank that is worth it and before much time is spent."""
+    """Extrapolates whether the landmarks will suffice at a worthwhile rank, within a time limit."""
 
     def __init__(self, worthwhile: int, seconds: float, enough: Callable[[float], float]) -> None:
         self._worthwhile, self._seconds, self._enough = worthwhile, seconds, enough
         self._began, self._seen = time.thread_time(), list[tuple[int, float]]()
 
     def __call__(self, rank: int, trace: float, dimension: float) -> bool:
-        """See how fast the trace falls; a kernel's eigenvalues fall no faster later on than at a constant rate."""
+        """Extrapolate the trace at its current rate; eigenvalues of a kernel decay no faster later."""
         self._seen.append((rank, trace))
         if time.thread_time() - self._began > self._seconds:
             return False
@@ -303,7 +303,7 @@ class _Hope:
 
 
 class _Choice:
-    """One decision, and what it was founded on."""
+    """Chooses between a partial factor, a whole factor and conjugate gradients, by a forecast."""
 
     def __init__(self, request: Request, place: Tiles | str | None, note: Note) -> None:
         self._request, self._place, self._note = request, place, note
@@ -312,7 +312,7 @@ class _Choice:
         self._forecast = Forecast(self._n, self._t, d, threads, in_memory, Measured.nominal(d))
 
     def run(self) -> VarianceRun:
-        """Decide."""
+        """Return the run by the chosen method."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
         if forecast.whole() * forecast.threads <= NO_QUESTION:
             return WholeRun(request, self._place)
@@ -324,14 +324,14 @@ class _Choice:
         return self._tried(landmarks) if smooth else self._counted(rank, memory_bytes)
 
     def _tried(self, landmarks: Landmarks) -> VarianceRun:
-        """Build a partial factor that is expected to suffice, and see on a few samples if it does."""
+        """Build a partial factor that is expected to suffice, and test it on a few samples."""
         request, forecast = self._request, self._forecast
         run, inputs = IterativeRun(request, landmarks=landmarks), _spread_rows(request.test)
         seconds = forecast.alone(landmarks.rank)
         if len(inputs):
             gaps, _ = run.tried(inputs)
             missed = float(np.mean(gaps > request.settings.gap))
-            # Those that miss go on together with the others of their batch, each batch for itself.
+            # The samples of a batch that miss the gap continue together.
             rescue = forecast.iterative(landmarks.rank, 0, 0.0, RESCUED * missed, double=True) - seconds
             if missed and rescue > forecast.whole():
                 return self._by_whole(
@@ -345,7 +345,7 @@ class _Choice:
         return run
 
     def _counted(self, rank: int, memory_bytes: int) -> VarianceRun:
-        """Decide where no partial factor suffices, between the whole one and conjugate gradients, counted in small."""
+        """Choose between the whole factor and conjugate gradients, whose products are counted on a small problem."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
         memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=feature_width(request.kernel))
         halo, whole = chosen_halo(memory, self._t), forecast.whole()
@@ -366,7 +366,7 @@ class _Choice:
         return self._watched(IterativeRun(request), counted)
 
     def _watched(self, run: IterativeRun, counted: Counted) -> VarianceRun:
-        """Solve for a few of many test samples first: conjugate gradients go on if they do about as was counted."""
+        """Solve a few of many test samples first; keep conjugate gradients if they take about the counted products."""
         request, forecast = self._request, self._forecast
         if self._t < LEAST_SHARED * TRIED or not request.rows.n_samples:
             return run
@@ -389,14 +389,14 @@ class _Choice:
         rng = np.random.default_rng([settings.seed, 7])
         some = np.sort(rng.permutation(self._n)[: min(self._n, SMALL)]).astype(np.intp)
         inputs, tests = np.asarray(request.model.input_rows(some)), _spread_rows(request.test)
-        if not len(tests):  # they are not known yet
+        if not len(tests):  # test samples are not known yet
             tests = inputs[-SMALL_TESTS:] + 0.0
             inputs = inputs[: -len(tests)] if len(inputs) > 2 * len(tests) else inputs
         s2 = request.model.noise_variance
         return count_products(inputs, tests, self._n, request.kernel, s2, settings, rank=rank, halo=halo)
 
     def _by_whole(self, why: str = "") -> WholeRun:
-        """The whole factor, and why; its seconds are said where there are any to say, and where something failed."""
+        """Return the run by the whole factor; report a failed alternative, or the seconds if they matter."""
         seconds = self._forecast.whole()
         words = (
             f"variances of {self._t:,} samples take about {self._forecast.shown(seconds)} by a Cholesky factor of all "
@@ -414,7 +414,7 @@ class _Choice:
 
 
 def _spread_rows(test: TestRows) -> FloatArray:
-    """A few of the test samples, in runs of neighbours spread over all of them."""
+    """Return a few of the test samples, in runs of consecutive rows spread over all rows."""
     n = test.n_samples
     if n <= TRIED:
         return np.asarray(test.inputs(0, n))
@@ -423,30 +423,30 @@ def _spread_rows(test: TestRows) -> FloatArray:
     return np.concatenate([test.inputs(int(start), int(start) + length) for start in starts])
 
 
-# Of the float64 matrix product's speed, what the factor comes to in tiles.
+# Speed of the tiled factorisation over that of the float64 matrix product.
 FACTOR_EFFICIENCY = 0.85
-# Bytes of tiles that a core writes, and reads and checks again, in a second.
+# Bytes of tiles per second that a core writes, reads and checks.
 DISK_BYTES = 5e8
-# Samples of a batch; of one so small, for each thread, a solve waits for memory.
+# Samples of a batch; with fewer than `WAITING` samples per thread, a solve is limited by memory bandwidth.
 TOGETHER, WAITING = 512, 8
 TIMED_ROWS, TIMES = 512, 3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Prices of this machine, now: a core's own seconds, and how many of a clock go by in each of them."""
+    """Current prices of this machine in core-seconds, and the wall-clock seconds per core-second."""
 
     prices: Prices
-    slowdown: float  # 1 on a machine that does nothing else
+    slowdown: float  # 1 on an otherwise idle machine
 
     @classmethod
     def nominal(cls, d: int) -> Measured:
-        """Of a machine in the books."""
+        """Return the prices of a nominal machine."""
         return cls(Prices.nominal(d), 1.0)
 
     @classmethod
     def of(cls, context: BlockContext) -> Measured:
-        """Time entries and products' operations; other work costs in proportion."""
+        """Measure the time of kernel entries and of products; scale the other nominal prices in proportion."""
         inputs = context.source.inputs(0, min(TIMED_ROWS, context.n))
         single, double = context.evaluator("single"), TileEvaluator(context.kernel, "double", expanded=False)
         nominal = Prices.nominal(context.kernel.n_features)
@@ -464,10 +464,10 @@ class Measured:
 
 
 def whole_phases(n: int, tests: int, threads: int = 1) -> list[Phase]:
-    """Work of a Cholesky factor of all samples, and of a solve with it for each test sample."""
+    """Return the work of a Cholesky factor of all samples, and of a solve with it for each test sample."""
     size, t = float(n), float(tests)
     factor = Work(double_entries=size * size / 2.0, double_operations=size**3 / (3.0 * FACTOR_EFFICIENCY))
-    # A number of the factor takes as long to read as about four operations with it.
+    # Reading a number of the factor takes as long as about four operations.
     waiting = 2.0 * size * size if tests < threads * WAITING else 0.0
     solves = Work(double_entries=size * t, double_operations=size * size * t + waiting)
     panels = whole_layout(n).n_panels
@@ -479,16 +479,16 @@ def whole_phases(n: int, tests: int, threads: int = 1) -> list[Phase]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds of each way, of this process's clock if nobody else is at work.
+    """Predicted seconds of each method on this machine without other load.
 
     Attributes
     ----------
     n, tests, d : int
         Training samples, test samples, features.
     threads : int
-        That work at once.
+        Threads that work in parallel.
     in_memory : bool
-        Whether tiles are.
+        Whether the tiles of the whole factor are in memory.
     measured : Measured
     """
 
@@ -500,7 +500,7 @@ class Forecast:
     measured: Measured
 
     def whole(self) -> float:
-        """Of a Cholesky factor of all samples, and a solve for each test sample."""
+        """Return the seconds of a Cholesky factor of all samples and a solve for each test sample."""
         t, seconds = float(self.tests), self._of(whole_phases(self.n, self.tests, self.threads))
         if not self.in_memory:
             layout = whole_layout(self.n)
@@ -509,11 +509,11 @@ class Forecast:
         return seconds
 
     def alone(self, rank: int) -> float:
-        """Of a partial factor that suffices by itself."""
+        """Return the seconds of a partial factor that suffices by itself."""
         return self.iterative(rank, 0, 0.0, 0.0, double=True)
 
     def iterative(self, rank: int, halo: int, single: float, products: float, *, double: bool = False) -> float:
-        """Of a partial factor, and so many products for each sample in float32 and in float64."""
+        """Return the seconds of a partial factor with `single` float32 and `products` float64 products per sample."""
         together = max(1, min(TOGETHER, self.tests))
         batches = Batches(
             self.tests,
@@ -529,9 +529,9 @@ class Forecast:
         return self._of(variance_phases(Sizes(self.n, self.d), batches))
 
     def worthwhile_rank(self, most: int, other: float | None = None) -> int:
-        """Return the largest rank at which a partial factor that suffices takes less than another way's seconds.
+        """Return the largest rank at which a sufficient partial factor takes at most `other` seconds.
 
-        These are the whole factor's by default.
+        `other` is the time of the whole factor by default.
         """
         low, high, limit = 1, most, self.whole() if other is None else other
         while low < high:
@@ -543,13 +543,13 @@ class Forecast:
         return low
 
     def affordable(self, rank: int, halo: int, seconds: float) -> float:
-        """Products of conjugate gradients, in either precision, that take so long; two at least."""
+        """Return how many products of conjugate gradients, in either precision, fit in `seconds`; at least two."""
         one = self.iterative(rank, halo, 1.0 if halo else 0.0, 1.0)
         two = self.iterative(rank, halo, 2.0 if halo else 0.0, 1.0 if halo else 2.0)
         return max(2.0, math.ceil(2.0 + (seconds - one) / max(two - one, 1e-9)))
 
     def shown(self, seconds: float) -> str:
-        """Seconds as they will go by on this machine as it is."""
+        """Format the wall-clock time of these core-seconds at the machine's current load."""
         seconds *= self.measured.slowdown
         return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds / 60.0:.2g} min"
 
@@ -585,13 +585,13 @@ def _best(work: Callable[[], object]) -> float:
     return max(min(taken), 1e-9)
 
 
-# Powers of m / n.
+# Exponents of m / n for the rank and the noise of the small problem.
 RANK_POWER, NOISE_POWER = 0.5, -0.25
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Products that a sample takes part in, in float32 and float64, and the share of samples that met the gap."""
+    """Products per sample in float32 and float64, and the share of samples that met the gap."""
 
     single: float
     double: float
@@ -609,7 +609,7 @@ def count_products(
     rank: int,
     halo: int,
 ) -> Counted:
-    """Count the products of a batch in small.
+    """Count the products of a batch on a small problem.
 
     Parameters
     ----------
@@ -618,7 +618,7 @@ def count_products(
     tests : (t, d) float64
         Test samples.
     rank, halo : int
-        Of the factors of all n.
+        Rank and halo of the factors of all n samples.
     """
     m = len(inputs)
     few = standardised_inputs(inputs, [f"x{index}" for index in range(inputs.shape[1])])

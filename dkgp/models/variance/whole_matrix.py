@@ -1,20 +1,20 @@
 """Intervals of variances from a Cholesky factor of the whole Kbar, by a proven bound on its roundings.
 
-A float64 factor L, as computed, is the exact one of a matrix near Kbar: L L' = Kbar + E, |E_ij| <= eps_L d_i d_j with
-d_i = sqrt(largest) w_i, the weights of `RowScales`. So is f as computed from L f = k_x: L f = k_x + rho, |rho_i| <= tau
-d_i. With v = L^-T f, a = sum d_i |v_i| and D^2 = sum d_i^2, Theorem 2 for this v comes to
+A computed float64 factor L is the exact factor of a matrix near Kbar: L L' = Kbar + E, |E_ij| <= eps_L d_i d_j with
+d_i = sqrt(largest) w_i, the weights of `RowScales`. Likewise the computed solution f of L f = k_x satisfies L f = k_x +
+rho, |rho_i| <= tau d_i. With v = L^-T f, a = sum d_i |v_i| and D^2 = sum d_i^2, Theorem 2 for this v gives
 
     |f|^2 - 2 tau a - eps_L a^2 <= k_x' Kbar^-1 k_x <= |f|^2 + 2 tau a + eps_L a^2 + D^2 (eps_L a + tau)^2 / s2,
 
-without a kernel entry but those of k_x, and without a product with K. The proof, and where each rounding is counted:
-docs/proofs.md. a is at most D |f| / sqrt(s2 - eps_L D^2), and is found from v itself where this leaves too much. Where
-that leaves too much, too, or eps_L D^2 is near s2 or beyond it, the residual of v is computed by a product with Kbar.
+with no kernel entries except those of k_x, and without a product with K. docs/proofs.md has the proof and lists the
+roundings. a is at most D |f| / sqrt(s2 - eps_L D^2). If this bound gives too wide an interval, a is computed from v
+itself. If that interval is also too wide, or eps_L D^2 is near or above s2, a product with Kbar gives v's residual.
 
-A run builds the factor once, in tiles, and then solves for each batch. Tiles lie in memory where threads share it and
-it holds them, and in a folder otherwise; their bits, and so those of the intervals, are the same in either place and on
-any number of workers. A factor can be kept: with a stored model, in tiles in its folder, or in this process while a
-model is in use. The tiles' description names the inputs, kernel and noise that they were made from; those of another
-model are never used. Each tile has its checksum. A model opens the same without them, or with an unfinished factor.
+A run builds the factor once, in tiles, and then solves for each batch. Tiles are in memory if threads share it and it
+is large enough, and otherwise in a folder. The bits of the tiles and of the intervals are the same in either place and
+on any number of workers. A factor can be kept: with a stored model, as tiles in its folder, or in this process while a
+model is in use. The tiles' description names the inputs, kernel and noise that they were built from; tiles of another
+model are never used. Each tile has a checksum. A model can be opened without tiles, or with an unfinished factor.
 
 References
 ----------
@@ -58,25 +58,25 @@ from dkgp.solvers.cholesky.tile_factor import (
     substitute,
 )
 
-# Rows of a tile: what is proven is in proportion to them, and to n over them.
+# Rows of a tile: the rounding bounds grow with this number, and with n over this number.
 TILE_ROWS, LARGE_TILE_ROWS, LARGE_FROM = 512, 1024, 40_000
-# BLAS adds what a tile's product comes to in so many parts at most: its kernels take 128 columns at a time, or more.
+# Largest number of parts in which BLAS adds a tile's product: its kernels take at least 128 columns at a time.
 PARTS = 8
-# Terms that a residual's sums add up before they are added to each other.
+# Terms that a residual's partial sums have, before the partial sums are added.
 SUMMED = 32
-# Of s2, the most that E may take for anything to be proven by it.
+# Largest bound on the norm of E, over s2, for which the factor proves bounds.
 LARGEST_SHARE = 0.1
 
 
 def whole_layout(n: int) -> TileLayout:
-    """The cut of n samples' factor into tiles: by n alone, and so are its bits."""
+    """Return the tiles of the factor of n samples; they, and so the factor's bits, depend only on n."""
     rows = TILE_ROWS if n < LARGE_FROM else LARGE_TILE_ROWS
     return TileLayout(n, min(rows, n), "double")
 
 
 @dataclass(frozen=True)
 class WholeRoundings:
-    """Bounds on a factor's roundings, known before it is there.
+    """Bounds on a factor's roundings, known before the factor is built.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class WholeRoundings:
 
     @property
     def gamma(self) -> float:
-        """Roundings that a term of an entry of L, or of f, passes through, in any order of a tile's sums."""
+        """Bound on the roundings of a term of an entry of L or of f, for any order of a tile's sums."""
         layout = self.layout
         return EVALUATION * (2.0 * layout.rows + PARTS * layout.n_panels + 8.0) * UNIT
 
@@ -103,7 +103,7 @@ class WholeRoundings:
 
     @property
     def backward(self) -> float:
-        """eps_L: of L L' against Kbar, in units of d_i d_j."""
+        """eps_L: bound on the error of an entry of L L' as Kbar, in units of d_i d_j."""
         return self.entry + 2.0 * self.gamma
 
     @property
@@ -118,13 +118,13 @@ class WholeRoundings:
 
     @property
     def least(self) -> float:
-        """Lower bound on the eigenvalues of L L'; zero where nothing is proven."""
+        """Lower bound on the eigenvalues of L L'; zero if there is no proof."""
         return self.noise_variance - self.off if self.off <= LARGEST_SHARE * self.noise_variance else 0.0
 
 
 @dataclass(frozen=True)
 class WholeFactor:
-    """A factor that is there.
+    """A complete factor.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class WholeFactor:
     roundings: WholeRoundings
 
     def solve(self, inputs: FloatArray, gap: float, *, latent: bool = False, threads: int = 1) -> BatchVariance:
-        """Bound the variances at standardised test inputs (t, d); `passes` are none."""
+        """Bound the variances at standardised test inputs (t, d); `passes` are zero."""
         kernel = self.tiles.context.kernel
         prior = np.asarray(kernel.diagonal(inputs), dtype=np.float64)
         highest = highest_prior(kernel, prior)
@@ -164,10 +164,10 @@ class WholeFactor:
         return bounds.reported(*reported)
 
     def weights(self, inputs: FloatArray, *, threads: int = 1) -> tuple[FloatArray, FloatArray]:
-        """w near Kbar^-1 k_x at standardised inputs (t, d), (n, t), and a bound on each |Kbar w - k_x|, (t,).
+        """Return w near Kbar^-1 k_x, (n, t), and bounds on |Kbar w - k_x|, (t,), at standardised inputs (t, d).
 
-        The bound comes from the factor's roundings (docs/proofs.md, Theorem 18), or, where these prove nothing, from a
-        product with Kbar (Lemma 3a).
+        The bounds come from the factor's roundings (docs/proofs.md, Theorem 18), or from a product with Kbar (Lemma
+        3a) if the roundings prove nothing.
         """
         known, scales = self.roundings, self.roundings.scales
         highest = highest_prior(self.tiles.context.kernel, np.asarray(self.tiles.context.kernel.diagonal(inputs)))
@@ -184,7 +184,7 @@ class WholeFactor:
         return w, np.asarray(residual)
 
     def _columns(self, inputs: FloatArray, threads: int) -> FloatArray:
-        """k_x of the test samples, float64: (n, t)."""
+        """Return k_x of the test samples, float64: (n, t)."""
         layout, evaluator = self.tiles.layout, self.roundings.scales.evaluator
         test = evaluator.prepare(inputs)
         columns = np.empty((layout.n, len(inputs)))
@@ -201,7 +201,10 @@ class WholeFactor:
         return np.asarray(np.sum([np.einsum("it,it->t", part, part) for part in parts], axis=0))
 
     def _spread(self, v: FloatArray, square: FloatArray) -> FloatArray:
-        """a, from v as computed, off by L^-T times gamma (|L|'|v| + |f|); the norm of L^-T is 1 / sqrt(least)."""
+        """Return a bound on a from the computed v, whose error is L^-T times gamma (|L|'|v| + |f|).
+
+        The norm of L^-T is 1 / sqrt(least).
+        """
         known, scales = self.roundings, self.roundings.scales
         absolute = np.sqrt(scales.largest) * (scales.weights @ np.abs(v))
         off = known.gamma * (absolute + np.sqrt(square)) / np.sqrt(known.least)
@@ -210,9 +213,10 @@ class WholeFactor:
     def _residuals(
         self, inputs: FloatArray, share: FloatArray, threads: int
     ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-        """k_x, w near Kbar^-1 k_x, rho = k_x - Kbar w, (n, t) each, as computed; eta and a = sum d_i |w_i|, (t,) each.
+        """Return k_x, w near Kbar^-1 k_x, rho = k_x - Kbar w, (n, t) each; eta and a = sum d_i |w_i|, (t,) each.
 
-        rho is off by eta d_i (docs/proofs.md, Lemma 3a). It takes n^2 kernel entries, once for all test samples.
+        All values are as computed. The error of rho_i is at most eta d_i (docs/proofs.md, Lemma 3a). The cost is n^2
+        kernel entries, evaluated once for all test samples.
         """
         known, scales = self.roundings, self.roundings.scales
         columns = self._columns(inputs, threads)
@@ -226,12 +230,12 @@ class WholeFactor:
 
     @property
     def _additions(self) -> float:
-        """Roundings that a term of `_product` and `_dots` passes through, its product and the noise's included."""
+        """Roundings of a term of `_product` and `_dots`, including its own product and that of the noise."""
         layout = self.tiles.layout
         return SUMMED + math.ceil(layout.rows / SUMMED) + layout.n_panels + 2.0
 
     def _product(self, w: FloatArray, threads: int) -> FloatArray:
-        """Kbar w, (n, t), in sums of few terms each, since w has both signs and its sums cancel."""
+        """Return Kbar w, (n, t), by partial sums of few terms, since w has both signs and its sums cancel."""
         layout, evaluator = self.tiles.layout, self.roundings.scales.evaluator
         image = np.empty_like(w)
 
@@ -250,7 +254,7 @@ class WholeFactor:
         return image
 
     def _dots(self, a: FloatArray, b: FloatArray) -> FloatArray:
-        """a_j'b_j of the columns of two arrays (n, t), in sums of few terms each: (t,)."""
+        """Return a_j'b_j of the columns of two arrays (n, t), by partial sums of few terms: (t,)."""
         layout, total = self.tiles.layout, np.zeros(a.shape[1])
         for k in range(layout.n_panels):
             start, stop = layout.bounds(k)
@@ -268,7 +272,7 @@ class WholeFactor:
         share: FloatArray,
         threads: int,
     ) -> None:
-        """Tighten by w near Kbar^-1 k_x and its residual (Theorem 16a): errors of the factor count squared then."""
+        """Tighten by w near Kbar^-1 k_x and its residual (Theorem 16a), so that the factor's errors enter squared."""
         known = self.roundings
         (prior, highest), share = (values[which] for values in priors), share[which]
         columns, w, residual, eta, spread = self._residuals(inputs[which], share, threads)
@@ -303,21 +307,21 @@ class WholeFactor:
         bounds.tighten(which, lower, upper, upper - lower)
 
 
-# Samples of a batch: enough for BLAS, as many numbers as a thread can spare, parts enough for many workers.
+# Samples of a batch: enough for BLAS, few enough for a thread's memory, and enough batches for many workers.
 LEAST_BATCH, MOST_BATCH, BATCH_NUMBERS, BATCHES = 64, 512, 2**24, 16
-# What the tasks that build the factor may hold of it besides.
+# Most bytes of the factor that the building tasks may hold in addition.
 BUILDING_BYTES = 2**30
 
 
 def whole_batch(n: int, n_test: int) -> int:
-    """Test samples of a batch: by these numbers alone, whoever computes."""
+    """Return the test samples of a batch, which depend only on n and n_test, not on the workers."""
     most = min(MOST_BATCH, max(LEAST_BATCH, BATCH_NUMBERS // n))
     return max(1, min(most, max(LEAST_BATCH, math.ceil(n_test / BATCHES))))
 
 
 @dataclass(frozen=True)
 class WholeSource:
-    """The source of a worker's `WholeFactor`, with the tiles where they are in memory; `threads` share one batch."""
+    """Source of a worker's `WholeFactor`, including tiles that are in memory; `threads` share one batch."""
 
     context: BlockContext
     noise_variance: float
@@ -344,7 +348,7 @@ class WholeRun(VarianceRun):
     ----------
     request : Request
     place : Tiles, str or None
-        Where the tiles go: memory, a folder that all workers reach, or one among this machine's temporary files.
+        Place of the tiles: memory, a folder that all workers can access, or by default a temporary folder.
 
     Attributes
     ----------
@@ -354,9 +358,9 @@ class WholeRun(VarianceRun):
     Raises
     ------
     InputError
-        Other settings than those of the prediction to resume.
+        The settings differ from those of the prediction to resume.
     MemoryBudgetError, StorageError
-        Memory or disk do not suffice.
+        Memory or disk space is insufficient.
     """
 
     _label = "kwhole"
@@ -374,7 +378,7 @@ class WholeRun(VarianceRun):
         self._in_memory = isinstance(place, MemoryTiles)
 
     def prepare(self) -> str:
-        """Have the factor built, but for tiles that are there."""
+        """Build the missing tiles of the factor; return a line on it."""
         started = time.perf_counter()
         loaded = self._factor.is_complete
         layout = self._factor.layout
@@ -397,11 +401,11 @@ class WholeRun(VarianceRun):
         return self._source.factor()
 
     def _way(self, batches: int) -> WholeSource:
-        """One batch alone is shared by the threads of its process."""
+        """Return the worker's source; if there is only one batch, all threads of its process share it."""
         return replace(self._source, threads=self._executor.threads_per_process if batches == 1 else 1)
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        """Return the figures of this run's samples, without the samples that were done before it resumed."""
         n = self._factor.layout.n
         return {**super().summary(seconds), "way": "cholesky", "rank": n, "halo": 0, "smooth": False}
 
@@ -410,7 +414,7 @@ FOLDER = "variance_tiles"
 
 
 def held_tiles(context: BlockContext, noise_variance: float) -> MemoryTiles:
-    """Tiles of a matrix in this process, filled or not, shared by all who ask for them under a run's name."""
+    """Return this process's tiles of a matrix, filled or not; all callers with the same run's name share them."""
     needed = whole_layout(context.n).disk_bytes
     cache = worker_cache()
     cache.budget_bytes = max(cache.budget_bytes, needed + DEFAULT_BUDGET_BYTES)
@@ -428,7 +432,7 @@ def forget_tiles(context: BlockContext) -> None:
 
 
 def kept_tiles(model: ModelRecord) -> str | None:
-    """Return the folder of a whole factor that is kept with a model, where all tiles are there; None otherwise."""
+    """Return the folder of the whole factor stored with a model, or None if there is no complete factor."""
     if is_resident(model.url):
         return None
     store, layout = TileStore(join(model.url, FOLDER)), whole_layout(model.n_samples)
@@ -440,7 +444,7 @@ def kept_tiles(model: ModelRecord) -> str | None:
 
 
 def load_tiles(url: str, layout: TileLayout, tiles: MemoryTiles) -> None:
-    """Read a factor that is kept into memory.
+    """Read a stored factor into memory.
 
     Raises
     ------
@@ -463,12 +467,12 @@ def load_tiles(url: str, layout: TileLayout, tiles: MemoryTiles) -> None:
 
 
 def keep_whole(model: ModelRecord, executor: BlockExecutor) -> str:
-    """Build the factor of a stored model's whole matrix in its folder, or what is missing of it; say what was done.
+    """Build the missing tiles of the whole matrix's factor in a stored model's folder; return a line on it.
 
     Raises
     ------
     StorageError
-        The place cannot be written to, or has no room.
+        The folder cannot be written to, or the disk is full.
     NumericalError
         The matrix is not positive definite in float64.
     """
@@ -484,7 +488,7 @@ def keep_whole(model: ModelRecord, executor: BlockExecutor) -> str:
             try:
                 factor = TileFactor(system, layout, url, BUILDING_BYTES, None, expanded=False)
             except CheckpointError:
-                TileStore(url).clear()  # of the model that was here before
+                TileStore(url).clear()  # remove the tiles of the model that was stored here before
                 factor = TileFactor(system, layout, url, BUILDING_BYTES, None, expanded=False)
             factor.complete(layout.n_panels)
     except BrokenDownError as broken:
