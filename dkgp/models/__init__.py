@@ -1,6 +1,6 @@
-"""Models: what is computed from kernel systems, from hyperparameters to predictions."""
+"""Models on kernel systems: hyperparameters, training, certificates, variances and predictions."""
 
-# Hangs on dkgp/models/exact.py.
+# Depends on dkgp/models/exact.py.
 
 from __future__ import annotations
 

@@ -1,21 +1,20 @@
 """Proven bounds of a fitted model, from its float64 residual alone.
 
-For any alpha with residual r = y - Kbar alpha, the predictive mean m(x) = k_x' alpha misses the exact one by k_x'
-Kbar^-1 r. Since k_x' Kbar^-1 k_x <= k(x, x) and Kbar^-1 <= I / s2, Cauchy's inequality in the Kbar^-1 inner product
-gives
+For any alpha with residual r = y - Kbar alpha, the error of the predictive mean m(x) = k_x' alpha is k_x' Kbar^-1 r.
+Since k_x' Kbar^-1 k_x <= k(x, x) and Kbar^-1 <= I / s2, Cauchy's inequality in the Kbar^-1 inner product gives
 
     |m(x) - m_exact(x)| <= sqrt(k(x, x)) ||r|| / s,        s2 = s^2 the noise variance,
 
-at every x, without knowing the exact solution. Where the noise differs by sample, r'Kbar^-1 r <= sum_i r_i^2 / s2_i:
-the same formula with s2 the least of them and r_i weighed by sqrt(s2 / s2_i).
+at every x, without knowing the exact solution. If the noise differs by sample, r'Kbar^-1 r <= sum_i r_i^2 / s2_i. The
+formula then holds with s2 the least of the s2_i and with r_i multiplied by sqrt(s2 / s2_i).
 
-Exact is the kernel at the standardised inputs as they were rounded to float64, and the targets as their stored
-standardisation maps them. What rounding adds to r and to a predicted mean is bounded and added, and the error of an
-approximate product if r comes from one.
+The exact model uses the kernel at the standardised inputs rounded to float64, and the targets under their stored
+standardisation. The bounds include the roundings of r and of a predicted mean, and the error of an approximate product
+if r comes from one.
 
-An entry k(x, x') is at most sqrt(k(x, x) k(x', x')), and off by at most eps times that times the sum of the two rows'
-errors (`TileEvaluator.row_errors`). With w_i = sqrt(k(x_i, x_i) / max k), a few samples far out, where a polynomial
-kernel is huge, say nothing of the others.
+An entry k(x, x') is at most sqrt(k(x, x) k(x', x')). Its error is at most eps times this bound times the sum of the two
+rows' errors (`TileEvaluator.row_errors`). With w_i = sqrt(k(x_i, x_i) / max k), a few outliers with a huge polynomial
+kernel do not widen the bounds of the other samples.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Proof(ABC):
         """The proven statement, in one line."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, with the derived bounds for readers."""
+        """Return plain JSON types, including the derived bounds for readers."""
         document: dict[str, Any] = to_json(self)
         return document
 
@@ -78,7 +77,7 @@ class Proof(ABC):
 
     @classmethod
     def _older(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the document of an earlier version as one of today's."""
+        """Convert a document of an earlier version to the current version."""
         return document
 
     def _check(self) -> None:
@@ -97,14 +96,14 @@ class Certificate(Proof):
     Attributes
     ----------
     noise_variance : float
-        s2, the least of the samples' where each has its own.
+        s2; the least noise variance of the samples if they differ.
     n : int
         Number of samples.
     residual_norm : tuple of p floats
-        ||y_t - Kbar alpha_t|| for each target t, evaluated in float64; with noise by sample, entries weighed by sqrt(s2
-        / s2_i).
+        ||y_t - Kbar alpha_t|| for each target t, evaluated in float64; with noise by sample, entries are multiplied by
+        sqrt(s2 / s2_i).
     residual_rounding : tuple of p floats
-        Bound on the length, weighed likewise, of the difference between the exact residual and the evaluated one.
+        Bound on the norm, with the same weights, of the difference between the exact residual and the evaluated one.
     magnitude : tuple of p floats
         sum_j sqrt(k(x_j, x_j)) |alpha_jt|: the roundings of a mean's sum are in proportion to it.
     spread : tuple of p floats
@@ -112,12 +111,12 @@ class Certificate(Proof):
     product_error : float
         Bound on the error of any entry of Kbar alpha by an approximate operator; 0 where the product was exact.
     product_norm : tuple of p floats
-        Bound on the length, weighed likewise, of each column's errors. Empty where exact, and in older stores.
+        Bound on the norm, with the same weights, of each column's errors. Empty for exact products and in older stores.
     assumes : str or None
-        What had to be taken on trust; None where everything is proven.
+        Unproven assumptions; None if everything is proven.
     rounding, largest
-        Of a certificate from before every rounding was counted, None else: its bound on the rounding of a mean, and
-        the max Kbar_ii that it goes with where k(x, x) varies.
+        For certificates of older versions, which do not include every rounding: the bound on the rounding of a mean,
+        and the max Kbar_ii that belongs to it if k(x, x) varies. None otherwise.
     """
 
     by_target: ClassVar = ("residual_norm", "residual_rounding")
@@ -149,7 +148,7 @@ class Certificate(Proof):
         stepped: FloatArray | None = None,
         product_errors: FloatArray | None = None,
     ) -> Certificate:
-        """Certify `alpha` (n, p) by its gradient g = Kbar alpha - y (n, p), evaluated anew in float64.
+        """Certify `alpha` (n, p) by its gradient g = Kbar alpha - y (n, p), evaluated again in float64.
 
         Parameters
         ----------
@@ -158,34 +157,35 @@ class Certificate(Proof):
         noise_variance : float or (n,) float64
             s2, or s2_i of each sample.
         kernel_diagonal : float or (n,) float64
-            k(x, x): one number where it is the same everywhere, one for each sample elsewhere.
+            k(x, x): one number if it is constant, else one number for each sample.
         row_errors : (n,) float64
-            Of the samples; see `TileEvaluator.row_errors`.
+            Row errors of the samples; see `TileEvaluator.row_errors`.
         stepped : (n, p) float64, optional
-            |P| |A|, where g is that of alpha before a step P A plus (Kbar P) A, both products of float64.
+            |P| |A|, if g is the gradient before a step P A plus (Kbar P) A, with both products in float64.
         product_errors : (n, p) float64, optional
-            Bounds on the errors of the entries of g, where an approximate product gave it; None or empty elsewhere.
+            Bounds on the errors of the entries of g from an approximate product; None or empty for exact products.
         """
         n, noise = len(alpha), np.asarray(noise_variance)
         least = float(noise.min())
-        # Of the rows of r, where they differ; evaluated to within 2u.
+        # Weights of the rows of r, if the noise differs by sample; their relative error is at most 2u.
         weights = np.sqrt(least / noise) if noise.ndim else None
 
         def weighed(values: FloatArray) -> FloatArray:
             return values if weights is None else (weights * values.T).T
 
-        # k(x, x) as computed, and as it is.
+        # The factor covers the error of the computed k(x, x).
         scale = np.sqrt(np.broadcast_to(np.asarray(kernel_diagonal), (n,))) * (1.0 + 2.0 * EPS * row_errors)
         magnitude = scale @ np.abs(alpha)
         spread = (scale * row_errors) @ np.abs(alpha)
-        # The terms of g, and their roundings. Without a step the terms are alpha's. With one they are those of alpha
-        # before it, at most |alpha| and the step's terms, and the step's once more: they are summed, and then added.
+        # The terms of g, and their roundings. Without a step the terms are those of alpha. With a step they are those
+        # of the earlier alpha, at most |alpha| plus the step's terms, and the step's terms again: these are summed
+        # first, and then added.
         terms, roundings = np.abs(alpha), product_roundings(n) * UNIT
         if stepped is not None and stepped.size:
             terms, roundings = terms + 2.0 * stepped, roundings + step_roundings(alpha.shape[1]) * UNIT
         off = column_lengths(weighed(scale * (roundings + EPS * row_errors))) * (scale @ terms)
         off += EPS * column_lengths(weighed(scale)) * ((scale * row_errors) @ terms)
-        # s2 alpha is added to the sum over K; g is a difference, rounded; a standardised target is two roundings off.
+        # s2 alpha is added to the sum over K, the difference g is rounded, and a standardised target has two roundings.
         if weights is None:
             off += roundings * least * column_lengths(terms)
         else:
@@ -196,7 +196,7 @@ class Certificate(Proof):
         off += n * np.sqrt(n) * LOST
         largest, lengths = 0.0, np.zeros(0)
         if product_errors is not None and product_errors.size:
-            # Lengths are evaluated like that of g.
+            # The norms are evaluated like that of g.
             largest = float(product_errors.max())
             lengths = known(column_lengths(weighed(product_errors)) * (1.0 + EVALUATION * (n + 8) * UNIT))
         return cls(
@@ -217,27 +217,27 @@ class Certificate(Proof):
 
     @property
     def product_lengths(self) -> FloatArray:
-        """Bounds on the length of each column's errors by an approximate product: (p,); weighed as they are."""
+        """Bounds on the weighted norm of each column's errors by an approximate product: (p,)."""
         if self.product_norm:
             return np.asarray(self.product_norm)
         return np.full(len(self.residual_norm), np.sqrt(self.n) * self.product_error * (1.0 + 2.0 * EPS))
 
     @property
     def proven_residual_norm(self) -> FloatArray:
-        """Upper bounds on the exact ||r_t||, rounding and the product's error included: (p,); weighed as they are."""
+        """Upper bounds on the exact weighted ||r_t||, including rounding and the product's error: (p,)."""
         bound: FloatArray = np.asarray(self.residual_norm) + np.asarray(self.residual_rounding) + self.product_lengths
         return bound * (1.0 + 4.0 * EPS)
 
     @bounding
     def mean_error_bound(self, prior_variance: FloatArray, row_errors: FloatArray | None = None) -> FloatArray:
-        """Bound on |m(x) - m_exact(x)| at test samples, standardised: (r, p).
+        """Return bounds on |m(x) - m_exact(x)| at test samples, standardised: (r, p).
 
         Parameters
         ----------
         prior_variance : (r,) float64
             k(x, x), as computed.
         row_errors : (r,) float64, optional
-            Of the test samples; by default the largest that the training samples have on average.
+            Row errors of the test samples; by default the largest weighted average of the training samples' row errors.
         """
         scale, factor = np.sqrt(prior_variance)[:, None], self.proven_residual_norm / np.sqrt(self.noise_variance)
         if self.rounding is not None:
@@ -254,19 +254,19 @@ class Certificate(Proof):
 
     @bounding
     def by_variance(self, bound: FloatArray, kernel: Kernel, highest: FloatArray) -> FloatArray:
-        """Return bounds of means that take the variance at a test sample in the place of k(x, x): (r, p).
+        """Return bounds of means that use the variance at a test sample instead of k(x, x): (r, p).
 
-        With h = Kbar^-1 k_x the mean misses the exact one by h'r, and V(x) >= sum_i s2_i h_i^2. So |h'r| is at most
-        sqrt(V(x)) ||r|| / s, where Cauchy's inequality in Kbar^-1 has sqrt(k(x, x)). Bounds of a kernel whose k(x, x)
-        varies are returned as they are.
+        With h = Kbar^-1 k_x the error of the mean is h'r, and V(x) >= sum_i s2_i h_i^2. So |h'r| is at most sqrt(V(x))
+        ||r|| / s, where Cauchy's inequality in Kbar^-1 has sqrt(k(x, x)). Bounds of a kernel whose k(x, x) varies are
+        returned unchanged.
 
         Parameters
         ----------
         bound : (r, p) float64
-            From `mean_error_bound`.
+            Bounds from `mean_error_bound`.
         kernel : Kernel
         highest : (r,) float64
-            Upper bounds on V(x), standardised; those of new observations are such too.
+            Upper bounds on V(x), standardised; upper bounds for new observations are valid too.
         """
         if not (self.complete and kernel.stationary):
             return bound
@@ -279,16 +279,16 @@ class Certificate(Proof):
 
     @bounding
     def gradient_error_bound(self, sizes: SlopeSizes, columns_errors: float, leaves: int) -> FloatArray:
-        """Bound on how far each derivative of the mean, as summed, is from that of the exact mean: (r, p, d).
+        """Return bounds on the error of each computed derivative of the mean: (r, p, d).
 
         Parameters
         ----------
         sizes : SlopeSizes
-            Of the test samples.
+            Sizes of the test samples.
         columns_errors : float
             The largest e of any training sample; see `SlopeSizes`.
         leaves : int
-            Of the kernel; see `SlopeEvaluator`.
+            Number of leaves of the kernel; see `SlopeEvaluator`.
         """
         distance = self.proven_residual_norm / np.sqrt(self.noise_variance) * (1.0 + 8.0 * EPS)
         bound = sizes.slope[:, None, :] * distance[:, None]
@@ -316,7 +316,7 @@ class Certificate(Proof):
 
     @classmethod
     def _older(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Older certificates have one rounding for all entries; that of the residual is of all rows, by their weights.
+        """Convert a certificate that has one rounding for all entries; its residual rounding is weighted over all rows.
 
         See `complete`.
         """
@@ -327,7 +327,7 @@ class Certificate(Proof):
 
 
 def slope_rounding(sizes: SlopeSizes, columns_errors: float, leaves: int, n: int, magnitude: FloatArray) -> FloatArray:
-    """Bound on the roundings of sums of derivatives over n samples, (r, t, d), whose weights have these sizes, (t,)."""
+    """Return rounding bounds (r, t, d) of sums of derivatives over n samples, for weights of `magnitude` (t,)."""
     roundings = UNIT * EVALUATION * (slope_roundings(n, leaves) + columns_errors + sizes.errors)
     off: FloatArray = (sizes.terms * roundings[:, None])[:, None, :] * magnitude[:, None]
     return off

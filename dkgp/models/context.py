@@ -1,4 +1,4 @@
-"""The surroundings of a training run: who computes, with which memory, how exact products are, and who watches."""
+"""Context of a training run: executor, memory, allowed error of products, and callbacks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from dkgp.solvers.registry import products_conflict
 
 @dataclass(frozen=True)
 class RunContext(Watch):
-    """The surroundings of a training run: who computes and who watches.
+    """Context of a training run: the executor, its limits, and callbacks.
 
     Parameters
     ----------
     executor : BlockExecutor
-        Who computes; see `dkgp.cluster.open_executor`.
+        Executor of the tasks; see `dkgp.cluster.open_executor`.
     callback, within, checkpointing, interrupted
         See `dkgp.solvers.Watch`.
     coordinator_input_bytes : int
-        What the coordinator may spend on inputs; see `BlockedKernelOperator`.
+        Memory limit of the coordinator's inputs; see `BlockedKernelOperator`.
     product_error : ProductError
-        Allowed error of an entry of a product with K; certificates allow for it.
+        Allowed error of an entry of a product with K; certificates include it.
     note : callable, optional
-        Called with one line on the products that are taken, and why.
+        Called with one line on the chosen method for products, and the reason.
     """
 
     executor: BlockExecutor
@@ -43,11 +43,11 @@ class RunContext(Watch):
 
     @classmethod
     def of(cls, context: RunContext | BlockExecutor) -> RunContext:
-        """The context; of an executor alone, one without callbacks and checkpoints."""
+        """Return the context; an executor alone gives a context without callbacks and checkpoints."""
         return context if isinstance(context, RunContext) else cls(context)
 
     def require_products(self, solver: Solver | None) -> None:
-        """Refuse a bound of products beside a solver that evaluates the entries itself; `InputError`."""
+        """Raise `InputError` if products have an error bound but the solver evaluates the entries itself."""
         if solver is not None and (conflict := products_conflict(self.product_error, solver.name)) is not None:
             raise InputError(conflict)
 
@@ -62,8 +62,8 @@ class RunContext(Watch):
     ) -> BlockedKernelOperator:
         """Return Kbar = K + s2 I on the source's samples, to be opened by `with`.
 
-        `tolerance` is the largest entry of the gradient that a solve is to end with, and `by_length` is true where the
-        solution is certified by the gradient's length; see `ProductError.operator`.
+        `tolerance` is the largest entry of the gradient at the end of a solve. `by_length` is true if the solution is
+        certified by the gradient's norm; see `ProductError.operator`.
         """
         return self.product_error.operator(
             kernel,

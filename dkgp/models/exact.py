@@ -1,14 +1,14 @@
 """The exact Gaussian process: train by solving Kbar alpha = y, save, and update with new samples.
 
-Under Student's t the solve is repeated with the samples' weights until these stay. The first turn has the noise s2 for
-all samples. The residual of the targets, r = N alpha - g of a solution alpha with the gradient g under the noise N,
-gives each sample the noise of the next turn (`StudentT`), which starts from this turn's solution. The result is the
+Under Student's t the solve is repeated until the samples' weights converge. All samples have the noise s2 in the first
+turn. The residual of the targets, r = N alpha - g of a solution alpha with the gradient g under the noise N, determines
+each sample's noise of the next turn (`StudentT`). The next turn starts from this turn's solution. The result is the
 mode of the function's posterior under Student's t, to within a hundredth in every weight; each turn raises its density.
 The certificate is that of the last turn's equations, with their weights.
 
-An update goes on from alpha = [alpha_old, 0]. The old samples' gradient stays as it was, and that of the new samples
-takes only their rows of K. The remaining right-hand side is small, but it changes every old sample a little, so that
-the solve returns to the same columns of K again and again. So columns are kept if they fit in memory, and each is
+An update starts from alpha = [alpha_old, 0]. The gradient of the old samples does not change, and that of the new
+samples needs only their rows of K. The remaining right-hand side is small, but it changes every old sample a little, so
+the solve needs the same columns of K repeatedly. Columns are therefore kept if they fit in memory, and each is
 evaluated once (kin40k, n = 10,000 and 100 more: 1.0 passes; the warm start alone took 7.7, a fresh fit 11.5).
 """
 
@@ -60,16 +60,16 @@ class TrainedModel:
     Attributes
     ----------
     kernel, noise_variance
-        Those of the standardised inputs and targets; s2 includes white noise of the kernel.
+        Kernel and s2 for standardised inputs and targets; s2 includes white noise of the kernel.
     sample_noise : (n,) float64, optional
         Known noise variances v_i of the samples, on the scale of the standardised targets: s2_i = s2 + v_i. None if all
         samples have s2.
     noise_model : NoiseModel, optional
         The model behind the known noise: s2 is its least variance, and it gives the noise of new observations.
     trend : Trend, optional
-        Coefficients of the mean: the solution then has q columns after those of the p targets.
+        Coefficients of the mean: the solution then has q more columns, after the columns of the p targets.
     solution : Solution
-        alpha, its float64 gradient, history, why the solve stopped.
+        alpha, its float64 gradient, the history, and the reason why the solve stopped.
     certificate : Certificate
         Proven bounds on the solution's error.
     summary : dict
@@ -203,7 +203,7 @@ def trained_model(
 ) -> TrainedModel:
     """Certify a solution of the problem's right-hand sides, and summarise the solve."""
     dataset, kernel, right = problem.dataset, operator.kernel, problem.right_hand_sides
-    # Not from the diagonal of Kbar, which is rounded to the size of the noise: k(x, x) may be far smaller.
+    # The diagonal of Kbar is not used, since it is rounded at the size of the noise, and k(x, x) may be far smaller.
     diagonal = (
         kernel.diagonal(np.zeros((1, kernel.n_features)))[0]
         if kernel.stationary
@@ -271,12 +271,12 @@ def _some_rows(dataset: Dataset, count: int = 256) -> NDArray[np.float64]:
 # ----------------------------------------------------------------------------------------------------- Student's t
 
 WEIGHT_TOLERANCE, MOST_TURNS = 0.01, 60
-# Figures that are summed over all turns.
+# Summary entries that are summed over all turns.
 _SUMS = ("column_passes", "kernel_evaluations", "seconds")
 
 
 class _Turns(Iteration):
-    """Turns of solves with Student's t; an interrupted turn begins again, to the same bits.
+    """Turns of solves with Student's t; an interrupted turn starts again and gives the same bits.
 
     A checkpoint holds the start of a turn:
 
@@ -313,7 +313,7 @@ class _Turns(Iteration):
         return self._ended
 
     def advance(self) -> None:
-        """Solve with the weights of this turn, and find those of the next one."""
+        """Solve with the weights of this turn, and compute the weights of the next turn."""
         likelihood, beyond = self._likelihood, self.beyond
         try:
             trained = train(
@@ -379,7 +379,7 @@ def _train_in_turns(
 
 
 def require_one_target(dataset: Dataset) -> None:
-    """Refuse data that Student's t cannot weigh; `InputError`."""
+    """Raise `InputError` for data whose samples Student's t cannot weigh."""
     if dataset.n_targets > 1:
         raise InputError(
             f"Student's t weighs samples by one target; '{dataset.url}' has {dataset.n_targets}. Train them one by "
@@ -410,15 +410,15 @@ def save(
     """Write a trained model to a store; with its support inputs unless `by_reference`."""
     model = trained.model(dataset)
     if trained.solution.product_errors.size:
-        # After approximate products the gradient is not the true one, so that no later run may start from it.
+        # After approximate products the gradient is not exact, so no later run may start from it.
         model = replace(model, _gradient=None)
     model.save(url, by_reference=by_reference, overwrite=overwrite)
 
 
-# Of the memory that is free.
+# Share of the free memory.
 COLUMNS_SHARE = 1 / 3
-# Kept columns cost next to nothing, so that the search for the best one takes most of the time: with fewer candidates
-# for each than the default's 60 there are more rounds, in half the time.
+# Kept columns cost almost nothing, so the search for the best column takes most of the time. With fewer candidates than
+# the default of 60 there are more rounds, in half the time.
 CANDIDATES_OF_KEPT_COLUMNS = 20
 ROWS_AT_A_TIME = 8192
 
@@ -436,12 +436,12 @@ def update(
     stopping: StoppingRule | None = None,
     columns_bytes: int | None = None,
 ) -> TrainedModel:
-    """Train on from a model of the first samples of a data set.
+    """Continue training from a model of the first samples of a data set.
 
     Parameters
     ----------
     dataset : Dataset
-        The samples of the model, under its standardisation, and after them the new ones.
+        The samples of the model, under its standardisation, followed by the new samples.
     kernel, noise_variance, context, solver, stopping
         As for `dkgp.models.exact.train`; kernel and noise are the model's. Products are those of blocks.
     sample_noise : (n,) array_like, optional
@@ -451,8 +451,8 @@ def update(
     initial : tuple of (n_old, p) float64
         The model's coefficients alpha, and Kbar alpha - y evaluated in float64; with a column for each of the mean's.
     columns_bytes : int, optional
-        What kernel columns may take in this process; a third of the free memory by default. They are kept only where
-        all of them fit, and for a solver that takes them one by one.
+        Memory limit of kernel columns in this process; a third of the free memory by default. Columns are kept only if
+        all of them fit, and only for a solver that uses them one by one.
 
     Returns
     -------
@@ -501,7 +501,7 @@ def update(
 
 
 def _extended(gradient: FloatArray, operator: KernelOperator, alpha: FloatArray, targets: FloatArray) -> FloatArray:
-    """The gradient at [alpha_old, 0]: as it was for old samples, k(x, X_old) alpha_old - y for new ones."""
+    """Return the gradient at [alpha_old, 0]: unchanged for old samples, k(x, X_old) alpha_old - y for new samples."""
     old, n = len(alpha), operator.n
     new = operator.features(np.arange(old, n, dtype=np.intp), "double")
     product = np.zeros((n - old, alpha.shape[1]))

@@ -1,4 +1,4 @@
-"""Hyperparameters as a value: the kernel, the noise variance, how they were found; and the file that carries them.
+"""Hyperparameters: the kernel, the noise variance, the record of their tuning, and their file format.
 
 The file is JSON, on the standardised scale: `{"kernel": {"type": "rbf", "variance": 1.0, "gamma": [...]},
 "noise_variance": 0.01, "log_marginal_likelihood": ..., ...}`. Only the kernel and the noise variance are required, so
@@ -27,7 +27,7 @@ from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models.noise import Noise, NoiseModel, StudentT
 
 Side: TypeAlias = Literal["lower", "upper"]
-# What stands for nothing at its least: a feature that does not matter, a part of a sum that is not needed.
+# Parameters whose least value switches off a feature or a part of a sum.
 _SWITCHED_OFF = ("gamma", "weight", "variance", "scale", "offset")
 _NOTHING = 1e-4
 # A gamma whose length scale is 300 deviations: it moves a kernel by 1e-4 between samples four deviations apart.
@@ -41,17 +41,17 @@ class TunedParameter:
     Attributes
     ----------
     name : str
-        What `bounds`, `fixed` and `priors` address it by, such as `gamma.lat` or `noise_variance`.
+        Name of the parameter in `bounds`, `fixed` and `priors`, such as `gamma.lat` or `noise_variance`.
     value, start, lower, upper : float
-        A value of zero is a gamma's that was switched off.
+        A value of zero means a gamma that was switched off.
     feature : str or None
-        Name of the feature that it belongs to, where it belongs to one.
+        Name of the parameter's feature, if it has one.
     fixed : bool
         Whether it was fixed at its value.
     bound : {"lower", "upper"} or None
-        On which of its bounds the value lies, if on one.
+        The bound that the value lies on, if any.
     pressed : bool
-        Whether the objective is larger beyond that bound, so that the search was stopped there.
+        Whether the objective increases beyond that bound, so that the bound stopped the search.
     """
 
     omits_none: ClassVar = True
@@ -73,10 +73,10 @@ class TunedParameter:
 
     @property
     def idle(self) -> bool:
-        """True if the parameter changes next to nothing: on a bound that is as good as none, or on the plain before it.
+        """True if the parameter has almost no effect: it is on a bound near zero, or in the flat region before it.
 
         The likelihood is flat in a length scale of hundreds of deviations, so rounding decides whether a search stops
-        there or goes on to the bound.
+        there or continues to the bound.
         """
         if self.fixed or self._kind not in _SWITCHED_OFF:
             return False
@@ -89,7 +89,7 @@ class TunedParameter:
 
     @property
     def words(self) -> str:
-        """A word on where it ended; none in the middle of its range."""
+        """Short description of the value's position; empty in the middle of its range."""
         if self.fixed:
             return "fixed"
         if self.idle:
@@ -154,8 +154,8 @@ class Hyperparameters:
     subsets : int, optional
         How many subsets' log likelihoods were added.
     objective : str, optional
-        What was maximised: "likelihood", "loo" for the leave-one-out predictive likelihood, or of a sparse model of all
-        samples "bound", the variational one, or "fitc" or "vif", its likelihood.
+        Objective that was maximised: "likelihood", or "loo" for the leave-one-out predictive likelihood. For a sparse
+        model of all samples it is "bound", the variational bound, or "fitc" or "vif", the model's likelihood.
     likelihood : str, optional
         Of labels, "logit", "probit" or "softmax", whose evidence in Laplace's approximation was maximised; the noise
         variance is then 1 and means nothing. None of a regression.
@@ -191,7 +191,7 @@ class Hyperparameters:
     run : dict, optional
         Fingerprint of the data, and settings other than the defaults: a resumed run knows by them that it is done.
     warnings : tuple of str
-        What a user should know: a parameter on its bound, a tolerance not met.
+        Messages for the user, such as a parameter on its bound or a tolerance that was not met.
 
     Raises
     ------
@@ -328,7 +328,8 @@ def read_hyperparameters(
     Raises
     ------
     InputError
-        No such file, not JSON, or not what `Hyperparameters.from_json` and `check_features` accept; names the file.
+        The file is missing, is not JSON, or `Hyperparameters.from_json` or `check_features` rejects its content. The
+        message names the file.
     """
     try:
         content = read_object(location, MOST_DESCRIPTION_BYTES)
@@ -375,7 +376,7 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
 
 
 def likelihood_caution(hyperparameters: Hyperparameters, likelihood: str | None) -> str | None:
-    """Warn of values that were tuned for another likelihood than they are to be used with; None where they fit.
+    """Return a warning if the values were tuned for another likelihood than the given one; None if they fit.
 
     `likelihood` is "logit", "probit" or "softmax"; None for a regression, such as an LS-SVM.
     """

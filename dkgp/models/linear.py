@@ -118,13 +118,13 @@ def _by_cardinality(path: HomotopyPath) -> LinearPath:
     return LinearPath(supports, weights, f"{len(supports) - 1:,} features used")
 
 
-# A share of a feature's square over all samples: less than that in a part of them is rounding of a difference of sums.
+# Share of a feature's sum of squares over all samples: a smaller sum over a part of them is only rounding error.
 CONSTANT = 1e-12
 # Matrices of the sums' size that the coordinator works with, beside those of the folds.
 WORKING = 5
 # Copies of a block's rows that a task has at once: as read, standardised, with targets, and a group's.
 BLOCKS = 5
-# Levels of the tree that a sum goes up by, each of which may hold a value.
+# Levels of the summation tree; each level may hold a value.
 LEVELS = 7
 
 
@@ -148,7 +148,7 @@ class RowSums:
 
     @property
     def means(self) -> FloatArray:
-        """Of all columns of X and y: (d + p,)."""
+        """Means of all columns of X and y: (d + p,)."""
         return np.asarray(self.values[0, 1:] / self.values[0, 0])
 
     def without(self, part: FloatArray) -> RowSums:
@@ -448,7 +448,7 @@ def _validated(
         for target in range(p):
             path = _follow(settings, GramSystem(A), b[:, target], most)
             errors = rest.squared_errors(part, path, target)
-            # A path that ended before stays what it is.
+            # A path that has ended keeps its last error.
             squared[target, number] = errors[np.minimum(np.arange(most + 1), path.longest)]
         if progress is not None:
             progress(number + 1, len(parts))

@@ -89,9 +89,9 @@ class Memory(ABC):
         return budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Refuse a computation that would take more than the budget, beside the memory that the process uses already.
+        """Raise `MemoryBudgetError` if the computation and the process's current memory exceed the limit.
 
-        Raises `MemoryBudgetError`: names the parts and the settings that make them smaller.
+        The error names the parts and the settings that make them smaller.
         """
         needed = resident_bytes + self.coordinator_bytes
         if needed > budget_bytes:
@@ -107,7 +107,7 @@ class Memory(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class BasisMemory(Memory):
-    """Projected memory of a model on a basis, beside that which a process uses already; a method derives its own."""
+    """Projected memory of a model on a basis, without a process's current memory; each method has a subclass."""
 
     kept: ClassVar[str]  # the kept entries, in words
 
@@ -130,9 +130,9 @@ class BasisMemory(Memory):
         return self.worker_bytes + self.kept_bytes
 
     def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> Self:
-        """Return the plan with room for kept entries: as much as is wanted, of use, and fits.
+        """Return the plan with memory for kept entries: the least of the requested, the useful and the free bytes.
 
-        Raises `MemoryBudgetError` where a user's own figure does not fit.
+        Raises `MemoryBudgetError` if a user's own figure does not fit.
         """
         spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
         return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, self.kept))
@@ -157,7 +157,7 @@ class MemoryPlan(Memory):
 
     @property
     def coordinator_parts(self) -> int:
-        """Bytes at the coordinator, with those that it used before."""
+        """Bytes at the coordinator, including its memory before the run."""
         return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.block_bytes
 
     @property
@@ -179,22 +179,22 @@ class MemoryPlan(Memory):
         )
 
     def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> MemoryPlan:
-        """The plan with room for kept tiles: as much as is wanted, useful, and fits.
+        """Return the plan with memory for kept tiles: the least of the requested, the useful and the free bytes.
 
-        Raises `MemoryBudgetError`: the user's figure does not fit.
+        Raises `MemoryBudgetError` if the user's figure does not fit.
         """
         return replace(self, tiles_bytes=tiles_that_fit(wanted, n, self.spare_bytes(budget_bytes)))
 
 
 def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
-    """Bytes that each worker's process may spend on tiles of K: more than its lower half is of no use."""
+    """Return the bytes that each worker process may use for tiles of K, at most those of its lower half."""
     whole = kept_bytes_of(n)
     within = kept_that_fits(wanted, whole, spare_bytes, "the kernel matrix")
     return most_bytes(replace(wanted, bytes=within), whole, wanted.products)
 
 
 def kept_that_fits(wanted: TileBudget, useful_bytes: int, spare_bytes: int | None, what: str) -> int:
-    """Bytes in which each worker's process may keep entries of `what`: those wanted, but no more than are useful.
+    """Return the bytes in which each worker process may keep entries: the requested bytes, up to the useful bytes.
 
     A figure that dkgp measured (`measured`) is limited to half of the spare memory, so that the machine stays usable. A
     user's figure that does not fit is refused (`MemoryBudgetError`). `spare_bytes` is None for other processes.

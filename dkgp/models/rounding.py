@@ -27,19 +27,20 @@ UNIT = 0.5 * EPS
 # A bound's terms in u are sums of up to n numbers that are not negative, and a few products: their relative error is
 # below n u + 100 u, and gamma_k = k u / (1 - k u) exceeds k u by less than k^2 u^2; one percent is far above either.
 EVALUATION = 1.01
-# A few times what a product, or a quotient, below the smallest normal number may be off by.
+# A few times the largest error of a product or a quotient below the smallest normal number.
 LOST = 2.0**-1070
 # Columns, or rows, that the tile loops add up in one run, the shortest run, and rows of a block at most.
 LONGEST_RUN, SHORTEST_RUN, BLOCK_ROWS = 512, 64, 8208
 
 
 def product_roundings(n: int) -> float:
-    """Roundings on the way of one product k_j alpha_j into a product with all of K, over n samples.
+    """Return the roundings of one term k_j alpha_j in a product with all of K, over n samples.
 
-    A sum in which each term passes through at most m additions is off by at most gamma_m sum |terms| (Higham, section
-    4.2). The loops add runs of up to 512 within a tile, and the runs of a block (of 64 at least); there are never more
-    than n terms. Blocks are added exactly, as fixed-point words, whose roundings are `fixed_roundings`. Six more: the
-    weight times the amplitude, the product, the noise's own product and sum, what is taken off last, and one to spare.
+    A sum in which each term passes through at most m additions has an error of at most gamma_m sum |terms| (Higham,
+    section 4.2). The loops add runs of up to 512 within a tile, and then the runs of a block (of at least 64 terms);
+    there are never more than n terms. Blocks are added exactly, as fixed-point words, whose roundings are
+    `fixed_roundings`. Six more roundings: the weight times the amplitude, the product, the noise's own product and
+    sum, the final subtraction, and one as a margin.
     """
     return min(float(n), LONGEST_RUN + BLOCK_ROWS / SHORTEST_RUN) + fixed_roundings(n) + 6.0
 
@@ -64,7 +65,7 @@ def step_roundings(p: int) -> float:
 
     With k <= p directions, (Kbar P) A and P A are off by (k + 1) u |Q| |A| and (k + 1) u |P| |A|; alpha and g as they
     are after the step by u of themselves each, and g before it, once more, by u (|g| + |Q| |A|). By |Q| <= Kbar |P| all
-    but |g| are in proportion to what the product itself rounds. One to spare, and two of the second order.
+    but |g| are in proportion to the product's own roundings. One rounding is a margin, and two are of second order.
     """
     return p + 6.0
 
@@ -72,8 +73,8 @@ def step_roundings(p: int) -> float:
 def sum_roundings(n: int, run: int, runs: int | None = None) -> float:
     """Additions on the way of one term into a sum over n terms by runs of at most `run`, added up one by one.
 
-    A run may be added up in any order, by BLAS for instance. `runs` is their number, that of full ones by default. Six
-    more for the product, for a share of the noise, for what is added or taken off then, and one to spare.
+    A run may be added in any order, for instance by BLAS. `runs` is the number of runs, by default that of full runs.
+    Six more roundings: the product, a share of the noise, a later addition or subtraction, and one as a margin.
     """
     return float(min(n, run)) + (math.ceil(n / run) if runs is None else runs) + 6.0
 
@@ -101,12 +102,12 @@ def bounding(bound: Callable[P, FloatArray]) -> Callable[P, FloatArray]:
 
 
 def known(bounds: FloatArray) -> FloatArray:
-    """Bounds, infinite where they are NaN: the infinite error of a row far out was multiplied by a size of zero."""
+    """Return the bounds, with infinity for NaN, which an outlier's infinite error times a size of zero gives."""
     return np.where(np.isnan(bounds), np.inf, bounds)
 
 
 def highest_prior(kernel: Kernel, prior: FloatArray) -> FloatArray:
-    """Upper bounds on the exact k(x, x), from `kernel.diagonal` as computed: finite wherever that is."""
+    """Return upper bounds on the exact k(x, x) from the computed `kernel.diagonal`; finite wherever it is finite."""
     with np.errstate(over="ignore"):
         return np.asarray(prior * (1.0 + EVALUATION * UNIT * (kernel.diagonal_roundings + 2.0)))
 
@@ -129,20 +130,20 @@ def certified_row_errors(kernel: Kernel, source: InputSource, inputs: FloatArray
 
 
 def outward(lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The ends of an interval, each the result of one rounding, moved to the next number outward."""
+    """Return the ends of an interval, each the result of one rounding, moved outward to the next number."""
     return np.nextafter(lower, -np.inf), np.nextafter(upper, np.inf)
 
 
 def mean_in_units(
     mean: FloatArray, bound: FloatArray, scale: FloatArray, offset: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Means in the targets' units, fl(fl(mean scale) + offset), and by how much they may miss the exact ones.
+    """Return the means in the targets' units, fl(fl(mean scale) + offset), and bounds on their errors.
 
-    The product is off by u |mean scale| and the sum by u |result|. What the standardisation of the targets, itself two
-    roundings, does is counted with the residual.
+    The error of the product is u |mean scale|, and that of the sum u |result|. The two roundings of the targets'
+    standardisation are counted with the residual.
 
-    `mean`, `bound` (r, p): standardised, and by how much they may miss. `scale`, `offset` (p,): as stored: exact by
-    definition.
+    `mean`, `bound` (r, p): standardised means and bounds on their errors. `scale`, `offset` (p,): the stored values,
+    which are exact by definition.
     """
     with np.errstate(over="ignore"):  # beyond the largest number: infinite, and so is its bound
         product = mean * scale
@@ -175,7 +176,7 @@ def middle(lower: FloatArray, upper: FloatArray) -> FloatArray:
 
 
 def assumptions(kernel: Kernel) -> str | None:
-    """The assumptions that a proof makes: about users' functions; None without any."""
+    """Return the unproven assumptions of a proof, which are about users' functions; None without any."""
     names = sorted({part.unproven for part in kernel.walk() if part.unproven is not None})
     if not names:
         return None

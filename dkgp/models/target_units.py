@@ -1,4 +1,4 @@
-"""Predictions in the units of their targets, on whichever scale the model is: the one way back from a transform.
+"""Predictions in the units of their targets: the inverse of a transform of the targets.
 
 A model of transformed targets predicts on the transformed scale, and so a prediction store has it: means, their bounds,
 variances and intervals are of T(y), and the attribute `transform` names T for each target.
@@ -233,7 +233,7 @@ class VarianceTally:
     """
 
     def __init__(self, scale: FloatArray, proven: bool, student: StudentT | None = None) -> None:
-        # What is squared is in units of a power of two: no bit changes, and nothing overflows on its way.
+        # Squared values are scaled by a power of two, so that no bit changes and no square overflows.
         self._power = np.frexp(scale)[1]
         self._unit = np.ldexp(scale, -self._power)
         self._proven, self._student, self._scale = proven and student is None, student, scale

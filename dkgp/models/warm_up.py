@@ -248,7 +248,7 @@ class _Helpers:
             thread.join()
 
     def stop(self) -> None:
-        """End the processes. What they had not finished is not in the cache."""
+        """End the processes. Pieces that they did not finish are not in the cache."""
         with self._lock:
             self._ended = True
         for process in self._processes:
