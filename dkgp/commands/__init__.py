@@ -4,6 +4,6 @@ A job is a frozen dataclass. A command takes a job and a `Reporter` and returns 
 It checks for every foreseeable error before it computes, and writes nothing if a check fails.
 """
 
-# Imported by dkgp/commands/run.py.
+# Hangs on dkgp/commands/run.py.
 
 from __future__ import annotations

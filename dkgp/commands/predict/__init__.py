@@ -1,6 +1,6 @@
 """`dkgp predict`: predict a data set or lines with a model; `dkgp export`: convert a prediction store to a table."""
 
-# Imported by dkgp/commands/run.py.
+# Hangs on dkgp/commands/run.py.
 
 from __future__ import annotations
 

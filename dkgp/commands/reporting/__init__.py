@@ -1,3 +1,3 @@
 """Output of commands: documents, tables, plots, progress, memory, measurements."""
 
-# Imported by dkgp/commands/run.py.
+# Hangs on dkgp/commands/run.py.

@@ -1,6 +1,6 @@
 """Predictive variances in proven intervals, by a low-rank factor, and conjugate gradients where it is insufficient."""
 
-# Depends on dkgp/models/certificate.py.
+# Hangs on dkgp/models/certificate.py.
 
 from __future__ import annotations
 
