@@ -1,4 +1,4 @@
-"""The commands of the jobs service: `dkgp serve`, `submit`, `token`, and those that look at jobs."""
+"""The commands of the jobs service: `dkgp serve`, `submit`, `token`, and the commands that show or control jobs."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SERVICE_NAMES = ("service", "token_file", "retry")
 DEFAULT_URL = "http://127.0.0.1:8780"
 
 CALL_RETRY_SECONDS = 15.0
-# A service may be down for minutes, for an update of its machine, while somebody waits for a long job.
+# A service may be unavailable for minutes, for example during an update of its machine, while a user waits for a job.
 FOLLOW_RETRY_SECONDS = 600.0
 
 
 def service_options(function: F) -> F:
-    """Add the options that say where the service is and how to be let in; `client_from` takes the values."""
+    """Add the options for the service's address and access token; `client_from` takes the values."""
     options = (
         click.option(
             "--service",
@@ -73,7 +73,7 @@ def service_options(function: F) -> F:
 def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = False) -> ServiceClient:
     """Take the service's options out of a command's options; return a client.
 
-    One that is `patient`, since its command waits for a job, tries longer while the service does not answer.
+    A `patient` client, for a command that waits for a job, retries longer while the service does not answer.
     """
     from dkgp.service.announcements import find_service
     from dkgp.service.client import ServiceClient
@@ -99,14 +99,14 @@ def client_from(options: dict[str, Any], reporter: Reporter, *, patient: bool = 
 
 # --------------------------------------------------------------------------------------------------- jobs
 
-# As in `dkgp.service.queue.records`, which is not imported before a command runs.
+# Copied from `dkgp.service.queue.records`, which is not imported before a command runs.
 STATES = ("queued", "running", "done", "not_converged", "failed", "cancelled")
 
 id_argument = click.argument("job_id", metavar="ID")
 
 
 def exit_code(record: Document) -> int:
-    """Return what the command itself would have ended with."""
+    """Return the exit code that the command itself would have had."""
     from dkgp.service.client import exit_code_of
 
     return exit_code_of(record)
@@ -141,7 +141,7 @@ def _show_state(record: Document, _: Output) -> None:
 @service_options
 @runs(show=_show_jobs)
 def jobs(reporter: Reporter, states: tuple[str, ...], limit: int, **options: Any) -> Document:
-    """List the service's jobs, the newest first, and how many there are in each state."""
+    """List the service's jobs, the newest first, and the number of jobs in each state."""
     with client_from(options, reporter) as client:
         return client.jobs(states=states, limit=limit)
 
@@ -162,9 +162,10 @@ def status(reporter: Reporter, job_id: str, **options: Any) -> Document:
 @service_options
 @output_options
 def logs(follow: bool, job_id: str, **options: Any) -> None:
-    """Print what the job ID has said: states, notes, warnings, progress, its log.
+    """Print the messages of the job ID: states, notes, warnings, progress, its log.
 
-    With --json one JSON document a line for each event, just as the service keeps them; with --quiet no progress.
+    With --json, each event is one line with a JSON document, exactly as the service stores it. --quiet leaves progress
+    out.
     """
     output = Output.taken(options)
 
@@ -180,7 +181,7 @@ def logs(follow: bool, job_id: str, **options: Any) -> None:
 @service_options
 @runs(show=_show_state)
 def cancel(reporter: Reporter, job_id: str, **options: Any) -> Document:
-    """End the job ID: at once where it is queued; where it runs, it saves a checkpoint first and can be resumed."""
+    """Cancel the job ID: a queued job at once; a running job first saves a checkpoint and can be resumed."""
     with client_from(options, reporter) as client:
         return client.cancel(client.find(job_id))
 
@@ -190,7 +191,7 @@ def cancel(reporter: Reporter, job_id: str, **options: Any) -> Document:
 @service_options
 @runs(show=_show_state)
 def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
-    """Put the job ID, which failed, was cancelled or stopped short, back into the queue; it goes on where it was."""
+    """Requeue the job ID, which failed, was cancelled or did not converge; it continues where it stopped."""
     with client_from(options, reporter) as client:
         return client.resume(client.find(job_id))
 
@@ -206,7 +207,7 @@ def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
 @service_options
 @runs(show=_show_states, exit_code=lambda document: int(document["exit_code"]))
 def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **options: Any) -> Document:
-    """Wait until the jobs ID... have ended; leave with the job's exit code, of several the first that is not 0.
+    """Wait until the jobs ID... have ended; exit with the job's exit code (for several jobs, the first that is not 0).
 
     A cancelled job's exit code is 130.
     """
@@ -218,9 +219,9 @@ def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **
 
 
 def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: bool, err: bool = False) -> None:
-    """Print a job's events, so far or until it ends, each as a line of text or as a JSON document.
+    """Print a job's events as lines of text or as JSON documents: the events so far, or until the job ends.
 
-    Ctrl-C is an `InterruptedRunError`: the job goes on.
+    Ctrl-C raises `InterruptedRunError`; the job continues.
     """
     from dkgp.commands.reporting.jobs import event_line
     from dkgp.commands.reporting.outputs import dump
@@ -243,7 +244,7 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
 
 # ------------------------------------------------------------------------------------------------- submit
 
-# Commands that a job can be.
+# Commands that can run as a job.
 Submittable: TypeAlias = JobCommand | FitCommand
 SUBMITTABLE: tuple[Submittable, ...] = tuple(JOB_COMMANDS.get(name, fit) for name in RECIPES if RECIPES[name].as_job)
 
@@ -263,7 +264,7 @@ class Submission:
     output: Output
 
     def check(self) -> None:
-        """Refuse options that do not go together; `UsageError`."""
+        """Raise `UsageError` for options that contradict each other."""
         from dkgp.errors import UsageError
 
         if not self.slurm and (self.slurm_options or self.write_only is not None):
@@ -276,7 +277,7 @@ class Submission:
 
 
 def slurm_settings(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Read KEY=VALUE; a KEY alone is an option of sbatch that takes no value."""
+    """Read KEY=VALUE; a KEY alone is an option of sbatch without a value."""
     settings: dict[str, str] = {}
     for text in values:
         key, _, value = text.partition("=")
@@ -325,8 +326,8 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
 def submit(context: click.Context, /, **options: Any) -> None:
     """Submit a command as a job: print the job's id and return.
 
-    The job is run by a jobs service (`dkgp serve`), on the service's cluster, or by SLURM. What is wrong with the
-    options is said at once. --json prints the job's record.
+    A jobs service (`dkgp serve`) runs the job on the service's cluster, or SLURM runs it. Mistakes in the options are
+    reported immediately. --json prints the job's record.
     """
     context.obj = Submission(
         service={name: options.pop(name) for name in SERVICE_NAMES},
@@ -336,12 +337,12 @@ def submit(context: click.Context, /, **options: Any) -> None:
 
 
 def of_cluster(command: Submittable) -> list[str]:
-    """Return the names of a command's options that say where it runs, which the service says itself."""
+    """Return the names of a command's cluster options, which the service sets itself."""
     return [name for name, option in command.declared().items() if option.paths and option.paths[0][0] == "cluster"]
 
 
 def as_job(command: Submittable) -> click.Command:
-    """Return the command that submits a command: its parameters but for the cluster's, which is the service's."""
+    """Return the command that submits a command, with its parameters but not the service's cluster parameters."""
     name = str(command.name)
 
     def parameters() -> list[Any]:
@@ -360,7 +361,7 @@ def as_job(command: Submittable) -> click.Command:
     @click.pass_context
     def callback(context: click.Context, /, **options: Any) -> None:
         submission: Submission = context.obj
-        # They may stand before the command or after it.
+        # These options may stand before or after the command.
         output = Output.taken(options) | submission.output
 
         def job(reporter: Reporter) -> Document:
@@ -378,16 +379,16 @@ def as_job(command: Submittable) -> click.Command:
 
 
 def _examples_of(command: Submittable) -> str:
-    """The command's own examples, as jobs, without those that name a cluster."""
+    """Return the command's own examples as jobs, except examples that name a cluster."""
     lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
     kept = [line for line in lines if "--scheduler" not in line.split() and "--cluster" not in line.split()]
     return examples(*(line.replace(f"dkgp {command.name}", f"dkgp submit {command.name}", 1) for line in kept))
 
 
 def _absolute(command: Submittable, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with absolute places: the service's working directory is not the user's.
+    """Return the options with absolute paths, because the service's working directory is not the user's.
 
-    Of several, patterns stand for what they match now.
+    For options with several values, patterns are replaced by the files that match now.
     """
     from dkgp.data.remote.storage import normalise_url
     from dkgp.data.sources.formats import expand_locations
@@ -402,7 +403,7 @@ def _absolute(command: Submittable, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter, output: Output) -> Document:
-    """Submit a job; return its record, at once or when it has ended."""
+    """Submit a job; return its record immediately, or after the job has ended."""
     from dkgp.service.specification import options_from_job
 
     options = options_from_job(job)
@@ -424,7 +425,7 @@ def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter,
 def _to_slurm(
     submission: Submission, command: click.Command, arguments: list[str], options: dict[str, Any]
 ) -> Document:
-    """Write the batch script, and submit it unless it was only to be written."""
+    """Write the batch script, and submit it unless the user only wants the script."""
     from dkgp.commands.batch import batch_script, submit_batch_script
     from dkgp.commands.reporting.outputs import check_output_file, write_text
 
@@ -448,7 +449,7 @@ def _to_slurm(
 
 
 def _beside(output: str, command: str) -> str:
-    """The script's place: beside the output, or here where that is no folder of this machine."""
+    """Return the script's path: beside the output, or in the working folder if the output is not in a local folder."""
     from dkgp.data.remote.storage import is_local
 
     if is_local(output):
@@ -457,7 +458,7 @@ def _beside(output: str, command: str) -> str:
 
 
 def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
-    """The command line that gives these options: what was given on this one, with absolute paths."""
+    """Return the command line for the options that the user set, with absolute paths."""
     flags, positional = [], []
     for parameter in context.command.params:
         name = str(parameter.name)
@@ -477,7 +478,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
 
 
 def _show_id(document: Document, _: Output) -> None:
-    """Print the id alone, for scripts."""
+    """Print only the id, for scripts."""
     click.echo(document.get("id") or document["slurm_job"] or document["script"])
 
 
@@ -603,11 +604,11 @@ SECONDS_A_DAY = 86_400.0
 @cluster_options
 @output_options
 def serve(**options: Any) -> None:
-    """Take jobs over HTTP, keep them in --folder, and run each in a process of its own.
+    """Accept jobs over HTTP, store them in --folder, and run each in a separate process.
 
-    What `dkgp submit` sends is checked as the command line is, and survives a restart: a job that ran goes on from its
-    checkpoint. --json prints the address as a JSON document once the service listens. A description of the API is at
-    /docs, a page to look at the jobs at /.
+    The service checks the options of each submitted job as the command line does. Jobs survive a restart: a job that
+    was running continues from its checkpoint. --json prints the address as a JSON document once the service listens.
+    The API is described at /docs; a page at / shows the jobs.
     """
     output = Output.taken(options)
 
@@ -632,7 +633,7 @@ def serve(**options: Any) -> None:
         )
 
         def on_listening(document: Document) -> None:
-            # At once and alone: whoever started the service reads the address from it.
+            # Printed immediately and alone, because the process that started the service reads the address from it.
             if output.as_json:
                 click.echo(dump(document, indent=None))
 
@@ -643,7 +644,7 @@ def serve(**options: Any) -> None:
 
 # -------------------------------------------------------------------------------------------------- token
 
-# As in `dkgp.service.access`, which is not imported before a command runs.
+# Copied from `dkgp.service.access`, which is not imported before a command runs.
 SCOPES = ("read", "submit", "admin")
 
 folder_option = click.option("--folder", required=True, metavar="DIR", help="The service's --folder.")
@@ -658,9 +659,9 @@ folder_option = click.option("--folder", required=True, metavar="DIR", help="The
     ),
 )
 def token() -> None:
-    """Let others in, each by a token of their own; whoever can write to the service's folder does this.
+    """Manage access tokens: every user can have one. This requires write access to the service's folder.
 
-    It takes effect at once, whether the service runs or not.
+    Changes take effect immediately, whether or not the service is running.
     """
 
 
@@ -686,7 +687,7 @@ def token() -> None:
 @folder_option
 @runs(show=lambda document, output: _show_token(document, output))
 def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: str) -> Document:
-    """Make a token for NAME and print it, once: the folder keeps only a hash. Jobs that it submits are NAME's."""
+    """Create a token for NAME and print it once; the folder stores only a hash. NAME owns jobs submitted with it."""
     from dkgp.service.access import add_token
 
     place = _folder(folder)
@@ -700,7 +701,7 @@ def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: s
 @folder_option
 @runs(show=lambda document, output: _show_tokens(document, output))
 def list_tokens(reporter: Reporter, folder: str) -> Document:
-    """List the tokens by name, with their scopes, beside the service's own, which is its user's."""
+    """List the tokens by name, with their scopes, and the service's own token, which belongs to the service's user."""
     from dkgp.service.access import read_tokens
 
     tokens = [
@@ -715,7 +716,7 @@ def list_tokens(reporter: Reporter, folder: str) -> Document:
 @folder_option
 @runs(show=lambda document, output: click.echo(f"{document['name']} revoked"))
 def revoke(reporter: Reporter, name: str, folder: str) -> Document:
-    """Refuse the token of NAME from now on, by a service that runs too. Its jobs go on."""
+    """Revoke the token of NAME immediately, also for a running service. Jobs of NAME continue."""
     from dkgp.service.access import revoke_token
 
     place = _folder(folder)
@@ -725,7 +726,7 @@ def revoke(reporter: Reporter, name: str, folder: str) -> Document:
 
 
 def _folder(text: str) -> Path:
-    """The service's folder, made where it is missing, and this user's alone."""
+    """Return the service's folder, accessible only to this user; create it if it is missing."""
     from dkgp.service.announcements import require_private_folder
 
     folder = Path(text).expanduser().absolute()
@@ -736,7 +737,7 @@ def _folder(text: str) -> Path:
 def _record(folder: Path, what: str, name: str, scope: str) -> None:
     from dkgp.service.access import AuditLog
 
-    # By number: in a container it has no name, and what the environment says anybody may set.
+    # The numeric id: a user in a container may have no name, and anybody can change environment variables.
     AuditLog(folder).write(what, who=f"uid {os.getuid()}", scope="admin", token=name, token_scope=scope)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What columns become before they are features.
+# Conversion of columns into features.
 COLUMNS = Group("What columns become")
 
 
@@ -162,7 +162,7 @@ _SPLIT = (
 
 
 def column_options(command: F) -> F:
-    """Add the options of columns: targets, labels, features, and what text, dates and gaps become; a decorator."""
+    """Return a command with the options of columns: targets, labels, features, treatment of text, dates and gaps."""
     return _with(command, _COLUMNS)
 
 
@@ -179,7 +179,7 @@ def transform_option(*further: str, default: str | None = None, help: str = "") 
 
 
 def split_options(command: F) -> F:
-    """Add the options of the part that is held out; a decorator."""
+    """Return a command with the options of the held-out part."""
     return _with(command, _SPLIT)
 
 
@@ -197,7 +197,7 @@ def format_options_here() -> list[click.Option]:
 
 
 def ingest_job(**options: Any) -> IngestJob:
-    """Return the ingestion that options of a command line stand for."""
+    """Return the ingestion job for the options of a command line."""
     from dkgp.commands.ingest import IngestJob
     from dkgp.data import TableOptions
     from dkgp.data.sources.formats import format_options
@@ -228,7 +228,7 @@ def _listed(groups: Sequence[str]) -> tuple[str, ...]:
 
 
 def _by_name(pairs: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
-    """Values by the name before the equals sign; `UsageError` where there is none."""
+    """Return values by the name before the equals sign; raise `UsageError` if a value has no equals sign."""
     for pair in pairs:
         if "=" not in pair:
             raise UsageError(f"--{option} is '{pair}'; expected a column's name and values, as in NAME=A,B,C.")
@@ -241,7 +241,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str) -> float:
-    """Read a duration, such as 90, 90s, 5min or 2h, in seconds."""
+    """Read a duration, such as 90, 90s, 5min or 2h; return seconds."""
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text.strip()[len(number) :] or "s"
     try:
@@ -251,17 +251,17 @@ def duration(text: str) -> float:
 
 
 class FitCommand(DeclaredCommand):
-    """`dkgp fit`, whose options make a job that may be run elsewhere."""
+    """`dkgp fit`; its options make a job, which may run elsewhere."""
 
     def declared(self) -> dict[str, Declared]:
-        """Return the options that name places, by name."""
+        """Return the options that name files or stores, by name."""
         return {
             "sources": Declared(Option("sources", place="read", multiple=True), ()),
             "out": Declared(Option("out", place="write"), ()),
         }
 
     def job(self, options: Mapping[str, Any]) -> FitJob:
-        """Return the job that options of a command line make."""
+        """Return the job for the options of a command line."""
         from dkgp.cluster import configured_options
         from dkgp.fit import FitJob
 
@@ -393,7 +393,7 @@ def ingest(reporter: Reporter, **options: Any) -> Document:
 
 
 def _show_info(document: Document, output: Output) -> None:
-    """Print the tables; `StoreError` where a store tells of itself what no table has a place for."""
+    """Print the tables; raise `StoreError` if a store's own description does not fit into any table."""
     from dkgp.commands.reporting.tables import tables
     from dkgp.data.stores.manifest import described_whole
 
@@ -434,10 +434,11 @@ def info(reporter: Reporter, location: str | None) -> Document:
 @click.option("--processes", type=click.IntRange(1), help="How many compile at the same time.  [default: one a core]")
 @runs()
 def warm_up(reporter: Reporter, **options: Any) -> Document:
-    """Compile beforehand all that runs would compile first, and say where it is and how long it took.
+    """Compile all code that runs would otherwise compile first; report the location and the duration.
 
-    For administrators: of images, of shared environments, of machines that are about to be timed. A run compiles what
-    it needs by itself, once, in the background as far as it can. Users' kernel functions are compiled in each process.
+    This is for administrators of images, of shared environments, and of machines before timing. Without it, a run
+    compiles the code it needs once, as far as possible in the background. Users' kernel functions are compiled in each
+    process.
     """
     from dkgp.commands.warm_up import WarmUpJob, run_warm_up
 

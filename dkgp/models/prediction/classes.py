@@ -1,14 +1,15 @@
 """The posterior of a classifier: decisions, classes and probabilities, and proofs of these.
 
-A `Decider` has two halves. Tasks on workers compute decisions: sums over the points of the model, which are all samples
-or a few prototypes. The coordinator computes classes and probabilities, each row from its decisions: these take library
-functions, which need not have the same bits on every processor. Pieces of a region are the same whoever computes them,
-and so are the bits.
+A `Decider` has two halves. Tasks on workers compute decisions: sums over the model's points, which are all samples or a
+few prototypes. The coordinator computes classes and probabilities, each row from its decisions. These need library
+functions, whose bits may differ between processors. The pieces of a region do not depend on the worker that computes
+them, and neither do the bits.
 
-A Gaussian process's averaged probabilities take its latent functions' variances, in proven intervals. Each column of
-decisions has its own noise, 1 / W at the mode. So each is a regression with its own factor and its own run of variances
-(`dkgp.models.variance.scaled`); all columns share the memory. Intervals hold the exact approximation's variances: the
-certificate bounds the factor by which W at the exact mode may differ, and variances differ by no more.
+A Gaussian process's averaged probabilities need its latent functions' variances, in proven intervals. Each column of
+decisions has its own noise, 1 / W at the mode. Each column is therefore a regression with its own factor and its own
+run of variances (`dkgp.models.variance.scaled`); all columns share the memory. Intervals contain the exact
+approximation's variances. The certificate bounds the factor by which W at the exact mode may differ, and variances
+differ by at most that factor.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ from dkgp.operators.block_tasks import BlockContext
 
 Values = dict[str, FloatArray]
 
-# Of a decider with neighbours, beside what is stored.
+# Additional column of a decider with neighbours.
 UNPROVEN = "unproven"
 PROBABILITY_ENDS = ("probability_lower", "probability_upper")
-# The largest error that a forecast allows to sums of decisions, whose margins are at -1 and 1: a minimisation that
+# The largest error that a forecast allows for sums of decisions, whose margins are at -1 and 1. A minimisation that
 # stopped early has larger bounds.
 MOST_ERROR = 1e-3
 
@@ -84,7 +85,7 @@ class ClassifierSupport(StoredPoints[ClassifierRecord]):
 
     @classmethod
     def of(cls, model: ClassifierRecord, version: str) -> ClassifierSupport:
-        """The points of a classifier that is open here."""
+        """Return the points of a classifier that is open in this process."""
         return cls(model.url, version, model.n_support, model.n_features, model.reference)
 
     def _opened(self) -> CachedModel[ClassifierRecord]:
@@ -92,9 +93,10 @@ class ClassifierSupport(StoredPoints[ClassifierRecord]):
         return CachedModel(record, int(record.coefficients.nbytes))
 
     def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
-        """sqrt(W) of the points start:stop in a column, of a Gaussian process of all samples; see `PrecisionSource`.
+        """Return sqrt(W) of the points start:stop in a column; see `PrecisionSource`.
 
-        W is taken to be `LEAST_CURVATURE` at least; bounds allow for the difference.
+        This applies to a Gaussian process of all samples. W is taken to be at least `LEAST_CURVATURE`; bounds allow for
+        the difference.
         """
         curvature = self.record().curvature
         assert curvature is not None
@@ -103,29 +105,31 @@ class ClassifierSupport(StoredPoints[ClassifierRecord]):
 
 @dataclass(frozen=True)
 class Decider:
-    """A classifier's way from inputs to classes; small, for it travels with tasks."""
+    """Computes classes from a classifier's inputs; small, because it travels with tasks."""
 
-    probabilities: Calibration | Likelihood | None  # from decisions; None where the model was trained without
-    certificate: DecisionCertificate | RiskCertificate | None = None  # None where nothing is proven
-    assumes: str | None = None  # what bounds take on trust
+    probabilities: (
+        Calibration | Likelihood | None
+    )  # from decisions; None if the model was trained without probabilities
+    certificate: DecisionCertificate | RiskCertificate | None = None  # None if nothing is proven
+    assumes: str | None = None  # assumption of the bounds
 
-    # Whether decisions take BLAS besides the tile loops, whose bits every processor has
+    # Whether decisions use BLAS in addition to the tile loops, whose bits are equal on every processor
     takes_blas: ClassVar[bool] = False
 
     @property
     def likelihood(self) -> Likelihood:
-        """Of a model that has one."""
+        """The likelihood of a model that has one."""
         assert isinstance(self.probabilities, Likelihood)
         return self.probabilities
 
     @property
     def has_intervals(self) -> bool:
-        """True if probabilities have proven intervals; a calibration has none, since it depends on a subset."""
+        """True if probabilities have proven intervals. A calibration has none, because it depends on a subset."""
         return self.certificate is not None and isinstance(self.probabilities, Likelihood)
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names of the `CLASS_VARIABLES` that it computes."""
+        """Names of the `CLASS_VARIABLES` that the decider computes."""
         bounds, certified = ((), ()) if self.certificate is None else (("decision_error_bound",), ("certified",))
         probability = () if self.probabilities is None else ("probability",)
         intervals = PROBABILITY_ENDS if self.has_intervals else ()
@@ -133,16 +137,17 @@ class Decider:
 
     @property
     def lacks(self) -> str | None:
-        """A line on what the model cannot predict, since it was trained without it."""
+        """A message about the columns that the model cannot predict because it was trained without them."""
         if self.probabilities is not None:
             return None
         return "the classifier was trained without calibration: no probabilities are predicted"
 
     def weighted(self, model: ClassifierRecord, context: BlockContext) -> tuple[FloatArray, FloatArray]:
-        """Return the weights of the sums that decisions and their bounds take, and errors that a forecast may choose.
+        """Return the weights of the sums for decisions and their bounds, and the errors that a forecast may choose.
 
-        Weights (n, columns), errors (columns,). They add about a hundredth to a decision's bound: with an intercept,
-        that of k_x'E changes V_b by so much of k(x, x) at most. Where nothing is proven no error is allowed.
+        Weights are (n, columns), errors (columns,). The errors add about a hundredth to a decision's bound. With an
+        intercept, the error of k_x'E changes V_b by at most the same share of k(x, x). No error is allowed if nothing
+        is proven.
         """
         certificate, weights = self.certificate, model.coefficients
         if certificate is None:
@@ -161,7 +166,7 @@ class Decider:
         return weights, errors
 
     def decide(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Values:
-        """Take sums at standardised inputs (r, d): `decision` (r, t), and what is proven of it. Where tasks run."""
+        """Compute sums at standardised inputs (r, d) on a worker: `decision` (r, t), and its proven bounds."""
         model = _record(context)
         if self.certificate is None:
             return {"decision": sums.products(context, inputs, model.coefficients)[0] + model.intercept}
@@ -185,7 +190,7 @@ class Decider:
         }
 
     def conclude(self, values: Values) -> Values:
-        """Add `class` and all that follows from decisions, row by row: all `variables`. At the coordinator."""
+        """Add `class` and all other `variables` that follow from decisions, row by row, at the coordinator."""
         decisions = values["decision"]
         result = {**values, "class": decided(decisions).astype(np.float64)}
         if self.probabilities is not None:
@@ -198,29 +203,29 @@ class Decider:
 
 @dataclass(frozen=True)
 class BasisProcessDecider(Decider):
-    """Of a Gaussian process on a basis: probabilities are averages over Laplace's posterior of the latent functions.
+    """Decider of a Gaussian process on a basis: averages over Laplace's posterior of the latent functions.
 
-    A certificate is of the mode: the basis' variances have no proven distance to the exact ones.
+    A certificate concerns only the mode: the basis' variances have no proven distance to the exact ones.
     """
 
     takes_blas: ClassVar[bool] = True
 
     @property
     def has_intervals(self) -> bool:
-        """False: averages go by the basis' own variances."""
+        """False: averages use the basis' own variances."""
         return False
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Those of the mode, and the latent variance."""
+        """The variables of the mode, and the latent variance."""
         return (*super().variables, *LATENT_VARIABLES)
 
     def decide(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Values:
-        """Decisions and their bounds; latent variances, of softmax covariances."""
+        """Return decisions and their bounds, and latent variances; for softmax, covariances."""
         return {**super().decide(context, inputs, sums), "latent": _basis_variances(context, inputs)}
 
     def conclude(self, values: Values) -> Values:
-        """Classes, averaged probabilities, and the variances, whose ends are alike: they are the basis' own."""
+        """Add classes, averaged probabilities and variances; both ends of a variance are the basis' own value."""
         decisions, latent = values["decision"], values["latent"]
         variances = latent
         if self.likelihood.coupled:
@@ -234,19 +239,19 @@ class BasisProcessDecider(Decider):
 
 @dataclass(frozen=True)
 class NearDecider(Decider):
-    """Of a Gaussian process on a basis with neighbours: no decision is a sum over the basis, and none is proven."""
+    """Decider of a Gaussian process on a basis with neighbours: decisions are no sums over the basis, and unproven."""
 
     takes_blas: ClassVar[bool] = True
 
     def decide(self, context: BlockContext, inputs: FloatArray, sums: Sums = EVERY_ENTRY) -> Values:
-        """Decisions, the latent variances that come with them, and a one where neighbours may not be the nearest."""
+        """Return decisions, latent variances, and a one for each row whose neighbours may not be the nearest."""
         decision, latent, unproven = _near_predictor(context).predictor.predicted(inputs)
         return {"decision": decision, "latent": latent, UNPROVEN: unproven.astype(np.float64)}
 
 
 @dataclass(frozen=True)
 class NearProcessDecider(NearDecider, BasisProcessDecider):
-    """The same, with averaged probabilities."""
+    """Decider with neighbours and averaged probabilities."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +261,7 @@ class _HeldNear:
 
 
 def _near_predictor(context: BlockContext) -> _HeldNear:
-    """The samples near, from this worker's cache or the model."""
+    """Return the predictor with neighbours, from this worker's cache or from the model."""
 
     def made() -> _HeldNear:
         model = _record(context)
@@ -272,7 +277,7 @@ def _near_predictor(context: BlockContext) -> _HeldNear:
 
 
 def _basis_variances(context: BlockContext, inputs: FloatArray) -> FloatArray:
-    """Latent variances of a Gaussian process on a basis at standardised inputs (r, d): (r, t), or (r, t, t)."""
+    """Return latent variances of a Gaussian process on a basis at standardised inputs (r, d): (r, t), or (r, t, t)."""
     evaluator, posterior = context.evaluator("double"), _posterior(context)
     rows = evaluator.prepare(inputs)
     columns = [
@@ -282,7 +287,7 @@ def _basis_variances(context: BlockContext, inputs: FloatArray) -> FloatArray:
 
 
 def _posterior(context: BlockContext) -> BasisPosterior:
-    """The factors, from this worker's cache or the model."""
+    """Return the factors, from this worker's cache or from the model."""
 
     def made() -> BasisPosterior:
         model = _record(context)
@@ -295,7 +300,7 @@ def _posterior(context: BlockContext) -> BasisPosterior:
 
 @dataclass(frozen=True)
 class GaussianDecider(Decider):
-    """Of a Gaussian process of all samples in Laplace's approximation: probabilities are averages.
+    """Decider of a Gaussian process of all samples in Laplace's approximation: probabilities are averages.
 
     Decisions are the latent functions' means. `conclude` also takes the ends of the latent variances, which other
     rounds compute.
@@ -303,11 +308,11 @@ class GaussianDecider(Decider):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Those of the mode, and the ends of variances."""
+        """The variables of the mode, and the ends of variances."""
         return (*super().variables, *LATENT_VARIABLES)
 
     def conclude(self, values: Values) -> Values:
-        """Averages at the middle of each variance's interval, the most likely class, and what of both is proven."""
+        """Add averages at the middle of each variance's interval, the most likely class, and proven bounds of both."""
         likelihood, mean, bound = self.likelihood, values["decision"], values["decision_error_bound"]
         low, high = (values[name] for name in LATENT_VARIABLES)
         probability = averaged(likelihood, mean, 0.5 * (low + high))
@@ -327,9 +332,9 @@ class GaussianDecider(Decider):
 
 
 def decider_of(model: ClassifierRecord, *, plug_in: bool = False) -> Decider:
-    """The decider of a classifier's form; `plug_in` leaves a Gaussian process's probabilities unaveraged.
+    """Return the decider for a classifier; `plug_in` leaves a Gaussian process's probabilities unaveraged.
 
-    Raises `StoreError` where the store tells nothing that a decider can be made of.
+    Raises `StoreError` if the store lacks the information for a decider.
     """
     with described_whole(model.url, "train again"):
         return _decider_of(model, plug_in)
@@ -345,7 +350,7 @@ def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
     certificate = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
     kind: type[Decider] = Decider
     if model.neighbours is not None:
-        near_of(model)  # what is missing is found out before anything is written
+        near_of(model)  # report missing data before anything is written
         kind = NearDecider if plug_in else NearProcessDecider
     elif model.form == "gp" and not plug_in:
         kind = BasisProcessDecider if model.is_sparse else GaussianDecider
@@ -362,7 +367,7 @@ def _record(context: BlockContext) -> ClassifierRecord:
     return context.source.record()
 
 
-# Rows that latent variances are planned for, where nobody knows how many will come.
+# Rows that latent variances are planned for if the number of rows is unknown.
 ROWS_PLANNED_FOR = 1024
 
 Decided = tuple[IndexArray, dict[str, FloatArray]]
@@ -371,7 +376,7 @@ Decided = tuple[IndexArray, dict[str, FloatArray]]
 def decision_task(
     context: BlockContext, decider: Decider, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Decided]:
-    """Rows of each piece, their decisions, and what goes with them."""
+    """Return the rows of each piece, their decisions, and the accompanying values."""
     decisions = []
     for piece in pieces:
         rows, inputs = sums.read(context, test, piece)
@@ -383,26 +388,26 @@ def decision_task(
 def library_decision_task(
     context: BlockContext, decider: Decider, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Decided]:
-    """Decisions as by `decision_task`, of sums within an error or by a method that takes BLAS."""
+    """Return decisions like `decision_task`, of sums within an error or by a method that uses BLAS."""
     return decision_task(context, decider, sums, test, pieces)
 
 
 def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
-    """The settings of latent variances: those given, or the defaults; a function of labels has no noise to include."""
+    """Return the given settings of latent variances, or the defaults. A function of labels has no noise to include."""
     return replace(settings or VarianceSettings(), latent=True)
 
 
 @dataclass(frozen=True)
 class AverageNeeds:
-    """The precision that averaged probabilities have use for in the variances of a column; see `settled`."""
+    """The precision of a column's variances that averaged probabilities need; see `settled`."""
 
     context: BlockContext  # of the model's points
     decider: Decider
     column: int
-    factor: float  # by which the curvature may differ
+    factor: float  # factor by which the curvature may differ
 
     def at(self, inputs: FloatArray) -> Enough:
-        """The rule for standardised test samples (x, 1), by their decisions and these' bounds."""
+        """Return the rule for standardised test samples (x, 1), from their decisions and the bounds of these."""
         values = self.decider.decide(self.context, np.ascontiguousarray(inputs[:, :-1]))
         mean, bound = (values[name][:, self.column] for name in ("decision", "decision_error_bound"))
         likelihood = self.decider.likelihood
@@ -412,10 +417,10 @@ class AverageNeeds:
 class ClassVariances:
     """The variances of one prediction by a Gaussian process of all samples; one run for each column.
 
-    By default no variance is computed more precisely than averages have use for, by decisions of `decider`; the
-    settings of variances that are wanted are those of all columns together. `context`: of the model's points.
+    By default no variance is more precise than averages need, for the decisions of `decider`. The given settings of
+    variances apply to all columns together. `context` contains the model's points.
 
-    Raises `InputError`: variances are asked for to a gap, and the prediction to resume was started without.
+    Raises `InputError` if variances need a gap, and the prediction to resume was started without one.
     """
 
     def __init__(self, model: ClassifierRecord, context: BlockContext, want: Want, decider: Decider) -> None:
@@ -447,17 +452,17 @@ class ClassVariances:
             run = IterativeRun(request, factors=t, needs=needs)
             run.plan |= {"averages": True} if for_averages else {}
             self._runs.append(run)
-        # All runs go through the same regions, as long as the longest that one of them wants.
+        # All runs process the same regions, as long as the longest region of any run.
         self.region_rows = max(run.region_rows for run in self._runs)
         self.depth = self._runs[0].depth
 
     @property
     def plan(self) -> list[dict[str, Any]]:
-        """The plan of each column, in plain JSON types."""
+        """Return the plan of each column, in plain JSON types."""
         return [run.plan for run in self._runs]
 
     def prepare(self) -> str:
-        """Build the factors on the workers; return a line on them."""
+        """Build the factors on the workers; return a message about them."""
         notes = [run.prepare() for run in self._runs]
         if len(notes) == 1:
             return f"latent variances: {notes[0]}"
@@ -468,7 +473,7 @@ class ClassVariances:
         return [run.submit(rows, start, stop) for run in self._runs]
 
     def collect(self, results: list[list[Any]], inputs: FloatArray) -> dict[str, FloatArray]:
-        """Join a region's results: the ends of intervals of the exact approximation's variances, (r, t) both."""
+        """Join a region's results: both ends of intervals of the exact approximation's variances, (r, t) each."""
         ends = [run.collect(result) for run, result in zip(self._runs, results, strict=True)]
         lower = np.column_stack([each.lower for each in ends])
         upper = np.column_stack([each.upper for each in ends])
@@ -477,7 +482,7 @@ class ClassVariances:
         with np.errstate(over="ignore"):
             high = upper * self._factors * (1.0 + 4.0 * EPS) + slack
         low, high = outward(lower / self._factors * (1.0 - 4.0 * EPS) - slack, high)
-        # No posterior variance is above the prior's: where nothing is known of W, that is the only bound.
+        # No posterior variance exceeds the prior's. If nothing is known about W, that is the only bound.
         most = np.nextafter(prior * (1.0 + 16.0 * EPS), np.inf)
         return {
             "latent_variance_lower": np.maximum(low, 0.0),
@@ -485,7 +490,7 @@ class ClassVariances:
         }
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Figures of this run's samples: those of `VarianceRun`, the widest or the sum over columns."""
+        """Return figures of this run's samples, like `VarianceRun`: the maximum or the sum over columns."""
         figures = [run.summary(seconds) for run in self._runs]
         return {
             "gap": figures[0]["gap"],
@@ -502,7 +507,7 @@ class ClassVariances:
 
 
 def _largest(model: ClassifierRecord, context: BlockContext) -> float:
-    """Upper bound on the largest k(x, x) of the samples."""
+    """Return an upper bound on the largest k(x, x) of the samples."""
     kernel = context.kernel
     if kernel.stationary:
         return float(kernel.diagonal(model.inputs(0, 1))[0]) * 1.01
@@ -513,18 +518,18 @@ def _largest(model: ClassifierRecord, context: BlockContext) -> float:
 class ClassPosterior(Posterior[ClassifierRecord]):
     """Predictions of a classifier.
 
-    Sums of decisions are within the wanted error; those of a Gaussian process with latent variances evaluate every
-    entry, which takes less than the variances.
+    Sums of decisions are within the allowed error. A Gaussian process with latent variances evaluates every entry,
+    which costs less than the variances.
 
     Raises
     ------
     InputError
-        A number as the error of sums over a few prototypes, or for a kernel without proven bounds; other settings of
-        variances than those of the prediction to resume, or any where there are none.
+        If a number is given as the error of sums over a few prototypes, or for a kernel without proven bounds. If
+        settings of variances differ from those of the prediction to resume, or the classifier has no variances.
     MemoryBudgetError
-        Latent variances do not fit in their working memory.
+        If latent variances do not fit in their working memory.
     StoreError
-        The model's support inputs cannot be read.
+        If the model's support inputs cannot be read.
     """
 
     def __init__(self, model: ClassifierRecord, want: Want) -> None:
@@ -559,7 +564,7 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         model = self.model
         if want.test is None:
             return
-        model.inputs(0, min(1, model.n_support))  # points that are gone are noticed before anything is written
+        model.inputs(0, min(1, model.n_support))  # report missing points before anything is written
 
     def _refuse_variances(self, want: Want) -> None:
         if self.model.form == "gp" and not want.plug_in:
@@ -599,11 +604,11 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         return attributes
 
     def prepare(self) -> str | None:
-        """Build the factors of latent variances; without these, a worker's first task opens the model."""
+        """Build the factors of latent variances; without variances, a worker's first task opens the model."""
         return None if self._variances is None else self._variances.prepare()
 
     def remark(self) -> str | None:
-        """Say of how many samples the neighbours may not be the nearest, if of any."""
+        """Return a message with the number of samples whose neighbours may not be the nearest, if there are any."""
         return of_unproven(self._unproven, self._computed, self.model.search_samples)
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -632,7 +637,7 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         return Pending(rounds, conclude)
 
     def _columns(self, decisions: list[Decided], order: IndexArray | None, latent: dict[str, FloatArray]) -> Columns:
-        """Join a region's pieces; classes and probabilities follow from its decisions."""
+        """Join a region's pieces; compute classes and probabilities from its decisions."""
         joined, places = dict(latent), np.concatenate([rows for rows, _ in decisions])
         places = places if order is None else order[places]
         for name in decisions[0][1]:
@@ -645,7 +650,7 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         return Columns({name: values[name] for name in self.variables})
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any]:
-        """Return figures of the classes: method, counts by name, certified (None where nothing is proven), computed."""
+        """Return figures of the classes: method, counts by name, certified (None if nothing is proven), computed."""
         widths = streamed.interval_widths
         return {
             "method": self.attributes["method"],

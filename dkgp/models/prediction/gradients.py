@@ -53,7 +53,7 @@ PIECE_ROWS, SOLVED_TOGETHER = 64, 64
 # Share of a derivative's bound that an error of its sum may add; the bound taken for at most that of a mean which is a
 # deviation of the noise off.
 SHARE_OF_BOUND = 0.01
-# Of the memory that is free, what a factor may take.
+# Share of the free memory that a factor may use.
 MEMORY_SHARE = 0.5
 
 

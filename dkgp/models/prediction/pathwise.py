@@ -1,4 +1,4 @@
-"""Functions drawn from the posterior: a draw from the prior, corrected by what the samples say (Matheron's rule).
+"""Functions drawn from the posterior: a draw from the prior, corrected by the samples (Matheron's rule).
 
     f(x) = f0(x) + k_x' Kbar^-1 (y - f0(X) - e),        f0 from the prior, e ~ N(0, diag(s2_i)),
 
@@ -55,9 +55,9 @@ SOLVED_TOGETHER = 256
 class PosteriorFunctions:
     """Functions drawn from a model's posterior, without noise; `functions(inputs)` evaluates them.
 
-    `version`: under which this process's cache keeps what belongs to the model. `count`: how many functions, for each
-    target. `seed`: the same seed gives the same functions. `tolerance`: of the solves: max |g|. `executor`: who solves;
-    this process's threads by default. Not closed, and not used after this.
+    `version`: key of the model's data in this process's cache. `count`: number of functions for each target. `seed`:
+    the same seed gives the same functions. `tolerance`: tolerance of the solves, max |g|. `executor`: executor of the
+    solves; by default this process's threads. The executor is not closed, and not used after the constructor.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class PosteriorFunctions:
         return weights if model.trend is None else self._about_mean(weights)
 
     def _about_mean(self, weights: FloatArray) -> FloatArray:
-        """Weights Kbar^-1 (y - f0(X) - e) without what the mean's columns have of them; beta is kept."""
+        """Return the weights Kbar^-1 (y - f0(X) - e) without their part along the mean's columns; beta is kept."""
         model = self._model
         columns = np.concatenate([columns_at(self._mean, model.inputs(*rows)) for rows in model.row_chunks()])
         solved = model.alpha[:, model.n_targets :]

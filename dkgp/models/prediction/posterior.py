@@ -36,7 +36,7 @@ from dkgp.operators.product_error import AUTO, ProductError
 
 MEANS = ("mean", "mean_error_bound")
 VARIANCES = (*MEANS, "variance", "variance_lower", "variance_upper")
-# Rows of a piece of a linear regression's.
+# Rows of a piece of a linear regression.
 PIECE_ROWS = 4096
 _NOTHING_PROVEN = (
     "the model proves nothing of an exact one; train an exact LS-SVM or a logistic classifier, or certify the basis of "
@@ -59,7 +59,7 @@ _REASONS = {
 
 
 class Columns(dict[str, FloatArray]):
-    """Predictions of r rows, (r, columns) or (r,) each, by the names that a prediction store has for them."""
+    """Predictions of r rows, (r, columns) or (r,) each, by their names in a prediction store."""
 
     def __missing__(self, name: str) -> FloatArray:
         raise InputError(_REASONS.get(name, f"the model predicts no '{name}'; it predicts {', '.join(self)}"))
@@ -67,7 +67,7 @@ class Columns(dict[str, FloatArray]):
 
 @dataclass(frozen=True)
 class Pending:
-    """A region under way: rounds that were submitted together, and a function that makes columns of their results."""
+    """A region in progress: rounds submitted together, and a function that converts their results to columns."""
 
     rounds: Sequence[PendingRound]
     conclude: Callable[[list[Any]], Columns]
@@ -83,12 +83,12 @@ class Pending:
 
 @dataclass(frozen=True)
 class Want:
-    """What a prediction asks of a model.
+    """A request for predictions of a model.
 
     Parameters
     ----------
     version : str
-        Key under which workers' caches keep what belongs to the model.
+        Key of the model's data in workers' caches.
     executor : BlockExecutor
     variance : VarianceSettings, optional
         Predict variances too.
@@ -97,13 +97,13 @@ class Want:
     error : ProductError
         Allowed error of the sums over all training samples.
     test : Dataset, optional
-        The test set as the model sees it, for a store; without it rows come from memory, call by call.
+        Test set with the model's features, for a store. Without it, each call passes rows in memory.
     n_test : int
-        About how many rows from memory there will be, which variances are planned for.
+        Approximate number of rows in memory, which the plan of variances assumes.
     stored : mapping, optional
         Attributes of the prediction store that is resumed.
     note : callable, optional
-        Called with a line on what is being prepared.
+        Called with a message about the preparation in progress.
     """
 
     version: str
@@ -127,16 +127,16 @@ class Want:
         plug_in: bool = False,
         error: ProductError = AUTO,
     ) -> Self:
-        """Return a request for rows in memory: by all threads of this process, or by so many."""
+        """Return a request for rows in memory, with the given number of threads or all threads of this process."""
         executor = HereExecutor() if threads == 1 else LocalExecutor(threads)
         return cls(version, executor, variance, plug_in, error, None, n_test)
 
     def rows(self, n_features: int) -> TestRows:
-        """Return the test set; no rows where they come from memory."""
+        """Return the test set; no rows if they come from memory."""
         return SentRows(np.zeros((0, n_features))) if self.test is None else self.test
 
     def say(self, words: str | None) -> None:
-        """Pass a line on to the caller, if there is one."""
+        """Pass a message on to the caller, if there is one."""
         if self.note is not None and words is not None:
             self.note(words)
 
@@ -275,11 +275,11 @@ class Posterior(ABC, Generic[M]):
     _want: Want
 
     def prepare(self) -> str | None:
-        """Prepare what all regions need; return a line on it."""
+        """Prepare the data that all regions need; return a message about it."""
         return None
 
     def remark(self) -> str | None:
-        """Return a line on the regions that were computed."""
+        """Return a message on the computed regions."""
         return None
 
     @abstractmethod
@@ -316,7 +316,7 @@ class Posterior(ABC, Generic[M]):
 
 
 def forget(version: str) -> None:
-    """Drop what this process keeps under a version; a finalizer may call it."""
+    """Drop this process's data of a version; a finalizer may call this function."""
     worker_cache().abandon(version)
 
 

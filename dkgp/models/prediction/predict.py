@@ -1,7 +1,7 @@
 """Predictions to a store: the mean with its proven error bound, and on request the variance with its interval.
 
-A region of the store is computed, written and marked as done by itself, so memory does not depend on the number of test
-samples and an interrupted prediction goes on where it was.
+Each region of the store is computed, written and marked as done separately. Memory therefore does not depend on the
+number of test samples, and an interrupted prediction continues where it stopped.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class PredictSummary:
     Attributes
     ----------
     n_samples, n_support : int
-        Test samples, and those that a mean is a sum over: all of the training set's, or a sparse model's basis.
+        Number of test samples, and number of samples in a mean's sum: the training set, or a sparse model's basis.
     largest_mean_error_bound : float or None
-        In the targets' own units; the largest over samples and targets. None of a classifier or a linear regression.
+        Maximum over samples and targets, in the targets' own units. None for a classifier or a linear regression.
     mean_error_bound_rms : float or None
         The root mean square of the bounds, in the same units.
     variance : dict, optional
-        With variances: `VarianceRun.summary`, or of a sparse model method, latent, and the share of samples `outside`,
-        whose own variance is proven wrong; gaps are those of the whole store, `computed` counts this run's samples.
+        With variances: `VarianceRun.summary`. For a sparse model: method, latent, and the share of samples `outside`,
+        whose own variance is proven wrong. Gaps cover the whole store; `computed` counts this run's samples.
     assumes : str, optional
-        What the bounds take on trust; see `Certificate`.
+        Assumption of the bounds; see `Certificate`.
     classes : dict, optional
-        Of a classifier: method, samples of each class by name (`counts`), of certified ones, and the largest error of a
-        decision (`largest_decision_error_bound`); both None where nothing is proven.
+        For a classifier: method, number of samples of each class by name (`counts`), number of certified samples, and
+        the largest error of a decision (`largest_decision_error_bound`). The last two are None if nothing is proven.
     """
 
     n_samples: int
@@ -96,18 +96,18 @@ class PredictSummary:
 
 @dataclass(frozen=True)
 class Destination:
-    """The prediction store that predictions go to.
+    """The prediction store that predictions are written to.
 
     Parameters
     ----------
     url : str
-        Where it is.
+        Address of the store.
     chunk_rows : int, optional
         Rows of a chunk of the store, and of a region.
     overwrite : bool
-        Replace what is there.
+        Replace an existing store.
     resume : bool
-        Continue a prediction store that was interrupted; regions already there are not computed again.
+        Continue an interrupted prediction store; existing regions are not computed again.
     """
 
     url: str
@@ -202,7 +202,7 @@ def predict(
         Of a Gaussian process classifier: take the likelihood's probabilities at the decisions, without averaging them
         over the variances of its latent functions.
     note : callable, optional
-        Called with a line on what is being prepared.
+        Called with a message about the preparation in progress.
 
     Returns
     -------
@@ -354,10 +354,10 @@ def _interrupted(writer: PredictionWriter, done: int) -> InterruptedRunError:
 def _stream(
     writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: Watch
 ) -> Streamed:
-    """Compute, write and finish what a store lacks; the watch is told of samples that are done, and asked for an end.
+    """Compute, write and finish the missing regions of a store. `watch` receives progress and requests interruption.
 
-    Raises `InterruptedRunError`: an end was asked for; regions that are done stay. A store without any is removed,
-    whatever the error.
+    Raises `InterruptedRunError` if interruption was requested; finished regions stay. After any error, a store without
+    finished regions is removed.
     """
     try:
         if writer.pending_regions():

@@ -1,9 +1,9 @@
-"""The posterior of a sparse model: the method's own mean and variance, beside what is proven of the exact model's.
+"""The posterior of a sparse model: the method's own mean and variance, with proofs about the exact model's values.
 
-The mean comes with a bound on its distance from the exact model's, the variance with a proven interval of the exact
-one, all from the sparse model alone. With neighbours the proofs are those of the basis' own mean f, and |m - f| is
-added to the bound of its mean m. A worker's first task opens the model's store, and keeps it for the others. Pieces of
-a region are the same whoever computes them, and so are the bits.
+The mean has a bound on its distance from the exact model's mean. The variance has a proven interval of the exact
+variance. Both come from the sparse model alone. With neighbours, the proofs concern the basis' own mean f; |m - f| is
+added to the bound of the mean m. A worker's first task opens the model's store, and keeps it for the others. The pieces
+of a region do not depend on the worker that computes them, and neither do the bits.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor")
 class SparseEvaluator:
     """Predicts standardised rows by an opened model, in this process.
 
-    `variance`: predict variances too. Bounds on means are narrower then: by the exact variance's upper end instead of
-    k(x, x). `latent`: variances of the function, without the noise. `threads`: all cores by default; results do not
-    depend on them.
+    `variance`: predict variances too. Bounds on means are then narrower: they use the exact variance's upper end
+    instead of k(x, x). `latent`: variances of the function, without the noise. `threads`: all cores by default; results
+    do not depend on the number.
     """
 
     def __init__(self, opened: OpenedSparse, *, variance: bool, latent: bool, threads: int | None = None) -> None:
@@ -89,14 +89,14 @@ class SparseEvaluator:
         if self._near is not None:
             near, variance, missed = self._near.predicted(rows, self._threads)
             unproven = int(missed.sum())
-            # A difference of two numbers, and a sum.
+            # Rounding of a difference of two numbers, and of a sum.
             mean, bound = near, (np.abs(near - mean) + bound) * (1.0 + 4.0 * EPS)
         to = self._opened.record.standardisation
         columns = Columns(zip(MEANS, mean_in_units(mean, bound, to.target_std, to.target_mean), strict=True))
         if self._interval is None:
             return columns, unproven
         low, high = outward(lower + self._noise, upper + self._noise)
-        with np.errstate(over="ignore"):  # as the interval's ends: infinite beyond the largest number
+        with np.errstate(over="ignore"):  # like the interval's ends: infinite beyond the largest number
             columns["variance"] = (variance + self._noise)[:, None] * np.asarray(to.target_std) ** 2
         ends = variance_in_units(np.maximum(low, 0.0), high, to.target_std)
         columns["variance_lower"], columns["variance_upper"] = ends
@@ -124,15 +124,15 @@ class SparseEvaluator:
 
 @dataclass(frozen=True)
 class SparseSource:
-    """Address of a worker's evaluator; travels with tasks. Other fields are as for `SparseEvaluator`."""
+    """Address of a worker's evaluator; travels with tasks. Its other fields have the meaning of `SparseEvaluator`."""
 
     url: str  # of the model: a store that the process can read, or a model in its own memory
-    version: str  # key under which the worker's cache keeps what belongs to the model
+    version: str  # key of the model's data in the worker's cache
     variance: bool
     latent: bool
 
     def evaluator(self) -> SparseEvaluator:
-        """Return this process's evaluator for calls by single threads; the first call makes it, others wait."""
+        """Return this process's evaluator for calls by single threads. The first call builds it; other calls wait."""
         return worker_cache().get((self.version, "evaluator", self.variance, self.latent), self._make)
 
     def _make(self) -> SparseEvaluator:
@@ -141,7 +141,7 @@ class SparseSource:
 
 
 def sparse_mean_task(source: SparseSource, test: TestRows, pieces: list[tuple[int, int]]) -> list[tuple[Columns, int]]:
-    """Predictions of the test rows of each piece."""
+    """Return predictions of the test rows of each piece."""
     evaluator = source.evaluator()
     return [evaluator.at(test.inputs(start, stop)) for start, stop in pieces]
 
@@ -150,7 +150,7 @@ def sparse_mean_task(source: SparseSource, test: TestRows, pieces: list[tuple[in
 def sparse_variance_task(
     source: SparseSource, test: TestRows, pieces: list[tuple[int, int]]
 ) -> list[tuple[Columns, int]]:
-    """The same with variances, or neighbours, which take triangular solves of LAPACK's."""
+    """Return predictions like `sparse_mean_task`, with variances or neighbours, by LAPACK's triangular solves."""
     return sparse_mean_task(source, test, pieces)
 
 
@@ -162,53 +162,53 @@ class PredictionMemory:
     m: int
     d: int
     p: int
-    threads: int  # tasks at once
+    threads: int  # concurrent tasks
     variance: bool
-    # Of a model with neighbours: samples, and neighbours of each prediction
+    # For a model with neighbours: samples, and neighbours of each prediction
     n: int = 0
     neighbours: int = 0
-    by_target: bool = False  # a noise and a triangle for each, as of a classifier's latent functions
+    by_target: bool = False  # separate noise and triangle per target, as for a classifier's latent functions
 
     @classmethod
     def of(cls, model: SparseRecord | ClassifierRecord, threads: int, variance: bool) -> PredictionMemory:
-        """Of a stored model; of a classifier one with neighbours."""
+        """Return the projection for a stored model, or for a stored classifier with neighbours."""
         n = 0 if model.near_inputs is None else len(model.near_inputs)
         m, d, p = model.n_support, model.n_features, model.n_outputs
         return cls(m, d, p, threads, variance, n, model.neighbours or 0, by_target=model.class_names is not None)
 
     @property
     def model_bytes(self) -> int:
-        """Of the model: weights, prototypes and two triangles, and the subset's for intervals."""
+        """Bytes of the model: weights, prototypes and two triangles, and the subset's triangle for intervals."""
         basis = 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
         if not self.n:
             return basis
         rows = held_bytes(self.n, self.m) + points_bytes(self.n, self.d)
-        triangles, noise = (2 * self.p, 2 * self.p) if self.by_target else (1, 1)  # two: also in another order
+        triangles, noise = (2 * self.p, 2 * self.p) if self.by_target else (1, 1)  # two: the second is in another order
         return basis + 8 * (triangles * self.m**2 + self.n * (self.d + self.p + noise)) + rows
 
     @property
     def making_bytes(self) -> int:
-        """Further bytes while it is opened: chunks, arrays in two orders, and what judges a triangle."""
+        """Additional bytes while the model is opened: chunks, arrays in two orders, and the test of a triangle."""
         # Points and their features, before they are in kd order.
         triangles = (4 if self.variance else 2) + (self.p if self.by_target else 0)
         return 8 * self.m**2 * triangles + self.n * (12 * self.d + 40)
 
     @property
     def task_bytes(self) -> int:
-        """Of one task: a few columns of the basis by rows of a piece, and the rows."""
+        """Bytes of one task: a few columns of the basis for the rows of a piece, and the rows."""
         columns = 5 * self.m if self.variance else 0
         basis = 8 * PIECE_ROWS * (columns + 4 * self.d + 8 * self.p + 16)
         return basis + (near_task_bytes(self.neighbours, self.d, self.m, self.p) if self.n else 0)
 
     @property
     def worker_bytes(self) -> int:
-        """Of the process."""
+        """Bytes of the process."""
         return self.model_bytes + max(self.making_bytes, self.threads * self.task_bytes)
 
     def require(self, allowed_bytes: int | None) -> None:
-        """Refuse what exceeds the memory that was asked for, or what is free on this machine.
+        """Refuse a projection that exceeds the memory limit, or the free memory of this machine.
 
-        Raises `MemoryBudgetError`: names the parts.
+        Raises `MemoryBudgetError`, which names the parts.
         """
         budget = int(psutil.virtual_memory().available) if allowed_bytes is None else allowed_bytes
         if self.worker_bytes > budget:
@@ -228,7 +228,7 @@ class PredictionMemory:
 
 
 def of_unproven(unproven: int, computed: int, searched: int | None) -> str | None:
-    """A line on so many of the predictions computed, whose neighbours may not be the nearest; None where all are."""
+    """Return a message on the predictions whose neighbours may not be the nearest; None if there are none."""
     if not unproven:
         return None
     return (
@@ -238,7 +238,7 @@ def of_unproven(unproven: int, computed: int, searched: int | None) -> str | Non
 
 
 def refuse_exact_settings(settings: VarianceSettings) -> None:
-    """Refuse settings of variances that a sparse model has no use for; `InputError`."""
+    """Raise `InputError` for settings of variances that a sparse model cannot use."""
     default = {field.name: field.default for field in fields(VarianceSettings)}
     unused = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
     if unused:
@@ -252,23 +252,23 @@ def refuse_exact_settings(settings: VarianceSettings) -> None:
 class SparsePosterior(Posterior[SparseRecord]):
     """Predictions of a sparse model.
 
-    With a `basis` for each variance, the interval is the part that the model's own and that of bases of training
-    samples have in common. The training samples are read where they were when the model was trained.
+    With a `basis` for each variance, the interval is the intersection of the model's own interval and that of bases of
+    training samples. The training samples are read from their location at the time of training.
 
     Parameters
     ----------
     opened : OpenedSparse, optional
-        The model, for rows in memory, where it is open already.
+        The opened model, for rows in memory.
 
     Raises
     ------
     InputError
-        A method that this dkgp does not know; settings of variances that only an exact model takes; a basis where the
-        samples have a noise of their own.
+        If this dkgp does not know the method, if settings of variances apply only to an exact model, or if a basis is
+        given and the samples have individual noise.
     StoreError
-        With a basis: the training set is gone, has changed or may not be named.
+        If a basis is given, and the training set is missing, has changed or may not be named.
     MemoryBudgetError
-        The model does not fit in a worker's memory.
+        If the model does not fit in a worker's memory.
     """
 
     def __init__(self, model: SparseRecord, want: Want, opened: OpenedSparse | None = None) -> None:
@@ -296,7 +296,7 @@ class SparsePosterior(Posterior[SparseRecord]):
         with described_whole(model.url, "train again"):
             distance = np.array(model.certificate["rms_bound"], dtype=np.float64) * scale
         if not method.neighbours:
-            # In the targets' units, as `dkgp info` has it; of the mean of a model with neighbours there is none.
+            # In the targets' units, as in `dkgp info`; the mean of a model with neighbours has none.
             self.attributes["rms_bound_raw"] = distance.tolist()
         if variance is not None:
             self.attributes["variance"] = {"latent": latent, "gap": None}
@@ -308,7 +308,7 @@ class SparsePosterior(Posterior[SparseRecord]):
             self.depth, self.region_rows = bases.depth, bases.region_rows
 
     def _require(self, want: Want, variance: VarianceSettings | None) -> None:
-        """Refuse settings without use here, unlike workers, and a model that does not fit into their memory."""
+        """Refuse inapplicable settings, unlike workers, and a model that does not fit into the workers' memory."""
         if variance is not None:
             refuse_exact_settings(variance)
         if self._solves:
@@ -328,21 +328,21 @@ class SparsePosterior(Posterior[SparseRecord]):
         training = referenced_training_set(self.model.url, self.model.described(), None)
         kernel, noise_variance = fold_white(kernel_from_json(self.model.kernel), self.model.noise_variance)
         context = BlockContext(want.version, training, kernel, training.n_samples)
-        unknown = np.broadcast_to(0.0, (training.n_samples, self.model.n_targets))  # nothing is predicted by it
+        unknown = np.broadcast_to(0.0, (training.n_samples, self.model.n_targets))  # nothing is predicted from it
         samples = memory_model(training, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
         subject = Subject(samples, kernel, context)
         return Request(subject, None, want.test, want.executor, variance)
 
     def prepare(self) -> str | None:
-        """Say what the bases will take."""
+        """Return a message on the cost of the bases."""
         return None if self._bases is None else self._bases.prepare()
 
     def remark(self) -> str | None:
-        """Say of how many samples the neighbours may not be the nearest, if of any."""
+        """Return a message with the number of samples whose neighbours may not be the nearest, if there are any."""
         return of_unproven(self._unproven, self._computed, self.model.search_samples)
 
     def submit(self, rows: TestRows, start: int, stop: int, parts: Parts | None = None) -> Pending:
-        """Start a region; rows in memory are one piece, which threads share."""
+        """Start a region. Rows in memory are one piece, which threads share."""
         if self._evaluator is not None:
             columns, _ = self._evaluator.at(rows.inputs(start, stop))
             return Pending([], lambda results: columns)
@@ -370,7 +370,7 @@ class SparsePosterior(Posterior[SparseRecord]):
         return columns
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
-        """Return figures of the variances, and of the bases: among them outside, a share, gap_mean and gap_max."""
+        """Return figures of the variances and of the bases, including outside (a share), gap_mean and gap_max."""
         if self._want.variance is None or self._want.test is None:
             return None
         return {

@@ -1,4 +1,4 @@
-"""Predictions as a table: a row a sample, with what is known of the sample beside what is predicted."""
+"""Predictions as a table: one row per sample, with the sample's known values and the predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dkgp.operators.base import FloatArray
 
 Table: TypeAlias = dict[str, NDArray[Any]]
 
-# Of a classifier, in the table's order; those with a column for each class have its name behind a dot.
+# Columns of a classifier, in the table's order. Columns per class have the class name after a dot.
 _CLASS_COLUMNS = (
     "probability",
     "probability_lower",
@@ -40,28 +40,27 @@ _CLASS_COLUMNS = (
 
 
 class PredictionTable:
-    """Predictions, with the true targets and identifiers of the samples where a data set tells.
+    """Predictions, with the true targets and identifiers of the samples if a data set provides them.
 
-    Table, in this order: `row` (from 1), the identifiers, the targets under their names, then what is predicted.
-    Of numbers these are `mean`, `std`, `lower_95`, `upper_95` and `mean_error_bound`, before which the target's name
-    and a dot stand where there are several; of classes `class`, `certified`, and `probability.NAME` and `decision`.
-    An identifier or a target that has the name of another column gets `id.` or `true.` before it.
+    The columns are, in this order: `row` (from 1), the identifiers, the targets under their names, then predictions.
+    Predictions of numbers are `mean`, `std`, `lower_95`, `upper_95` and `mean_error_bound`. With several targets, the
+    target's name and a dot precede these. Predictions of classes are `class`, `certified`, `probability.NAME` and
+    `decision`. An identifier or a target with the name of another column gets the prefix `id.` or `true.`.
 
-    Of targets that were transformed `median` and `median_error_bound` take the place of `std` and `mean_error_bound`:
-    all are in the targets' own units.
+    For transformed targets, `median` and `median_error_bound` replace `std` and `mean_error_bound`. All values are in
+    the targets' own units.
 
-    `std` belongs to the middle of the interval that the variance is proven to lie in; of a sparse model it is its
-    method's own.
+    `std` corresponds to the middle of the proven interval of the variance. For a sparse model it is the method's own.
 
     Parameters
     ----------
     dataset : Dataset, optional
-        What the predictions were made for.
+        The data set of the predictions.
 
     Raises
     ------
     InputError
-        The data set holds other samples than were predicted.
+        If the data set does not contain the predicted samples.
     """
 
     def __init__(self, prediction: Prediction, dataset: Dataset | None = None) -> None:
@@ -188,7 +187,7 @@ def export(prediction: Prediction, dataset: Dataset | None, path: str) -> list[s
 
 @dataclass(frozen=True)
 class _Rows:
-    """Predictions in memory, with what `PredictionTable` asks of a store."""
+    """Predictions in memory, with the interface of a store that `PredictionTable` needs."""
 
     url: str
     target_names: tuple[str, ...]
@@ -262,7 +261,7 @@ class RowTable:
         return {name: values for name, values in columns.items() if name != "row"}
 
     def close(self) -> None:
-        """Drop what this process keeps of the model."""
+        """Drop this process's data of the model."""
         forget(self._version)
 
     def _refuse(self, variance: VarianceSettings) -> None:
