@@ -1,4 +1,4 @@
-"""Memory is planned before it is used: the projected peak, and a refusal with numbers where it does not fit."""
+"""Memory plans: the projected peak of a run, and an error with numbers if it exceeds the memory limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_BUFFER_ROWS = 16_384
 
 
 def mib(count: int) -> str:
-    """A count of bytes in MiB, as messages show it."""
+    """Format a number of bytes in MiB for messages."""
     return f"{count / MEBIBYTE:,.0f} MiB"
 
 
@@ -68,7 +68,7 @@ class Memory(ABC):
     @property
     @abstractmethod
     def coordinator_parts(self) -> int:
-        """Bytes of the coordinator's parts, beside libraries and compiled code."""
+        """Bytes of the coordinator's parts, without libraries and compiled code."""
 
     @property
     @abstractmethod
@@ -85,7 +85,7 @@ class Memory(ABC):
         return RUNTIME_BYTES + self.coordinator_parts + (self.worker_parts if self.shares_process else 0)
 
     def spare_bytes(self, budget_bytes: int, resident_bytes: int = 0) -> int | None:
-        """Bytes of the budget that remain for the workers; None for workers that are processes of their own."""
+        """Return the remaining bytes for the workers; None for workers in other processes."""
         return budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
 
     def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:

@@ -19,7 +19,7 @@ from dkgp.models.target_units import ScoredVariances, TargetUnits, VarianceTally
 from dkgp.operators.base import FloatArray
 
 CURVE_LEVELS = 101
-# Of float64's powers of two, either way.
+# Bound on the magnitude of float64's binary exponents.
 LARGEST_EXPONENT = 1100
 _EPS = float(np.finfo(np.float64).eps)
 # (upper - lower) / upper of values that were rounded to float64 is off by a few eps, and no gap is unmet by that.
@@ -47,7 +47,7 @@ class _Squares:
         self._sums, self._exponents = np.zeros(p), np.full(p, -LARGEST_EXPONENT)
 
     def add(self, values: FloatArray) -> None:
-        """Add those of values (rows, p)."""
+        """Add the squares of values (rows, p)."""
         before = self._exponents
         self._exponents = np.maximum(before, _exponent(np.max(np.abs(values), axis=0)))
         self._sums = np.ldexp(self._sums, 2 * (before - self._exponents))
@@ -86,7 +86,7 @@ class GapTally(NamedTuple):
 
     @classmethod
     def of(cls, lower: FloatArray, upper: FloatArray, wanted: float | None) -> GapTally:
-        """Take in intervals (rows, p); all targets of a sample share one relative gap, up to rounding."""
+        """Add intervals (rows, p); all targets of a sample share one relative gap, up to rounding."""
         gap = np.max((upper - lower) / np.where(upper > 0.0, upper, 1.0), axis=1)
         unmet = 0 if wanted is None else int(np.sum(gap > wanted + GAP_ROUNDING))
         return cls(float(np.sum(gap)), float(np.max(gap)), unmet, len(gap))
@@ -162,7 +162,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     bound, outside = 0.0, 0
     for start, stop in prediction.row_chunks():
         truth = dataset.targets(start, stop, standardised=False)
-        # On the scale of the model, which is another than the targets' where they are transformed.
+        # Targets on the scale of the model, which differs from theirs if they are transformed.
         inside = units.forward(truth, start) - prediction.read("mean", start, stop)
         error = truth - units.mean(start, stop) if units.transformed else inside
         moments.update(truth)
@@ -265,7 +265,7 @@ def coverage_curve(prediction: Prediction, dataset: Dataset, *, noise_free: bool
 
 
 def check_belonging(prediction: Prediction, dataset: Dataset) -> None:
-    """Make sure that the prediction was made for these samples and targets; `InputError` where it was not."""
+    """Raise `InputError` if the prediction was not made for these samples and targets."""
     if dataset.n_targets == 0:
         raise InputError(f"'{dataset.url}' has no targets to compare with; evaluate needs the true values")
     check_same_samples(prediction, dataset)
@@ -275,7 +275,7 @@ def check_belonging(prediction: Prediction, dataset: Dataset) -> None:
 
 
 def check_same_samples(prediction: Prediction, dataset: Dataset) -> None:
-    """Make sure that the prediction was made for these samples, with targets or without; `InputError` otherwise."""
+    """Raise `InputError` if the prediction was not made for these samples, with or without targets."""
     if dataset.n_samples != prediction.n_samples:
         raise InputError(
             f"the prediction has {prediction.n_samples} samples, '{dataset.url}' has {dataset.n_samples}; "

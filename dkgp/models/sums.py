@@ -29,7 +29,7 @@ from dkgp.operators.cross_sums import (
 from dkgp.operators.cross_sums import PIECE_ROWS as WIDE_PIECE_ROWS
 from dkgp.operators.product_error import ProductError
 
-# Rows that a task takes at a time where every entry is evaluated.
+# Rows that a task computes at a time if every entry is evaluated.
 PIECE_ROWS = 512
 # Errors of sums that a forecast chooses: this share of the bound that a value has without them, at most.
 SHARE_OF_BOUND = 0.01
@@ -48,7 +48,7 @@ class Piece:
 
 
 class Rows(Protocol):
-    """A test set, as far as it is read here."""
+    """Protocol of a test set."""
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised inputs [start, stop)."""
@@ -56,14 +56,14 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Sums:
-    """A way to take sums over support points.
+    """A method to compute sums over support points.
 
     `errors` are proven bounds on the error of each sum, in its units: one for all columns of the weights, or
     one for each. None where every kernel entry is evaluated.
     """
 
     errors: float | tuple[float, ...] | None = None
-    # Whether neighbours stand together in the test set as it is.
+    # Whether consecutive rows of the test set are neighbours in space.
     ordered: bool = False
 
     def products(
@@ -86,26 +86,26 @@ class Sums:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes of a store of predictions that they were used for."""
+        """Attributes that a store of predictions records on its sums."""
         if self.errors is None:
             return {}
         return {"product_error": list(self.errors) if isinstance(self.errors, tuple) else self.errors}
 
     @classmethod
     def of_attributes(cls, attributes: Mapping[str, Any]) -> Sums:
-        """Return the sums that a store of predictions was begun with."""
+        """Return the sums that a store of predictions was started with."""
         errors = attributes.get("product_error")
         return cls(tuple(float(each) for each in errors) if isinstance(errors, list) else errors)
 
     @property
     def region_rows(self) -> int | None:
-        """Rows of a region of a store that suit them; None where any number does."""
+        """Preferred rows of a region of a store; None without a preference."""
         return None if self.errors is None else REGION_ROWS
 
     def require(self, context: BlockContext, executor: BlockExecutor, weights: FloatArray) -> None:
-        """Refuse a kernel without a bound on such sums, or errors below their roundings (`InputError`).
+        """Raise `InputError` for a kernel without a bound on these sums, or errors below their roundings.
 
-        So are unlike workers (`ClusterError`).
+        Raise `ClusterError` if the bits of the workers differ.
         """
         if self.errors is not None:
             require_cross_sums(context.kernel, weights, self.errors if isinstance(self.errors, float) else None)
@@ -130,7 +130,7 @@ class Sums:
             rows = np.arange(piece.first, piece.last)
             return rows, test.inputs(piece.start + piece.first, piece.start + piece.last)
         inputs = test.inputs(piece.start, piece.stop)
-        # The region's other pieces take the same order.
+        # The region's other pieces use the same order.
         key = (context.run_id, "order", piece.start, piece.stop)
         rows = worker_cache().get(key, lambda: near_order(context, inputs))[piece.first : piece.last]
         return rows, inputs[rows]
@@ -159,7 +159,7 @@ def chosen_sums(
     InputError
         A number for a kernel without proven bounds, or below the roundings of the sums.
     ClusterError
-        Workers that compute unlike each other, where sums within an error are asked for or were begun with.
+        The workers' bits differ, and sums within an error are requested or were started.
     """
     if error.value == "none":
         return EVERY_ENTRY
@@ -194,7 +194,7 @@ class MemorySums:
         self._masses: tuple[FloatArray, FloatArray] | None = None
 
     def at(self, inputs: FloatArray) -> tuple[Sums, IndexArray | None]:
-        """Return the way to take sums at standardised inputs (r, d), and the order in which to take these, if any."""
+        """Return the method for sums at standardised inputs (r, d), and the order of the inputs, if any."""
         if self._error.value == "none" or self._context.n * len(inputs) < LEAST_ENTRIES:
             return EVERY_ENTRY, None
         if self._masses is None:
@@ -224,7 +224,7 @@ def joined(
 
 
 def cross_products(context: BlockContext, inputs: FloatArray, weights: FloatArray) -> FloatArray:
-    """K(inputs, X) @ weights for standardised inputs (rows, d) and weights (n, t), in float64: (rows, t)."""
+    """Return K(inputs, X) @ weights for standardised inputs (rows, d) and weights (n, t), in float64: (rows, t)."""
     evaluator = context.evaluator("double")
     rows = evaluator.prepare(inputs)
     product = np.zeros((rows.n, weights.shape[1]))
@@ -287,7 +287,7 @@ class SupportInputs(StoredPoints[ModelRecord]):
 
     @classmethod
     def of(cls, model: ModelRecord, version: str) -> SupportInputs:
-        """The support inputs of a model that is open here."""
+        """Return the support inputs of a model that this process has opened."""
         return cls(model.url, version, model.n_samples, model.n_features, model.reference)
 
     def _opened(self) -> CachedModel[ModelRecord]:
@@ -327,7 +327,7 @@ class NoisySupport:
 def certified_means(
     context: BlockContext, certificate: Certificate, inputs: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return k_x' alpha at standardised inputs (rows, d), and by how much each may miss the exact mean: (rows, p).
+    """Return k_x' alpha at standardised inputs (rows, d), and bounds on their errors as means: (rows, p).
 
     Rows (x, s), where the context is of such.
     """

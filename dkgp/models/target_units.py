@@ -28,9 +28,9 @@ class InUnits:
     Attributes
     ----------
     mean
-        Expectation of a new observation; the median, where a transform is used and no variances were predicted.
+        Expectation of a new observation; the median if a transform is used and no variances were predicted.
     median
-        Of the predictive distribution; the mean where no transform is used.
+        Median of the predictive distribution; the mean if no transform is used.
     median_error_bound
         By how much the exact model's median can differ, |T^-1(m +- bound) - T^-1(m)| rounded outward; None without
         bounds.
@@ -46,7 +46,7 @@ class InUnits:
 
 
 class TargetUnits:
-    """Between the scale of a prediction store and the units of its targets.
+    """Converts between the scale of a prediction store and the units of its targets.
 
     Parameters
     ----------
@@ -64,11 +64,11 @@ class TargetUnits:
 
     @property
     def transformed(self) -> bool:
-        """True if the store's scale is another than the targets'."""
+        """True if the store's scale differs from that of the targets."""
         return bool(self._transforms)
 
     def read(self, start: int = 0, stop: int | None = None) -> InUnits:
-        """Predictions of the rows [start, stop), by default all."""
+        """Return the predictions of the rows [start, stop), by default all."""
         end = self._prediction.n_samples if stop is None else stop
         m = self._prediction.read("mean", start, end)
         variance = None if self._variances is None else self._variances.read(start, end).middle
@@ -83,7 +83,7 @@ class TargetUnits:
         return InUnits(self._mean(m, variance), self.back(m), bound, lower, upper)
 
     def _median_error_bound(self, mean: FloatArray, bound: FloatArray) -> FloatArray:
-        """Bound the distance of T^-1(mean) as computed from every exact T^-1 within mean +- bound, all (rows, p).
+        """Bound the distance of the computed T^-1(mean) to every exact T^-1 within mean +- bound, all (rows, p).
 
         Both ends, the errors of T^-1 there and all differences are rounded outward.
         """
@@ -99,7 +99,7 @@ class TargetUnits:
             return known(np.nextafter(np.maximum(high - median, median - low), np.inf))
 
     def mean(self, start: int, stop: int) -> FloatArray:
-        """Expectations alone, as `read` has them, (rows, p)."""
+        """Return the `mean` of `read` alone, (rows, p)."""
         m = self._prediction.read("mean", start, stop)
         if not self.transformed or self._variances is None:
             return self.back(m)
@@ -111,13 +111,13 @@ class TargetUnits:
         return np.stack([of.mean(m[:, t], variance[:, t]) for t, of in enumerate(self._transforms)], axis=1)
 
     def back(self, values: FloatArray) -> FloatArray:
-        """T^-1 of values (rows, p) on the store's scale."""
+        """Return T^-1 of values (rows, p) on the store's scale."""
         if not self.transformed:
             return values
         return np.stack([of.inverse(values[:, t]) for t, of in enumerate(self._transforms)], axis=1)
 
     def forward(self, truth: FloatArray, start: int) -> FloatArray:
-        """T of true targets (rows, p) of the rows from `start` on; `InputError` where a logarithm does not take one."""
+        """Return T of true targets (rows, p) of the rows from `start` on; `InputError` outside a logarithm's domain."""
         if not self.transformed:
             return truth
         for t, of in enumerate(self._transforms):
@@ -126,7 +126,7 @@ class TargetUnits:
         return np.stack([of.forward(truth[:, t]) for t, of in enumerate(self._transforms)], axis=1)
 
     def log_slopes(self, truth: FloatArray) -> FloatArray:
-        """Sums over rows of log T'(y), (p,): zero without a transform."""
+        """Return the sums over rows of log T'(y), (p,): zero without a transform."""
         if not self.transformed:
             return np.zeros(truth.shape[1])
         return np.array([float(np.sum(of.log_slope(truth[:, t]))) for t, of in enumerate(self._transforms)])
@@ -137,7 +137,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Variances(NamedTuple):
-    """Variances (rows, p) to score by, and the ends between which the exact ones lie; all three are one without."""
+    """Variances (rows, p) for scores, and the ends of their proven intervals; without proofs all three are equal."""
 
     middle: FloatArray
     lower: FloatArray
@@ -154,9 +154,9 @@ class ScoredVariances:
 
     prediction: Prediction
     noise: FloatArray  # (p,): of all observations; a test sample may have its own too, which the store has
-    sign: float  # of the term that is added to stored variances: the noise, its negative, or nothing
+    sign: float  # sign of the noise that is added to stored variances: 1, -1 or 0
     proven: bool
-    student: StudentT | None = None  # of the noise of observations, in the targets' units, where it is not normal
+    student: StudentT | None = None  # law of the observations' noise in the targets' units, if it is not normal
 
     @classmethod
     def of(cls, prediction: Prediction, noise_free: bool) -> ScoredVariances | None:
@@ -182,7 +182,7 @@ class ScoredVariances:
         return cls(prediction, noise_variance, sign, proven, student)
 
     def read(self, start: int, stop: int) -> Variances:
-        """Variances of the rows start:stop, (rows, p) each, in the targets' own units squared."""
+        """Return the variances of the rows start:stop, (rows, p) each, in the targets' squared units."""
         noise = self.noise
         if "noise" in self.prediction.variables:
             noise = noise + self.prediction.read("noise", start, stop)
@@ -193,27 +193,27 @@ class ScoredVariances:
         return Variances(*(self._needed(stored, noise) for stored in (middle(lower, upper), lower, upper)))
 
     def normal_scores(self, error: FloatArray, variance: FloatArray) -> FloatArray:
-        """Errors over deviations, (rows, p); of Student's t numbers of the same order that are as normal as those."""
+        """Return errors over deviations, (rows, p); under Student's t, standard normal scores in the errors' order."""
         if self.student is None:
             return np.asarray(error / np.sqrt(variance))
         return self.student.normal_scores(error[:, 0], _function_of(variance, self.student))[:, None]
 
     def half_widths(self, variance: FloatArray) -> FloatArray:
-        """Half the widths of central 95 % intervals, (rows, p)."""
+        """Return half the widths of central 95 % intervals, (rows, p)."""
         return half_widths(variance, self.student)
 
     def _needed(self, stored: FloatArray, noise: FloatArray) -> FloatArray:
-        # Where rounding of the noise hides the function's variance, that is not known to be zero.
+        # If the rounding of the noise hides the function's variance, that variance is not known to be zero.
         return np.asarray(np.maximum(stored + self.sign * noise, _EPS * noise))
 
 
 def _function_of(variance: FloatArray, student: StudentT) -> FloatArray:
-    """Variances of the function (rows,) in those of observations (rows, 1)."""
+    """Return the variances of the function (rows,), given those of observations (rows, 1)."""
     return np.asarray(np.maximum(variance[:, 0] - student.variance, 0.0))
 
 
 def half_widths(variance: FloatArray, student: StudentT | None) -> FloatArray:
-    """Half the widths of central 95 % intervals of observations with such variances, (rows, p)."""
+    """Return half the widths of central 95 % intervals of observations with these variances, (rows, p)."""
     if student is None:
         return np.asarray(NORMAL_95 * np.sqrt(variance))
     return student.half_widths(_function_of(variance, student), NORMAL_95)[:, None]
@@ -227,9 +227,9 @@ class VarianceTally:
     scale
         Standard deviations of the training targets, (p,): densities are of normalised targets.
     proven
-        Whether the ends of intervals count, too; not those of Student's t.
+        Whether the ends of intervals are also scored; False for Student's t.
     student
-        Of the noise, where it is not normal: densities and coverage are then of t around a normal distribution.
+        Law of the noise, if it is not normal: densities and coverage then use t around a normal distribution.
     """
 
     def __init__(self, scale: FloatArray, proven: bool, student: StudentT | None = None) -> None:
@@ -238,11 +238,11 @@ class VarianceTally:
         self._unit = np.ldexp(scale, -self._power)
         self._proven, self._student, self._scale = proven and student is None, student, scale
         p = len(scale)
-        # Middle, least and most of each.
+        # Middle, least and largest value of each figure.
         self._density, self._covered, self._squared = ([np.zeros(p) for _ in range(3)] for _ in range(3))
 
     def add(self, error: FloatArray, variances: Variances) -> None:
-        """Take in errors (rows, p), in the units of the square roots of the variances."""
+        """Add errors (rows, p), in the units of the square roots of the variances."""
         if self._student is not None:
             latent = _function_of(variances.middle, self._student)
             density = -self._student.log_density(error[:, 0], latent) - math.log(self._scale[0])
@@ -256,7 +256,7 @@ class VarianceTally:
             self._count(0, squared / middle, self._log_density(middle, squared))
             if not self._proven:
                 return
-            # Of an error e the density is best at the variance e^2, and worst at an end.
+            # For an error e, the density is largest at the variance e^2, and least at an end.
             best = self._log_density(np.clip(squared, lower, upper), squared)
             ends = np.fmax(self._log_density(lower, squared), self._log_density(upper, squared))
             self._count(1, np.where(squared == 0.0, 0.0, squared / upper), best, covered=squared / lower)
@@ -272,7 +272,7 @@ class VarianceTally:
         return np.asarray(0.5 * (np.log(2.0 * math.pi * variance / self._unit**2) + z))
 
     def figures(self, n: int, shift: FloatArray) -> dict[str, Any]:
-        """Means over n samples and all targets; with `shift` (p,) from normalised densities to the targets' units."""
+        """Return means over n samples and all targets; `shift` (p,) converts densities to the targets' units."""
         means = self.per_target(n, shift)
         result: dict[str, Any] = {name: float(np.mean(values)) for name, values in means.items()}
         if self._proven:
@@ -286,7 +286,7 @@ class VarianceTally:
         return result
 
     def per_target(self, n: int, shift: FloatArray) -> dict[str, FloatArray]:
-        """Means over n samples, (p,) each, at the variances that count."""
+        """Return means over n samples, (p,) each, at the scored variances."""
         return {
             "nlpd": self._density[0] / n,
             "nlpd_raw": self._density[0] / n + shift,

@@ -24,9 +24,9 @@ from dkgp.models.metrics import check_belonging, coverage_band
 from dkgp.models.target_units import NORMAL_95, ScoredVariances, TargetUnits
 from dkgp.operators.base import FloatArray
 
-# Fewer test samples tell nothing.
+# Least number of test samples for findings.
 FEWEST_SAMPLES = 30
-# Of a false alarm, for each kind of finding.
+# Probability of a false alarm, for each kind of finding.
 LEVEL = 1e-4
 # Points of coverage that matter.
 COVERAGE_MATTERS = 0.015
@@ -53,7 +53,7 @@ _CORRELATION, _SHARE = 0.15, 0.03
 _GROUPS = 10
 # Assumed share of the function's uncertainty in residuals without variances.
 _UNKNOWN_SHARE = 0.2
-# R^2 below which hardly anything is explained.
+# R^2 below which the model explains almost nothing.
 _HARDLY = 0.1
 _FEATURES_NAMED = 3
 
@@ -103,7 +103,7 @@ class Residuals:
 
     @property
     def standardised(self) -> FloatArray:
-        """Errors over the predicted deviations, or where there are none over their root mean square, (n,)."""
+        """Errors over the predicted deviations or, without variances, over their root mean square, (n,)."""
         if self.normal is not None:
             return self.normal
         errors = self.errors
@@ -237,7 +237,7 @@ def _covered(z: FloatArray) -> float:
 
 
 def _off(z: FloatArray, n: float, other_shape: bool) -> int:
-    """1 where errors are larger than was predicted, -1 where smaller, 0 where n samples are no evidence of either."""
+    """Return 1 for errors larger than predicted, -1 for smaller ones, 0 if n samples are no evidence of either."""
     if round(n) < 1:
         return 0
     share, squared = _covered(z), float(np.mean(z**2))
@@ -531,7 +531,7 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
 def _normal(
     inside: FloatArray | None, errors: FloatArray, deviations: FloatArray | None, variances: ScoredVariances | None
 ) -> FloatArray | None:
-    """Residuals (n,) where they should be normal: `inside` a transform, or by Student's t; None without either."""
+    """Return residuals (n,) that should be normal: `inside` a transform, or by Student's t; None without either."""
     if variances is not None and variances.student is not None and deviations is not None:
         errors = errors if inside is None else inside
         return variances.normal_scores(errors[:, None], deviations[:, None] ** 2)[:, 0]
@@ -539,12 +539,12 @@ def _normal(
 
 
 def _deviation(errors: FloatArray) -> float:
-    """Root mean square of errors, one where all are zero."""
+    """Return the root mean square of errors; 1 if all are zero."""
     return float(np.sqrt(np.mean(errors**2))) or 1.0
 
 
 def _latent_share(deviations: FloatArray, noise: FloatArray) -> float:
-    """Share of variances that is more than noise, on average; 0 where the noise is not known."""
+    """Return the average share of the variances that is not noise; 0 if the noise is unknown."""
     return float(np.mean(np.maximum(1.0 - noise / deviations**2, 0.0)))
 
 

@@ -42,7 +42,7 @@ from dkgp.solvers import MaxPasses, solve
 from dkgp.solvers.registry import build_solver, declaration_of, solver_names
 
 _MOST_HELPERS = 4
-# A helper's peak, which no plan of a run counts; measured. All of them take at most a quarter of the free memory.
+# Measured peak of a helper, which memory plans do not include. All helpers take at most a quarter of the free memory.
 _HELPER_BYTES = 320 * 2**20
 # Helpers begin with the pieces that a run needs last. The run compiles the others meanwhile, and they meet half-way.
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
@@ -66,7 +66,7 @@ def pieces_of_run(kernel: Kernel) -> list[str]:
 
 
 def all_pieces() -> list[str]:
-    """Name all that can be compiled beforehand: everything but users' functions."""
+    """Name all pieces that can be compiled in advance: everything but users' functions."""
     loops = [f"{name}/{precision}" for name in _LOOPS for precision in ("double", "single")]
     stages = [f"{name}/{precision}" for precision in ("double", "single") for name in stage_names()]
     solvers = [f"{_SOLVER}{name}" for name in solver_names() if declaration_of(name).compiles]
@@ -102,7 +102,7 @@ def compile_piece(piece: str) -> float:
 
 
 def missing(pieces: Iterable[str]) -> list[str]:
-    """The pieces that are not known to be in the cache; none where it was filled beforehand."""
+    """Return the pieces that are not known to be in the cache; none if the cache was filled in advance."""
     if FILLED_FOLDER is not None:
         return []
     return [piece for piece in pieces if (mark := _mark(piece)) is not None and not mark.exists()]
