@@ -162,7 +162,7 @@ _SPLIT = (
 
 
 def column_options(command: F) -> F:
-    """Return a command with the options of columns: targets, labels, features, treatment of text, dates and gaps."""
+    """Return a command with the options of columns: targets, labels, features, and uses of text, dates and gaps."""
     return _with(command, _COLUMNS)
 
 

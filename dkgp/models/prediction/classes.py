@@ -107,9 +107,8 @@ class ClassifierSupport(StoredPoints[ClassifierRecord]):
 class Decider:
     """Computes classes from a classifier's inputs; small, because it travels with tasks."""
 
-    probabilities: (
-        Calibration | Likelihood | None
-    )  # from decisions; None if the model was trained without probabilities
+    # From decisions; None if the model was trained without probabilities.
+    probabilities: Calibration | Likelihood | None
     certificate: DecisionCertificate | RiskCertificate | None = None  # None if nothing is proven
     assumes: str | None = None  # assumption of the bounds
 

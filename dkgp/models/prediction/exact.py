@@ -1,4 +1,4 @@
-"""The posterior of an exact model: certified means, and beside them variances in proven intervals."""
+"""The posterior of an exact model: certified means, and variances in proven intervals."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ Means = tuple[IndexArray, *tuple[FloatArray, ...]]
 def mean_task(
     context: BlockContext, certificate: Certificate, sums: Sums, test: Rows, pieces: list[Piece]
 ) -> list[Means]:
-    """Rows of each piece, their predicted means, and bounds on their errors: (rows, p), standardised, float64.
+    """Return rows of each piece, their predicted means, and bounds on their errors: (rows, p), standardised, float64.
 
-    Where not every entry is evaluated, the part of the bounds that this adds comes third.
+    If some entries are not evaluated, the resulting part of the bounds is the third item.
     """
     means: list[Means] = []
     for piece in pieces:
@@ -86,7 +86,7 @@ def allowed_errors(model: ModelRecord, context: BlockContext, certificate: Certi
 
 
 class ExactPosterior(Posterior[ModelRecord]):
-    """Means of an exact model, and variances where they are wanted.
+    """Means of an exact model, and variances on request.
 
     In a store sums of means are within the wanted error; beside variances they evaluate every entry, unless variances
     are by neighbours. For rows in memory a forecast decides for each call. Where neighbours may be quickest, the first
@@ -95,11 +95,12 @@ class ExactPosterior(Posterior[ModelRecord]):
     Raises
     ------
     InputError
-        Other settings than those of the prediction to resume; a number as the error of a kernel without proven bounds.
+        If settings differ from those of the prediction to resume, or if a kernel without proven bounds has a
+        number as error.
     StoreError
-        The model's support inputs cannot be read.
+        If the model's support inputs cannot be read.
     MemoryBudgetError
-        Variances do not fit in their working memory.
+        If variances do not fit in their working memory.
     """
 
     _run: VarianceRun | None = None
@@ -118,7 +119,7 @@ class ExactPosterior(Posterior[ModelRecord]):
         self.n_support, self.assumes = model.n_samples, self._certificate.assumes
         self._lock = fork_safe(threading.Lock())
         if want.test is not None:
-            model.inputs(0, 1)  # support inputs that are gone are noticed before anything is written
+            model.inputs(0, 1)  # report missing support inputs before anything is written
             if not self._certificate.complete:
                 want.say(
                     "the model was certified by an older version, which did not count every rounding; train it again "

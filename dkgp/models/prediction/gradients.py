@@ -50,8 +50,8 @@ from dkgp.operators.low_rank.pivots import whiten
 
 # Test samples whose sums one thread takes at a time, and whose deviations are solved for together.
 PIECE_ROWS, SOLVED_TOGETHER = 64, 64
-# Share of a derivative's bound that an error of its sum may add; the bound taken for at most that of a mean which is a
-# deviation of the noise off.
+# Share of a derivative's bound that an error of its sum may add. The bound counts at most as that of a mean with an
+# error of one deviation of the noise.
 SHARE_OF_BOUND = 0.01
 # Share of the free memory that a factor may use.
 MEMORY_SHARE = 0.5
@@ -73,13 +73,13 @@ class Gradients:
 class GradientPredictor(ABC):
     """Gradients of a model's predictions at rows in memory; `InputError` for a kernel without gradient."""
 
-    nbytes = 0  # in a worker's cache, which counts columns and factors by themselves
+    nbytes = 0  # in a worker's cache, which counts columns and factors separately
     model: KernelModel
 
     def __call__(self, inputs: FloatArray) -> Gradients:
         """Differentiate at raw inputs: (r, d), or (r, d_raw) with those that were constant.
 
-        Raises `InputError`: another number of features, or values that are not finite.
+        Raises `InputError` for another number of features, or values that are not finite.
         """
         found, width = self._at(standardised(self.model, inputs)), inputs.shape[1]
         bound = np.zeros_like(found.gradient) if found.error is None else found.error
@@ -154,7 +154,7 @@ class DeviationGradients(GradientPredictor):
                 f"{needed / 1e9:.3g} GB where {room / 1e9:.3g} GB are free for it; ask for the mean's alone, or fit a "
                 "SparseGPRegressor, whose deviations have gradients at any number of samples"
             )
-        # Narrow intervals: the errors of gradients are in proportion to them.
+        # Narrow intervals: the errors of gradients are proportional to their widths.
         settings = VarianceSettings(way="cholesky", latent=latent, gap=1e-6)
         self._posterior = ExactPosterior(model, Want.in_memory(version, settings))
         self._factor = self._posterior.whole_factor()
@@ -166,7 +166,7 @@ class DeviationGradients(GradientPredictor):
         return Gradients(gradient[:, None, :], error[:, None, :], deviation)
 
     def _solved(self, rows: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Deviations (r,), their derivatives and errors (r, d), standardised."""
+        """Return deviations (r,), their derivatives and errors (r, d), standardised."""
         d = rows.shape[1]
         with single_threaded_blas():
             lower, upper = self._posterior.interval(rows)
@@ -276,7 +276,7 @@ def in_units(model: KernelModel, gradient: FloatArray, bound: FloatArray, width:
     return whole[0], whole[1]
 
 
-# Test samples that are taken at a time.
+# Number of test samples per step.
 SPARSE_ROWS = 256
 
 
@@ -334,7 +334,7 @@ class SparseDeviationGradients(GradientPredictor):
         return Gradients(slopes[:, None, :], None, deviation)
 
     def _steepness(self, rows: FloatArray) -> FloatArray:
-        """Half of the basis' dV / dx at standardised rows, without that of k(x, x): (r, d)."""
+        """Return half of the basis' dV / dx at standardised rows, without the derivative of k(x, x): (r, d)."""
         model = self._opened.model
         weights, steepness = np.empty((model.m, len(rows))), np.empty(rows.shape)
         evaluator = model.evaluator()

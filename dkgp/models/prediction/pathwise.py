@@ -48,7 +48,7 @@ MOST_JOINT_SAMPLES = 4000
 PIECE_ROWS = 512
 # M, of each stationary part of a kernel.
 FREQUENCIES = 4096
-# Functions that are solved for together: their search shares directions, and its arrays are as wide.
+# Functions that are solved together: their search shares directions, and its arrays have this width.
 SOLVED_TOGETHER = 256
 
 
@@ -86,7 +86,7 @@ class PosteriorFunctions:
 
     @property
     def is_function(self) -> bool:
-        """True if values at different times belong to one function; otherwise those of one call do."""
+        """True if the values of all calls belong to one function; otherwise only the values of one call do."""
         return self._prior is not None
 
     def __call__(self, inputs: FloatArray) -> FloatArray:
@@ -151,7 +151,7 @@ class PosteriorFunctions:
         )
 
     def _joint(self, inputs: FloatArray) -> FloatArray:
-        """Values at these inputs, drawn from their joint posterior: (r, p count)."""
+        """Return values at these inputs, drawn from their joint posterior: (r, p count)."""
         model, kernel = self._model, self._kernel
         n, r = model.n_samples, len(inputs)
         if n + r > MOST_JOINT_SAMPLES:

@@ -46,7 +46,7 @@ _NO_INTERVALS = (
     "the model has no proven intervals of probabilities; train a logistic classifier of all samples for that"
 )
 _NO_VARIANCES = "the model has no variances of latent functions; train a Gaussian process of labels for that"
-# Reasons why a model does not predict a column.
+# Reasons for which a model does not predict a column.
 _REASONS = {
     "probability": "the model was trained without probabilities; train it again with `probability`",
     "probability_lower": _NO_INTERVALS,
@@ -250,15 +250,15 @@ class Posterior(ABC, Generic[M]):
     variables : tuple of str
         Columns, by the names that a prediction store has for them.
     attributes : dict
-        Attributes of a store: how values came about. They are compared before a prediction is resumed.
+        Attributes of a store: the origin of its values. They are compared before a prediction is resumed.
     n_support : int
-        Training samples that a mean is a sum over.
+        Number of training samples in a mean's sum.
     depth : int
-        Regions under way at once.
+        Number of concurrent regions.
     region_rows : int or None
         Rows of a region, where it matters.
     assumes : str or None
-        The assumption that bounds rest on.
+        Assumption of the bounds.
     classes : tuple of str or None
         Names of the classes, of a classifier.
     """
@@ -357,7 +357,7 @@ def linear_task(
     for start, stop in pieces:
         inputs = test.inputs(start, stop)
         values = np.tile(intercept, (len(inputs), 1))
-        # Sums and products by themselves: their bits are the same on every processor, a BLAS's are not.
+        # Separate sums and products have the same bits on every processor; those of a BLAS may differ.
         for feature in np.flatnonzero(coefficients.any(axis=1)):
             values += inputs[:, [feature]] * coefficients[feature]
         predictions.append(values)

@@ -117,7 +117,7 @@ class Destination:
 
 
 def posterior_of(model: AnyModel | LinearRecord, want: Want) -> Posterior[Any]:
-    """Return the posterior of a model of any kind; errors as of the kind's class."""
+    """Return the posterior of a model of any kind; raise the errors of the kind's class."""
     kind: Any = POSTERIORS[type(model)]
     posterior: Posterior[Any] = kind(model, want)
     return posterior
@@ -188,7 +188,7 @@ def predict(
     dataset : Dataset
         Test inputs; its features are matched to the model's by name and mapped by the model's standardisation.
     out : Destination or str
-        Where the prediction store goes; values are in the targets' own units.
+        Address of the prediction store; values are in the targets' own units.
     context : RunContext or BlockExecutor
         Who computes. Its `within` is called with the samples that are done, of all; `interrupted` is asked between
         regions, and when it answers true the regions done stay, to be resumed. Its `product_error`
@@ -274,7 +274,7 @@ def predict(
                     url,
                     dataset.n_samples,
                     model.target_names,
-                    tuple(dict.fromkeys(variables)),  # a noise model has the variable, too
+                    tuple(dict.fromkeys(variables)),  # a noise model also has the variable
                     rows,
                     attributes,
                     out.overwrite or begins,
@@ -300,7 +300,7 @@ def predict(
 
 @dataclass(frozen=True)
 class _TestNoise:
-    """Noise of test samples that know their own: a new observation has it beside the common one."""
+    """Individual noise of test samples, which a new observation has in addition to the common noise."""
 
     test: Dataset
     latent: bool  # variances are of the function, and the noise is stored beside them
@@ -337,7 +337,7 @@ class _RegionParts:
             self._watch.within(Progress("samples", self._done, self._writer.n_samples, "samples"))
 
     def interrupted(self) -> bool:
-        """Return True if an end is asked for."""
+        """Return True if interruption was requested."""
         return self._watch.interrupted is not None and self._watch.interrupted()
 
     def end(self) -> None:
@@ -407,7 +407,7 @@ def _write(
 
 
 def _with_earlier_regions(regions: dict[int, Region], url: str) -> dict[int, Region]:
-    """The regions of the whole store; those that an earlier run wrote are read back."""
+    """Return the regions of the whole store; regions of an earlier run are read back."""
     stored = open_prediction(url)
     return {
         start: regions.get(start)
@@ -417,7 +417,7 @@ def _with_earlier_regions(regions: dict[int, Region], url: str) -> dict[int, Reg
 
 
 def transform_attribute(model: AnyModel | LinearRecord) -> dict[str, Any]:
-    """The attribute of predictions that are on the scale of transformed targets."""
+    """Return the attribute of predictions on the scale of transformed targets."""
     transforms = model.standardisation.transforms
     return {"transform": to_json(transforms)} if transforms else {}
 

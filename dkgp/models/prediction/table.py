@@ -70,12 +70,12 @@ class PredictionTable:
         self._has_targets = dataset is not None and set(prediction.target_names) <= set(dataset.target_names)
 
     def blocks(self) -> Iterator[Table]:
-        """The rows of each chunk, columns by name."""
+        """Return the rows of each chunk, columns by name."""
         for start, stop in self.prediction.row_chunks():
             yield self.rows(start, stop)
 
     def rows(self, start: int, stop: int) -> Table:
-        """The rows of the samples [start, stop), columns by name. Errors as of `Prediction.read`."""
+        """Return the rows of the samples [start, stop), columns by name. Raises the errors of `Prediction.read`."""
         of_classes = "class" in self.prediction.variables
         predicted = self._classes(start, stop) if of_classes else self._numbers(start, stop)
         columns: Table = {"row": np.arange(start + 1, stop + 1)}
@@ -120,7 +120,7 @@ class PredictionTable:
 
     @staticmethod
     def _back(units: InUnits) -> Table:
-        """Predictions of targets that were transformed, in their units: there is a median beside the mean."""
+        """Return predictions of transformed targets, in their own units, with both a median and a mean."""
         quantities = {
             "mean": units.mean,
             "median": units.median,
@@ -147,7 +147,7 @@ class PredictionTable:
         return quantities
 
     def _variance(self, start: int, stop: int) -> FloatArray | None:
-        """The variances (rows, p) that deviations are of; None where none were predicted."""
+        """Return the variances (rows, p) of the deviations; None if no variances were predicted."""
         prediction = self.prediction
         if "variance" not in prediction.variables:
             return None
@@ -178,7 +178,7 @@ def export(prediction: Prediction, dataset: Dataset | None, path: str) -> list[s
     Raises
     ------
     InputError, StorageError
-        As of `PredictionTable` and `dkgp.data.exports.write_table`.
+        As raised by `PredictionTable` and `dkgp.data.exports.write_table`.
     """
     table = PredictionTable(prediction, dataset)
     write_table(path, table.blocks())
@@ -230,9 +230,9 @@ class RowTable:
     Raises
     ------
     InputError
-        Variances of a model that has none, or settings of them that rows in memory have no use for.
+        If the model has no variances, or if their settings do not apply to rows in memory.
     MemoryBudgetError
-        They do not fit in memory.
+        If variances do not fit in memory.
     """
 
     def __init__(self, model: AnyModel | LinearRecord, variance: VarianceSettings | None = None) -> None:
@@ -252,7 +252,7 @@ class RowTable:
     def __call__(self, inputs: FloatArray) -> Table:
         """Columns (r,) by name, of raw inputs (r, d) or, with features that were constant, (r, d_raw).
 
-        Raises `InputError`: another number of features, or values that are not finite.
+        Raises `InputError` for another number of features, or values that are not finite.
         """
         posterior, model = self._posterior, self._model
         attributes = {**posterior.attributes, **transform_attribute(model)}
