@@ -34,13 +34,13 @@ SEED = Option("seed", "Of all random draws.", least=0)
 class Part:
     """Marks a field that holds a dataclass with options of its own."""
 
-    # The option that asks for the part, where the field may be None, and other flags that do.
+    # The option that enables the part if the field may be None, and further flags that enable it.
     flag: str | None = None
     help: str = ""
     implied_by: tuple[str, ...] = ()
     prefix: str = ""  # added to option names to keep them unique
-    without: tuple[str, ...] = ()  # fields that are no options of this command
-    group: Group | None = None  # of the options that name none
+    without: tuple[str, ...] = ()  # fields without an option in this command
+    group: Group | None = None  # heading of options without a group
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Declared:
     """An option of a command with its unique name, and the fields that take its value."""
 
     option: Option
-    # Fields from the job down to the value; several where parts share the option, as they share the seed.
+    # Fields from the job down to the value. There are several paths if parts share the option, for example the seed.
     paths: tuple[tuple[str, ...], ...]
-    part: str | None = None  # the flag that the option requires, and flags that stand for that flag
+    part: str | None = None  # the flag that the option requires, and alternative flags
     implied_by: tuple[str, ...] = ()
 
 
 def documented(kind: type[T]) -> type[T]:
-    """Add the help of a dataclass's options to its docstring, field by field; a decorator."""
+    """Decorate a dataclass: add the help of its options to its docstring, field by field."""
     lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Attributes", "----------"]
     for name, option in options_of(kind).items():
         plain = _plain(hints_of(kind)[name])
@@ -116,7 +116,7 @@ def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
 
 
 def value_at(values: Any, path: tuple[str, ...]) -> Any:
-    """Return the value of an option of a job; None below a part that the job does not have."""
+    """Return the value of an option of a job; None if the option belongs to a part that the job lacks."""
     for name in path:
         values = None if values is None else getattr(values, name)
     return values
@@ -154,7 +154,7 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
 
 
 def read_options(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the command line's stand for, without options that were not given."""
+    """Return the values of the options that the command line sets, converted from its texts."""
     return {name: _read_text(options[name], value) for name, value in values.items() if _is_given(options[name], value)}
 
 
@@ -164,7 +164,7 @@ def prefixed(error: DkgpError, kind: type[Any], prefix: str) -> DkgpError:
 
 
 def check_ranges(values: Any) -> None:
-    """Refuse options that are no choice or out of range; `InputError`."""
+    """Raise `InputError` for options that are not among their choices or out of range."""
     for name, option in options_of(type(values)).items():
         if (value := getattr(values, name)) is None:
             continue
@@ -176,7 +176,7 @@ def check_ranges(values: Any) -> None:
             continue
         least, above = option.least, option.above
         low = (least is not None and value < least) or (above is not None and value <= above)
-        # Whole numbers are finite, those that no float holds among them.
+        # Whole numbers are finite, even those too large for a float.
         endless = not isinstance(value, Integral) and not math.isfinite(value)
         if low or (endless and (least, above) != (None, None)):
             raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
@@ -274,7 +274,7 @@ def _is_given(option: Option, value: Any) -> bool:
 
 
 def _read_text(option: Option, value: Any) -> Any:
-    """Return the value that the command line's stands for."""
+    """Return the value that the command line's text represents."""
     if option.turns_off:
         return False
     if option.type in (str, int, float, bool) or option.choices:
