@@ -1,6 +1,6 @@
 """Models on kernel systems: hyperparameters, training, certificates, variances and predictions."""
 
-# Depends on dkgp/models/exact.py.
+# Hangs on dkgp/models/exact.py.
 
 from __future__ import annotations
 
