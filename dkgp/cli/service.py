@@ -296,7 +296,7 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
         "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
     ),
 )
-@click.option("--name", metavar="NAME", help="What to call the job, for people.")
+@click.option("--name", metavar="NAME", help="Name of the job in lists.")
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
@@ -522,7 +522,7 @@ SECONDS_A_DAY = 86_400.0
 @click.option(
     "--metrics-token-file",
     metavar="FILE",
-    help="File that holds a token for whoever collects metrics: it reads them and the states of jobs, and changes "
+    help="File with a token for collecting metrics: it reads them and the states of jobs, and changes "
     "nothing. Others' tokens: `dkgp token`.",
 )
 @click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
@@ -581,7 +581,7 @@ SECONDS_A_DAY = 86_400.0
     default=90.0,
     show_default=True,
     metavar="DAYS",
-    help="Forget jobs that ended so long ago; what they wrote stays.",
+    help="Forget jobs that ended so long ago; their outputs stay.",
 )
 @click.option(
     "--max-folder",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Conversion of columns into features.
-COLUMNS = Group("What columns become")
+COLUMNS = Group("Treatment of columns")
 
 
 def headed(group: Group, *names: str, **settings: Any) -> Callable[[F], F]:
@@ -291,7 +291,7 @@ class FitCommand(DeclaredCommand):
     default="10min",
     show_default=True,
     metavar="TIME",
-    help="What all of it is to take, such as 90s, 5min or 2h: forecasts decide between the exact model and smaller "
+    help="Time limit for all steps, such as 90s, 5min or 2h: forecasts decide between the exact model and smaller "
     "ones. A run is not broken off where they err.",
 )
 @click.option(
@@ -299,7 +299,7 @@ class FitCommand(DeclaredCommand):
     "memory_bytes",
     type=click_type(byte_count),
     metavar="SIZE",
-    help="What it may hold, such as 8GiB.  [default: what is available]",
+    help="Memory limit, such as 8GiB.  [default: available memory]",
 )
 @click.option(
     "--kernel",
@@ -312,7 +312,7 @@ class FitCommand(DeclaredCommand):
     "--auto-columns/--no-auto-columns",
     default=True,
     show_default=True,
-    help="Where text, dates or gaps are in the way, take what a look at all columns suggests, and say it.",
+    help="If the table has text, dates or gaps, use the options that a survey of all columns suggests, and print them.",
 )
 @column_options
 @transform_option(
@@ -373,7 +373,7 @@ def _formats() -> dict[str, str]:
     type=click.Choice(["refuse", "zeros"]),
     default="refuse",
     show_default=True,
-    help="With --like: what to do with a level that the store has not seen.",
+    help="With --like: treatment of a level that the store does not have.",
 )
 @split_options
 @click.option("--test-out", metavar="STORE", help="Where the test samples go.")

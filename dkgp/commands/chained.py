@@ -154,7 +154,7 @@ QUICK_SAMPLES, QUICK_TEST_SAMPLES, QUICK_SUBSET = 5000, 1000, 500
 VARIANCE = VarianceSettings(gap=0.1, max_passes=0.0, latent=True)
 
 
-OUT = Option(help="Folder for everything; what an earlier demo left there is replaced.", metavar="DIR", place="write")
+OUT = Option(help="Folder for everything; results of an earlier demo are replaced.", metavar="DIR", place="write")
 SAMPLES = Option(help="Training samples.", spellings=("--samples", "--n"))
 TEST_SAMPLES = Option(help="Test samples.", spellings=("--test-samples", "--n-test"))
 QUICK = Option(help="5,000 training samples: seconds instead of minutes.")

@@ -29,7 +29,7 @@ AS_IN_THE_PAPER = Option(
 MAX_PASSES = Option(help="Stop after so many passes over the kernel's columns.", above=0)
 MAX_SECONDS = Option(help="Stop after so many seconds.", above=0)
 MEMORY_LIMIT = Option(
-    help="Refuse to start where more is projected, such as 4GiB.  [default: what is available]",
+    help="Refuse to start where more is projected, such as 4GiB.  [default: available memory]",
     type=byte_count,
     spellings=("--memory-limit",),
     metavar="SIZE",

@@ -83,7 +83,7 @@ BANDWIDTH = Option(
     metavar="SIZE",
     above=0,
 )
-MEMORY = replace(MEMORY_LIMIT, help="As for train.  [default: what is available]", group=None)
+MEMORY = replace(MEMORY_LIMIT, help="As for train.  [default: available memory]", group=None)
 VARIANCE = Part(
     "variance",
     "Foresee the variances of a prediction too: factors, batches, products, time and memory.",
