@@ -189,8 +189,8 @@ class PredictionMemory:
     @property
     def making_bytes(self) -> int:
         """Additional bytes while the model is opened: chunks, arrays in two orders, and the test of a triangle."""
-        # Points and their features, before they are in kd order.
-        triangles = (4 if self.variance else 2) + (self.p if self.by_target else 0)
+        # The reading thread may hold one more triangle for a moment. Points and features: before they are in kd order.
+        triangles = (4 if self.variance else 3) + (self.p if self.by_target else 0)
         return 8 * self.m**2 * triangles + self.n * (12 * self.d + 40)
 
     @property
