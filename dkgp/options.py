@@ -27,7 +27,7 @@ T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
 # All parts of a job share it.
-SEED = Option("seed", "Of all random draws.", least=0)
+SEED = Option("seed", "Seed of all random draws.", least=0)
 
 
 @dataclass(frozen=True)

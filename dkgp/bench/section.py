@@ -51,19 +51,19 @@ class Section:
 
 SECTIONS: Registry[Section] = Registry("bench section", "dkgp.bench.sections", "dkgp.benches")
 
-SEED = Option("seed", "Of all random draws.", type=int, default=0)
-SUBSET = Option("subset", "Samples to tune on.", type=int, default=2000)
+SEED = Option("seed", "Seed of all random draws.", type=int, default=0)
+SUBSET = Option("subset", "Number of samples to tune on.", type=int, default=2000)
 BLOCK_SIZE = Option(
     "block_size",
-    "Variables in a round of gbcd, which is then the solver.",
+    "Solve by gbcd with this block size.",
     type=whole_or_auto,
     default="auto",
     metavar="M|auto",
 )
-TOLERANCE = Option("tolerance", "On max |g|.", type=float, default=1e-4, spellings=("--tol",))
+TOLERANCE = Option("tolerance", "Tolerance of max |gradient|.", type=float, default=1e-4, spellings=("--tol",))
 REPEATS = Option(
     "repeats",
-    "Rounds of turns; medians are reported.",
+    "Repeats of each measurement; medians are reported.",
     type=int,
     default=3,
     least=1,
@@ -71,27 +71,34 @@ REPEATS = Option(
 )
 NULL = Option(
     "null",
-    "Race the baseline against its own copy too, in the same turns; beside each ratio stands the range of that.",
+    "Also measure the baseline against a copy of itself, in the same repeats. The range of that ratio is printed "
+    "beside each ratio.",
     type=bool,
     default=False,
 )
-OVERWRITE = Option("overwrite", "Replace outputs that exist.", type=bool, default=False)
+OVERWRITE = Option("overwrite", "Replace existing outputs.", type=bool, default=False)
 OUT = Option("out", "Write all figures as JSON; replaces an earlier record.", metavar="FILE")
 DATA_FOLDER = Option(
     "data",
-    "Folder of .npz files with X, y and perhaps test_mask.  [default: Friedman1 alone, which is generated]",
+    "Folder of .npz files with X, y and optionally test_mask.  [default: generated Friedman1 data alone]",
     metavar="DIR",
 )
 
 
 def problem_options(test_samples: int = 5000) -> tuple[Option, ...]:
     """Return the options of a problem, by the names of the fields of `dkgp.bench.problem.BenchProblem`."""
-    data = "friedman1, a dataset store, or a file that `dkgp ingest` reads, such as an .npz."
+    data = "Data: friedman1, a dataset store, or a file that `dkgp ingest` reads, such as an .npz file."
     return (
         Option("data", data, default="friedman1"),
-        Option("n", "Training samples, drawn at random.", type=int, spellings=("--samples", "--n")),
-        Option("n_test", "At most.", type=int, default=test_samples, spellings=("--test-samples", "--n-test")),
-        Option("target", "Target of a file.", default="y"),
+        Option("n", "Number of training samples, drawn at random.", type=int, spellings=("--samples", "--n")),
+        Option(
+            "n_test",
+            "Largest number of test samples.",
+            type=int,
+            default=test_samples,
+            spellings=("--test-samples", "--n-test"),
+        ),
+        Option("target", "Name of the target in a file.", default="y"),
         Option("hyper", "Hyperparameters.  [default: tuned first]", metavar="FILE"),
         SUBSET,
         SEED,

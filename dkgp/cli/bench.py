@@ -72,7 +72,7 @@ class _Sections(Commands):
         """Return the called command, as click does; for a missing section, raise an error that names its package."""
         if args[0] in self._missing(ctx):
             raise click.UsageError(
-                f"`dkgp bench {args[0]}` is of the package dkgp-benchmarks, which is not installed; {INSTALL}.", ctx
+                f"`dkgp bench {args[0]}` needs the package dkgp-benchmarks, which is not installed; {INSTALL}.", ctx
             )
         return super().resolve_command(ctx, args)
 
@@ -81,7 +81,7 @@ class _Sections(Commands):
         super().format_commands(ctx, formatter)
         if missing := self._missing(ctx):
             with formatter.section("Not installed"):
-                formatter.write_text(f"{', '.join(missing)}: of the package dkgp-benchmarks; {INSTALL}.")
+                formatter.write_text(f"{', '.join(missing)}: these need the package dkgp-benchmarks; {INSTALL}.")
 
     def _missing(self, ctx: click.Context) -> list[str]:
         return [name for name in ELSEWHERE if name not in self.list_commands(ctx)]
@@ -102,7 +102,7 @@ def _command(section: Section) -> click.Command:
 
         def job(reporter: Reporter) -> Document:
             if section.without_null and values.pop("null"):
-                raise UsageError(f"`null` makes no sense for {section.name}: {section.without_null}")
+                raise UsageError(f"`null` cannot be used with {section.name}: {section.without_null}")
             cluster = {"cluster": cluster_from(values)} if section.on_cluster else {}
             return section.run({**values, **cluster}, reporter)
 

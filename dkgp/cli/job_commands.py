@@ -55,7 +55,7 @@ class JobCommand(DeclaredCommand):
             advice = successor(error.option_name)
             if advice is None or "product_error" not in self.declared():
                 raise
-            words = f"{error.option_name} is no option any more: {in_flags(advice, self.params)}"
+            words = f"{error.option_name} no longer exists: {in_flags(advice, self.params)}"
             raise click.UsageError(words, ctx) from None
 
     def declared(self) -> dict[str, Declared]:
@@ -111,7 +111,7 @@ class JobCommand(DeclaredCommand):
         tables = {}
         for preset, names in by_preset.items():
             methods = in_flags(f"`{presets.chooser}` {', '.join(names)}", parameters)
-            tables[f"As in the paper, {methods} ({preset.paper})"] = [
+            tables[f"Settings of --as-in-the-paper for {methods} ({preset.paper})"] = [
                 (in_flags(f"`{setting.option}` {_typed(setting.value)}", parameters), setting.source)
                 for setting in preset.settings
             ]
@@ -136,7 +136,8 @@ class LinesCommand(JobCommand):
             [f"--{STDIN}"],
             is_flag=True,
             is_eager=True,
-            help="Answer lines of standard input on standard output, instead of DATASET and --out.",
+            help="Read lines from standard input and write a prediction for each to standard output. Replaces DATASET "
+            "and --out.",
         )
         last = max(index for index, parameter in enumerate(parameters) if isinstance(parameter, click.Argument))
         return [*parameters[: last + 1], answering, *parameters[last + 1 :]]
@@ -157,11 +158,10 @@ class LinesCommand(JobCommand):
             if name in options and name not in taken and is_typed and options[name] is not None:
                 shown = "DATASET" if name == "dataset" else max(parameter.opts, key=len)
                 raise click.UsageError(
-                    f"--{STDIN} answers lines in this process, and writes nothing; got {shown} beside it. Leave one of "
-                    "them out."
+                    f"--{STDIN} reads lines and writes no store; got {shown} as well. Leave one of them out."
                 )
         if output.as_json:
-            raise click.UsageError(f"--{STDIN} prints lines, and --json one document; leave one of them out.")
+            raise click.UsageError(f"--{STDIN} prints lines, but --json prints one document. Leave one of them out.")
 
         def job(reporter: Reporter) -> None:
             with until_unread():

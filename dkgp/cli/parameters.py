@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Group of the options that most runs use, and group of the options that every command has.
 COMMON = Group("Options")
-OUTPUT = Group("What is shown", place=3)
+OUTPUT = Group("Output on the terminal", place=3)
 
 
 def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:

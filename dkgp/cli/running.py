@@ -45,7 +45,7 @@ class Output:
     def check(self) -> None:
         """Refuse `--quiet` together with `--verbose`."""
         if self.quiet and self.verbose:
-            raise click.UsageError("--quiet and --verbose contradict each other; give one of them.")
+            raise click.UsageError("Got both --quiet and --verbose; give one of them.")
 
     def __or__(self, other: Output) -> Output:
         """Return the flags that are set in either operand."""
@@ -102,7 +102,7 @@ def execute(
         message = f"{type(error).__name__}: {error}"
         if not output.debug:
             message += (
-                "\nThis is a bug in dkgp or something it did not foresee; run again with --debug for the traceback"
+                "\nThis is a bug in dkgp, or a case that it does not handle. Run again with --debug for the traceback"
             )
         failure = (type(error).__name__, message, UNEXPECTED, None)
         _show_traceback(output.debug)
@@ -130,8 +130,8 @@ def output_parameters() -> list[click.Parameter]:
         Headed(list(names), is_flag=True, help=text, group=OUTPUT)
         for names, text in (
             (("--json", "as_json"), "Print one JSON document on standard output."),
-            (("-q", "--quiet"), "No progress; warnings and errors only."),
-            (("-v", "--verbose"), "Solvers' figures too: rounds, passes, residuals, rates."),
+            (("-q", "--quiet"), "Show no progress, only warnings and errors."),
+            (("-v", "--verbose"), "Also show the solver's figures: rounds, passes, residuals, rates."),
             (("--debug",), "Show the traceback of an error."),
         )
     ]
@@ -260,7 +260,10 @@ def _require_threads() -> None:
     threads = os.environ.get("NUMBA_NUM_THREADS", "")
     with suppress(ValueError):
         if int(threads) < 1:
-            raise UsageError(f"NUMBA_NUM_THREADS is {threads}; expected a number above zero. Set one, or unset it")
+            raise UsageError(
+                f"NUMBA_NUM_THREADS is {threads}; expected a number above zero. Set such a number, or "
+                f"unset the variable"
+            )
 
 
 class _Stream:
@@ -297,8 +300,8 @@ class _Stream:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if not self._may_lose:
                 raise StorageError(
-                    f"standard output cannot be written to: {(error.strerror or str(error)).lower()}. Send it to "
-                    "another file; everything else that the command wrote is in place"
+                    f"cannot write to standard output: {(error.strerror or str(error)).lower()}. Redirect it to "
+                    f"another file. All other outputs of the command are complete"
                 ) from None
 
 

@@ -51,18 +51,19 @@ def service_options(function: F) -> F:
             metavar="URL",
             envvar="DKGP_SERVICE_URL",
             show_envvar=True,
-            help=f"The jobs service.  [default: the one that you run on this machine, else {DEFAULT_URL}]",
+            help=f"URL of the jobs service.  [default: the one that you run on this machine, else {DEFAULT_URL}]",
         ),
         click.option(
             "--token-file",
             metavar="FILE",
-            help="File that holds the service's token.  [default: $DKGP_SERVICE_TOKEN, else that of your own service]",
+            help="File that contains the service's token.  [default: $DKGP_SERVICE_TOKEN, else the token of your own "
+            "service]",
         ),
         click.option(
             "--retry",
             type=click.FloatRange(min=0),
             metavar="SECONDS",
-            help="How long to try while the service does not answer.  [default: 15; 600 where a job is waited for]",
+            help="How long to retry if the service does not answer.  [default: 15; 600 when waiting for a job]",
         ),
     )
     for option in reversed(options):
@@ -136,8 +137,12 @@ def _show_state(record: Document, _: Output) -> None:
 
 
 @click.command(epilog=examples("dkgp jobs", "dkgp jobs --state running --state queued", "dkgp jobs --limit 5 --json"))
-@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Those in this state; repeatable.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES), help="List only jobs in this state. May be repeated."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Largest number of jobs to list."
+)
 @service_options
 @runs(show=_show_jobs)
 def jobs(reporter: Reporter, states: tuple[str, ...], limit: int, **options: Any) -> Document:
@@ -157,7 +162,7 @@ def status(reporter: Reporter, job_id: str, **options: Any) -> Document:
 
 
 @click.command(epilog=examples("dkgp logs 3f2a", "dkgp logs -f 3f2a", "dkgp logs --json 3f2a > events.jsonl"))
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends, over restarts of the service.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends, also when the service restarts.")
 @id_argument
 @service_options
 @output_options
@@ -202,7 +207,7 @@ def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
     "--timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Give up after so long, with exit code 124; the jobs go on.",
+    help="Stop waiting after this time, with exit code 124. The jobs continue.",
 )
 @service_options
 @runs(show=_show_states, exit_code=lambda document: int(document["exit_code"]))
@@ -237,8 +242,8 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
                     click.echo(line, err=err)
     except KeyboardInterrupt:
         raise InterruptedRunError(
-            f"no longer following; the job {job_id} goes on. `dkgp logs -f {job_id}` follows it again, "
-            f"`dkgp cancel {job_id}` ends it"
+            f"stopped following; the job {job_id} continues. `dkgp logs -f {job_id}` follows it again, `dkgp cancel "
+            f"{job_id}` cancels it"
         ) from None
 
 
@@ -268,11 +273,11 @@ class Submission:
         from dkgp.errors import UsageError
 
         if not self.slurm and (self.slurm_options or self.write_only is not None):
-            raise UsageError("--slurm-option and --write-only belong to --slurm, which was not given; add it")
+            raise UsageError("--slurm-option and --write-only need --slurm; add it")
         if self.slurm and (self.follow or self.deadline is not None or self.memory is not None):
             raise UsageError(
-                "--follow, --deadline and --memory belong to the jobs service; with --slurm, `tail -f` the job's "
-                "output file and give --slurm-option time=HH:MM:SS, --slurm-option mem=8G"
+                "--follow, --deadline and --memory are for the jobs service. With --slurm, `tail -f` the job's output "
+                "file, and give --slurm-option time=HH:MM:SS and --slurm-option mem=8G"
             )
 
 
@@ -282,7 +287,7 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
     for text in values:
         key, _, value = text.partition("=")
         if not key or key in settings:
-            raise click.BadParameter(f"{text!r} is no KEY=VALUE, or its KEY was given before.", context, parameter)
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE, or its KEY was given before.", context, parameter)
         settings[key] = value
     return settings
 
@@ -296,31 +301,31 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
         "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
     ),
 )
-@click.option("--name", metavar="NAME", help="Name of the job in lists.")
+@click.option("--name", metavar="NAME", help="Name of the job, shown in lists.")
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="End the job when it has run so long.  [default: the service's own deadline]",
+    help="Stop the job after this time.  [default: the service's deadline]",
 )
 @click.option(
     "--memory",
     type=byte_count,
     metavar="SIZE",
-    help="End the job when its processes hold more, such as 8GiB.  [default: the service's limit]",
+    help="Stop the job if its processes use more memory, such as 8GiB.  [default: the service's limit]",
 )
-@click.option("-f", "--follow", is_flag=True, help="Follow the job; leave with its exit code.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the job, and exit with its exit code.")
 @service_options
-@click.option("--slurm", is_flag=True, help="Write a batch script and hand it to SLURM; no service is needed.")
+@click.option("--slurm", is_flag=True, help="Write a batch script and submit it to SLURM. This needs no service.")
 @click.option(
     "--slurm-option",
     "slurm_options",
     multiple=True,
     metavar="KEY=VALUE",
     callback=slurm_settings,
-    help="A long option of sbatch without its dashes, such as partition=long; repeatable.",
+    help="A long option of sbatch without its dashes, such as partition=long. May be repeated.",
 )
-@click.option("--write-only", metavar="FILE", help="With --slurm: write the script there and do not submit it.")
+@click.option("--write-only", metavar="FILE", help="With --slurm: write the script to this file and do not submit it.")
 @output_options
 @click.pass_context
 def submit(context: click.Context, /, **options: Any) -> None:
@@ -503,7 +508,7 @@ SECONDS_A_DAY = 86_400.0
     "--folder",
     required=True,
     metavar="DIR",
-    help="Where the queue and the jobs' records lie; on a disk of this host, and yours alone to write to.",
+    help="Folder of the queue and the jobs' records. It must be on a disk of this host, and only you may write to it.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -511,39 +516,44 @@ SECONDS_A_DAY = 86_400.0
     type=click.IntRange(0, 65535),
     default=8780,
     show_default=True,
-    help="0: any that is free; the address is printed.",
+    help="Port to listen on. 0: any free port; the address is printed.",
 )
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="File that holds the token.  [default: $DKGP_SERVICE_TOKEN, else one that is made in --folder, where your own "
-    "commands find it by themselves]",
+    help="File that contains the token.  [default: $DKGP_SERVICE_TOKEN, else a new token in --folder, where your "
+    "commands find it]",
 )
 @click.option(
     "--metrics-token-file",
     metavar="FILE",
-    help="File with a token for collecting metrics: it reads them and the states of jobs, and changes "
-    "nothing. Others' tokens: `dkgp token`.",
+    help="File with a token for collecting metrics. This token can only read metrics and the states of jobs. `dkgp "
+    "token` makes tokens for users.",
 )
-@click.option("--no-token", is_flag=True, help="Let every user of this machine in; on a loopback address only.")
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="Accept every user of this machine without a token. Only allowed on a loopback address.",
+)
 @click.option(
     "--https",
     is_flag=True,
-    help="Speak TLS with a certificate that is made in --folder, which your own commands trust by themselves.",
+    help="Use TLS with a new certificate in --folder, which your own commands trust.",
 )
-@click.option("--https-cert", metavar="FILE", help="Speak TLS with this certificate (PEM).")
-@click.option("--https-key", metavar="FILE", help="Its key (PEM).  [default: in the same file]")
+@click.option("--https-cert", metavar="FILE", help="Use TLS with this certificate (PEM).")
+@click.option("--https-key", metavar="FILE", help="Key of --https-cert (PEM).  [default: in the same file]")
 @click.option(
     "--plain-http",
     is_flag=True,
-    help="Speak HTTP beyond this machine too, where a proxy or a private network protects token and data.",
+    help="Allow plain HTTP beyond this machine. Use this only if a proxy or a private network protects token and data.",
 )
 @click.option(
     "--root",
     "roots",
     multiple=True,
     metavar="PATH|URL",
-    help="Jobs read and write nothing outside these; repeatable.  [default: the working directory]",
+    help="Folder or URL in which jobs may read and write; they may do so nowhere else. May be repeated.  [default: "
+    "the working directory]",
 )
 @click.option(
     "--concurrent-jobs",
@@ -552,28 +562,28 @@ SECONDS_A_DAY = 86_400.0
     default=1,
     metavar="N",
     show_default=True,
-    help="Most jobs that run at once; fewer if their memory (--job-memory, `dkgp submit --memory`) would exceed 0.9 of "
-    "the machine's. Tokens take turns.",
+    help="Largest number of jobs that run at once. Fewer run if their memory (--job-memory, `dkgp submit --memory`) "
+    "would exceed 90 % of the machine's. Tokens take turns.",
 )
 @click.option(
     "--concurrent-jobs-per-token",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of these, jobs that one token submitted.  [default: all]",
+    help="Largest number of jobs of one token that run at once.  [default: all]",
 )
 @click.option(
     "--job-deadline",
     type=click.FloatRange(min=0, min_open=True),
     default=7 * SECONDS_A_DAY,
     metavar="SECONDS",
-    help="End a job that has run so long; `dkgp resume` goes on with it.  [default: 604800, a week]",
+    help="Stop a job after this time; `dkgp resume` continues it.  [default: 604800, one week]",
 )
 @click.option(
     "--job-memory",
     type=byte_count,
     metavar="SIZE",
-    help="End a job whose processes on this machine hold more.  [default: 0.9 of the machine's, or the container's, "
-    "shared out among --concurrent-jobs]",
+    help="Stop a job whose processes on this machine use more memory.  [default: 90 % of the memory of the machine or "
+    "container, divided by --concurrent-jobs]",
 )
 @click.option(
     "--keep-days",
@@ -581,7 +591,7 @@ SECONDS_A_DAY = 86_400.0
     default=90.0,
     show_default=True,
     metavar="DAYS",
-    help="Forget jobs that ended so long ago; their outputs stay.",
+    help="Remove the records of jobs that ended this many days ago; their outputs stay.",
 )
 @click.option(
     "--max-folder",
@@ -589,17 +599,23 @@ SECONDS_A_DAY = 86_400.0
     default="10GiB",
     show_default=True,
     metavar="SIZE",
-    help="Of records and logs: beyond it the jobs that ended longest ago are forgotten, and where none is left no "
-    "others are taken.",
+    help="Limit on the size of records and logs. Above it the service removes those of the jobs that ended longest "
+    "ago. If no ended job remains, it refuses new jobs.",
 )
-@click.option("--max-queued", type=click.IntRange(min=1), default=10_000, show_default=True, help="Jobs that may wait.")
+@click.option(
+    "--max-queued",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="Largest number of waiting jobs.",
+)
 @click.option(
     "--max-queued-per-token",
     type=click.IntRange(min=1),
     default=1_000,
     show_default=True,
     metavar="N",
-    help="Jobs that may wait of one token.",
+    help="Largest number of waiting jobs of one token.",
 )
 @cluster_options
 @output_options
@@ -647,7 +663,9 @@ def serve(**options: Any) -> None:
 # Copied from `dkgp.service.access`, which is not imported before a command runs.
 SCOPES = ("read", "submit", "admin")
 
-folder_option = click.option("--folder", required=True, metavar="DIR", help="The service's --folder.")
+folder_option = click.option(
+    "--folder", required=True, metavar="DIR", help="Folder of the service (`dkgp serve --folder`)."
+)
 
 
 @click.group(
@@ -676,13 +694,14 @@ def token() -> None:
     "--scope",
     type=click.Choice(SCOPES),
     required=True,
-    help="read: metrics, and the states of all jobs; submit: its own jobs, whole; admin: every job.",
+    help="read: metrics, and the states of all jobs; submit: also submits jobs, and sees and controls its own; admin: "
+    "sees and controls every job.",
 )
 @click.option(
     "--days",
     type=click.FloatRange(min=0, min_open=True),
     metavar="DAYS",
-    help="Refuse it after so long.  [default: when it is revoked]",
+    help="Number of days for which the token is valid.  [default: until it is revoked]",
 )
 @folder_option
 @runs(show=lambda document, output: _show_token(document, output))
@@ -693,7 +712,7 @@ def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: s
     place = _folder(folder)
     secret, made = add_token(place, name, scope, days)
     _record(place, "token add", name, scope)
-    reporter.note(f"the token of '{name}' ({scope}); it is not shown again:")
+    reporter.note(f"the token of '{name}' ({scope}), which is shown only once:")
     return {"command": "token add", "name": name, "scope": scope, "expires": made.expires, "token": secret}
 
 
@@ -756,4 +775,4 @@ def _show_tokens(document: Document, _: Output) -> None:
     if document["tokens"]:
         print_parts([table])
     else:
-        click.echo("no tokens but the service's own")
+        click.echo("there are no tokens except the service's own")

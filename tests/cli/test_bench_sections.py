@@ -22,7 +22,7 @@ def test_a_section_that_is_not_installed_says_what_to_install(arguments: tuple[s
     result = run("bench", "papers", *arguments)
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert "`dkgp bench papers` is of the package dkgp-benchmarks, which is not installed" in said
+    assert "`dkgp bench papers` needs the package dkgp-benchmarks, which is not installed" in said
     assert "pip install ./benchmarks" in said
 
 
@@ -46,5 +46,5 @@ def test_sections_without_a_race_refuse_it_in_words() -> None:
     result = run("bench", "products", "--null")
     assert result.exit_code == 2
     said = " ".join(result.stderr.split())
-    assert "--null makes no sense for products: its baselines run twice in every repeat in any case" in said
+    assert "--null cannot be used with products: its baselines run twice in every repeat in any case" in said
     assert "--null" not in run("bench", "products", "--help").stdout

@@ -77,7 +77,7 @@ def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
 
 
 GROUPED = ("train", "predict", "tune", "fit", "sparse", "classify", "ingest")
-LAST = ("Further options", "Checkpoints, records and limits", "What is shown", "Where the work runs")
+LAST = ("Further options", "Checkpoints, records and limits", "Output on the terminal", "Where the work runs")
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -86,8 +86,8 @@ def test_common_options_come_first_and_the_cluster_last(name: str) -> None:
     headings = [line[:-1] for line in lines if re.fullmatch(r"[A-Z].*:", line) and not line.startswith("As in")]
     assert headings[0] == "Options"
     assert [heading for heading in headings if heading in LAST] == [each for each in LAST if each in headings]
-    assert headings[-1] == ("What is shown" if name in ("fit", "ingest") else "Where the work runs")
-    shown = lines.index("What is shown:")
+    assert headings[-1] == ("Output on the terminal" if name in ("fit", "ingest") else "Where the work runs")
+    shown = lines.index("Output on the terminal:")
     flags = [line.split()[0].rstrip(",") for line in lines[shown + 1 : shown + 6]]
     assert flags[:4] == ["--json", "-q", "-v", "--debug"]
     assert flags[4] in ("-h", "--help")  # click keeps the first that a command was shown with

@@ -158,7 +158,7 @@ def test_features_that_were_constant_may_stay(tmp_path: Path) -> None:
         ("{model} --out p.csv", 2, "got --out beside it"),
         ("{model} --resume", 2, "got --resume beside it"),
         ("{model} --cluster none", 2, "got --cluster beside it"),
-        ("{model} --json", 2, "--json one document"),
+        ("{model} --json", 2, "--json prints one document"),
         ("{model} --variance-gap 0.1", 2, "--variance-gap belongs to --variance"),
         ("{model} --variance --variance-basis 5", 3, "--variance-basis is of predictions in a store"),
         ("{model} --variance --keep-factor", 3, "--keep-factor is of predictions in a store"),

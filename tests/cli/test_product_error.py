@@ -162,7 +162,7 @@ def test_auto_goes_on_within_a_bound_where_a_run_began_so(
 def test_the_option_of_earlier_versions_names_its_successor(terrain: dict[str, Any], tmp_path: Path) -> None:
     refused(
         run(*train(terrain, tmp_path / "m", "--tree-error", 1e-5)),
-        "--tree-error is no option any more",
+        "--tree-error no longer exists",
         "--product-error E",
         exit_code=2,
     )

@@ -76,7 +76,7 @@ def test_a_full_standard_output_is_told_in_words(pipeline: dict[str, Any], line:
     with FULL.open("w") as full:
         code, message = _process(*line.format(model=pipeline["train"]["out"]).split(), stdout=full)
     assert code == 3
-    assert "standard output cannot be written to: no space left on device. Send it to another file" in message
+    assert "cannot write to standard output: no space left on device. Redirect it to another file" in message
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
@@ -135,7 +135,8 @@ def test_without_a_working_folder_absolute_paths_do(pipeline: dict[str, Any], tm
 def test_threads_that_numba_cannot_be_imported_with_are_refused(threads: str) -> None:
     code, message = _process("info", env={**ENVIRONMENT, "NUMBA_NUM_THREADS": threads})
     assert code == 2
-    assert message == f"dkgp: NUMBA_NUM_THREADS is {threads}; expected a number above zero. Set one, or unset it\n"
+    expected = "expected a number above zero. Set such a number, or unset the variable"
+    assert message == f"dkgp: NUMBA_NUM_THREADS is {threads}; {expected}\n"
 
 
 @pytest.mark.faults

@@ -93,7 +93,7 @@ class Work:
 
     @property
     def seed(self) -> int:
-        """Of all random draws."""
+        """Seed of all random draws."""
         return int(self.settings["seed"])
 
 

@@ -38,7 +38,7 @@ class BenchPursuitJob:
     pool
         Prototypes to choose from, of figures 11 to 13.
     seed
-        Of all random draws.
+        Seed of all random draws.
     plots, overwrite, out
         Folder of pictures, whether to replace them, file of the record.
     keep

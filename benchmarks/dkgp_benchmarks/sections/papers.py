@@ -83,7 +83,7 @@ def _options() -> tuple[Option, ...]:
         Option("n", "Training samples at most.  [default: each part's]", type=int, spellings=("--samples", "--n")),
         Option("n_test", "At most.  [default: each part's]", type=int, spellings=("--test-samples", "--n-test")),
         Option("draws", "Of the samples, or splits.  [default: the paper's with --full; 1 to 5]", type=int),
-        replace(section.SUBSET, default=None, help="Samples to tune on.  [default: each part's]"),
+        replace(section.SUBSET, default=None, help="Number of samples to tune on.  [default: each part's]"),
         Option(
             "sizes",
             "Samples of Friedman1 in Figure 4.  [default: each part's]",

@@ -121,13 +121,13 @@ section.SECTIONS.add(
             section.NULL,
             Option(
                 "with_cholesky",
-                "Whether LAPACK takes part.  [default: where it fits, not with --table 4]",
+                "Include LAPACK's Cholesky factorisation.  [default: where it fits, not with --table 4]",
                 type=bool,
                 spellings=("--cholesky/--no-cholesky",),
             ),
             Option(
                 "with_plain_pass",
-                "Whether the NumPy pass does.  [default: yes, not with --table 3]",
+                "Include the NumPy pass.  [default: yes, not with --table 3]",
                 type=bool,
                 spellings=("--plain-pass/--no-plain-pass",),
             ),

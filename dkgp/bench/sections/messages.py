@@ -18,25 +18,32 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "messages",
-        """Rounds of many worker processes, whose tasks sleep for what they would compute, against the plan's forecast.
+        """Compare rounds on many worker processes with the plan's forecast. Tasks sleep for as long as they would "
+            "compute.
 
-        What scheduler, messages and coordinator take for 16 or 64 workers can so be measured on two cores.
+        This measures the time of scheduler, messages and coordinator for 16 or 64 workers on two cores.
         """,
         _run,
         (
             Option("samples", "Samples.", type=whole_numbers, default="100000,1000000", metavar="N,N,..."),
-            Option("workers", "Workers of a thread each.", type=whole_numbers, default="2,4,16", metavar="N,N,..."),
+            Option(
+                "workers",
+                "Numbers of workers, with one thread each.",
+                type=whole_numbers,
+                default="2,4,16",
+                metavar="N,N,...",
+            ),
             Option(
                 "threads",
-                "Workers that share a process.  [default: 1 up to 16 workers, 16 beyond]",
+                "Workers per process.  [default: 1 for up to 16 workers, 16 for more]",
                 type=int,
                 least=1,
             ),
-            Option("entry_ns", "Nanoseconds of a kernel entry, asleep.", type=float, default=0.2),
-            Option("seconds", "Computing of a product is shortened to so many.", type=float, default=5.0),
+            Option("entry_ns", "Nanoseconds that a task sleeps for each kernel entry.", type=float, default=0.2),
+            Option("seconds", "Shorten the computing time of a product to this many seconds.", type=float, default=5.0),
             Option(
                 "latency_seconds",
-                "Of a link between this process and the scheduler, one way.",
+                "Simulated one-way latency between this process and the scheduler, in seconds.",
                 type=float,
                 default=0.0,
                 spellings=("--latency",),
@@ -44,7 +51,8 @@ section.SECTIONS.add(
             ),
             Option(
                 "bytes_per_second",
-                "Bytes a second of that link in each direction, such as 119MiB for 1 Gbit/s.  [default: unlimited]",
+                "Simulated bandwidth of that link in bytes per second and direction, such as 119MiB for 1 Gbit/s.  "
+                "[default: unlimited]",
                 type=byte_count,
                 spellings=("--bandwidth",),
                 metavar="SIZE",
@@ -52,7 +60,7 @@ section.SECTIONS.add(
             replace(section.REPEATS, default=3),
             section.OUT,
         ),
-        without_null="it races a forecast",
+        without_null="it compares with a forecast, not with a contender",
         examples=(
             "dkgp bench messages --workers 2,16",
             "dkgp bench messages --samples 10000000 --workers 16,64",

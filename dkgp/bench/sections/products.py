@@ -12,35 +12,50 @@ from dkgp.registry import Option, whole_numbers
 CELLS = (
     Option("dimension", "Features of the points.  [default: 2]", type=int, least=2),
     Option("sizes", "Points.  [default: 100000,300000]", type=whole_numbers, metavar="N,N,..."),
-    Option("kernels", "Such as matern32 or spherical.  [default: matern12]", multiple=True, spellings=("--kernel",)),
+    Option(
+        "kernels",
+        "Kernels, such as matern32 or spherical.  [default: matern12]",
+        multiple=True,
+        spellings=("--kernel",),
+    ),
     Option(
         "length_scales",
-        "In sides of the square or cube.  [default: 0.1]",
+        "Length scales, in sides of the square or cube.  [default: 0.1]",
         type=float,
         multiple=True,
         spellings=("--length-scale",),
     ),
     Option(
         "tolerances",
-        "On each entry, relative to the sum of the weights' magnitudes.  [default: 1e-6 1e-10]",
+        "Bounds on the error of each entry, relative to the sum of the weights' magnitudes.  [default: 1e-6 1e-10]",
         type=float,
         multiple=True,
         spellings=("--tolerance", "--tol"),
     ),
-    Option("exact_up_to", "Points up to which the exact product is measured.  [default: 30000]", type=int, least=1),
-    Option("fourier_up_to", "Points up to which NFFT and EFGP are measured.  [default: 1000000]", type=int, least=0),
-    Option("check_rows", "Rows at which errors are taken.  [default: 24]", type=int, least=1),
-    Option("plot", "Draw processor seconds against points into a .png, .pdf or .svg.", metavar="FILE"),
+    Option(
+        "exact_up_to",
+        "Largest number of points for which the exact product is measured.  [default: 30000]",
+        type=int,
+        least=1,
+    ),
+    Option(
+        "fourier_up_to",
+        "Largest number of points for which NFFT and EFGP are measured.  [default: 1000000]",
+        type=int,
+        least=0,
+    ),
+    Option("check_rows", "Number of rows at which errors are measured.  [default: 24]", type=int, least=1),
+    Option("plot", "Plot processor seconds against points into a .png, .pdf or .svg file.", metavar="FILE"),
 )
 
 OTHERS = (
     Option("samples", "Number of samples.", type=int, default=30_000),
     Option("features", "Number of features.", type=int, default=8),
-    Option("vectors", "Vectors at a time.  [default: 1 4 8]", type=int, multiple=True),
-    Option("workers", "Threads, and worker processes.", type=int, default=2),
+    Option("vectors", "Numbers of vectors in one product.  [default: 1 4 8]", type=int, multiple=True),
+    Option("workers", "Number of threads, and of worker processes.", type=int, default=2),
     Option(
         "halo",
-        "Of the block-Vecchia factor that worker processes build, with leaves of half of it; 0 for none.",
+        "Halo of the block-Vecchia factor that worker processes build, with leaves of half that size; 0 for no factor.",
         type=int,
         default=1000,
     ),
@@ -68,12 +83,13 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "products",
-        "Products with the whole matrix: evaluated or read from kept tiles, by cluster, workers and vectors.",
+        "Measure products with the whole matrix, evaluated or read from kept tiles, by cluster, workers and vectors.",
         _run,
         (
             Option(
                 "cells",
-                "Products by cells in 2 or 3 dimensions instead, with their proven bounds, beside exact ones.",
+                "Compare products by cells in 2 or 3 dimensions, with their proven bounds, with exact products "
+                "instead.",
                 type=bool,
                 default=False,
             ),
@@ -102,7 +118,8 @@ def _run_tiles(values: dict[str, Any], reporter: section.Reporter) -> section.Do
 section.SECTIONS.add(
     section.Section(
         "tiles",
-        "Cost of one kernel entry on one core, against NumPy's bare float32 exp, a GEMM-based tile and a broadcast.",
+        "Compare the time of one kernel entry on one core with NumPy's bare float32 exp, a GEMM-based tile and a "
+        "broadcast.",
         _run_tiles,
         (
             Option("features", "Numbers of features.  [default: 2 8 10 21 90]", type=int, multiple=True),

@@ -9,8 +9,8 @@ from dkgp.registry import Option, whole_numbers
 
 LIMITS = (
     section.TOLERANCE,
-    Option("max_passes", "Where each solver is cut off.", type=float),
-    Option("max_seconds", "Where each solver is cut off.", type=float),
+    Option("max_passes", "Limit at which each solver is stopped.", type=float),
+    Option("max_seconds", "Limit at which each solver is stopped.", type=float),
 )
 
 
@@ -22,7 +22,7 @@ def _options() -> tuple[Option, ...]:
         *section.problem_options(),
         Option(
             "solvers",
-            "Who takes part, each as `dkgp train` runs it.  [default: auto]",
+            "Solvers to compare, each as `dkgp train` runs it.  [default: auto]",
             spellings=("--solver",),
             choices=(AUTO, *(name for name in solver_names() if name not in REFERENCES)),
             multiple=True,
@@ -32,14 +32,14 @@ def _options() -> tuple[Option, ...]:
         section.NULL,
         Option(
             "with_cholesky",
-            "Whether LAPACK takes part.",
+            "Include LAPACK's Cholesky factorisation.",
             type=bool,
             default=True,
             spellings=("--cholesky/--no-cholesky",),
         ),
         Option(
             "with_plain_pass",
-            "Whether the NumPy pass does.",
+            "Include the NumPy pass.",
             type=bool,
             default=True,
             spellings=("--plain-pass/--no-plain-pass",),
@@ -60,10 +60,10 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "solve",
-        """Solvers against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
+        """Compare solvers with LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
 
-        Every contender runs in a process of its own and takes its turn in every repeat. Beside a solver's time stands
-        where it went. Cholesky is left out, and that is said, where its matrix does not fit the memory available.
+        Every contender runs in its own process, once in every repeat. The table shows each solver's time and the parts
+        of it. If the matrix does not fit in memory, Cholesky is left out with a message.
         """,
         _run,
         _options,
@@ -88,7 +88,7 @@ def _run_overhead(values: dict[str, Any], reporter: section.Reporter) -> section
 section.SECTIONS.add(
     section.Section(
         "overhead",
-        "The same solve without Dask, on a Dask cluster in one process, and on worker processes.",
+        "Compare one solve without Dask, on a Dask cluster in one process, and on worker processes.",
         _run_overhead,
         (
             *section.problem_options(),
@@ -113,10 +113,10 @@ def _run_scaling(values: dict[str, Any], reporter: section.Reporter) -> section.
 section.SECTIONS.add(
     section.Section(
         "scaling",
-        """The update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
+        """Measure the update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
 
-        Beside the speed-up of a product stands what the machine itself allows: as many threads that evaluate kernel
-        entries and do nothing else, against one. The cost model's figures for the same runs are said too.
+        The table compares the speed-up of a product with that of the machine: as many threads that only evaluate
+        kernel entries. It also shows the cost model's figures for the same runs.
         """,
         _run_scaling,
         (

@@ -14,7 +14,7 @@ def test_a_token_is_printed_once_alone_and_written_down(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     secret = result.stdout.strip()
     assert secret.startswith("dkgp_")
-    assert "not shown again" in result.stderr
+    assert "shown only once" in result.stderr
     assert folder.stat().st_mode & 0o777 == 0o700
     listed = run_json("token", "list", "--folder", folder)
     assert [(known["name"], known["scope"], known["expires"]) for known in listed["tokens"]] == [
@@ -22,7 +22,7 @@ def test_a_token_is_printed_once_alone_and_written_down(tmp_path: Path) -> None:
     ]
     assert "alice" in run("token", "list", "--folder", folder).stdout
     assert run("token", "revoke", "alice", "--folder", folder).stdout == "alice revoked\n"
-    assert run("token", "list", "--folder", folder).stdout == "no tokens but the service's own\n"
+    assert run("token", "list", "--folder", folder).stdout == "there are no tokens except the service's own\n"
     lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
     assert [(line["what"], line["token"]) for line in lines] == [("token add", "alice"), ("token revoke", "alice")]
     assert all(secret not in Path(path).read_text() for path in files_below(folder))
