@@ -208,7 +208,9 @@ class KernelEstimator(ClientEstimator):
             The place is taken, or cannot be written to.
         """
         check_is_fitted(self)
-        self._fitted.save(address(url), overwrite=overwrite)
+        saved = self._fitted.save(address(url), overwrite=overwrite)
+        if saved is not self._fitted:
+            self._take(saved)
 
     @classmethod
     def load(cls, url: str | os.PathLike[str], *, client: Any = None) -> Self:

@@ -112,10 +112,14 @@ class Fitted(ABC):
         """The estimator's error of sums over all samples; the default for a model that no estimator saved."""
         return ProductError.of(self.about.get("settings", {}).get("product_error", "auto"))
 
-    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> None:
-        """Write the model to a store, its inputs by reference if they lie in a store; errors as for `Model.save`."""
+    def save(self, url: str, *, by_reference: bool = False, overwrite: bool = False) -> Self:
+        """Write the model to a store, its inputs by reference if they lie in a store; errors as for `Model.save`.
+
+        Return this object; if it read the store that is replaced, one that reads the new store.
+        """
         model = self.record.alone().supported_by(self._training_inputs())
         model.save(url, by_reference=by_reference, overwrite=overwrite)
+        return type(self)(self.kind.open(url), self.workspace) if self.record.reads(url) else self
 
     def readable_url(self) -> str:
         """Return an address that other processes can read; the model is stored the first time that one is needed."""

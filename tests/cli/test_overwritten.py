@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +21,7 @@ import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, open_model, open_prediction, save_model
 from dkgp.data.stores.arrays import StoredArray
+from dkgp.data.stores.manifest import MANIFEST_NAME
 from dkgp.errors import StoreError
 from tests.cli.invoke import refused, run, run_json
 from tests.cli.processes import ENVIRONMENT
@@ -172,28 +176,114 @@ def test_a_copy_of_a_store_is_the_same_store(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.inputs(0, ROWS), before)
 
 
-def test_what_a_killed_overwriting_set_aside_is_put_back_or_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def killed_while_written(place: Path, earlier: Path, new: Path) -> None:
+    shutil.copytree(earlier, place)
+    shutil.copytree(new, place.with_name(f".dkgp-new-{place.name}"))
+    (place.with_name(f".dkgp-new-{place.name}") / MANIFEST_NAME).unlink()
+
+
+def killed_between_the_moves(place: Path, earlier: Path, new: Path) -> None:
+    shutil.copytree(earlier, place.with_name(f".dkgp-replaced-{place.name}"))
+    shutil.copytree(new, place.with_name(f".dkgp-new-{place.name}"))
+
+
+def killed_after_the_moves(place: Path, earlier: Path, new: Path) -> None:
+    shutil.copytree(earlier, place.with_name(f".dkgp-replaced-{place.name}"))
+    shutil.copytree(new, place)
+
+
+def killed_in_an_earlier_version(place: Path, earlier: Path, new: Path) -> None:
+    killed_after_the_moves(place, earlier, new)
+    (place / MANIFEST_NAME).unlink()
+
+
+@pytest.mark.parametrize(
+    ("kill", "stays"),
+    [
+        (killed_while_written, 0),
+        (killed_between_the_moves, 0),
+        (killed_after_the_moves, 1),
+        (killed_in_an_earlier_version, 0),
+    ],
+)
+def test_the_remains_of_a_killed_overwriting_are_put_back_or_removed(
+    kill: Callable[[Path, Path, Path], None], stays: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, aside = tmp_path / "data.zarr", tmp_path / ".dkgp-replaced-data.zarr"
-    write_inputs(place, 0)
-    before = open_dataset(str(place)).inputs(0, ROWS)
-    # As a kill leaves it: the earlier store aside, an unfinished one in its place.
-    with monkeypatch.context() as patch:
-        patch.setattr("dkgp.data.stores.writable.NewStore.remove", lambda self: None)
-        patch.setattr("dkgp.data.stores.writable.commit", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            write_inputs(place, 1)
-    assert aside.is_dir()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    place, stores = folder / "data.zarr", [tmp_path / f"{seed}.zarr" for seed in range(2)]
+    for seed, store in enumerate(stores):
+        write_inputs(store, seed)
+    contents = [open_dataset(str(store)).inputs(0, ROWS) for store in stores]
+    kill(place, *stores)
     with monkeypatch.context() as patch:
         patch.setattr("dkgp.data.stores.writable.commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            write_inputs(place, 1)
-    np.testing.assert_array_equal(open_dataset(str(place)).inputs(0, ROWS), before)
-    assert not aside.exists()
-    write_inputs(place, 1)
-    assert (open_dataset(str(place)).inputs(0, ROWS) != before).all()
-    assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]
+            write_inputs(place, 2)
+    np.testing.assert_array_equal(open_dataset(str(place)).inputs(0, ROWS), contents[stays])
+    write_inputs(place, 2)
+    assert all((open_dataset(str(place)).inputs(0, ROWS) != content).all() for content in contents)
+    assert [path.name for path in folder.iterdir()] == ["data.zarr"]
+
+
+def overwrite_for_ever(place: str, first: int) -> None:
+    for number in itertools.count(first):
+        write_inputs(Path(place), number % 2)
+
+
+def save_over_itself_for_ever(place: str, first: int) -> None:
+    while True:
+        open_model(place).save(place, overwrite=True)
+
+
+def write_model(place: str, folder: Path) -> None:
+    write_inputs(folder / "train.zarr", 0)
+    dataset = open_dataset(str(folder / "train.zarr"))
+    alpha, kernel = dataset.all_targets(), {"type": "rbf", "variance": 1.0, "gamma": [1.0] * 6}
+    save_model(place, dataset=dataset, alpha=alpha, gradient=alpha, kernel=kernel, noise_variance=0.1)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["data set", "model over itself"])
+def test_a_kill_at_any_moment_leaves_a_whole_store(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    place, aside = folder / "a.zarr", folder / ".dkgp-replaced-a.zarr"
+    if kind == "data set":
+        writes, opens, kinds = overwrite_for_ever, open_dataset, 2
+        for seed in (1, 0):
+            write_inputs(place, seed)
+            if seed:
+                whole = {open_dataset(str(place)).inputs(0, ROWS).tobytes()}
+    else:
+        writes, opens, kinds = save_over_itself_for_ever, open_model, 1
+        write_model(str(place), tmp_path)
+        whole = set()
+    whole.add(opens(str(place)).inputs(0, ROWS).tobytes())
+    assert len(whole) == kinds
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.cli.test_overwritten"])
+    begun = 0
+    for number in range(40):
+        process = context.Process(target=writes, args=(str(place), number))
+        process.start()
+        time.sleep(rng.uniform(0.05, 0.4))
+        process.kill()
+        process.join()
+        begun += len(list(folder.iterdir())) > 1
+        there = place if (place / MANIFEST_NAME).exists() else aside
+        assert opens(str(there)).inputs(0, ROWS).tobytes() in whole
+        if there == aside:  # as the next writer does
+            assert not place.exists()
+            aside.rename(place)
+    assert begun, "some kills came while a store was written"
+    if kind == "data set":
+        write_inputs(place, 0)
+    else:
+        open_model(str(place)).save(str(place), overwrite=True)
+    assert opens(str(place)).inputs(0, ROWS).tobytes() in whole
+    assert [path.name for path in folder.iterdir()] == ["a.zarr"]
 
 
 def test_where_folders_cannot_be_moved_a_store_is_overwritten_as_well(
@@ -204,8 +294,12 @@ def test_where_folders_cannot_be_moved_a_store_is_overwritten_as_well(
     write_inputs(place, 0)
     before = open_dataset(str(place)).inputs(0, ROWS)
 
-    def refuse(source: object, target: object) -> None:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if source == place:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
 
     monkeypatch.setattr("dkgp.data.stores.writable.os.rename", refuse)
     write_inputs(place, 1)

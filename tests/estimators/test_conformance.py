@@ -130,6 +130,12 @@ def test_a_store(name: str, samples: Callable[[str], Any], fitted: Callable[[str
     assert_same(answers(pickle.loads(pickle.dumps(loaded)), X_new), known)
     # It carries all that it needs to another place.
     loaded.save(tmp_path / "again.zarr")
+    # Over the store that it reads, as it is and with more samples.
+    for more in (None, X_new[:4])[: 2 if hasattr(loaded, "update") and getattr(loaded, "method", None) != "vif" else 1]:
+        shown = answers(loaded if more is None else loaded.update(more, more[:, 0]), X_new)
+        loaded.save(tmp_path / "model.zarr", overwrite=True)
+        for saved in (loaded, kind.load(tmp_path / "model.zarr")):
+            assert_same(answers(saved, X_new), shown)
     shutil.rmtree(tmp_path / "model.zarr")
     assert_same(answers(kind.load(tmp_path / "again.zarr"), X_new), known)
     assert clone(loaded).fit(samples(name).X, samples(name).y).kernel_ == model.kernel_

@@ -207,7 +207,7 @@ def replaced_file(target: Path, *, synced: bool = True) -> Iterator[Path]:
                 temporary.unlink()
             raise
         if synced:
-            _sync_folder(place.parent)
+            sync_folder(place.parent)
 
 
 @contextlib.contextmanager
@@ -367,7 +367,7 @@ def sync_tree(location: Location, names: Iterable[str]) -> None:
             _sync_path(file)
             folders.add(file.parent)
         for folder in folders:
-            _sync_folder(folder)
+            sync_folder(folder)
 
 
 def _umask() -> int:
@@ -389,7 +389,8 @@ def _sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Force a local folder's names to the disk, if its file system allows that."""
     # Not every file system lets a folder be synced; the rename itself has happened by now.
     with contextlib.suppress(OSError):
         _sync_path(folder)

@@ -239,6 +239,10 @@ class StoredArray:
             )
         return np.asarray(self._checked(ordered, first, last + 1)[inverse], dtype=np.float64)
 
+    def reads(self, url: str) -> bool:
+        """Return True if the array belongs to the store at an address."""
+        return self.url == normalise_url(url)
+
     def require_whole_chunks(self, start: int, stop: int) -> None:
         """Check that the rows [start, stop) are there and make up whole chunks; `InputError` where they do not."""
         n_rows = self.shape[0]

@@ -202,6 +202,10 @@ class Dataset:
         """Row ranges [start, stop) of the chunks, in order."""
         return row_ranges(self.n_samples, self.chunk_rows)
 
+    def reads(self, url: str) -> bool:
+        """Return True if inputs or targets lie in the store at an address."""
+        return any(rows is not None and rows.reads(url) for rows in (self._input_array, self._target_array))
+
     def inputs(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """Inputs of the samples [start, stop).
 

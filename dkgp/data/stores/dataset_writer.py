@@ -242,7 +242,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             if self._names.ids:
                 metadata["ids"] = [{"name": name, "bytes": width} for name, width in self._names.ids]
             shown = {key: metadata[key] for key in ("standardisation", "fingerprint")}
-            set_attributes(self.url, shown, self._store.claim)
+            set_attributes(self._store.claim.url, shown, self._store.claim)
             self._store.commit(metadata)
             self._finished = True
         except BaseException:

@@ -190,6 +190,10 @@ class InputsOf:
         """The rows at `indices`, in that order."""
         return self._dataset.input_rows(indices)
 
+    def reads(self, url: str) -> bool:
+        """Return True if rows lie in the store at an address."""
+        return self._dataset.reads(url)
+
 
 def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     """The training set with rows added in memory, under the same standardisation.

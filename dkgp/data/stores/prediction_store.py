@@ -199,13 +199,15 @@ class PredictionWriter(_Planned):
             plan["classes"] = shown["classes"] = list(known)
         with new_store(address, PREDICTION_KIND, {_PLAN: plan, **shown}, overwrite, _version(variables)) as store:
             if known is not None:
-                create_name_array(address, _CLASS_DIMENSION, known, store.claim)
+                create_name_array(store.claim.url, _CLASS_DIMENSION, known, store.claim)
             for name in variables:
                 # A flag variable of CF: the meanings of codes are attributes.
                 flags = {"classes": list(known or ())} if name == "class" else None
                 store.create_array(
                     name, *_layout(name, plan), plan["chunk_rows"], flags, _INTEGERS.get(name, "float64")
                 )
+            # A run that is interrupted goes on with the regions in their final place.
+            store.take_place()
         return cls(address, plan, store.claim)
 
     @staticmethod

@@ -29,6 +29,9 @@ class RowArray(Protocol):
     def rows(self, indices: IntArray) -> FloatArray:
         """The rows at `indices`, in that order."""
 
+    def reads(self, url: str) -> bool:
+        """Return True if rows lie in the store at an address."""
+
 
 class MemoryArray:
     """Rows in this process's memory; `values` (n, columns) are neither copied nor written to.
@@ -55,6 +58,10 @@ class MemoryArray:
     def rows(self, indices: IntArray) -> FloatArray:
         """The rows at `indices`, in that order."""
         return self._values[np.asarray(indices, dtype=np.intp)]
+
+    def reads(self, url: str) -> bool:
+        """Return False: the rows lie in memory."""
+        return False
 
 
 def _redeem(token: str) -> MemoryArray | _Elsewhere:
@@ -101,6 +108,10 @@ class AppendedRows:
         result[~early] = self.second.rows(ordered[~early] - self._cut)
         return result
 
+    def reads(self, url: str) -> bool:
+        """Return True if rows of either array lie in the store at an address."""
+        return self.first.reads(url) or self.second.reads(url)
+
 
 class InSourceUnits:
     """Rows in the units of their source, to rounding: standardised rows, which `back` maps to so many `columns`."""
@@ -116,6 +127,10 @@ class InSourceUnits:
     def rows(self, indices: IntArray) -> FloatArray:
         """The rows at `indices`, in that order."""
         return self._mapped(self._rows.rows(indices))
+
+    def reads(self, url: str) -> bool:
+        """Return True if rows lie in the store at an address."""
+        return self._rows.reads(url)
 
     def _mapped(self, values: FloatArray) -> FloatArray:
         return self._back(values.reshape(len(values), -1))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.addresses import is_local, normalise_url, protocol_of
-from dkgp.data.remote.claims import CLAIM_NAME, Claim, PlaceLock, locked
+from dkgp.data.remote.claims import CLAIM_NAME, Claim, PlaceLock, beside, locked
 from dkgp.data.remote.limits import in_open_folder
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
@@ -25,6 +25,7 @@ from dkgp.data.remote.storage import (
     remove_object,
     remove_store,
     remove_tree,
+    sync_folder,
     translate_write_errors,
     write_object,
 )
@@ -101,15 +102,23 @@ def _is_begun(folder: Path) -> bool:
 
 
 class NewStore:
-    """A store that is being written: its arrays, under the writer's claim; it can be opened once it is committed."""
+    """A store that is being written: its arrays, under the writer's claim; it can be opened once it is committed.
+
+    Attributes
+    ----------
+    url
+        Address of the store once it is committed.
+    claim
+        The writer's claim. Its `url` is the place that is written to: `url`, or a place beside an earlier store there.
+    """
 
     def __init__(self, url: str, kind: str, claim: Claim, lock: PlaceLock, version: int | None = None) -> None:
         self.url = url
         self.claim = claim
         self.arrays: list[StoredArray] = []
-        # The finished store that this one replaces, until it is committed.
-        self.earlier: Path | None = None
-        self._lock, self._removed = lock, False
+        # The earlier store, while this one is unfinished in its place.
+        self._earlier: Path | None = None
+        self._lock, self._ended = lock, False
         self._kind, self._version = kind, version
 
     def create_array(
@@ -122,7 +131,7 @@ class NewStore:
         dtype: StoredType = "float64",
     ) -> StoredArray:
         """An array of the store, all its chunks still to be written (see `arrays.create_array`)."""
-        array = create_array(self.url, name, shape, chunk_rows, dimensions, attributes, dtype, self.claim)
+        array = create_array(self.claim.url, name, shape, chunk_rows, dimensions, attributes, dtype, self.claim)
         self.arrays.append(array)
         return array
 
@@ -133,19 +142,29 @@ class NewStore:
         self.create_array(name, values.shape, dimensions, rows, dtype=dtype).write(0, values)
 
     def commit(self, metadata: Json) -> None:
-        """Write the manifest; errors as of `manifest.commit`."""
-        commit(self.url, self._kind, metadata, self.arrays, self.claim, self._version)
+        """Write the manifest, and let the store take the place of an earlier one; errors as of `manifest.commit`."""
+        commit(self.claim.url, self._kind, metadata, self.arrays, self.claim, self._version)
+        self.take_place()
+        self._ended = True
+        if self._earlier is not None:
+            remove_tree(str(self._earlier))
         self._lock.release()
+
+    def take_place(self) -> None:
+        """Move a store that was written beside an earlier one to its place, and set the earlier one aside."""
+        if self.claim.url != self.url:
+            self._earlier = _replace(Path(self.claim.url), self.url)
+            self.claim = Claim(self.url, "")
 
     def remove(self) -> None:
         """Remove the store, unless another writer has taken the place over; a store set aside is put back."""
-        if self._removed:  # the place may be another writer's by now
+        if self._ended:  # the place may be another writer's by now
             return
         remove_store(self.claim)
-        if self.earlier is not None and self.earlier.exists():
+        if self._earlier is not None and self._earlier.exists():
             with translate_write_errors(self.url):
-                _move(self.earlier, Path(self.url))
-        self._removed = True
+                _move(self._earlier, Path(self.url))
+        self._ended = True
         self._lock.release()
 
 
@@ -155,21 +174,20 @@ def new_store(url: str, kind: str, attributes: Json, overwrite: bool, version: i
 
     `version` is its format, by default the newest; a store without newer features keeps an earlier one.
 
-    Another of its kind that is there gives way first: on a disk a finished one is kept beside the place until `commit`
-    removes it, and put back if the block fails; elsewhere it is removed. The new store is removed if the block
-    fails. A local place is locked until the store is committed or removed. Parameters and errors as of
+    On a disk a finished store of its kind stays in its place, and may be read, until `commit` replaces it: the new one
+    is written beside it. Elsewhere, since objects cannot be moved, it is removed first. The new store is removed if the
+    block fails. A local place is locked until the store is committed or removed. Parameters and errors as of
     `ensure_writable`, `PlaceLock.take` and `create_group`.
     """
     ensure_writable(url, overwrite, kind)
     lock = PlaceLock.take(url)
     ensure_writable(url, overwrite, kind)  # another writer may have finished before the lock was taken
-    claim = Claim.take(url, kind, over=overwrite)
+    place = _place_to_write(url, overwrite) if is_local(url) else url
+    claim = Claim.take(place, kind, over=overwrite)
     store = NewStore(url, kind, claim, lock, version)
     try:
-        if is_local(url) and overwrite:
-            store.earlier = _set_aside(url)
         remove_store(claim, keep_claim=True)
-        create_group(url, kind, attributes, claim, version)
+        create_group(place, kind, attributes, claim, version)
         yield store
     except BaseException:
         store.remove()
@@ -184,18 +202,43 @@ def take_the_place(store: str, url: str, kind: str) -> None:
     """
     with locked(url):
         ensure_writable(url, True, kind)
-        store, url = normalise_url(store), normalise_url(url)
-        aside = _set_aside(url)
-        remove_tree(url)
-        with translate_write_errors(url):
-            try:
-                _move(Path(store), Path(url))
-            except BaseException:
-                if aside is not None:
-                    _move(aside, Path(url))
-                raise
+        aside = _replace(Path(normalise_url(store)), normalise_url(url))
         if aside is not None:
             remove_tree(str(aside))
+
+
+def _place_to_write(url: str, overwrite: bool) -> str:
+    """Return the place at which a new local store is written: beside an earlier one that it replaces.
+
+    Removes the remains of a killed writer, and puts back the earlier store that it had set aside.
+    """
+    new, aside = beside(Path(url), ".dkgp-new-"), set_aside_place(url)
+    remove_tree(str(new))
+    if not overwrite:
+        return url
+    if aside.exists() and not is_committed(url):
+        remove_tree(url)
+        with translate_write_errors(url):
+            _move(aside, Path(url))
+    return str(new) if is_committed(url) else url
+
+
+def _replace(store: Path, url: str) -> Path | None:
+    """Move a local store to a place. Return the earlier store, which is set aside; None if there is none.
+
+    If the store cannot be moved, the earlier one is put back.
+    """
+    aside = _set_aside(url)
+    remove_tree(url)
+    with translate_write_errors(url):
+        try:
+            _move(store, Path(url))
+        except BaseException:
+            if aside is not None:
+                _move(aside, Path(url))
+            raise
+    sync_folder(store.parent)
+    return aside
 
 
 def _set_aside(url: str) -> Path | None:

@@ -155,6 +155,37 @@ def test_only_what_is_to_be_replaced_is_replaced(place: Place, training: Dataset
 
 
 @every_kind
+def test_a_store_is_read_until_another_takes_its_place(
+    tmp_path: Path, training: Dataset, store: StoreKind, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store.kind == "prediction":
+        pytest.skip("new predictions are written in their final place, to go on from")
+    expected, place, commit, read = written(store), str(tmp_path / "a.zarr"), writable.commit, []
+    earlier = store.open(place)
+
+    def reading(*arguments: Any) -> None:
+        read.extend([store.arrays(earlier), store.arrays(store.open(place))])
+        commit(*arguments)
+
+    monkeypatch.setattr(writable, "commit", reading)
+    store.write(place, training, overwrite=True)
+    assert len(read) == 2
+    for found in read:
+        same(found, expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("store", MODELS.values(), ids=MODELS)
+def test_a_model_is_saved_over_the_store_that_it_reads(place: Place, training: Dataset, store: StoreKind) -> None:
+    expected = store.write(place("a.zarr"), training)
+    by_reference = getattr(store.open(place("a.zarr")), "by_reference", False)
+    for _ in range(2):
+        store.open(place("a.zarr")).save(place("a.zarr"), overwrite=True, by_reference=by_reference)
+        same(store.arrays(store.open(place("a.zarr"))), expected)
+
+
+@every_kind
 def test_what_is_no_store_is_neither_opened_nor_replaced(tmp_path: Path, training: Dataset, store: StoreKind) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("precious")

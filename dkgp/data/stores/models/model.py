@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.codec import fields_from_json, rule, to_json
-from dkgp.data.remote.storage import normalise_url
+from dkgp.data.remote.storage import is_local, normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays, row_ranges
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.references import check_reference, referenced_training_set
+from dkgp.data.stores.row_arrays import MemoryArray, RowArray
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.stores.writable import NewStore, new_store
 from dkgp.data.types import FloatArray, IntArray, Json, Location
@@ -157,10 +158,12 @@ class Model:
         if "by_reference" in content:
             content["by_reference"] = by_reference
         shown = {name: content[name] for name in self.shown}
+        # On object storage the earlier store is removed before the new one is written.
+        model = self.in_memory() if overwrite and not is_local(url) and self.reads(str(url)) else self
         with new_store(normalise_url(url), self.kind, shown, overwrite, self.format_version) as store:
             for name, (values, dimensions) in arrays.items():
                 store.write_array(name, values, dimensions)
-            self._write_more(store, content)
+            model._write_more(store, content)
             store.commit(content)
 
     @classmethod
@@ -209,6 +212,14 @@ class Model:
 
     def supported_by(self, dataset: Dataset | None) -> Self:
         """Return the model with its training set, whose inputs it is a sum over; itself if it needs none."""
+        return self
+
+    def reads(self, url: str) -> bool:
+        """Return True if arrays of the model are read from the store at an address when they are needed."""
+        return False
+
+    def in_memory(self) -> Self:
+        """Return the model with all its arrays in memory."""
         return self
 
     def alone(self) -> Self:
@@ -361,7 +372,7 @@ class SupportedModel(KernelModel):
 
     by_reference: bool = False
     chunk_rows: int = 1
-    _support: StoredArray | Dataset | None = field(default=None, repr=False)
+    _support: RowArray | Dataset | None = field(default=None, repr=False)
 
     @property
     def is_sparse(self) -> bool:
@@ -391,6 +402,14 @@ class SupportedModel(KernelModel):
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the support inputs, in order."""
         return row_ranges(self.n_support, self.chunk_rows)
+
+    def reads(self, url: str) -> bool:
+        """Return True if arrays of the model are read from the store at an address when they are needed."""
+        return self._support is not None and self._support.reads(url)
+
+    def in_memory(self) -> Self:
+        """Return the model with all its arrays in memory."""
+        return replace(self, by_reference=False, _support=MemoryArray(self.inputs(0, self.n_support)))
 
     def alone(self) -> Self:
         """Return the model without its address and its training set."""

@@ -27,6 +27,7 @@ from dkgp.data.stores.models.model import (
     about_training,
     array,
 )
+from dkgp.data.stores.row_arrays import MemoryArray, RowArray
 from dkgp.data.stores.writable import NewStore
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError
@@ -58,8 +59,8 @@ class ModelRecord(SupportedModel):
     alpha: FloatArray = field(metadata=array("sample", "target"))
     sample_noise: FloatArray | None = field(default=None, metadata=array("sample"))
     # Standardised targets y and gradient Kbar alpha - y, if the model has them.
-    _targets: StoredArray | None = field(default=None, repr=False)
-    _gradient: StoredArray | FloatArray | None = field(default=None, repr=False)
+    _targets: RowArray | None = field(default=None, repr=False)
+    _gradient: RowArray | FloatArray | None = field(default=None, repr=False)
 
     @property
     def n_samples(self) -> int:
@@ -90,7 +91,7 @@ class ModelRecord(SupportedModel):
         """
         if self._support is None or self._gradient is None:
             return None
-        values = self._gradient.read(0, self.n_samples) if isinstance(self._gradient, StoredArray) else self._gradient
+        values = self._gradient if isinstance(self._gradient, np.ndarray) else self._gradient.read(0, self.n_samples)
         gradient = values.reshape(self.n_samples, -1)
         if isinstance(self._support, Dataset):
             return self._support, gradient
@@ -100,6 +101,14 @@ class ModelRecord(SupportedModel):
             self._support, self._targets, self.standardisation, self.feature_names, self.target_names, self.fingerprint
         )
         return dataset, gradient
+
+    def in_memory(self) -> Self:
+        """Return the model with all its arrays in memory."""
+        state = self.training_state()
+        if state is None:
+            return super().in_memory()
+        targets = MemoryArray(state[0].all_targets())
+        return replace(super().in_memory(), _targets=targets, _gradient=state[1])
 
     def alone(self) -> Self:
         """Return the model without its address and its training set, the gradient in memory."""
