@@ -212,7 +212,7 @@ def fields_from_json(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
     """
     hints, values = _hints(kind), {}
     for field, how in _fields(kind):
-        if how.stored and (field.name in document or _is_required(field)):
+        if how.stored and (field.name in document or is_required(field)):
             value = document[field.name] if how.read is None else how.read(document[field.name])
             values[field.name] = _converted(hints[field.name], _prepared(hints[field.name], value))
     return values
@@ -222,7 +222,7 @@ def _require_fields(kind: Any, document: Any) -> None:
     """Raise `ValueError` with all missing names at once, where msgspec would tell the first."""
     if not (is_dataclass(kind) and isinstance(document, Mapping)):
         return
-    needed = [field.name for field, how in _fields(kind) if how.stored and _is_required(field)]
+    needed = [field.name for field, how in _fields(kind) if how.stored and is_required(field)]
     missing = [name for name in needed if name not in document]
     if missing:
         present = ", ".join(f"`{name}`" for name in document) or "nothing"
@@ -230,7 +230,8 @@ def _require_fields(kind: Any, document: Any) -> None:
         raise ValueError(f"{words} {'is' if len(missing) == 1 else 'are'} missing; got {present}")
 
 
-def _is_required(field: Field[Any]) -> bool:
+def is_required(field: Field[Any]) -> bool:
+    """Return True for a field without a default."""
     return field.init and field.default is MISSING and field.default_factory is MISSING
 
 

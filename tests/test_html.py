@@ -144,7 +144,7 @@ def test_labels_and_models_that_are_stored(tmp_path: Path, models: dict[str, Any
     models["machine"].save(tmp_path / "m.zarr")
     record = dkgp.LSSVC.load(tmp_path / "m.zarr")._fitted.record
     text = checked(record._repr_html_()).text
-    assert "dkgp.ClassifierRecord" in text
+    assert "dkgp.ExactClassifierRecord" in text
     assert str(tmp_path / "m.zarr") in text
     text = checked(models["machine"]._fitted._training_set()._repr_html_()).text
     assert f"{HOSTILE}" in text

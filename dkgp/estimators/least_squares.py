@@ -386,8 +386,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
 
     def _take(self, fitted: Any) -> None:
         super()._take(fitted)
-        record = self._fitted.record
-        assert record.prototypes is not None
+        record: Any = self._fitted.record
         to = record.standardisation
         self.class_weight_ = record.class_weights
         self.path_ = record.path

@@ -96,7 +96,6 @@ class LikelihoodClassifier(CertifiedClassifier):
         record = self._fitted.record
         del self.noise_variance_  # a likelihood's classifier has none
         self.regularisation_ = record.regularisation
-        assert record.likelihood is not None
         self.likelihood_ = from_json(Likelihood, record.likelihood)
         self.n_basis_ = record.n_support if record.is_sparse else None
 
@@ -225,7 +224,6 @@ class KernelLogisticClassifier(LikelihoodClassifier):
     @classmethod
     def _settings_from(cls, fitted: Any) -> dict[str, Any]:
         record, settings = fitted.record, super()._settings_from(fitted)
-        assert record.likelihood is not None
         several: MultiClass = "ovr" if len(record.classes) > 2 and record.likelihood["name"] == "logit" else "softmax"
         return {**settings, "regularisation": record.regularisation, "multi_class": several}
 
@@ -312,7 +310,6 @@ class GPClassifier(LikelihoodClassifier):
     @classmethod
     def _settings_from(cls, fitted: Any) -> dict[str, Any]:
         settings, likelihood = super()._settings_from(fitted), fitted.record.likelihood
-        assert likelihood is not None
         softmax = likelihood["name"] == "softmax"
         return {
             **settings,

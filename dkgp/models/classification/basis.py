@@ -85,8 +85,6 @@ class TrainedOnBasis(TrainedBasis):
     certificate: RiskCertificate | None
     solution: BasisRiskSolution
 
-    stored = (*TrainedBasis.stored, "posterior_lower")
-
 
 def train_on_basis(
     data: LabelledData,

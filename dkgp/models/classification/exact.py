@@ -115,8 +115,6 @@ class TrainedExact(TrainedClassifier):
     certificate: DecisionCertificate
     solution: Solution
 
-    stored = ("alpha", "ones", "intercept")
-
 
 def train_exact(
     data: LabelledData,

@@ -110,12 +110,6 @@ class TrainedLogistic(TrainedClassifier):
     product_error: float = 0.0
     curvature_factor: tuple[float, ...] = ()
 
-    stored = ("alpha", "likelihood", "regularisation")
-
-    def fields(self) -> dict[str, Any]:
-        """Return the coefficients, and the curvature of a Gaussian process."""
-        return {**super().fields(), **({"curvature": self.curvature} if self.form == "gp" else {})}
-
     def proofs(self) -> dict[str, Any]:
         """Return the certificate, with the factors of a Gaussian process."""
         document = self.certificate.to_json()

@@ -77,7 +77,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.stores.models.classifier import ClassifierForm
+from dkgp.data.stores.models.classifier import ClassifierForm, Support
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.classification.basis import BasisSettings, NewtonMemory, choice_phase, opened, train_on_basis
 from dkgp.models.classification.labels import LabelledData
@@ -135,6 +135,7 @@ class TrainedNear(TrainedBasis):
     values: FloatArray
 
     form: ClassifierForm = "gp"
+    support: ClassVar[Support] = "neighbours"
 
     def fields(self) -> dict[str, Any]:
         """Return the basis, and the samples."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from dkgp.codec import to_json
 from dkgp.data import ClassifierRecord
-from dkgp.data.stores.models.classifier import ClassifierForm
-from dkgp.data.stores.models.model import about_model
+from dkgp.data.stores.models.classifier import FORMS, ClassifierForm, Support
+from dkgp.data.stores.models.model import KernelModel, about_model
 from dkgp.kernels import Kernel
 from dkgp.models.certificate import Proof
 from dkgp.models.classification.calibration import Calibration
@@ -19,6 +19,7 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.operators.base import FloatArray, IndexArray
 
 BasisForm = Literal["logistic", "gp"]
+_OF_EVERY_MODEL = {each.name for each in fields(KernelModel)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,14 +53,20 @@ class TrainedClassifier:
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
 
-    # Fields of a `ClassifierRecord` that the kind has, beside those of every classifier.
-    stored: ClassVar[tuple[str, ...]] = ()
+    # Points that decisions are sums over.
+    support: ClassVar[Support] = "samples"
+
+    @property
+    def kind(self) -> type[ClassifierRecord]:
+        """Class of the stored model."""
+        return FORMS[self.form, self.support]
 
     def fields(self) -> dict[str, Any]:
-        """Return the kind's own fields of a `ClassifierRecord`."""
-        values = {name: getattr(self, name) for name in self.stored}
-        plain = {name: to_json(value) for name, value in values.items() if isinstance(value, Likelihood)}
-        return {"intercept": np.zeros(1 if len(self.classes) == 2 else len(self.classes)), **values, **plain}
+        """Return the fields of the stored model that are attributes here, except those of every kernel model."""
+        mine = {each.name for each in fields(self)} - _OF_EVERY_MODEL
+        values = {each.name: getattr(self, each.name) for each in fields(self.kind) if each.name in mine}
+        values |= {name: to_json(values[name]) for name in ("calibration", "likelihood") if name in values}
+        return {"intercept": np.zeros(1 if len(self.classes) == 2 else len(self.classes)), **values}
 
     def proofs(self) -> dict[str, Any] | None:
         """Return the certificate as a store has it."""
@@ -75,14 +82,7 @@ class TrainedClassifier:
             certificate=self.proofs(),
             summary=self.summary if summary is None else summary,
         )
-        return ClassifierRecord(
-            **about,
-            form=self.form,
-            classes=self.classes,
-            class_weights=data.class_weights(),
-            calibration=None if self.calibration is None else to_json(self.calibration),
-            **self.fields(),
-        )
+        return self.kind(**about, class_weights=data.class_weights(), **self.fields())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,13 +104,11 @@ class TrainedBasis(TrainedClassifier):
         L, of a Gaussian process.
     """
 
+    support: ClassVar[Support] = "prototypes"
+
     regularisation: float = 1.0
     likelihood: Likelihood
     prototypes: FloatArray
     indices: IndexArray | None
     weights: FloatArray
     kernel_lower: FloatArray | None
-
-    stored: ClassVar[tuple[str, ...]] = (
-        "prototypes", "weights", "indices", "likelihood", "regularisation", "kernel_lower"
-    )  # fmt: skip

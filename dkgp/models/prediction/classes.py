@@ -27,8 +27,9 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.codec import from_json
 from dkgp.data import ClassifierRecord, find_classifier
 from dkgp.data.stores.manifest import described_whole
+from dkgp.data.stores.models.classifier import BasisProcessRecord, NearProcessRecord, ProcessRecord
 from dkgp.data.stores.prediction_store import LATENT_VARIABLES, PROBABILITIES
-from dkgp.errors import InputError, StoreError
+from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.certificate import (
@@ -98,9 +99,9 @@ class ClassifierSupport(StoredPoints[ClassifierRecord]):
         This applies to a Gaussian process of all samples. W is taken to be at least `LEAST_CURVATURE`; bounds allow for
         the difference.
         """
-        curvature = self.record().curvature
-        assert curvature is not None
-        return np.sqrt(np.maximum(curvature[start:stop, column], LEAST_CURVATURE))
+        record: Any = self.record()
+        curvature: FloatArray = record.curvature[start:stop, column]
+        return np.sqrt(np.maximum(curvature, LEAST_CURVATURE))
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Decider:
             return None
         return "the classifier was trained without calibration: no probabilities are predicted"
 
-    def weighted(self, model: ClassifierRecord, context: BlockContext) -> tuple[FloatArray, FloatArray]:
+    def weighted(self, model: Any, context: BlockContext) -> tuple[FloatArray, FloatArray]:
         """Return the weights of the sums for decisions and their bounds, and the errors that a forecast may choose.
 
         Weights are (n, columns), errors (columns,). The errors add about a hundredth to a decision's bound. With an
@@ -159,7 +160,6 @@ class Decider:
             bounds = certificate.decision_error_bound(zeros, np.full(1, 0.5), prior, np.zeros(1))
         errors = np.minimum(SHARE_OF_BOUND * bounds[0], MOST_ERROR)
         if isinstance(certificate, DecisionCertificate) and certificate.intercept:
-            assert model.ones is not None
             weights = np.column_stack([weights, model.ones])
             errors = np.append(errors, SHARE_OF_BOUND * prior * certificate.ones_sum[0])
         return weights, errors
@@ -170,8 +170,6 @@ class Decider:
         if self.certificate is None:
             return {"decision": sums.products(context, inputs, model.coefficients)[0] + model.intercept}
         if isinstance(self.certificate, DecisionCertificate):
-            assert model.alpha is not None
-            assert model.ones is not None
             decisions, bounds = certified_decisions(
                 context, self.certificate, model.alpha, model.ones, model.intercept, inputs, sums
             )
@@ -266,8 +264,6 @@ def _near_predictor(context: BlockContext) -> _HeldNear:
         model = _record(context)
         with described_whole(model.url, "train again"):
             near = near_of(model)
-            if model.kernel_lower is None or model.prototypes is None:
-                raise ValueError("a basis without its factor")
         lower = np.asfortranarray(model.kernel_lower)
         predictor = NearPredictor(context.kernel, model.prototypes, lower, near)
         return _HeldNear(predictor, min(near.nbytes + lower.nbytes, worker_cache().budget_bytes))
@@ -290,8 +286,6 @@ def _posterior(context: BlockContext) -> BasisPosterior:
 
     def made() -> BasisPosterior:
         model = _record(context)
-        if model.kernel_lower is None or model.posterior_lower is None or model.regularisation is None:
-            raise StoreError(f"'{model.url}' lacks the factors of its latent functions; train it again")
         return BasisPosterior.of(model.kernel_lower, model.posterior_lower, model.n_outputs, model.regularisation)
 
     return worker_cache().get((context.run_id, "posterior"), made)
@@ -347,21 +341,27 @@ def _decider_of(model: ClassifierRecord, plug_in: bool) -> Decider:
         return Decider(probabilities, DecisionCertificate.from_json(dict(model.certificate)), _assumes(model))
     # A classifier of prototypes has a certificate if it was trained with `certify`.
     certificate = RiskCertificate.from_json(dict(model.certificate)) if model.certificate else None
-    kind: type[Decider] = Decider
-    if model.neighbours is not None:
+    if type(model) is NearProcessRecord:
         near_of(model)  # report missing data before anything is written
-        kind = NearDecider if plug_in else NearProcessDecider
-    elif model.form == "gp" and not plug_in:
-        kind = BasisProcessDecider if model.is_sparse else GaussianDecider
+    averaging, plain = _DECIDERS.get(type(model), (Decider, Decider))
     assumes = None if certificate is None else _assumes(model)
-    return kind(from_json(Likelihood, model.likelihood), certificate, assumes)
+    return (plain if plug_in else averaging)(from_json(Likelihood, model.likelihood), certificate, assumes)
+
+
+# Deciders of Gaussian processes, with averaged probabilities and without.
+_DECIDERS: dict[type[ClassifierRecord], tuple[type[Decider], type[Decider]]] = {
+    ProcessRecord: (GaussianDecider, Decider),
+    BasisProcessRecord: (BasisProcessDecider, Decider),
+    NearProcessRecord: (NearProcessDecider, NearDecider),
+}
 
 
 def _assumes(model: ClassifierRecord) -> str | None:
     return assumptions(fold_white(kernel_from_json(model.kernel), model.noise_variance)[0])
 
 
-def _record(context: BlockContext) -> ClassifierRecord:
+def _record(context: BlockContext) -> Any:
+    """Return the classifier, which has the arrays that its decider uses."""
     assert isinstance(context.source, ClassifierSupport)
     return context.source.record()
 
@@ -539,9 +539,9 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         self._require_sums(want)
         decider = self._decider = decider_of(model, plug_in=want.plug_in)
         self._variances: ClassVariances | None = None
-        averages = model.form == "gp" and not model.is_sparse and not want.plug_in
+        averages = isinstance(decider, GaussianDecider)
         if want.test is not None:
-            if model.neighbours is not None:
+            if type(model) is NearProcessRecord:
                 PredictionMemory.of(model, want.executor.threads_per_process, variance=True).require(None)
             if want.variance is not None and not averages:
                 self._refuse_variances(want)

@@ -53,11 +53,11 @@ from dkgp.operators.product_error import AUTO, OLD_NAME, ProductError
 from dkgp.solvers.driver import Watch
 
 # The posterior of each kind of model.
-POSTERIORS: dict[type, type[Posterior[Any]]] = {
-    ModelRecord: ExactPosterior,
-    SparseRecord: SparsePosterior,
-    ClassifierRecord: ClassPosterior,
-    LinearRecord: LinearPosterior,
+POSTERIORS: dict[str, type[Posterior[Any]]] = {
+    ModelRecord.kind: ExactPosterior,
+    SparseRecord.kind: SparsePosterior,
+    ClassifierRecord.kind: ClassPosterior,
+    LinearRecord.kind: LinearPosterior,
 }
 
 
@@ -118,7 +118,7 @@ class Destination:
 
 def posterior_of(model: AnyModel | LinearRecord, want: Want) -> Posterior[Any]:
     """Return the posterior of a model of any kind; raise the errors of the kind's class."""
-    kind: Any = POSTERIORS[type(model)]
+    kind: Any = POSTERIORS[model.kind]
     posterior: Posterior[Any] = kind(model, want)
     return posterior
 
@@ -160,8 +160,8 @@ class PosteriorSource:
 
     def _opened(self) -> CachedModel[Any]:
         record = find_any_model(self.url, reference=self.reference)
-        weights = {ModelRecord: "alpha", ClassifierRecord: "coefficients", SparseRecord: "weights"}[type(record)]
-        return CachedModel(record, int(getattr(record, weights).nbytes))
+        weights = {ModelRecord.kind: "alpha", ClassifierRecord.kind: "coefficients", SparseRecord.kind: "weights"}
+        return CachedModel(record, int(getattr(record, weights[record.kind]).nbytes))
 
 
 def predict(

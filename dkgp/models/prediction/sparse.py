@@ -18,9 +18,10 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import PendingRound
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
-from dkgp.data import ClassifierRecord, SparseRecord, memory_model
+from dkgp.data import SparseRecord, memory_model
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.references import referenced_training_set
+from dkgp.data.stores.models.regression import NearArrays
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.prediction.posterior import (
@@ -170,7 +171,7 @@ class PredictionMemory:
     by_target: bool = False  # separate noise and triangle per target, as for a classifier's latent functions
 
     @classmethod
-    def of(cls, model: SparseRecord | ClassifierRecord, threads: int, variance: bool) -> PredictionMemory:
+    def of(cls, model: NearArrays, threads: int, variance: bool) -> PredictionMemory:
         """Return the projection for a stored model, or for a stored classifier with neighbours."""
         n = 0 if model.near_inputs is None else len(model.near_inputs)
         m, d, p = model.n_support, model.n_features, model.n_outputs

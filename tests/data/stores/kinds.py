@@ -28,6 +28,7 @@ from dkgp.data import (
     save_sparse_model,
 )
 from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
+from dkgp.data.stores.models.classifier import FORMS, FixedSizeRecord
 from dkgp.data.stores.models.model import about_model
 from dkgp.data.stores.prediction_store import CLASS_VARIABLES
 
@@ -63,11 +64,10 @@ def sparse_record(dataset: Dataset, **changes: Any) -> SparseRecord:
     return replace(record, **changes)
 
 
-def fixed_size(dataset: Dataset, **changes: Any) -> ClassifierRecord:
+def fixed_size(dataset: Dataset, **changes: Any) -> FixedSizeRecord:
     """Two classes, of M prototypes."""
-    record = ClassifierRecord(
+    record = FixedSizeRecord(
         **about_model(dataset, **FACTS),
-        form="fixed-size",
         classes=("no", "yes"),
         prototypes=dataset.inputs(0, M),
         weights=np.random.default_rng(1).standard_normal((M, 1)),
@@ -80,31 +80,25 @@ def fixed_size(dataset: Dataset, **changes: Any) -> ClassifierRecord:
     return replace(record, **changes)
 
 
-def of_samples(dataset: Dataset, form: Any, **changes: Any) -> ClassifierRecord:
+def of_samples(dataset: Dataset, form: Any, **changes: Any) -> Any:
     """Three classes, of all samples: exact, logistic or a Gaussian process."""
     rng, n = np.random.default_rng(3), dataset.n_samples
-    exact = form == "exact"
-    record = ClassifierRecord(
-        **about_model(dataset, **FACTS),
-        form=form,
-        classes=("a", "b", "c"),
-        alpha=rng.standard_normal((n, 3)),
-        intercept=rng.standard_normal(3),
-        ones=rng.standard_normal(n) if exact else None,
-        curvature=rng.random((n, 3)) if form == "gp" else None,
-        likelihood=None if exact else LIKELIHOOD,
-        regularisation=None if exact else 0.25,
-    )
+    arrays = {"alpha": rng.standard_normal((n, 3)), "intercept": rng.standard_normal(3)}
+    more = {"exact": {"ones": rng.standard_normal(n)}, "logistic": {}, "gp": {"curvature": rng.random((n, 3))}}[form]
+    risk = {} if form == "exact" else {"likelihood": LIKELIHOOD, "regularisation": 0.25}
+    about = about_model(dataset, **FACTS)
+    kind: Any = FORMS[form, "samples"]
+    record = kind(**about, classes=("a", "b", "c"), **arrays, **more, **risk)
     return replace(record, **changes)
 
 
-def of_basis(dataset: Dataset, form: Any, **changes: Any) -> ClassifierRecord:
+def of_basis(dataset: Dataset, form: Any, **changes: Any) -> Any:
     """Three classes, of M prototypes: logistic or a Gaussian process, of softmax with one factor of all classes."""
     rng = np.random.default_rng(4)
     lower = {"kernel_lower": rng.random((M, M)), "posterior_lower": rng.random((1, 3 * M, 3 * M))}
-    record = ClassifierRecord(
+    kind: Any = FORMS[form, "prototypes"]
+    record = kind(
         **about_model(dataset, **FACTS),
-        form=form,
         classes=("a", "b", "c"),
         prototypes=dataset.inputs(0, M),
         weights=rng.standard_normal((M, 3)),
@@ -163,7 +157,7 @@ class StoreKind:
 
 
 def _fields(*names: str) -> Callable[[Any], Arrays]:
-    return lambda record: {name: getattr(record, name) for name in names if getattr(record, name) is not None}
+    return lambda record: {name: getattr(record, name) for name in names if getattr(record, name, None) is not None}
 
 
 def _write_dataset(url: str, dataset: Dataset, overwrite: bool = False) -> Arrays:

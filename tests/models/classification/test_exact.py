@@ -107,7 +107,8 @@ def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:
     found = trained(problem(rng), calibrate=True)
     chances = found.calibration.probabilities(np.array([[-1.0], [0.0], [1.0]]))[:, 1]
     assert chances[0] < 0.2 < chances[1] < 0.8 < chances[2]
-    assert (found.form, set(found.fields())) == ("exact", {"alpha", "ones", "intercept"})
+    stored = {"alpha", "ones", "intercept", "classes", "calibration"}
+    assert (found.form, set(found.fields())) == ("exact", stored)
 
 
 @pytest.mark.parametrize(

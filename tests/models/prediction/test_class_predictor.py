@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dkgp.codec import from_json, to_json
-from dkgp.data import ClassifierRecord, memory_classifier, memory_dataset
+from dkgp.data import memory_classifier, memory_dataset
+from dkgp.data.stores.models.classifier import FixedSizeRecord
 from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
@@ -16,14 +17,13 @@ from tests.models.posteriors import class_posterior
 KERNEL = SquaredExponential(gamma=(0.7, 0.2))
 
 
-def fixed_size(rng: np.random.Generator, names: tuple[str, ...], calibrated: bool = True) -> ClassifierRecord:
+def fixed_size(rng: np.random.Generator, names: tuple[str, ...], calibrated: bool = True) -> FixedSizeRecord:
     t = 1 if len(names) == 2 else len(names)
     dataset = memory_dataset(rng.normal(size=(30, 2)) * (3.0, 0.1) + 5.0, np.arange(30) % len(names), classes=names)
     calibration = Calibration(rng.uniform(1.0, 3.0, size=t), rng.normal(size=t))
     return memory_classifier(
-        ClassifierRecord(
+        FixedSizeRecord(
             **about_model(dataset, kernel=KERNEL.to_json(), noise_variance=0.1),
-            form="fixed-size",
             classes=names,
             intercept=rng.normal(size=t),
             prototypes=rng.normal(size=(7, 2)),
@@ -38,8 +38,6 @@ def test_decisions_are_sums_over_prototypes(rng: np.random.Generator, names: tup
     record = fixed_size(rng, names)
     # More than one piece.
     X = rng.normal(size=(3000, 2)) * (3.0, 0.1) + 5.0
-    assert record.prototypes is not None
-    assert record.weights is not None
     known = KERNEL(record.standardisation.inputs(X), record.prototypes) @ record.weights + record.intercept
     found = class_posterior(record, f"test-sums-{len(names)}")(X)
     np.testing.assert_allclose(found["decision"], known, rtol=1e-10, atol=1e-12)

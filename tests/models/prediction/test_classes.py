@@ -22,6 +22,7 @@ from dkgp.data import (
     open_prediction,
     save_classifier,
 )
+from dkgp.data.stores.models.classifier import FixedSizeRecord
 from dkgp.data.stores.models.model import about_model
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
@@ -56,12 +57,11 @@ def unseen(rng: np.random.Generator, tmp_path: Path, train: Dataset) -> Dataset:
     return dataset_from_arrays(tmp_path / "test.zarr", X, None, chunk_rows=ROWS)
 
 
-def fixed(train: Dataset, n_classes: int, seed: int = 0) -> ClassifierRecord:
+def fixed(train: Dataset, n_classes: int, seed: int = 0) -> FixedSizeRecord:
     rng, t = np.random.default_rng(seed), 1 if n_classes == 2 else n_classes
     about = about_model(train, kernel=KERNEL.to_json(), noise_variance=0.1, summary={"converged": True})
-    return ClassifierRecord(
+    return FixedSizeRecord(
         **about,
-        form="fixed-size",
         classes=("a", "b", "c")[:n_classes],
         prototypes=rng.standard_normal((K, 3)),
         weights=rng.standard_normal((K, t)),
@@ -95,8 +95,6 @@ def test_a_fixed_size_ones_decisions_are_the_sums(
     record = fixed(train, n_classes)
     found = predicted(record, unseen, tmp_path, chunk_rows=ROWS)
     X = train.standardisation.inputs(unseen.raw_inputs(0, TESTS))
-    assert record.prototypes is not None
-    assert record.weights is not None
     decisions = dense(X, record.prototypes) @ record.weights + record.intercept
     np.testing.assert_allclose(found["decision"], decisions, rtol=1e-12, atol=1e-13)
     sure = 1.0 / (1.0 + np.exp(-(2.0 * decisions + 0.3)))

@@ -10,7 +10,7 @@ import platform
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import metadata as package_metadata
 from typing import Any, ClassVar, Required, Self, TypeAlias, TypedDict, Unpack
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Required, Self, TypeAlias, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from dkgp.codec import fields_from_json, rule, to_json
+from dkgp.codec import fields_from_json, is_required, rule, to_json
 from dkgp.data.remote.storage import is_local, normalise_url
 from dkgp.data.stores.arrays import StoredArray, open_arrays, row_ranges
 from dkgp.data.stores.dataset import Dataset
@@ -77,6 +77,8 @@ class Model:
     # Name in messages, with its article, and the same after "expected".
     title: ClassVar[str]
     expected: ClassVar[str]
+    # Name of one form of the kind; empty if there is one form.
+    called: ClassVar[str] = ""
     # Whether predictions of targets have variances.
     has_variances: ClassVar[bool] = False
     # Fields that the root of the Zarr group repeats.
@@ -146,12 +148,16 @@ class Model:
         Raises
         ------
         InputError
-            Arrays that do not fit each other or the training set; a noise variance that is not positive.
+            Missing fields; arrays that do not fit each other or the training set; a noise variance that is not
+            positive.
         NumericalError
             An array holds a NaN or infinity.
         OutputExistsError, StorageError
             The place is taken, or cannot be written to; everything written is removed.
         """
+        missing = [each.name for each in fields(self) if is_required(each) and getattr(self, each.name) is None]
+        if missing:
+            raise InputError(f"{self.called or self.title} needs {' and '.join(map(repr, missing))}; got none.")
         self._check(by_reference)
         arrays = self._checked_arrays()
         content = self.described()
@@ -184,15 +190,16 @@ class Model:
         """
         address, content, arrays = open_arrays(url, cls.kind)
         with described_whole(address, "save the model again"):
-            about = fields_from_json(cls, content)
-            cls._check_description(about, arrays)
-            layouts = cls.layouts(about, {name: stored.shape for name, stored in arrays.items()})
-            _require_arrays(cls, address, arrays, layouts)
-        fields = {**about, **cls._support_in(address, content, arrays, reference)}
-        for name, (dimensions, fortran) in array_fields(cls).items():
+            kind = cls._kind_in(content, arrays)
+            about = fields_from_json(kind, content)
+            kind._check_description(about, arrays)
+            layouts = kind.layouts(about, {name: stored.shape for name, stored in arrays.items()})
+            _require_arrays(kind, address, arrays, layouts)
+        fields = {**about, **kind._support_in(address, content, arrays, reference)}
+        for name, (dimensions, fortran) in array_fields(kind).items():
             if name in arrays:
                 fields[name] = _read(arrays[name], len(dimensions), fortran)
-        return cls(url=address, **fields)
+        return kind(url=address, **fields)
 
     @classmethod
     def find(cls, url: str, *, reference: str | None = None) -> Self:
@@ -233,6 +240,11 @@ class Model:
         return model
 
     # ------------------------------------------------------------------------------------------------------------ hooks
+
+    @classmethod
+    def _kind_in(cls, content: Json, arrays: Mapping[str, StoredArray]) -> type[Self]:
+        """Return the class of an opened model, if the kind has several."""
+        return cls
 
     @classmethod
     def layouts(cls, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:
@@ -444,6 +456,8 @@ class SupportedModel(KernelModel):
 
     def _check(self, by_reference: bool) -> None:
         self._require_noise()
+        if self._support is None and not self.is_sparse:
+            raise InputError(f"{self.called or self.title} needs its training set; got none.")
         if by_reference:
             if self.is_sparse or not isinstance(self._support, Dataset):
                 raise InputError(
@@ -545,7 +559,7 @@ def _require_arrays(
 ) -> None:
     """Refuse a store that lacks an array, or whose arrays do not fit its manifest; `StoreError`."""
     for each in fields(kind):
-        if _ARRAY in each.metadata and each.default is MISSING and each.name not in arrays:
+        if _ARRAY in each.metadata and is_required(each) and each.name not in arrays:
             raise StoreError(f"The manifest of '{url}' lacks the array '{each.name}'; save the model again.")
     for name, stored in arrays.items():
         expected = layouts[name][0] if name in layouts else "no such array"

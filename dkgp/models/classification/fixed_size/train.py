@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.linalg
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import ClassifierRecord, Dataset
-from dkgp.data.stores.models.classifier import ClassifierForm
+from dkgp.data.stores.models.classifier import ClassifierForm, Support
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
@@ -87,6 +87,8 @@ class TrainedFixedSize(TrainedClassifier):
         Every kernel that the search looked at: pass, scale, noise_variance, cardinality, score.
     """
 
+    support: ClassVar[Support] = "prototypes"
+
     form: ClassifierForm = "fixed-size"
     model: FixedSizeModel
     path: list[dict[str, float]]
@@ -98,13 +100,12 @@ class TrainedFixedSize(TrainedClassifier):
         return super().record(replace(data, weights=self.weights), summary)
 
     def fields(self) -> dict[str, Any]:
-        """Return the prototypes, their weights, and the path to their number."""
+        """Return the prototypes with their weights, in place of the samples'."""
         return {
+            **super().fields(),
             "intercept": self.model.intercept,
             "prototypes": self.model.prototypes,
             "weights": self.model.weights,
-            "indices": self.indices,
-            "path": [dict(record) for record in self.path],
         }
 
 
