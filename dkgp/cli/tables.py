@@ -363,6 +363,15 @@ def _formats() -> dict[str, str]:
 @transform_option()
 @headed(
     FURTHER,
+    "--scale",
+    type=click.Choice(["each", "common"]),
+    default="each",
+    show_default=True,
+    help="Divide every feature by its own standard deviation (each), or all by the largest of these (common), which "
+    "keeps distances between samples: for coordinates in one unit and a kernel with one length scale.",
+)
+@headed(
+    FURTHER,
     "--like",
     metavar="STORE",
     help="Encode columns as those of this dataset or model store were, for new data to predict at or to evaluate on.",

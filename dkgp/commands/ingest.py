@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dkgp.codec import rule
 from dkgp.commands.reporting.memory import own_peak_bytes
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import TableOptions, ingest
 from dkgp.data.sources.tables.encoding import Unseen
-from dkgp.data.stores.standardisation import TransformName
+from dkgp.data.stores.standardisation import Scale, TransformName
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class IngestJob:
     like: str | None = None
     unseen: Unseen = "refuse"
     transform: TransformName | None = None
+    scale: Scale = field(default="each", metadata=rule(omit_default=True))
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -66,6 +68,7 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             like=job.like,
             unseen=job.unseen,
             transform=job.transform,
+            scale=job.scale,
             progress=progress,
             **job.options,
         )

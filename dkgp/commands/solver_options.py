@@ -14,7 +14,6 @@ from dkgp.models import Hyperparameters
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.solver_choice import choose_solver_for
-from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.options import SEED
 from dkgp.registry import FURTHER, Group, Option
@@ -148,7 +147,7 @@ class SolverOptions:
         dataset: Any,
         hyperparameters: Hyperparameters,
         *,
-        mean: MeanKind = CENTRED,
+        problem: Problem | None = None,
         product_error: ProductError = EVERY_ENTRY,
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
@@ -157,8 +156,8 @@ class SolverOptions:
 
         Parameters
         ----------
-        mean : {"centred", "constant", "linear"}
-            The mean. Its columns are right-hand sides in addition to the targets.
+        problem : Problem, optional
+            The problem to solve; by default that of the hyperparameters, with a centred mean.
         product_error : ProductError
             Allowed error of products.
         memory_bytes : int, optional
@@ -170,11 +169,12 @@ class SolverOptions:
             return self, None
         self.check()
         self.stopping()
-        noise = Noise(hyperparameters.noise_variance)
-        if isinstance(dataset, Dataset):
-            noise = hyperparameters.noise_of(dataset)
+        if problem is None:
+            known = isinstance(dataset, Dataset)
+            noise = hyperparameters.noise_of(dataset) if known else Noise(hyperparameters.noise_variance)
+            problem = Problem(dataset, hyperparameters.kernel, noise)
         choice = choose_solver_for(
-            Problem(dataset, hyperparameters.kernel, noise, mean),
+            problem,
             tolerance=self.tolerance,
             double=self.precision == "double",
             product_error=product_error,

@@ -33,7 +33,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, require_one_target, save, train
 from dkgp.models.memory import MemoryPlan
 from dkgp.models.problem import Problem, stored_identity
-from dkgp.models.trend import CENTRED, MeanKind, mean_kind
+from dkgp.models.trend import MEAN, Drift, MeanValue
 from dkgp.models.variance.whole_matrix import keep_whole, kept_tiles
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
@@ -64,10 +64,6 @@ WITH_VARIANCES = Option(
     help="Keep with the model a Cholesky factor of all samples, by which each variance takes one solve: 4 n^2 bytes, "
     "and n^3/3 operations once.",
 )
-MEAN = Option(
-    help="What the function varies about: the targets' average (centred); or a constant, or a linear function of the "
-    "features, with coefficients found in the same solve, which extrapolates and has its part in every variance.",
-)
 WARM_START = Option(
     help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read", group=FURTHER
 )
@@ -81,7 +77,7 @@ class TrainJob(TrainingJob):
     hyper: Annotated[str, HYPER_OR_TUNE]
     out: Annotated[str, MODEL_OUT]
     solver: Annotated[SolverOptions, Part()] = field(default_factory=SolverOptions)
-    mean: Annotated[MeanKind, MEAN] = CENTRED
+    mean: Annotated[MeanValue, MEAN] = "centred"
     as_in_the_paper: Annotated[bool | tuple[str, ...], AS_IN_THE_PAPER] = False
     tiles: Annotated[str | None, TILES] = None
     product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
@@ -148,12 +144,11 @@ def warm_start(
             f"the model '{url}' was trained on other data than '{dataset.url}'; a warm start needs a model of the same "
             "samples. Leave `warm_start` out, or name such a model"
         )
-    mean = identity.get("mean", CENTRED)
-    its_mean = mean_kind(model.trend)
-    if its_mean != mean:
+    mean, its_mean = Drift.from_json(identity.get("mean", "centred")), Drift.from_model(model)
+    if its_mean.count(dataset.n_features) != mean.count(dataset.n_features):
         raise InputError(
-            f"the model '{url}' has the mean {its_mean}, and this run {mean}; a warm start needs as many right-hand "
-            f"sides. Leave `warm_start` out, or train with `mean` {its_mean}"
+            f"the model '{url}' has the mean {its_mean.word}, and this run {mean.word}; a warm start needs as many "
+            f"right-hand sides. Leave `warm_start` out, or train with `mean` {its_mean.word}"
         )
     start = _STARTS[model.kind]
     return start(model, dataset, hyperparameters, identity, reporter)
@@ -248,7 +243,7 @@ class TrainRun(TrainingRun):
         self.keep_to_products()
         if self.hyperparameters.student_t is not None:
             require_one_target(self.dataset)
-            if self.job.mean != CENTRED:
+            if self.job.mean != "centred":
                 raise InputError(
                     f"`mean` {self.job.mean} is of noise with a normal distribution, and '{self.job.hyper}' has "
                     "Student's t; leave it out, or tune with the normal one"
@@ -276,7 +271,7 @@ class TrainRun(TrainingRun):
         solver, self.choice = job.solver.decided(
             self.dataset,
             self.hyperparameters,
-            mean=self.job.mean,
+            problem=self.problem,
             product_error=self.product_error,
             memory_bytes=job.memory_limit_bytes,
             one_arithmetic=one_arithmetic and not resumes_other,
@@ -292,7 +287,7 @@ class TrainRun(TrainingRun):
                 f"`solver` {job.solver.solver} keeps one factor, and Student's t solves under other weights time and "
                 "again; take another solver, or hyperparameters with the normal distribution"
             )
-        if job.mean != CENTRED:
+        if self.problem.mean.is_fitted:
             self.problem.require_columns()
         self.solver = self.built()
         job.solver.stopping()
@@ -337,7 +332,7 @@ class TrainRun(TrainingRun):
                 kernel,
                 self.problem.noise,
                 context,
-                mean=job.mean,
+                mean=self.problem.mean,
                 solver=self.solver,
                 stopping=job.solver.stopping(),
                 initial=self.start.alpha,

@@ -42,7 +42,7 @@ from dkgp.models.refinement.record import RefineMemory, RefineSettings, plan_ref
 from dkgp.models.refinement.refine import RefineSpace, refine
 from dkgp.models.sparse.search import BASIS_SIZES, EVIDENCES, Evidence, Trail, check_bound, plan_bound, tune_by_bound
 from dkgp.models.sparse.vif import Neighbours, kept_bytes
-from dkgp.models.trend import CENTRED, MeanKind
+from dkgp.models.trend import MEAN, MeanValue
 from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood, tune_likelihood, tune_noise
 from dkgp.models.tuning.objectives import ObjectiveName
@@ -134,9 +134,10 @@ NOISE_MODEL = Option(
     "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
     "and what follows it then know it."
 )
-MEAN = Option(
-    help="The mean that `dkgp train --mean` is to take, whose coefficients are left out of the likelihood: a constant, "
-    "or a linear function of the features.",
+MEAN_TO_TRAIN = replace(
+    MEAN,
+    help="The mean that `dkgp train --mean` is to take: the coefficients of a polynomial of degree 0, 1 or 2 are left "
+    "out of the likelihood; M: the known mean, in the target's units.",
 )
 REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
 
@@ -175,7 +176,7 @@ class TuneJob:
     refine: Annotated[RefineSettings | None, REFINE] = None
     refine_only: Annotated[bool, REFINE_ONLY] = False
     noise_model: Annotated[NoiseKind, NOISE_MODEL] = "none"
-    mean: Annotated[MeanKind, MEAN] = CENTRED
+    mean: Annotated[MeanValue, MEAN_TO_TRAIN] = "centred"
     seed: Annotated[int, SEED] = 0
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
@@ -245,7 +246,7 @@ class TuneJob:
             raise UsageError("`refine_only` refines the kernel of `start`; leave `kernel` out")
 
     def _check_mean(self) -> None:
-        """Refuse a mean with coefficients if the objective or the model does not support one."""
+        """Refuse a mean other than the average if the objective or the model does not support one."""
         for name, changed in {
             "likelihood": self.likelihood is not None,
             "objective": self.objective != "likelihood",
@@ -255,7 +256,7 @@ class TuneJob:
             "holdout": self.holdout is not None,
             "kernel": self.kernel == "auto",
         }.items():
-            if self.mean != CENTRED and changed:
+            if self.mean != "centred" and changed:
                 value = "" if name in ("refine", "folds", "holdout") else f" {getattr(self, name)}"
                 raise UsageError(
                     f"`mean` {self.mean} is tuned with by the marginal likelihood of subsets alone; leave out "
@@ -481,7 +482,7 @@ class TuneRun(Run):
         if job.of_labels is not None:
             self.labels = labels_of(dataset)
         elif dataset.classes is not None:
-            if job.mean != CENTRED:
+            if job.mean != "centred":
                 raise InputError(
                     f"the target of '{dataset.url}' is a label, and classifiers have no mean of their own; leave "
                     "`mean` out"
@@ -657,7 +658,7 @@ class TuneRun(Run):
         )
         with self.reporter.search("tune") as progress:
             names = [*OF_SUBSETS, "kernel", "seed", "learn_variance", "tolerance", "restarts"]
-            mean: dict[str, Any] = {} if job.mean == CENTRED else {"mean": job.mean}
+            mean: dict[str, Any] = {} if job.mean == "centred" else {"mean": job.mean}
             settings: dict[str, Any] = {
                 **{name: getattr(job, name) for name in names},
                 **job.named(),

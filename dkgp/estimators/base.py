@@ -36,7 +36,7 @@ from dkgp.estimators.settings import (
     settings_of,
     shortfall_of_tuning,
 )
-from dkgp.estimators.targets import EstimatorMean, of_groups, require_centred
+from dkgp.estimators.targets import EstimatorMean, drift_of, of_groups, require_centred
 from dkgp.estimators.training_set import (
     SampleNoise,
     feature_names_of,
@@ -49,7 +49,6 @@ from dkgp.html import panel
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters, tune_dataset
 from dkgp.models.sparse.search import BASIS_SIZES, EVIDENCES, tune_by_bound
-from dkgp.models.trend import CENTRED, MeanKind
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.variance.settings import VarianceSettings
 
@@ -278,7 +277,7 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
         """Tune on a subset of the samples, or by the evidence of them all."""
         assert self.optimizer is not None
         if self.optimizer in EVIDENCES:
-            require_centred(self._mean_kind(), f"values by the evidence {self.optimizer!r}")
+            require_centred(self, f"values by the evidence {self.optimizer!r}")
             if noise.variances is not None:
                 raise InputError(
                     f'optimizer="{self.optimizer}" takes one noise variance for all samples; leave sample_noise out, '
@@ -298,15 +297,12 @@ class GPEstimator(TargetsRegressor, KernelEstimator):
             fixed=fixed,
             sample_noise=noise.known(dataset.standardisation.target_std),
             relative_noise=noise.multiples,
-            mean=self._mean_kind(),
+            mean=drift_of(self),
         )
 
     def _evidence_size(self, n: int, seed: int) -> int:
         """Number of basis samples for tuning by evidence."""
         return min(BASIS_SIZES["vif"], n)
-
-    def _mean_kind(self) -> MeanKind:
-        return CENTRED
 
     def _new_samples(self, X: Any, y: Any, p: int, **by_sample: Any) -> tuple[Any, Any, SampleNoise]:
         """Read samples to add to a model of p targets: raw inputs, targets and noise; arguments as of `update`."""

@@ -34,7 +34,7 @@ from dkgp.estimators.settings import (
     solver_for_update,
     stopping_of,
 )
-from dkgp.estimators.targets import EstimatorMean, fits_groups, kind_of, of_groups, require_centred
+from dkgp.estimators.targets import EstimatorMean, fits_groups, of_groups, require_centred
 from dkgp.estimators.training_set import BOTH, SampleNoise, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
@@ -44,7 +44,7 @@ from dkgp.models.noise import Noise
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.prediction.posterior import standardised
 from dkgp.models.problem import Problem
-from dkgp.models.trend import CENTRED, MeanKind, mean_kind
+from dkgp.models.trend import Drift
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood, tune_likelihood, tune_noise
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.models.variance.settings import VarianceSettings
@@ -102,12 +102,12 @@ class GPRegressor(GPEstimator):
         The distribution of the noise: under Student's t outliers count for less, by weights that `fit` finds in turns;
         "auto": chosen by held-out samples of the subset. For a kernel that is tuned, without a noise model.
         Variances of observations are t's; that intervals of 1.96 deviations hold 95 % is an approximation.
-    mean : {"centred", "constant", "linear"} or regressor, default "centred"
-        Mean of the function: the targets' average; or a constant, or a linear function of the inputs, whose
+    mean : {"centred", "constant", "linear", "quadratic"}, float or regressor, default "centred"
+        Mean of the function: the targets' average; or a polynomial of the inputs of degree 0, 1 or 2, whose
         coefficients are found under the kernel, by generalised least squares, and whose uncertainty is in the
-        variances and in the bounds: `solution_["mean"]` has them. Or a regressor of scikit-learn's, which is fitted
-        first, and the Gaussian process on its residuals: its own uncertainty is in no variance, and bounds are of the
-        process alone.
+        variances and in the bounds: `solution_["mean"]` has them. Or the known mean, in the targets' units, about
+        which nothing is uncertain. Or a regressor of scikit-learn's, which is fitted first, and the Gaussian process
+        on its residuals: its own uncertainty is in no variance, and bounds are of the process alone.
     with_variances : bool, default False
         Prepare variances in `fit`: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
@@ -153,7 +153,7 @@ class GPRegressor(GPEstimator):
     variance_gap: Positive = 0.02
     noise_model: NoiseKind = "none"
     likelihood: NoiseLikelihood = "gaussian"
-    mean: CheckedElsewhere = CENTRED
+    mean: CheckedElsewhere = "centred"
     with_variances: bool = False
     product_error: AllowedError = "auto"
 
@@ -202,15 +202,16 @@ class GPRegressor(GPEstimator):
         dataset, several = training_set(self, X, mean.taken_off(X, y), workspace)
         noise.of_dataset(dataset)
         hyperparameters = self._hyperparameters(dataset, seed, noise)
-        problem = Problem(dataset, hyperparameters.kernel, self._noise_of(noise, hyperparameters, dataset), mean.kind)
+        problem = Problem(dataset, hyperparameters.kernel, self._noise_of(noise, hyperparameters, dataset), mean.drift)
+        dataset = problem.dataset
         solver, products = solver_for(self.solver, problem, self.tol, seed, product_error=error)
         with executor_for(self.client, dataset) as executor:
             context = RunContext(executor, product_error=error)
             executor.tiles = replace(executor.tiles, products=products)
             if hyperparameters.student_t is not None:
-                require_centred(mean.kind, "Student's t")
+                require_centred(self, "Student's t")
             trained = train(
-                dataset, problem.kernel, problem.noise, context, mean=mean.kind, solver=solver, stopping=stopping
+                dataset, problem.kernel, problem.noise, context, mean=mean.drift, solver=solver, stopping=stopping
             )
         self._mean = mean
         self._keep(trained.model(dataset), (dataset, workspace), hyperparameters, several=several)
@@ -263,7 +264,7 @@ class GPRegressor(GPEstimator):
                 noise.appended(fitted.record, dataset),
                 executor,
                 (fitted.record.alpha, fitted.gradient),
-                mean=mean_kind(fitted.record.trend),
+                mean=Drift.from_model(fitted.record),
                 solver=solver_for_update(self.solver),
                 stopping=stopping_of(self.tol, self.max_passes),
             )
@@ -284,7 +285,7 @@ class GPRegressor(GPEstimator):
     def _hyperparameters(self, dataset: Dataset, seed: int, noise: SampleNoise) -> Hyperparameters:
         if self.noise_model == "none" and self.likelihood == "gaussian":
             return super()._hyperparameters(dataset, seed, noise)
-        require_centred(self._mean_kind(), "noise_model= and likelihood=")
+        require_centred(self, "noise_model= and likelihood=")
         if self.noise_model != "none" and self.likelihood != "gaussian":
             raise InputError(
                 f"noise_model={self.noise_model!r} is of noise with a normal distribution, and "
@@ -303,9 +304,6 @@ class GPRegressor(GPEstimator):
         if self.likelihood != "gaussian":
             return tune_likelihood(dataset, found, self.likelihood, **options)
         return tune_noise(dataset, found, self.noise_model, **options)
-
-    def _mean_kind(self) -> MeanKind:
-        return kind_of(self.mean)
 
     @of_groups
     def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:

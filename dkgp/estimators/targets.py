@@ -25,7 +25,7 @@ from dkgp.estimators.outputs import PredictionBounds, framed
 from dkgp.estimators.scikit_learn import clone
 from dkgp.estimators.training_set import default_targets, target_names_of
 from dkgp.models.rounding import shifted_bound
-from dkgp.models.trend import CENTRED, MEAN_KINDS, MeanKind, count_of
+from dkgp.models.trend import CENTRED, MEAN_VALUES, Drift
 
 logger = logging.getLogger("dkgp.estimators")
 
@@ -270,13 +270,13 @@ class EstimatorMean:
 
     Attributes
     ----------
-    kind : {"centred", "constant", "linear"}
-        Of the Gaussian process.
+    drift : Drift
+        Mean of the Gaussian process.
     regressor : regressor, optional
         Fitted on the samples, on whose residuals the Gaussian process is; its own uncertainty is in no variance.
     """
 
-    kind: MeanKind = CENTRED
+    drift: Drift = CENTRED
     regressor: Any = None
 
     @classmethod
@@ -285,16 +285,15 @@ class EstimatorMean:
 
         Raises `InputError`: something else, or samples that a regressor cannot be shown.
         """
-        if not isinstance(mean, str):
-            if not (hasattr(mean, "fit") and hasattr(mean, "predict")):
-                raise InputError(f"{_EXPECTED}; got {mean!r}")
-            _require_plain(X)
-            return cls(CENTRED, clone(mean).fit(X, y))
-        return cls(kind_of(mean))
+        drift = _parsed(mean)
+        if not _is_regressor(mean):
+            return cls(drift)
+        _require_plain(X)
+        return cls(drift, clone(mean).fit(X, y))
 
     def count(self, dataset: Dataset) -> int:
         """Coefficients that the Gaussian process has for each target."""
-        return count_of(self.kind, dataset.n_features)
+        return self.drift.count(dataset.n_features)
 
     def taken_off(self, X: Any, y: Any) -> Any:
         """Targets without the regressor's predictions, in their own form."""
@@ -343,22 +342,27 @@ class EstimatorMean:
             )
 
 
-def kind_of(mean: Any) -> MeanKind:
-    """The kind of mean of the Gaussian process itself: centred under a regressor. `InputError` for another text."""
-    if not isinstance(mean, str):
-        return CENTRED
-    for kind in MEAN_KINDS:
-        if mean == kind:
-            return kind
-    raise InputError(f"{_EXPECTED}; got {mean!r}")
+def drift_of(estimator: Any) -> Drift:
+    """Return the mean of an estimator's Gaussian process itself, which is centred beside a regressor."""
+    return _parsed(getattr(estimator, "mean", CENTRED))
 
 
-def require_centred(kind: MeanKind, what: str) -> None:
-    """Refuse a mean with coefficients beside values that are found without one; `InputError`."""
-    if kind != CENTRED:
+def _parsed(mean: Any) -> Drift:
+    try:
+        return CENTRED if _is_regressor(mean) else Drift.parse(mean)
+    except InputError:
+        raise InputError(f"{_EXPECTED}; got {mean!r}") from None
+
+
+def _is_regressor(mean: Any) -> bool:
+    return hasattr(mean, "fit") and hasattr(mean, "predict")
+
+
+def require_centred(estimator: Any, what: str) -> None:
+    """Refuse a mean other than the average beside values that are found about the average; `InputError`."""
+    if drift_of(estimator) != CENTRED:
         raise InputError(
-            f"{what} are found about a centred mean, and mean={kind!r} has coefficients of its own; leave one of them "
-            "out"
+            f"{what} are found about a centred mean, and mean={estimator.mean!r} is another; leave one of them out"
         )
 
 
@@ -372,7 +376,7 @@ def _shifted(bounds: PredictionBounds, mean: Any) -> PredictionBounds:
     return bounds._replace(mean_error=widened)
 
 
-_EXPECTED = f"mean= is one of {', '.join(map(repr, MEAN_KINDS))}, or a regressor of scikit-learn's"
+_EXPECTED = f"mean= is one of {MEAN_VALUES}, or a regressor of scikit-learn's"
 
 
 def _require_plain(X: Any) -> None:

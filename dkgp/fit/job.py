@@ -145,7 +145,9 @@ def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str
     words += _with("noise-column", ingestion.noise_column) + _with("noise-std-column", ingestion.noise_std_column)
     words += _listed("features", ingestion.features or ())
     words += column_words(table, ids)
-    words += _with("transform", ingestion.transform)
+    words += _with("transform", ingestion.transform) + _with(
+        "scale", None if ingestion.scale == "each" else ingestion.scale
+    )
     words += _with("test-fraction", ingestion.test_fraction) + _with("test-mask", ingestion.test_mask)
     if ingestion.stratify is not None:
         words.append("--stratify" if ingestion.stratify else "--no-stratify")

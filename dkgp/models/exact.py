@@ -33,7 +33,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise, NoiseModel, StudentT
 from dkgp.models.problem import Problem
 from dkgp.models.rounding import assumptions
-from dkgp.models.trend import CENTRED, MeanKind, Trend, fit_trend
+from dkgp.models.trend import CENTRED, Drift, MeanValue, Trend, fit_trend
 from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cached_columns import cached_columns_bytes
@@ -75,7 +75,10 @@ class TrainedModel:
     summary : dict
         n, d, p, solver, converged, iterations, column_passes, kernel_evaluations, kept_share, refreshes, seconds,
         seconds_by_part, gradient_inf_norm, relative_residual, duality_gap, objective, reason, settings; product_error
-        where one was asked for, assumes where a proof does, mean where it has coefficients.
+        where one was asked for, assumes where a proof does, mean where it has coefficients, given_mean where it is
+        known.
+    mean : Drift
+        The mean of the function.
     """
 
     kernel: Kernel
@@ -86,11 +89,12 @@ class TrainedModel:
     sample_noise: FloatArray | None = None
     noise_model: NoiseModel | None = None
     trend: Trend | None = None
+    mean: Drift = CENTRED
 
     def model(self, dataset: Dataset) -> ModelRecord:
         """Return the model of the training set, as a store holds it."""
         return exact_model(
-            dataset,
+            self.mean.about(dataset),
             kernel=self.kernel.to_json(),
             noise_variance=self.noise_variance,
             alpha=self.solution.alpha,
@@ -111,7 +115,7 @@ def train(
     context: RunContext | BlockExecutor,
     *,
     sample_noise: ArrayLike | None = None,
-    mean: MeanKind = CENTRED,
+    mean: Drift | MeanValue = CENTRED,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     initial: ArrayLike | None = None,
@@ -132,10 +136,11 @@ def train(
         Known noise variances v_i of the samples, on the same scale (a variance in the target's units over the square
         of its standard deviation): sample i has the noise s2 + v_i, which has to be positive. By default those that the
         data set has.
-    mean : {"centred", "constant", "linear"}
-        The mean of the function: the targets' average; or a constant, or a linear function of the inputs, whose
+    mean : {"centred", "constant", "linear", "quadratic"}, float or Drift
+        The mean of the function: the targets' average; or a polynomial of the inputs of degree 0, 1 or 2, whose
         coefficients are fitted by generalised least squares, as further right-hand sides of the same solve. Their
-        uncertainty is part of the variances, and the certificate allows for them.
+        uncertainty is part of the variances, and the certificate allows for them. Or a known mean, in the targets'
+        units: nothing is fitted, and the variances do not grow.
     context : RunContext or BlockExecutor
         Who computes, and who watches; see `dkgp.cluster.open_executor`.
     solver, stopping, initial, initial_gradient
@@ -153,7 +158,7 @@ def train(
     InputError
         No targets, a kernel for another number of features, one whose white noise cannot be told from the rest, or a
         user's function that is not positive definite on some of the samples; known noise that is not finite, not of
-        the samples, or leaves one without any; a linear mean of features that are sums of each other; Student's t for
+        the samples, or leaves one without any; columns of the mean that are sums of each other; Student's t for
         several targets, or beside known noise of the data set.
     NumericalError
         A solve that ended before the mean's coefficients have a bound.
@@ -221,7 +226,7 @@ def trained_model(
     )
     certificate = replace(certificate, assumes=assumptions(operator.kernel))
     trend: Trend | None = None
-    if problem.mean != CENTRED:
+    if problem.mean.is_fitted:
         p, solved = dataset.n_targets, (solution.alpha, solution.gradient, right)
         trend, certificate = fit_trend(problem.mean, *solved, p, operator.noise, certificate)
     progress = solution.progress
@@ -240,6 +245,7 @@ def trained_model(
         **product_error.record(operator.kernel, dataset.n_samples, products),
         **({} if certificate.assumes is None else {"assumes": certificate.assumes}),
         **({} if trend is None else {"mean": trend.described(dataset)}),
+        **({} if problem.mean.value is None else {"given_mean": problem.mean.value}),
     }
     noise = problem.noise
     return TrainedModel(
@@ -251,6 +257,7 @@ def trained_model(
         sample_noise=noise.by_sample,
         noise_model=noise.of_observations,
         trend=trend,
+        mean=problem.mean,
     )
 
 
@@ -431,7 +438,7 @@ def update(
     initial: tuple[FloatArray, FloatArray],
     *,
     sample_noise: ArrayLike | None = None,
-    mean: MeanKind = CENTRED,
+    mean: Drift | MeanValue = CENTRED,
     solver: Solver | None = None,
     stopping: StoppingRule | None = None,
     columns_bytes: int | None = None,
@@ -446,8 +453,8 @@ def update(
         As for `dkgp.models.exact.train`; kernel and noise are the model's. Products are those of blocks.
     sample_noise : (n,) array_like, optional
         As for `train`: the known noise of all samples, those of the model first; zero stands for none.
-    mean : {"centred", "constant", "linear"}
-        The model's mean, whose coefficients are fitted again.
+    mean : {"centred", "constant", "linear", "quadratic"}, float or Drift
+        The model's mean, whose coefficients are fitted again; `Drift.from_model` reads it.
     initial : tuple of (n_old, p) float64
         The model's coefficients alpha, and Kbar alpha - y evaluated in float64; with a column for each of the mean's.
     columns_bytes : int, optional

@@ -13,7 +13,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise, StudentT
-from dkgp.models.trend import CENTRED, MeanKind, columns_of, count_of, mean_kind, require_independent
+from dkgp.models.trend import CENTRED, Drift, MeanValue
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
@@ -24,6 +24,8 @@ from dkgp.solvers.cholesky.tile_factor import digest
 class Problem:
     """Samples, kernel, noise and mean of a regression; white noise of the kernel is moved into the noise.
 
+    Targets are standardised about the mean if it is a known number.
+
     Parameters
     ----------
     dataset : Dataset
@@ -31,39 +33,39 @@ class Problem:
     kernel : Kernel
     noise : Noise
         On the scale of the standardised targets.
-    mean : {"centred", "constant", "linear"}
-        See `dkgp.models.trend`.
+    mean : Drift
     """
 
     dataset: Dataset
     kernel: Kernel
     noise: Noise
-    mean: MeanKind = CENTRED
+    mean: Drift = CENTRED
 
     def __post_init__(self) -> None:
         kernel, noise = self.noise.without_white(self.kernel)
+        object.__setattr__(self, "dataset", self.mean.about(self.dataset))
         object.__setattr__(self, "kernel", kernel)
         object.__setattr__(self, "noise", noise)
 
     @classmethod
-    def of(cls, dataset: Dataset, kernel: Kernel, noise: float | Noise, mean: MeanKind = CENTRED) -> Self:
+    def of(cls, dataset: Dataset, kernel: Kernel, noise: float | Noise, mean: Drift | MeanValue = CENTRED) -> Self:
         """Return a checked problem, with the known noise of the data set unless `noise` has its own.
 
-        Raises `InputError`: no targets, white noise that cannot be told from the rest of the kernel, or noise that does
-        not fit the samples.
+        Raises `InputError`: no targets, white noise that cannot be told from the rest of the kernel, noise that does
+        not fit the samples, or an unknown mean.
         """
         if dataset.n_targets == 0:
             raise InputError(
                 f"'{dataset.url}' has no targets; training needs at least one. Ingest the data again and name it"
             )
-        problem = cls(dataset, kernel, Noise.of(noise), mean)
-        return cls(dataset, problem.kernel, problem.noise.beside(dataset).checked(dataset.n_samples), mean)
+        drift = Drift.parse(mean).over(dataset)
+        problem = cls(dataset, kernel, Noise.of(noise), drift)
+        return cls(dataset, problem.kernel, problem.noise.beside(dataset).checked(dataset.n_samples), drift)
 
     @property
     def columns(self) -> int:
         """Number of right-hand sides: p targets and q columns of the mean."""
-        p = self.dataset.n_targets
-        return p if self.mean == CENTRED else p + count_of(self.mean, self.dataset.n_features)
+        return self.dataset.n_targets + self.mean.count(self.dataset.n_features)
 
     @cached_property
     def targets(self) -> FloatArray:
@@ -76,12 +78,12 @@ class Problem:
 
         Raises `InputError` if the columns of the mean depend on each other.
         """
-        return self.targets if self.mean == CENTRED else np.column_stack([self.targets, self.require_columns()])
+        return np.column_stack([self.targets, self.require_columns()]) if self.mean.is_fitted else self.targets
 
     def require_columns(self) -> FloatArray:
         """Return H, the columns of the mean (n, q); `InputError` if they depend on each other."""
-        columns = columns_of(self.mean, self.dataset)
-        require_independent(columns, self.dataset.feature_names)
+        columns = self.mean.of(self.dataset)
+        self.mean.require_independent(columns, self.dataset.feature_names)
         return columns
 
     def operator(self, context: RunContext, **options: Any) -> BlockedKernelOperator:
@@ -98,7 +100,7 @@ class Problem:
             "fingerprint": self.dataset.fingerprint,
             "kernel": self.kernel.to_json(),
             "noise_variance": float(self.noise.common),
-            **({} if self.mean == CENTRED else {"mean": self.mean}),
+            **({} if self.mean == CENTRED else {"mean": self.mean.to_json()}),
             **({"student_t": law.to_json()} if isinstance(law, StudentT) else _known_noise(self.noise.by_sample)),
             **product_error.record(self.kernel, self.dataset.n_samples),
         }
@@ -109,7 +111,8 @@ def stored_identity(model: ModelRecord) -> dict[str, Any]:
     facts = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
     student = model.summary.get("student_t")
     facts |= _known_noise(model.sample_noise) if student is None else {"student_t": student}
-    return facts | ({} if model.trend is None else {"mean": mean_kind(model.trend)})
+    mean = Drift.from_model(model)
+    return facts | ({} if mean == CENTRED else {"mean": mean.to_json()})
 
 
 def _known_noise(known: FloatArray | None) -> dict[str, str]:

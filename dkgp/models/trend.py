@@ -1,7 +1,8 @@
 """A mean h(x)'beta whose coefficients are fitted under the kernel: universal kriging, with proven bounds.
 
-The columns h(x) are a constant, and the features. The solve Kbar A = [y, H] takes them as further right-hand sides
-beside the targets, and beta is such that H'alpha = 0 for alpha = A_y - A_H beta. With
+`Drift` is the mean itself: its functions h, and their values. `Trend` are its coefficients in a model. The solve
+Kbar A = [y, H] takes the columns H of h(x) as further right-hand sides beside the targets, and beta is such that
+H'alpha = 0 for alpha = A_y - A_H beta. With
 
     G = H'Kbar^-1 H,    R(x) = h(x) - H'Kbar^-1 k_x,    V(x) = R'G^-1 R,
 
@@ -19,24 +20,29 @@ bound on a mean of the right-hand side h_j is one on R_j. `docs/proofs.md` has t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import scipy.linalg
 
-from dkgp.codec import from_json
+from dkgp.codec import Json, from_json, rule
 from dkgp.data import Dataset
+from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, column_lengths, known, sum_roundings
 from dkgp.operators.base import FloatArray, Variances
+from dkgp.registry import Option, Values
 
-# centred: the targets' average is subtracted, and nothing is fitted; the others are fitted under the kernel.
-MeanKind: TypeAlias = Literal["centred", "constant", "linear"]
-MEAN_KINDS: tuple[MeanKind, ...] = ("centred", "constant", "linear")
-CENTRED: MeanKind = "centred"
+# Degree of the fitted polynomial by the word of the option `mean`; None: nothing is fitted.
+_DEGREES: dict[str, int | None] = {"centred": None, "constant": 0, "linear": 1, "quadratic": 2}
+# The option's value: a word, or the mean itself, in the target's units.
+MeanValue: TypeAlias = float | Literal["centred", "constant", "linear", "quadratic"]
+MEAN_VALUES = f"{', '.join(map(repr, _DEGREES))}, or a number, the known mean"
 # Least eigenvalue of the columns' correlations; below it coefficients would be rounding.
 _LEAST_EIGENVALUE = 1e-12
 RUN_ROWS = 8192
@@ -44,47 +50,228 @@ RUN_ROWS = 8192
 MOST_OFF = 0.5
 
 
-def checked_mean(mean: str) -> MeanKind:
-    """Return the kind of a mean; `InputError` for another."""
-    for kind in MEAN_KINDS:
-        if mean == kind:
-            return kind
-    raise InputError(f"`mean` is one of {', '.join(MEAN_KINDS)}; got {mean!r}")
+@dataclass(frozen=True)
+class Drift:
+    """The mean of the function: a known number, or a polynomial whose coefficients are fitted under the kernel.
+
+    Degree 1 has the columns 1 and x_l, on the standardised scale. From degree 2 on, the columns are all monomials of
+    u_l = (x_l - c_l) / w_l up to the degree, where the samples' features lie in c_l - w_l .. c_l + w_l: they are at
+    most one at the samples, which keeps the solve well-conditioned.
+
+    Parameters
+    ----------
+    degree : int, optional
+        Degree of the polynomial in all features. None: nothing is fitted.
+    value : float, optional
+        With no degree, the known mean of every target, in its units. None: the average of the targets.
+    box : tuple of d pairs of floats
+        c_l and w_l from degree 2 on, which `over` takes from the samples; empty: features stay as they are.
+    """
+
+    degree: int | None = None
+    value: float | None = None
+    box: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.degree is not None and (self.degree < 0 or self.value is not None):
+            raise InputError(f"a mean has a degree of at least 0, or a known value; got {self.degree} and {self.value}")
+        if self.value is not None and not math.isfinite(self.value):
+            raise InputError(f"`mean` must be finite; got {self.value}")
+
+    @classmethod
+    def parse(cls, mean: MeanValue | Drift) -> Drift:
+        """Return the drift of a value of the option `mean`; `InputError` for any other value."""
+        if isinstance(mean, Drift):
+            return mean
+        if isinstance(mean, str) and mean in _DEGREES:
+            return cls(_DEGREES[mean])
+        if isinstance(mean, int | float | np.number) and not isinstance(mean, bool):
+            return cls(value=float(mean))
+        raise InputError(f"`mean` is one of {MEAN_VALUES}; got {mean!r}")
+
+    @classmethod
+    def from_model(cls, model: KernelModel) -> Drift:
+        """Return the drift of a stored model."""
+        document = model.summary.get("given_mean") if model.trend is None else model.trend["kind"]
+        return CENTRED if document is None else cls.from_json(document)
+
+    @classmethod
+    def from_json(cls, document: Json) -> Drift:
+        """Return the drift of a document that `to_json` wrote."""
+        return cls(**_fields(document)) if isinstance(document, Mapping) else cls.parse(document)
+
+    def to_json(self) -> Json:
+        """Return the word of the option, the known number, or for higher degrees an object with degree and box."""
+        if self.value is not None:
+            return self.value
+        if self.box or self.degree not in _DEGREES.values():
+            return {"degree": self.degree, "box": [list(pair) for pair in self.box]}
+        return self.word
+
+    @property
+    def word(self) -> str:
+        """Name of the mean in messages."""
+        if self.value is not None:
+            return f"{self.value:g}"
+        words = {degree: word for word, degree in _DEGREES.items()}
+        return words.get(self.degree, f"polynomial of degree {self.degree}")
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the mean has coefficients."""
+        return self.degree is not None
+
+    def over(self, dataset: Dataset) -> Drift:
+        """Return the drift with its box, which it takes from the data set unless it has one."""
+        if self.degree is None or self.degree < 2 or self.box:
+            return self
+        parts = [dataset.inputs(*rows) for rows in dataset.row_chunks()]
+        low = np.min([part.min(axis=0) for part in parts if len(part)], axis=0)
+        high = np.max([part.max(axis=0) for part in parts if len(part)], axis=0)
+        centres, widths = 0.5 * (low + high), np.maximum(0.5 * (high - low), 1e-300)
+        return replace(self, box=tuple(zip(centres.tolist(), widths.tolist(), strict=True)))
+
+    def about(self, dataset: Dataset) -> Dataset:
+        """Return the data set with targets about a known mean; itself if there is none."""
+        return dataset if self.value is None else dataset.about_targets(self.value)
+
+    def count(self, n_features: int) -> int:
+        """Return the number of columns q."""
+        return 0 if self.degree is None else math.comb(n_features + self.degree, self.degree)
+
+    def _monomials(self, n_features: int) -> list[tuple[int, ...]]:
+        """Return the features of each column's factors, by degree: (), (0,), (1,), (0, 0), (0, 1), ..."""
+        degrees = range(0 if self.degree is None else self.degree + 1)
+        return [factors for k in degrees for factors in combinations_with_replacement(range(n_features), k)]
+
+    def _moved(self, inputs: FloatArray) -> FloatArray:
+        if not self.box:
+            return inputs
+        centres, widths = np.array(self.box).T
+        return np.asarray((inputs - centres) / widths)
+
+    @property
+    def roundings(self) -> float:
+        """Relative error of a column and of its derivatives, in units of the last place."""
+        return 0.0 if self.degree is None or self.degree < 2 else 3.0 * self.degree
+
+    def columns_at(self, inputs: FloatArray) -> FloatArray:
+        """Return h(x)' at standardised inputs (r, d): (r, q), one first, then the features, then their products."""
+        ones = np.ones((len(inputs), 1))
+        if self.degree is None:
+            return ones[:, :0]
+        if self.degree == 0:
+            return ones
+        moved, monomials = self._moved(inputs), self._monomials(inputs.shape[1])
+        products = [moved[:, list(factors)].prod(axis=1) for factors in monomials if len(factors) > 1]
+        return np.column_stack([ones, moved, *products])
+
+    def slopes_at(self, inputs: FloatArray, feature: int) -> FloatArray:
+        """Return dh / dx_l' at standardised inputs (r, d), for one feature l: (r, q)."""
+        moved, monomials = self._moved(inputs), self._monomials(inputs.shape[1])
+        slopes = np.zeros((len(inputs), len(monomials)))
+        width = self.box[feature][1] if self.box else 1.0
+        for column, factors in enumerate(monomials):
+            if feature in factors:
+                others = list(factors)
+                others.remove(feature)
+                slopes[:, column] = factors.count(feature) * moved[:, others].prod(axis=1) / width
+        return slopes
+
+    def of(self, dataset: Dataset) -> FloatArray:
+        """Return H, the columns of all samples of a data set: (n, q)."""
+        return np.concatenate([self.columns_at(dataset.inputs(*rows)) for rows in dataset.row_chunks()])
+
+    def names(self, feature_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the columns' names: constant, a, b, a^2, a*b, b^2."""
+        return tuple(_monomial_name(factors, feature_names) for factors in self._monomials(len(feature_names)))
+
+    def unmoved(self, n_features: int) -> FloatArray:
+        """Return the matrix (q, q) that maps coefficients of monomials of u to those of monomials of the features."""
+        monomials = self._monomials(n_features)
+        place, result = {factors: index for index, factors in enumerate(monomials)}, np.zeros((len(monomials),) * 2)
+        for column, factors in enumerate(monomials):
+            terms: dict[tuple[int, ...], float] = {(): 1.0}
+            for feature in factors:
+                centre, width = self.box[feature] if self.box else (0.0, 1.0)
+                grown: dict[tuple[int, ...], float] = {}
+                for term, weight in terms.items():
+                    longer = tuple(sorted((*term, feature)))
+                    grown[longer] = grown.get(longer, 0.0) + weight / width
+                    grown[term] = grown.get(term, 0.0) - weight * centre / width
+                terms = grown
+            for term, weight in terms.items():
+                result[place[term], column] += weight
+        return result
+
+    def units(self, input_std: FloatArray) -> FloatArray:
+        """Return one over the unit of each column: (q,)."""
+        over = 1.0 / np.asarray(input_std)
+        return np.array([math.prod(over[list(factors)]) for factors in self._monomials(len(over))])
+
+    def require_independent(self, columns: FloatArray, feature_names: tuple[str, ...]) -> None:
+        """Refuse columns H (n, q) if one is a linear combination of the others; `InputError`."""
+        n, q = columns.shape
+        if n <= q:
+            raise InputError(
+                f"a mean of {q} coefficients needs more than {q} samples; got {n}. Take `mean` constant, or more "
+                "samples"
+            )
+        lengths = np.linalg.norm(columns, axis=0)
+        values, vectors = np.linalg.eigh((columns / lengths).T @ (columns / lengths))
+        if values[0] < _LEAST_EIGENVALUE:
+            names = ("the constant", *self.names(feature_names)[1:])
+            weights = np.abs(vectors[:, 0])
+            involved = [names[index] for index in np.flatnonzero(weights > 0.05 * weights.max())]
+            raise InputError(
+                f"a {self.word} mean cannot tell {' and '.join(involved)} apart: each is a sum of the others. Leave "
+                "one of the features out, or take `mean` constant"
+            )
 
 
-def count_of(mean: MeanKind, n_features: int) -> int:
-    """Return the number of columns q: 0 for a centred mean, 1 for a constant, d + 1 for a linear one."""
-    return {"centred": 0, "constant": 1, "linear": n_features + 1}[mean]
+CENTRED = Drift()
 
 
-def columns_at(mean: MeanKind, inputs: FloatArray) -> FloatArray:
-    """Return h(x)' at standardised inputs (r, d): (r, q), one first, then the features."""
-    ones = np.ones((len(inputs), 1))
-    return {"centred": ones[:, :0], "constant": ones, "linear": np.column_stack([ones, inputs])}[mean]
+def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        box = tuple((float(centre), float(width)) for centre, width in document.get("box", ()))
+        return {"degree": int(document["degree"]), "box": box}
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"the mean of this model is {dict(document)}, which has no degree; train it again") from None
 
 
-def columns_of(mean: MeanKind, dataset: Dataset) -> FloatArray:
-    """Return H, the columns of all samples of a data set: (n, q)."""
-    return np.concatenate([columns_at(mean, dataset.inputs(*rows)) for rows in dataset.row_chunks()])
+def _monomial_name(factors: tuple[int, ...], feature_names: tuple[str, ...]) -> str:
+    powers = [(feature_names[feature], factors.count(feature)) for feature in dict.fromkeys(factors)]
+    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in powers) or "constant"
 
 
-def require_independent(columns: FloatArray, feature_names: tuple[str, ...]) -> None:
-    """Refuse columns H (n, q) if one is a linear combination of the others; `InputError`."""
-    n, q = columns.shape
-    if n <= q:
-        raise InputError(
-            f"a mean of {q} coefficients needs more than {q} samples; got {n}. Take `mean` constant, or more samples"
-        )
-    lengths = np.linalg.norm(columns, axis=0)
-    values, vectors = np.linalg.eigh((columns / lengths).T @ (columns / lengths))
-    if values[0] < _LEAST_EIGENVALUE:
-        names = ("the constant", *feature_names)
-        weights = np.abs(vectors[:, 0])
-        involved = [names[index] for index in np.flatnonzero(weights > 0.05 * weights.max())]
-        raise InputError(
-            f"a linear mean cannot tell {' and '.join(involved)} apart: each is a sum of the others. Leave one of the "
-            "features out, or take `mean` constant"
-        )
+def _is_mean(value: Any) -> bool:
+    try:
+        Drift.parse(value)
+    except InputError:
+        return False
+    return True
+
+
+def read_mean(text: str) -> MeanValue:
+    """Read a word or a number: the `type` of the option `mean`."""
+    word = text.strip()
+    if word in _DEGREES:
+        return cast(MeanValue, word)
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"{text!r} is no mean; expected {MEAN_VALUES}.") from None
+
+
+MEAN = Option(
+    help="Mean of the function. centred: the targets' average. constant, linear, quadratic: a polynomial of the "
+    "features of degree 0, 1 or 2, with coefficients found in the same solve, which extrapolates and has its part in "
+    "every variance. M: the known mean, in the target's units; nothing is fitted.",
+    type=read_mean,
+    metavar="centred|constant|linear|quadratic|M",
+    values=Values(_is_mean, MEAN_VALUES),
+)
 
 
 @dataclass(frozen=True)
@@ -109,9 +296,10 @@ class Trend:
 
     Attributes
     ----------
-    kind : {"constant", "linear"}
+    kind : Drift
+        The mean's columns.
     coefficients : tuple of q tuples of p floats
-        beta, of the constant and then of each feature.
+        beta, of each column.
     whitener : tuple of q tuples of q floats
         W, with W G W' nearly the identity: V = |W R|^2, up to the next two.
     off, above : float
@@ -120,7 +308,7 @@ class Trend:
         Bounds on |H'alpha|_G + |r|, of each target.
     """
 
-    kind: MeanKind
+    kind: Drift = field(metadata=rule(write=Drift.to_json, read=Drift.from_json))
     coefficients: tuple[tuple[float, ...], ...]
     whitener: tuple[tuple[float, ...], ...]
     off: float
@@ -128,7 +316,6 @@ class Trend:
     missed: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        checked_mean(self.kind)
         if {len(row) for row in self.coefficients} != {len(self.missed)} or {len(row) for row in self.whitener} != {
             self.count
         }:
@@ -161,10 +348,10 @@ class Trend:
             Part of the bounds: the error of the sums k_x'A where not every entry was added up. The certificate of
             A_y - A_H beta does not include it.
         """
-        return self._taken(mean, bound, columns_at(self.kind, inputs), product_error)
+        return self._taken(mean, bound, self.kind.columns_at(inputs), product_error)
 
     def slopes_at(
-        self, gradient: FloatArray, bound: FloatArray, product_error: FloatArray | None = None
+        self, gradient: FloatArray, bound: FloatArray, inputs: FloatArray, product_error: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """Combine the gradients of all right-hand sides: derivatives of the mean and their bounds, (r, p, d) each.
 
@@ -174,13 +361,14 @@ class Trend:
         ----------
         gradient, bound : (r, p + q, d) float64
             d(k_x'A) / dx_l as computed, and its bounds.
+        inputs : (r, d) float64
+            Standardised.
         product_error : (r, p + q, d) float64, optional
             Part of the bounds; see `at`.
         """
         parts = []
         for feature in range(gradient.shape[2]):
-            columns = np.zeros((len(gradient), self.count))
-            columns[:, 1 + feature : 2 + feature] = 1.0  # no column if the mean is a constant
+            columns = self.kind.slopes_at(inputs, feature)
             off = None if product_error is None else product_error[:, :, feature]
             parts.append(self._taken(gradient[:, :, feature], bound[:, :, feature], columns, off))
         return np.stack([part.mean for part in parts], axis=2), np.stack([part.bound for part in parts], axis=2)
@@ -191,9 +379,9 @@ class Trend:
     ) -> Known:
         """Return `at` for the columns h or their derivatives, (r, q)."""
         p, beta = len(self.missed), np.array(self.coefficients)
-        # One more rounding: h - k'A_H.
+        # One more rounding: h - k'A_H; products of features have others.
         rests, errors = columns - mean[:, p:], bound[:, p:]
-        errors = errors + UNIT * np.abs(rests)
+        errors = errors + UNIT * np.abs(rests) + self.kind.roundings * UNIT * EVALUATION * np.abs(columns)
         result = mean[:, :p] + rests @ beta
         whitened = np.linalg.norm(rests @ np.array(self.whitener).T, axis=1)
         astray = self._lengths(rests, errors) + (self.count + 4.0) * EPS * whitened
@@ -201,7 +389,7 @@ class Trend:
         inner = np.maximum(whitened - astray, 0.0) / np.sqrt(1.0 + self.off + self.above) * (1.0 - 8.0 * EPS)
         sizes = np.abs(mean[:, :p]) + (np.abs(columns) + np.abs(mean[:, p:])) @ np.abs(beta)
         total = bound[:, :p] + outer[:, None] * np.array(self.missed)
-        total = total + (self.count + 4.0) * UNIT * EVALUATION * sizes
+        total = total + (self.count + 4.0 + self.kind.roundings) * UNIT * EVALUATION * sizes
         if product_error is not None:
             total = total + product_error[:, p:] @ np.abs(beta)
         return Known(
@@ -212,25 +400,24 @@ class Trend:
         )
 
     def described(self, dataset: Dataset) -> dict[str, Any]:
-        """Return each target's coefficients in its units per unit of the feature, with standard errors.
+        """Return each target's coefficients in its units per unit of the features, with standard errors.
 
-        The constant is the mean at the average of all features.
+        The constant is the mean at the average of all features, and products are of deviations from these averages.
         """
-        to = dataset.standardisation
-        names = ("constant", *dataset.feature_names)[: self.count]
-        over = np.concatenate([[1.0], 1.0 / np.asarray(to.input_std)])[: self.count]
-        spread = np.linalg.norm(np.array(self.whitener), axis=0) * over  # of targets of unit variance
+        to, d = dataset.standardisation, dataset.n_features
+        over, unmoved = self.kind.units(to.input_std), self.kind.unmoved(d)
+        spread = np.linalg.norm(np.array(self.whitener) @ unmoved.T, axis=0) * over  # of targets of unit variance
         targets = {}
         for target, scale, offset, column in zip(
-            dataset.target_names, to.target_std, to.target_mean, np.array(self.coefficients).T, strict=True
+            dataset.target_names, to.target_std, to.target_mean, unmoved.dot(self.coefficients).T, strict=True
         ):
             values = column * over * scale
             values[0] += offset
             targets[target] = {
                 name: {"value": float(value), "standard_error": float(error * scale)}
-                for name, value, error in zip(names, values, spread, strict=True)
+                for name, value, error in zip(self.kind.names(dataset.feature_names), values, spread, strict=True)
             }
-        return {"kind": self.kind, "coefficients": targets}
+        return {"kind": self.kind.to_json(), "coefficients": targets}
 
     @classmethod
     def held(cls, document: Mapping[str, Any] | None) -> Trend | None:
@@ -238,13 +425,8 @@ class Trend:
         return None if document is None else from_json(cls, document, called="the mean", advice="Train the model again")
 
 
-def mean_kind(document: Mapping[str, Any] | None) -> MeanKind:
-    """Return the kind of the mean of a model with this trend in its record; centred without one."""
-    return CENTRED if document is None else checked_mean(document["kind"])
-
-
 def fit_trend(
-    kind: MeanKind,
+    drift: Drift,
     alpha: FloatArray,
     gradient: FloatArray,
     right: FloatArray,
@@ -281,7 +463,7 @@ def fit_trend(
         whitener = scipy.linalg.solve_triangular(np.linalg.cholesky(gram), np.eye(len(gram)), lower=True)
         beta: FloatArray = np.asarray(np.linalg.solve(cross[:, p:], cross[:, :p]), dtype=np.float64)
     except np.linalg.LinAlgError:
-        raise _unsolved(kind) from None
+        raise _unsolved(drift) from None
     sizes = np.abs(whitener)
     image = whitener @ gram @ whitener.T - np.eye(len(gram))
     roundings = 4.0 * len(gram) * UNIT * EVALUATION
@@ -289,7 +471,7 @@ def fit_trend(
     off = EVALUATION * (off + roundings * float(np.linalg.norm(sizes @ np.abs(gram) @ sizes.T)))
     above = EVALUATION * float(np.linalg.norm(sizes @ residuals)) ** 2
     if not off <= MOST_OFF:
-        raise _unsolved(kind)
+        raise _unsolved(drift)
     left = cross[:, :p] - cross[:, p:] @ beta
     left_off = rounded[:, :p] + rounded[:, p:] @ np.abs(beta)
     left_off += (len(gram) + 2.0) * UNIT * (np.abs(cross[:, :p]) + np.abs(cross[:, p:]) @ np.abs(beta))
@@ -298,8 +480,8 @@ def fit_trend(
     gradient_off = np.linalg.norm(sizes @ (np.abs(left) + EVALUATION * left_off), axis=0) / np.sqrt(1.0 - off)
     missed = known((of_targets + gradient_off * EVALUATION) * (1.0 + 8.0 * EPS))
     if not (np.isfinite(above) and np.isfinite(missed).all()):
-        raise _unsolved(kind)
-    trend = Trend(kind, _table(beta), _table(whitener), off, above, tuple(missed.tolist()))
+        raise _unsolved(drift)
+    trend = Trend(drift, _table(beta), _table(whitener), off, above, tuple(missed.tolist()))
     return trend, proven
 
 
@@ -357,10 +539,10 @@ def _combined(
     )
 
 
-def _unsolved(kind: str) -> NumericalError:
+def _unsolved(drift: Drift) -> NumericalError:
     return NumericalError(
-        f"the solve stopped too far from a solution to tell the coefficients of a {kind} mean. Give it more passes, or "
-        "seconds, a smaller `tolerance`, or a larger noise variance"
+        f"the solve stopped too far from a solution to tell the coefficients of a {drift.word} mean. Give it more "
+        "passes, or seconds, a smaller `tolerance`, or a larger noise variance"
     )
 
 

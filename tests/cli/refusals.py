@@ -74,7 +74,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--solver bcdc --exhaustive", 2, "gbcd"),
     ],
     "train": [
-        ("--mean cubic", 2, "'centred', 'constant', 'linear'"),
+        ("--mean cubic", 2, "'centred', 'constant', 'linear', 'quadratic', or a number, the known mean"),
         ("--mean linear --hyper {outliers}", 3, ("--mean linear is of noise with a normal", "Student's t")),
         ("--mean linear --warm-start {model}", 3, ("has the mean centred, and this run linear", "--mean centred")),
         ("--cluster slurm", 2, "give --workers N or --adaptive MIN MAX"),
@@ -308,7 +308,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--likelihood student-t --objective fitc", 2, "--objective fitc is of sparse models"),
         ("--noise-model gp --objective bound", 2, "--objective bound is of sparse models"),
         ("--noise-model cubic", 2, "'none', 'linear', 'gp', 'auto'"),
-        ("--mean cubic", 2, "'centred', 'constant', 'linear'"),
+        ("--mean cubic", 2, "'centred', 'constant', 'linear', 'quadratic', or a number, the known mean"),
         ("--mean linear --objective loo", 2, ("--mean linear is tuned", "leave out --objective loo")),
         ("--mean linear --objective bound", 2, "leave out --objective bound"),
         ("--mean constant --likelihood student-t", 2, "leave out --likelihood student-t"),

@@ -115,6 +115,26 @@ def test_a_model_of_the_same_mean_is_a_warm_start(folder: Path) -> None:
     assert open_model(folder / "warm.zarr").trend is not None
 
 
+@pytest.mark.parametrize("mean", ["quadratic", "-3.5"])
+def test_other_means_are_tuned_trained_resumed_and_evaluated(folder: Path, mean: str) -> None:
+    tuned, made, out = folder / f"{mean}.json", folder / f"{mean}.zarr", folder / f"{mean}-pred.zarr"
+    run_json("tune", folder / "train.zarr", "--out", tuned, "--mean", mean, "--subset", "100")
+    command = ["train", folder / "train.zarr", "--hyper", tuned, "--out", made, "--tol", "1e-6"]
+    document = run_json(*command, "--mean", mean)
+    run_json("predict", made, folder / "test.zarr", "--out", out, "--variance")
+    assert run_json("evaluate", out, folder / "test.zarr")["coverage_95"] > 0.5
+    assert run_json(*command, "--mean", mean, "--resume")["resumed"]
+    for other in ("-3.4", "linear"):
+        assert "another mean" in run(*command, "--mean", other, "--resume").stderr
+    model = open_model(made)
+    if mean == "quadratic":
+        assert {"a^2", "a*b", "b^2"} < set(document["mean"]["coefficients"]["price"])
+    else:
+        assert document["given_mean"] == -3.5
+        # Far from all samples a model of short length scales predicts its mean.
+        assert model.standardisation.target_mean.tolist() == [-3.5]
+
+
 def test_a_store_of_a_mean_resumes_as_itself_alone(folder: Path) -> None:
     command = ["train", folder / "train.zarr", "--hyper", folder / "linear.zarr.hyper.json", "--tol", "1e-8"]
     again = run_json(*command, "--out", folder / "linear.zarr", "--mean", "linear", "--resume")

@@ -26,7 +26,7 @@ from dkgp.data.sources.tables.survey import RefusedColumnsError, survey
 from dkgp.data.stores.dataset import DATASET_KIND, Dataset, TrainingColumns
 from dkgp.data.stores.dataset_writer import DatasetWriter
 from dkgp.data.stores.manifest import described_whole
-from dkgp.data.stores.standardisation import TransformName
+from dkgp.data.stores.standardisation import Scale, TransformName
 from dkgp.data.stores.writable import ensure_writable
 from dkgp.data.types import FloatArray, Json, Location
 from dkgp.errors import InputError, UsageError
@@ -102,6 +102,7 @@ def ingest(
     like: Location | None = None,
     unseen: Unseen = "refuse",
     transform: TransformName | None = None,
+    scale: Scale = "each",
     progress: ProgressCallback | None = None,
     **options: Any,
 ) -> IngestReport:
@@ -159,6 +160,9 @@ def ingest(
         "log" or "yeo-johnson": the transform of the targets before they are standardised, so that models are of
         transformed targets; the stores keep them as they are. Of Yeo and Johnson's, lambda is the training targets' by
         maximum likelihood, between 0 and 2.
+    scale
+        "each": every feature is divided by its standard deviation. "common": all features are divided by the largest
+        of these, so that a kernel of one length scale stays isotropic in features that share a unit, such as metres.
     progress
         Called after every block with phase "encode" where `table` asks for it, then "check", then "write".
     options
@@ -212,7 +216,9 @@ def ingest(
         source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
         if choice.features is None and training is not None:
             choice = replace(choice, features=training.features)
-        passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform, training)
+        passes = Passes(
+            source, select_columns(source, choice, split.column), progress, encoding, transform, scale, training
+        )
         passes.check()
     except ColumnError as error:
         raise _refusal(error, raw, asked, split, table, progress, like is None) from error

@@ -27,7 +27,13 @@ from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.sources.tables.survey import RepeatedRows
 from dkgp.data.stores.dataset import ColumnNames, Dataset, TrainingColumns
 from dkgp.data.stores.dataset_writer import MINIMUM_TRAINING_SAMPLES, DatasetWriter
-from dkgp.data.stores.standardisation import Standardisation, TransformName, require_positive, require_varying_targets
+from dkgp.data.stores.standardisation import (
+    Scale,
+    Standardisation,
+    TransformName,
+    require_positive,
+    require_varying_targets,
+)
 from dkgp.data.types import BoolArray, FloatArray, quoted
 from dkgp.errors import InputError
 from dkgp.progress import Progress, ProgressCallback
@@ -55,6 +61,7 @@ class Passes:
         progress: ProgressCallback | None,
         encoding: Encoding | None = None,
         transform: TransformName | None = None,
+        scale: Scale = "each",
         training: TrainingColumns | None = None,
     ) -> None:
         self.n_samples = 0
@@ -62,7 +69,7 @@ class Passes:
         # Of the training set, where these samples have none.
         self._standardisation: Standardisation | None = None
         self._source, self._selection, self._progress = source, selection, progress
-        self._encoding, self._transform = encoding or None, transform
+        self._encoding, self._transform, self._scale = encoding or None, transform, scale
         self._repeats, self._sample = RepeatedRows(), _RowSample()
         # Of the features and of targets that are numbers, after the first pass.
         self._lowest, self._highest = np.empty(0), np.empty(0)
@@ -184,7 +191,7 @@ class Passes:
             ]
             for writer in writers:
                 writer.encoding = None if self._encoding is None else self._encoding.to_json()
-                writer.transform = self._transform
+                writer.transform, writer.scale = self._transform, self._scale
             start = 0
             for block in self._blocks("write"):
                 parts = self._parts(block.values)

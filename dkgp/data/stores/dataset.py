@@ -71,7 +71,8 @@ class Dataset:
     standardisation
         The map applied by reads.
     fingerprint
-        SHA-256 (hexadecimal) of names, shapes and raw values; it does not depend on chunks, place or standardisation.
+        SHA-256 (hexadecimal) of names, shapes and raw values; it does not depend on chunks, place or
+        standardisation, apart from a scale that all features share.
     """
 
     def __init__(
@@ -324,6 +325,17 @@ class Dataset:
         mapped = copy.copy(self)
         mapped.standardisation, mapped._standard_inputs, mapped._standard_targets = standardisation, None, None
         return mapped
+
+    def about_targets(self, value: float) -> Dataset:
+        """Return the data with targets standardised about a known mean, in their units, and not their average."""
+        p = self.n_targets
+        mean = self.standardisation.transformed(np.full((1, p), float(value)))[0]
+        if np.array_equal(mean, self.standardisation.target_mean):
+            return self
+        moved = copy.copy(self)
+        moved.standardisation = dataclasses.replace(self.standardisation, target_mean=mean)
+        moved._standard_targets = None
+        return moved
 
     def as_seen_by(
         self,

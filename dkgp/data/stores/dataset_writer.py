@@ -24,6 +24,7 @@ from dkgp.data.stores.dataset import DATASET_KIND, ColumnNames, Dataset, open_da
 from dkgp.data.stores.standardisation import (
     MOST_TARGETS,
     RunningMoments,
+    Scale,
     Standardisation,
     TransformName,
     fit_transform,
@@ -50,11 +51,15 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
     encoding
         The rules by which columns of the source were encoded, as JSON; None where they were numbers. May be set before
         `finish`.
+    scale
+        "each": every feature is divided by its standard deviation; "common": all by the largest of these, so that
+        distances stay those of the units that the features share. May be set before `finish`.
     transform
         Of targets, before they are standardised; None for none. May be set before `finish`.
     """
 
     encoding: Json | None = None
+    scale: Scale = "each"
     transform: TransformName | None = None
 
     def __init__(self, store: NewStore, names: ColumnNames, chunk_rows: int, expected_samples: int | None) -> None:
@@ -302,6 +307,9 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
             digest.update(name.encode())
         if self._names.noise is not None:
             digest.update(b"noise")
+        if self.scale == "common":
+            # Models under one scale are not those under the other, and checkpoints and models know data by this.
+            digest.update(b"common scale")
         return digest.hexdigest()
 
     def _computed_standardisation(self) -> Standardisation:
@@ -331,7 +339,10 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         for name in np.array(self.feature_names, dtype=object)[~kept]:
             self.warnings.append(f"The feature '{name}' is constant on the training set and was dropped.")
         mean, std = (targets.mean, targets.std) if self.classes is None else (np.zeros(1), np.ones(1))
-        plain = Standardisation(inputs.mean[kept], inputs.std[kept], mean, std, tuple(kept.tolist()))
+        scales = inputs.std[kept]
+        if self.scale == "common":
+            scales = np.full_like(scales, scales.max())
+        plain = Standardisation(inputs.mean[kept], scales, mean, std, tuple(kept.tolist()))
         return plain if self.transform is None or self.classes is not None else self._transformed(plain, self.transform)
 
     def _transformed(self, plain: Standardisation, name: TransformName) -> Standardisation:

@@ -207,6 +207,9 @@ def standardised_noise(variances: FloatArray, target_std: FloatArray) -> FloatAr
     return standardised
 
 
+Scale: TypeAlias = Literal["each", "common"]
+
+
 class RunningMoments:
     """Mean and variance of columns, from blocks that may be merged in any tree.
 

@@ -117,7 +117,7 @@ class MeanGradients(GradientPredictor):
         if off is not None:
             bound = np.nextafter(bound + off, np.inf)
         if self._trend is not None:
-            gradient, bound = self._trend.slopes_at(gradient, bound, off)
+            gradient, bound = self._trend.slopes_at(gradient, bound, rows, off)
         return Gradients(gradient, bound)
 
 

@@ -37,7 +37,7 @@ from dkgp.kernels.spectrum import RandomFeatures
 from dkgp.models.noise import Noise
 from dkgp.models.solver_choice import factor_for
 from dkgp.models.sums import SupportInputs, cross_products, finite_sums
-from dkgp.models.trend import Trend, columns_at, mean_kind
+from dkgp.models.trend import Drift, Trend
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
@@ -77,7 +77,7 @@ class PosteriorFunctions:
         source = SupportInputs.of(model, version)
         self._context = BlockContext(version, source, self._kernel, model.n_samples)
         rng = np.random.default_rng(seed)
-        self._mean, self._beta = mean_kind(model.trend), np.zeros((0, 0))
+        self._drift, self._beta = Drift.from_model(model), np.zeros((0, 0))
         self._prior: PriorFunctions | None = draw_prior_functions(
             self._kernel, model.n_features, count * model.n_targets, rng
         )
@@ -101,8 +101,8 @@ class PosteriorFunctions:
                 values = self._joint(inputs)
             else:
                 values = self._prior(inputs)
-                if self._model.trend is not None:
-                    values += columns_at(self._mean, inputs) @ self._beta
+                if self._drift.is_fitted:
+                    values += self._drift.columns_at(inputs) @ self._beta
                 for start in range(0, r, PIECE_ROWS):
                     rows = slice(start, start + PIECE_ROWS)
                     values[rows] += cross_products(self._context, inputs[rows], self._weights)
@@ -130,12 +130,12 @@ class PosteriorFunctions:
             if executor is None:
                 runner.close()
         weights = np.asarray(np.repeat(model.alpha[:, : model.n_targets], self._count, axis=1) - drawn)
-        return weights if model.trend is None else self._about_mean(weights)
+        return self._about_mean(weights) if self._drift.is_fitted else weights
 
     def _about_mean(self, weights: FloatArray) -> FloatArray:
         """Return the weights Kbar^-1 (y - f0(X) - e) without their part along the mean's columns; beta is kept."""
         model = self._model
-        columns = np.concatenate([columns_at(self._mean, model.inputs(*rows)) for rows in model.row_chunks()])
+        columns = np.concatenate([self._drift.columns_at(model.inputs(*rows)) for rows in model.row_chunks()])
         solved = model.alpha[:, model.n_targets :]
         self._beta = np.asarray(np.linalg.solve(columns.T @ solved, columns.T @ weights), dtype=np.float64)
         return np.asarray(weights - solved @ self._beta)
@@ -170,7 +170,7 @@ class PosteriorFunctions:
         means = cross.T @ model.alpha
         trend = Trend.held(model.trend)
         if trend is not None:
-            rests = columns_at(trend.kind, inputs) - means[:, model.n_targets :]
+            rests = self._drift.columns_at(inputs) - means[:, model.n_targets :]
             whitened = rests @ np.array(trend.whitener).T
             posterior += whitened @ whitened.T
             means = means[:, : model.n_targets] + rests @ np.array(trend.coefficients)

@@ -78,7 +78,7 @@ class DenseObjective:
     `family` and the standardised `targets` (n, p) have the same n samples; the p columns share the hyperparameters, and
     their values add up. `matrices` are `n_matrices` arrays (n, n) in Fortran order, work space of every evaluation.
     Objectives of labels take `weights` (n,) of the samples, those of numbers their `noise`, as a function of s2. A mean
-    has the columns `trend` (n, q).
+    has `columns` (n, q).
     """
 
     n_matrices: ClassVar[int]
@@ -94,10 +94,10 @@ class DenseObjective:
         matrices: Sequence[FloatArray] | None = None,
         weights: FloatArray | None = None,
         noise: Noise = SAME_NOISE,
-        trend: FloatArray | None = None,
+        columns: FloatArray | None = None,
     ) -> None:
         n_samples = targets.shape[0]
-        self._family, self._weights, self._noise, self._trend = family, weights, noise, trend
+        self._family, self._weights, self._noise, self._columns = family, weights, noise, columns
         self._targets = np.asfortranarray(targets)
         if matrices is None:
             matrices = [np.empty((n_samples, n_samples), order="F") for _ in range(self.n_matrices)]
@@ -144,8 +144,8 @@ class LogMarginalLikelihood(DenseObjective):
         """Take a Cholesky factorisation, the inverse from it, and an (n, n) by (n, d + 1) product."""
         n_samples, n_targets = self._targets.shape
         self._fill(parameters)
-        if self._trend is not None:
-            return self._restricted(parameters, self._trend)
+        if self._columns is not None:
+            return self._restricted(parameters, self._columns)
         inverted = invert(self._work, self._targets)
         if inverted is None:
             return None
@@ -160,16 +160,16 @@ class LogMarginalLikelihood(DenseObjective):
         rank_update(self._work, alpha, scale=1.0, keep=-float(n_targets))
         return value, 0.5 * self._slopes(parameters, self._work)
 
-    def _restricted(self, parameters: FloatArray, trend: FloatArray) -> ValueAndGradient:
+    def _restricted(self, parameters: FloatArray, columns: FloatArray) -> ValueAndGradient:
         """Return the restricted likelihood of a mean with these columns, and its gradient, with Kbar in `_work`."""
-        (n, p), q = self._targets.shape, trend.shape[1]
-        inverted = invert(self._work, np.asfortranarray(np.column_stack([self._targets, trend])))
+        (n, p), q = self._targets.shape, columns.shape[1]
+        inverted = invert(self._work, np.asfortranarray(np.column_stack([self._targets, columns])))
         if inverted is None:
             return None
         solved, log_determinant = inverted
         of_columns = solved[:, p:]
         try:
-            lower = np.linalg.cholesky(trend.T @ of_columns)
+            lower = np.linalg.cholesky(columns.T @ of_columns)
         except np.linalg.LinAlgError:
             return None
         half = scipy.linalg.solve_triangular(lower, of_columns.T, lower=True, check_finite=False)
@@ -184,11 +184,11 @@ class LogMarginalLikelihood(DenseObjective):
         return value, 0.5 * self._slopes(parameters, self._work)
 
     @staticmethod
-    def independent_about(targets: FloatArray, trend: FloatArray) -> float:
+    def independent_about(targets: FloatArray, columns: FloatArray) -> float:
         """Return the restricted likelihood of samples that are a mean and noise; see `independent`."""
-        (n, q), rest = trend.shape, targets - trend @ np.linalg.lstsq(trend, targets, rcond=None)[0]
+        (n, q), rest = columns.shape, targets - columns @ np.linalg.lstsq(columns, targets, rcond=None)[0]
         variances = np.maximum((rest * rest).sum(axis=0) / (n - q), np.finfo(np.float64).tiny)
-        determinant = float(np.linalg.slogdet(trend.T @ trend)[1])
+        determinant = float(np.linalg.slogdet(columns.T @ columns)[1])
         return -0.5 * float(((n - q) * np.log(2.0 * math.pi * math.e * variances) + determinant).sum())
 
 

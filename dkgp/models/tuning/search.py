@@ -22,7 +22,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypedDict
 
 import numpy as np
 import scipy
@@ -32,7 +32,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_switched_off
-from dkgp.models.trend import CENTRED, MeanKind, checked_mean
+from dkgp.models.trend import CENTRED, Drift, MeanValue
 from dkgp.models.tuning.families import KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
 from dkgp.models.tuning.objectives import OBJECTIVES, Objective, ObjectiveName
@@ -466,6 +466,30 @@ def switch_off(
 _LEAST_GAIN_PER_SAMPLE = 0.005  # nats, of a signal that explains 1 % of the variance
 
 
+class TuneOptions(TypedDict, total=False):
+    """Keywords of `tune` and `tune_dataset`, which documents them."""
+
+    subset: int
+    subsets: int
+    holdout: float | None
+    seed: int
+    learn_variance: bool
+    tolerance: float
+    restarts: int
+    max_evaluations: int
+    progress: ProgressCallback | None
+    kernel: Kernel | str | None
+    objective: ObjectiveName
+    bounds: Mapping[str, tuple[float, float]] | None
+    fixed: Mapping[str, float] | None
+    priors: Mapping[str, LogNormal | str] | None
+    start: Hyperparameters | None
+    folds: int | None
+    sample_noise: FloatArray | None
+    relative_noise: FloatArray | None
+    mean: Drift | MeanValue
+
+
 @dataclass(frozen=True)
 class Choices:
     """Choices that `tune` documents under the same names; `InputError` for an unknown objective.
@@ -483,10 +507,10 @@ class Choices:
     start: Hyperparameters | None = None
     folds: int | None = None
     likelihood: LabelLikelihood | None = None
-    mean: MeanKind = CENTRED
+    mean: Drift | MeanValue = CENTRED
 
     def __post_init__(self) -> None:
-        self._check_mean()
+        self._check_mean()  # also an unknown word
         if self.likelihood is not None:
             if self.likelihood not in LABEL_OBJECTIVES:
                 known = ", ".join(LABEL_OBJECTIVES)
@@ -498,16 +522,36 @@ class Choices:
         if self.objective not in OBJECTIVES:
             raise InputError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}")
 
+    @property
+    def drift(self) -> Drift:
+        """The mean of the function."""
+        return Drift.parse(self.mean)
+
+    def columns(self, inputs: FloatArray, feature_names: tuple[str, ...] | None = None) -> FloatArray | None:
+        """Return the columns of the mean at samples (m, d), (m, q), or None if it has no coefficients.
+
+        With `feature_names`, raise `InputError` if the columns depend on each other.
+        """
+        if not self.drift.is_fitted:
+            return None
+        columns = self.drift.columns_at(inputs)
+        if feature_names is not None:
+            self.drift.require_independent(columns, feature_names)
+        return columns
+
     def _check_mean(self) -> None:
-        if checked_mean(self.mean) == CENTRED:
-            return
         for name, other in (
             ("the objective loo", self.objective == "loo"),
             ("the likelihood of labels", self.likelihood is not None),
-            ("scores by folds", self.folds is not None),
+            ("a score by folds", self.folds is not None),
         ):
             if other:
-                raise InputError(f"{name} knows no `mean` {self.mean}; leave it out, or take `mean` {CENTRED}")
+                self.require_centred(name)
+
+    def require_centred(self, name: str) -> None:
+        """Refuse another mean than the targets' average beside something that does not know it; `InputError`."""
+        if self.drift != CENTRED:
+            raise InputError(f"{name} knows no `mean` {self.drift.word}; leave it out, or take `mean` {CENTRED.word}")
 
     def initial(self, feature_names: tuple[str, ...]) -> tuple[Kernel, float | None]:
         """Return the kernel to tune, at its starting values, and the noise variance to start from, if known.
@@ -555,7 +599,7 @@ class SearchProblem:
         """Check choices and settings; errors are those of `tune`."""
         kernel, noise_variance = choices.initial(feature_names)
         of_labels = choices.likelihood is not None
-        if of_labels or choices.mean != CENTRED:
+        if of_labels or choices.drift != CENTRED:
             settings = replace(settings, learn_variance=True)
         # Names, bounds and starting values do not depend on the rows, which only workers hold.
         family = family_of(kernel, np.zeros((2, len(feature_names))), settings.learn_variance, feature_names)

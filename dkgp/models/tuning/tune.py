@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,15 +37,13 @@ from dkgp.kernels import Kernel
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.noise import SAME_NOISE, Noise
 from dkgp.models.target_units import NORMAL_95
-from dkgp.models.trend import CENTRED, MeanKind, columns_at, require_independent
 from dkgp.models.tuning.dense_algebra import solve_factored, solve_half
 from dkgp.models.tuning.families import KernelFamily, family_bytes, family_of
-from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood, SeenSamples
+from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, SeenSamples
 from dkgp.models.tuning.objectives import (
     OBJECTIVES,
     DenseObjective,
     LogMarginalLikelihood,
-    ObjectiveName,
     ValueAndGradient,
     factored,
     fold_predictions,
@@ -55,40 +53,15 @@ from dkgp.models.tuning.search import (
     Choices,
     LikelihoodSearch,
     Optimum,
-    ProgressCallback,
     SearchProblem,
     SearchSettings,
     SubsetSummary,
+    TuneOptions,
     switch_off,
 )
-from dkgp.models.tuning.space import LogNormal
 from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets, require_finite
 
 DEFAULT_SUBSET = 2000
-
-
-class TuneOptions(TypedDict, total=False):
-    """Keywords of `tune` and `tune_dataset`, which documents them."""
-
-    subset: int
-    subsets: int
-    holdout: float | None
-    seed: int
-    learn_variance: bool
-    tolerance: float
-    restarts: int
-    max_evaluations: int
-    progress: ProgressCallback | None
-    kernel: Kernel | str | None
-    objective: ObjectiveName
-    bounds: Mapping[str, tuple[float, float]] | None
-    fixed: Mapping[str, float] | None
-    priors: Mapping[str, LogNormal | str] | None
-    start: Hyperparameters | None
-    folds: int | None
-    sample_noise: FloatArray | None
-    relative_noise: FloatArray | None
-    mean: MeanKind
 
 
 def tune_dataset(
@@ -137,7 +110,7 @@ def tune_dataset(
         Known noise variances of the samples beside s2, standardised; by default those of the data set.
     relative_noise : (n,) float64, optional
         The multiple of s2 that each sample has.
-    mean : {"centred", "constant", "linear"}, default "centred"
+    mean : {"centred", "constant", "linear", "quadratic"}, float or Drift, default "centred"
         The mean to train with, see `dkgp.models.exact.train`. The restricted likelihood, without its coefficients, is
         maximised; the amplitude is then always free, and there are no scores.
     executor : BlockExecutor, optional
@@ -163,10 +136,11 @@ def tune_dataset(
     subset, subsets = options.get("subset", DEFAULT_SUBSET), options.get("subsets", 1)
     seed, holdout = options.get("seed", 0), options.get("holdout")
     plan = plan_subsets(dataset.n_samples, subset, subsets=subsets, seed=seed, holdout=holdout)
-    if options.get("mean", CENTRED) != CENTRED and holdout is not None:
-        raise InputError(f"scores on a holdout know no `mean` {options.get('mean')}; leave `holdout` out")
     settings = SearchSettings(**fields_of(SearchSettings, options))
     choices = Choices(**fields_of(Choices, options))
+    if holdout is not None:
+        choices.require_centred("a score on a holdout")
+    dataset = choices.drift.about(dataset)
     source, relative = Subsets(dataset, plan), options.get("relative_noise")
     known = options.get("sample_noise")
     if relative is not None or known is not None:
@@ -269,9 +243,7 @@ def run_tuning(
         problem.kernel,
         problem.settings.learn_variance,
         feature_names,
-        choices.objective,
-        choices.likelihood,
-        choices.mean,
+        choices,
     )
     with ExitStack() as stack:
         # A second BLAS thread gains a tenth; on a busy machine BLAS threads that wait for each other cost far more.
@@ -446,22 +418,17 @@ class TuningContext:
     kernel: Kernel
     learn_variance: bool
     feature_names: tuple[str, ...]
-    objective: ObjectiveName
-    likelihood: LabelLikelihood | None = None
-    mean: MeanKind = CENTRED
+    choices: Choices
 
     @property
     def kind(self) -> type[DenseObjective]:
         """Class of the objective."""
-        return OBJECTIVES[self.objective] if self.likelihood is None else LABEL_OBJECTIVES[self.likelihood]
+        likelihood = self.choices.likelihood
+        return OBJECTIVES[self.choices.objective] if likelihood is None else LABEL_OBJECTIVES[likelihood]
 
     def family(self, inputs: FloatArray) -> KernelFamily:
         """Return the kernel with its parameters, on these inputs (n, d)."""
         return family_of(self.kernel, inputs, self.learn_variance, self.feature_names)
-
-    def trend(self, subset: CachedSubset) -> FloatArray | None:
-        """Return the columns of the mean at a subset's samples, (m, q); None without any."""
-        return None if self.mean == CENTRED else columns_at(self.mean, subset.inputs)
 
     def subset(self, index: int) -> CachedSubset:
         """Return a subset's rows, from this worker's cache or their source."""
@@ -489,10 +456,10 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
     for index in subsets:
         subset = context.subset(index)
         targets = subset.targets
-        deviations = targets.std(axis=0) if context.likelihood is None else np.zeros(0)
-        if (trend := context.trend(subset)) is not None:
-            require_independent(trend, context.feature_names)
-            independent = LogMarginalLikelihood.independent_about(targets, trend)
+        deviations = targets.std(axis=0) if context.choices.likelihood is None else np.zeros(0)
+        columns = context.choices.columns(subset.inputs, context.feature_names)
+        if columns is not None:
+            independent = LogMarginalLikelihood.independent_about(targets, columns)
         else:
             independent = context.kind.independent(targets, subset.weights)
         copies = count_repeated_rows(np.column_stack([subset.inputs, targets])) or 0
@@ -511,10 +478,9 @@ def evaluate_task(
     outcomes = []
     for index in subsets:
         subset = context.subset(index)
+        columns = context.choices.columns(subset.inputs)
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            objective = context.kind(
-                subset.family, subset.targets, matrices, subset.weights, subset.noise, context.trend(subset)
-            )
+            objective = context.kind(subset.family, subset.targets, matrices, subset.weights, subset.noise, columns)
             objective.start = starts[index]
             outcomes.append((objective(parameters), objective.reached))
     return outcomes
@@ -603,7 +569,7 @@ def fold_task(
 
     Raises `NumericalError`: a kernel matrix of labels is not positive definite.
     """
-    predict = _folds if context.likelihood is None else _label_folds
+    predict = _folds if context.choices.likelihood is None else _label_folds
     sums = []
     for index in subsets:
         subset = context.subset(index)
@@ -615,7 +581,7 @@ def fold_task(
 def holdout_task(context: TuningContext, parameters: FloatArray, subsets: list[int]) -> list[ScoreSums | LabelSums]:
     """Predict the rows outside all subsets from each subset by itself; errors are those of `fold_task`."""
     inputs, targets = context.source.held_out()
-    predict = _held_out if context.likelihood is None else _label_held_out
+    predict = _held_out if context.choices.likelihood is None else _label_held_out
     return [predict(context, context.subset(index), parameters, inputs, targets) for index in subsets]
 
 
@@ -670,11 +636,11 @@ def _predicted(
 ) -> FloatArray:
     """Return averaged probabilities of the classes at inputs (r, d), from training samples: (r, C)."""
     training_inputs, targets, weights = training
-    assert context.likelihood is not None
+    assert context.choices.likelihood is not None
     matrix = np.asfortranarray(kernel.matrix(training_inputs, training_inputs))
     cross, prior = kernel.matrix(training_inputs, inputs), kernel.diagonal(inputs)
     samples = SeenSamples(matrix, targets, weights, cross, prior)
-    probabilities = LABEL_OBJECTIVES[context.likelihood].probabilities(samples)
+    probabilities = LABEL_OBJECTIVES[context.choices.likelihood].probabilities(samples)
     if probabilities is None:
         raise NumericalError(
             "the kernel matrix of a subset is not positive definite with the hyperparameters that were found, so that "

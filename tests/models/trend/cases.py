@@ -19,7 +19,7 @@ from dkgp.models import RunContext
 from dkgp.models.exact import TrainedModel, train
 from dkgp.models.prediction.gradients import MeanGradients
 from dkgp.models.prediction.posterior import Columns, forget, standardised
-from dkgp.models.trend import MeanKind, columns_at
+from dkgp.models.trend import Drift, MeanValue
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver
@@ -39,7 +39,7 @@ class Case:
     T: np.ndarray
     kernel: Kernel
     noise_variance: float
-    mean: MeanKind = "linear"
+    mean: MeanValue = "linear"
     solver: Solver | None = None
     tolerance: float = 1e-4
     sample_noise: np.ndarray | None = None
@@ -49,6 +49,10 @@ class Case:
     @cached_property
     def dataset(self) -> Any:
         return memory_dataset(self.X, self.Y)
+
+    @cached_property
+    def drift(self) -> Drift:
+        return Drift.parse(self.mean).over(self.dataset)
 
     @cached_property
     def trained(self) -> TrainedModel:
@@ -87,13 +91,13 @@ class Case:
     def solution(self) -> np.ndarray:
         """Kbar^-1 [y, H]."""
         x = self.dataset.inputs(0, len(self.X))
-        right = np.column_stack([self.dataset.all_targets(), columns_at(self.mean, x)])
+        right = np.column_stack([self.dataset.all_targets(), self.drift.columns_at(x)])
         return np.asarray(np.linalg.solve(self.kernel(x, x) + self.noise_variance * np.eye(len(x)), right))
 
     def dense(self) -> tuple[np.ndarray, np.ndarray]:
         """Means (t, p) and latent variances (t,), standardised: equations 2.41 and 2.42 as they are printed."""
-        x, y, t = self.dataset.inputs(0, len(self.X)), self.dataset.all_targets(), self.tests
-        H, H_star = columns_at(self.mean, x).T, columns_at(self.mean, t).T
+        x, y, t = self.dataset.inputs(0, len(self.X)), self.drift.about(self.dataset).all_targets(), self.tests
+        H, H_star = self.drift.columns_at(x).T, self.drift.columns_at(t).T
         K_y = self.kernel(x, x) + np.diag(np.broadcast_to(self.model.noise, len(x)))
         K_star = self.kernel(x, t)
         inverse = np.linalg.inv(K_y)
@@ -116,11 +120,13 @@ class Case:
             for row in self.Y
         ]
         x = self.dataset.inputs(0, len(self.X))
-        H = numbers(columns_at(self.mean, x))
+        H = numbers(self.drift.columns_at(x))
         q = len(H[0])
         # Means of the right-hand sides h_j are k'Kbar^-1 H; at the samples, with Kbar^-1 = (I - K Kbar^-1) / N, they
         # give A.
         columns = [row + h for row, h in zip(rows, H, strict=True)]
+        if q == 0:
+            return ExactGP(x, self.tests, columns, self.kernel, self.model.noise), mp.matrix(0), [mp.matrix(0)] * p
         at_samples = ExactGP(x, x, columns, self.kernel, self.model.noise)
         noise = [mp.mpf(float(value)) for value in np.broadcast_to(self.model.noise, len(x))]
         solved = [
@@ -139,8 +145,12 @@ class Case:
         at_tests, A, betas = self.solved
         means, variances = [], []
         for x_row, sums, variance in zip(
-            numbers(columns_at(self.mean, self.tests)), at_tests.mean, at_tests.variance, strict=True
+            numbers(self.drift.columns_at(self.tests)), at_tests.mean, at_tests.variance, strict=True
         ):
+            if not x_row:
+                means.append(list(sums))
+                variances.append(variance)
+                continue
             R = mp.matrix([h - s for h, s in zip(x_row, sums[len(betas) :], strict=True)])
             means.append([sums[target] + (R.T * beta)[0] for target, beta in enumerate(betas)])
             variances.append(variance + (R.T * mp.lu_solve(A, R))[0])
@@ -156,7 +166,7 @@ class Case:
         for row, sums in enumerate(ExactGradients(at_tests).means):
             for target, beta in enumerate(betas):
                 for feature in range(self.X.shape[1]):
-                    columns = [mp.mpf(self.mean == "linear" and index == 1 + feature) for index in range(len(beta))]
+                    columns = self.slopes(row, feature)
                     true = sums[target][feature] + mp.fsum(
                         (h - s[feature]) * b for h, s, b in zip(columns, sums[len(betas) :], beta, strict=True)
                     )
@@ -165,6 +175,20 @@ class Case:
                     ratio = max(ratio, off / float(got.error[row, target, feature]))
                     relative = max(relative, off / float(np.abs(got.gradient[row, target]).max()))
         return ratio, relative
+
+    def slopes(self, row: int, feature: int) -> list[Any]:
+        """Return dh / dx_l of a test sample, in 50 digits."""
+        if not self.drift.is_fitted:
+            return []
+        x, box = numbers(self.tests)[row], self.drift.box or ((0.0, 1.0),) * self.X.shape[1]
+        u = [(value - mp.mpf(centre)) / mp.mpf(width) for value, (centre, width) in zip(x, box, strict=True)]
+        slopes = [mp.mpf(0)]
+        for k in range(1, 1 + (self.drift.degree or 0)):
+            for factors in itertools.combinations_with_replacement(range(len(u)), k):
+                others = [[u[b] for place, b in enumerate(factors) if place != at] for at in range(k)]
+                parts = [mp.fprod(rest) for at, rest in enumerate(others) if factors[at] == feature]
+                slopes.append(mp.fsum(parts) / mp.mpf(box[feature][1]))
+        return slopes
 
     def violations(self) -> tuple[float, float]:
         """The largest error of a mean over its bound, and of a variance beyond its interval, in units of it."""

@@ -13,7 +13,7 @@ from dkgp.kernels import Matern32, SquaredExponential, parse_kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.prediction.gradients import DeviationGradients, MeanGradients
 from dkgp.models.prediction.posterior import forget
-from dkgp.models.trend import Trend, columns_at, fit_trend
+from dkgp.models.trend import Trend, fit_trend
 from dkgp.solvers import Cholesky
 from tests.models.trend.cases import Case, nearly_the_same, steep
 
@@ -52,6 +52,15 @@ ATTACKS = {
         **steep(25), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=1e-8, solver=Cholesky()
     ),
     "few samples": Case(**steep(5), kernel=SquaredExponential((3.0, 3.0)), noise_variance=0.5, tolerance=0.3),
+    "quadratic": Case(
+        **steep(26), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, mean="quadratic", tolerance=0.01
+    ),
+    "quadratic, hardly any noise": Case(
+        **steep(25), kernel=Matern32((3.0, 3.0)), noise_variance=1e-7, mean="quadratic", solver=Cholesky()
+    ),
+    "known mean": Case(
+        **steep(26), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, mean=300.0, tolerance=0.01
+    ),
     "by trees": Case(
         **steep(26), kernel=SquaredExponential((3.0, 3.0), 0.3), noise_variance=0.05, tolerance=0.01, product_error=1e-3
     ),
@@ -120,7 +129,7 @@ def test_the_certificate_is_that_of_what_the_mean_leaves(name: str) -> None:
     assert trained.trend is not None
     beta, alpha = np.array(trained.trend.coefficients), trained.solution.alpha
     noise = np.broadcast_to(case.model.noise, n)
-    left = case.dataset.all_targets() - columns_at(case.mean, x) @ beta
+    left = case.dataset.all_targets() - case.drift.columns_at(x) @ beta
     left -= (case.kernel(x, x) + np.diag(noise)) @ (alpha[:, :p] - alpha[:, p:] @ beta)
     lengths = np.linalg.norm(left * np.sqrt(noise.min() / noise)[:, None], axis=0)
     assert lengths.min() > 1e-5
@@ -131,9 +140,9 @@ def test_the_certificate_is_that_of_what_the_mean_leaves(name: str) -> None:
     told = Certificate(
         float(noise.min()), n, (1.0,) * (p + q), tuple(1e-3 * parts), tuple(parts), tuple(2.0 * parts), 1e-3
     )
-    right = np.column_stack([case.dataset.all_targets(), columns_at(case.mean, x)])
+    right = np.column_stack([case.dataset.all_targets(), case.drift.columns_at(x)])
     solved = (alpha, trained.solution.gradient, right)
-    trend, of_all = fit_trend(case.mean, *solved, p, case.model.noise, told)
+    trend, of_all = fit_trend(case.drift, *solved, p, case.model.noise, told)
     size = np.abs(np.array(trend.coefficients))
     together = parts[:p] + parts[p:] @ size
     np.testing.assert_allclose(of_all.magnitude[:p], together, rtol=0.02)

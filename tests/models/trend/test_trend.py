@@ -18,21 +18,21 @@ from dkgp.data import (
 )
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.errors import InputError, NumericalError
-from dkgp.kernels import Kernel, Matern32, SquaredExponential, parse_kernel
+from dkgp.kernels import Kernel, Matern12, Matern32, SquaredExponential, parse_kernel
 from dkgp.models import predict
 from dkgp.models.exact import save, train, update
 from dkgp.models.prediction.pathwise import PosteriorFunctions
-from dkgp.models.trend import MeanKind, Trend
+from dkgp.models.trend import Drift, MeanValue, Trend
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.solvers import GradientInfNorm
+from dkgp.solvers import Cholesky, GradientInfNorm
 from tests.covering import few
 from tests.models.trend.cases import Case, steep
 from tests.solvers.test_every_solver import SOLVERS
 
 
-@pytest.mark.parametrize("mean", ["constant", "linear"])
+@pytest.mark.parametrize("mean", ["constant", "linear", "quadratic", 40.0])
 @pytest.mark.parametrize("known", [False, True])
-def test_predictions_are_those_of_the_printed_equations(mean: MeanKind, known: bool) -> None:
+def test_predictions_are_those_of_the_printed_equations(mean: MeanValue, known: bool) -> None:
     noise = np.random.default_rng(2).uniform(0.0, 0.2, 120) if known else None
     case = Case(
         **steep(), kernel=Matern32((1.0, 0.5)), noise_variance=0.02, mean=mean, sample_noise=noise, tolerance=1e-11
@@ -40,6 +40,143 @@ def test_predictions_are_those_of_the_printed_equations(mean: MeanKind, known: b
     predicted, (means, variances), to = case.predicted(gap=1e-8), case.dense(), case.model.standardisation
     np.testing.assert_allclose(predicted["mean"], means * to.target_std + to.target_mean, rtol=1e-8)
     np.testing.assert_allclose(predicted["variance"], variances[:, None] * to.target_std**2, rtol=1e-6)
+
+
+# An exponential variogram of partial sill 2, range 1.5 and nugget .25, of PyKrige 1.7.3 and GSTools 1.7.0, which agree.
+PLACES = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [2.0, 3.0], [4.0, 4.0]])
+VALUES = np.array([1.0, 2.0, 0.5, 3.0, 2.5, 4.0])
+CELLS = np.array([[1.0, 1.0], [2.5, 2.0], [0.0, 0.0]])
+KRIGED: dict[MeanValue, tuple[list[float], list[float]]] = {
+    "constant": (
+        [1.7336216642973514, 2.5859651569392383, 1.130652635064538],
+        [1.3079316494013618, 1.3286271542762882, 0.216307595600027],
+    ),
+    2.0: (
+        [1.6968260156356807, 2.536838503061036, 1.1131054490557273],
+        [1.2975331422071683, 1.3100913071640088, 0.2139428031536126],
+    ),
+    "linear": (
+        [1.6768187729535975, 2.778644236133971, 0.996448284370925],
+        [1.3090240998606175, 1.3415248410307838, 0.2231900229023364],
+    ),
+}
+
+
+def kriged(mean: MeanValue, X: np.ndarray = PLACES, y: np.ndarray = VALUES) -> Case:
+    """An exponential variogram in the places' own units: one range and sill, whatever the standardisation."""
+    to = memory_dataset(X, y).standardisation
+    kernel = Matern12.from_length_scales(1.5 / to.input_std, 2.0 / float(to.target_std[0]) ** 2)
+    noise_variance = 0.25 / float(to.target_std[0]) ** 2
+    return Case(X, y, CELLS, kernel, noise_variance, mean, solver=Cholesky(), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("mean", KRIGED)
+def test_kriging_is_that_of_other_tools(mean: MeanValue) -> None:
+    """Ordinary, simple and universal kriging."""
+    predicted = kriged(mean).predicted(gap=1e-12)
+    np.testing.assert_allclose(predicted["mean"][:, 0], KRIGED[mean][0], rtol=1e-13)
+    np.testing.assert_allclose(predicted["variance"][:, 0], KRIGED[mean][1], rtol=1e-12)
+
+
+def test_a_quadratic_mean_is_universal_kriging_with_plain_monomials() -> None:
+    rng = np.random.default_rng(5)
+    X, T = rng.uniform(100.0, 104.0, (30, 2)), rng.uniform(98.0, 106.0, (5, 2))
+    y = 3.0 - X[:, 0] + 0.5 * (X[:, 1] - 100.0) ** 2 + rng.standard_normal(30)
+    case = kriged("quadratic", X, y)
+    case.T = T
+    H, h = (
+        np.column_stack([np.ones(len(Z)), Z, Z[:, 0] ** 2, Z[:, 0] * Z[:, 1], Z[:, 1] ** 2])
+        for Z in (X - 102.0, T - 102.0)
+    )
+    distances = (np.linalg.norm(A[:, None] - X[None], axis=2) for A in (X, T))
+    K, k = (2.0 * np.exp(-each / 1.5) for each in distances)
+    solved, weights = (
+        np.linalg.solve(K + 0.25 * np.eye(30), np.column_stack([y, H])),
+        np.linalg.inv(K + 0.25 * np.eye(30)),
+    )
+    G = H.T @ solved[:, 1:]
+    beta = np.linalg.solve(G, H.T @ solved[:, 0])
+    R = h - k @ solved[:, 1:]
+    variance = 2.0 - np.einsum("ij,ij->i", k @ weights, k) + np.einsum("ij,ij->i", R, np.linalg.solve(G, R.T).T)
+    predicted = case.predicted(gap=1e-12)
+    np.testing.assert_allclose(
+        predicted["mean"][:, 0], h @ beta + k @ (solved[:, 0] - solved[:, 1:] @ beta), rtol=1e-12
+    )
+    np.testing.assert_allclose(predicted["variance"][:, 0], variance, rtol=1e-11)
+    # Coefficients are those of products of deviations from the averages of the features.
+    (told,) = case.trained.summary["mean"]["coefficients"].values()
+    assert list(told) == ["constant", "x0", "x1", "x0^2", "x0*x1", "x1^2"]
+    np.testing.assert_allclose([told[name]["value"] for name in ("x0^2", "x0*x1", "x1^2")], beta[3:], rtol=1e-9)
+    errors = np.sqrt(np.diag(np.linalg.inv(G)))
+    np.testing.assert_allclose([told[name]["standard_error"] for name in ("x0*x1", "x1^2")], errors[4:], rtol=1e-9)
+    off = X.mean(axis=0) - 102.0
+    np.testing.assert_allclose(told["x0"]["value"], beta[1] + 2.0 * beta[3] * off[0] + beta[4] * off[1], rtol=1e-9)
+
+
+def test_a_known_mean_is_kept_in_the_store_and_shared_by_updates(tmp_path: Path) -> None:
+    problem, executor = steep(140), LocalExecutor(1)
+    first = memory_dataset(problem["X"][:100], problem["Y"][:100])
+    kernel, stopping = SquaredExponential((1.0, 0.5), 0.3), GradientInfNorm(1e-10)
+    before = train(first, kernel, 0.05, executor, mean=-7.0, stopping=stopping)
+    save(before, str(tmp_path / "model"), first)
+    stored = open_model(str(tmp_path / "model"))
+    assert Drift.from_model(stored) == Drift(value=-7.0)
+    np.testing.assert_array_equal(stored.standardisation.target_mean, [-7.0, -7.0])
+    assert stored.trend is None
+    whole = append_rows(first, problem["X"][100:], problem["Y"][100:])
+    state = before.solution.alpha, before.solution.gradient
+    mean = Drift.from_model(stored)
+    after = update(whole, kernel, 0.05, executor, state, mean=mean, stopping=stopping)
+    again = train(whole, kernel, 0.05, executor, mean=mean, stopping=stopping)
+    np.testing.assert_allclose(after.solution.alpha, again.solution.alpha, atol=1e-7)
+    executor.close()
+
+
+def test_an_update_of_a_quadratic_mean_keeps_its_columns() -> None:
+    """New samples lie outside the first ones' box; other columns would not be those of the gradient it starts from."""
+    problem, executor = steep(140), LocalExecutor(1)
+    problem["X"][100:] += 3.0
+    first = memory_dataset(problem["X"][:100], problem["Y"][:100])
+    kernel, stopping = SquaredExponential((1.0, 0.5), 0.3), GradientInfNorm(1e-10)
+    before = train(first, kernel, 0.05, executor, mean="quadratic", stopping=stopping)
+    drift = Drift.from_model(before.model(first))
+    assert drift.box
+    whole = append_rows(first, problem["X"][100:], problem["Y"][100:])
+    state = before.solution.alpha, before.solution.gradient
+    after = update(whole, kernel, 0.05, executor, state, mean=drift, stopping=stopping)
+    again = train(whole, kernel, 0.05, executor, mean=drift, stopping=stopping)
+    executor.close()
+    assert after.trend is not None
+    assert again.trend is not None
+    assert after.trend.kind == again.trend.kind == drift
+    np.testing.assert_allclose(after.trend.coefficients, again.trend.coefficients, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("drift", "document"),
+    [
+        (Drift(), "centred"),
+        (Drift(0), "constant"),
+        (Drift(1), "linear"),
+        (Drift(value=2.5), 2.5),
+        (Drift(2, box=((0.5, 2.0),)), {"degree": 2, "box": [[0.5, 2.0]]}),
+        (Drift(3), {"degree": 3, "box": []}),
+    ],
+)
+def test_a_drift_is_stored_as_earlier_versions_stored_it(drift: Drift, document: object) -> None:
+    assert drift.to_json() == document
+    assert Drift.from_json(document) == drift
+
+
+def test_other_means_are_refused() -> None:
+    for mean in ("cubic", True, float("nan"), None):
+        with pytest.raises(InputError, match="`mean` (is one of 'centred', 'constant', .* or a number|must be finite)"):
+            Drift.parse(mean)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="degree of at least 0, or a known value"):
+        Drift(1, 2.0)
+    with pytest.raises(InputError, match="has no degree"):
+        Drift.from_json({"box": []})
+    assert Drift(2).count(3) == 10
 
 
 def test_a_linear_mean_extrapolates_where_a_centred_one_falls_back() -> None:

@@ -17,7 +17,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.models import tune
 from dkgp.models.noise import SAME_NOISE, Noise
-from dkgp.models.trend import columns_at
+from dkgp.models.trend import Drift
 from dkgp.models.tuning.families import ArdSquaredExponential, KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES
 from dkgp.models.tuning.objectives import BY_DESIGN, OBJECTIVES, LogMarginalLikelihood, Objective, ObjectiveName
@@ -26,7 +26,7 @@ N, NAMES, S2 = 36, ("a", "b"), 0.07
 RNG = np.random.default_rng(17)
 X = RNG.normal(size=(N, 2))
 Y = np.column_stack([np.sin(2.0 * X[:, 0]), X[:, 1] ** 2 - 1.0, RNG.normal(size=N)])
-H, DESIGN, SLOPES = columns_at("linear", X), RNG.normal(size=(N, 3)), np.array([0.4, -0.7, 0.1])
+H, DESIGN, SLOPES = Drift(1).columns_at(X), RNG.normal(size=(N, 3)), np.array([0.4, -0.7, 0.1])
 WEIGHTS = RNG.uniform(0.0, 3.0, N)
 CODES = np.argmax(2.0 * X[:, :1] * np.arange(4) + RNG.gumbel(size=(N, 4)), axis=1)
 SIGNS = np.where(X[:, 1:2] + RNG.normal(size=(N, 2)) > 0.0, 1.0, -1.0)
@@ -93,7 +93,7 @@ def of_noise(name: ObjectiveName, noise: Noise) -> Callable[[KernelFamily, Float
 def of_mean(noise: Noise) -> Callable[[KernelFamily, FloatArray], Case]:
     def build(family: KernelFamily, at: FloatArray) -> Case:
         matrix = family.kernel(at)(X, X) + np.diag(np.broadcast_to(noise.with_common(S2).diagonal, N))
-        objective = LogMarginalLikelihood(family, Y, noise=noise, trend=H)
+        objective = LogMarginalLikelihood(family, Y, noise=noise, columns=H)
         return Case(objective, np.append(at, math.log(S2)), restricted(matrix))
 
     return build
@@ -247,7 +247,7 @@ def test_whole_weights_are_repeated_samples(name: str, rng: np.random.Generator)
 def test_samples_of_noise_about_a_mean_are_told_from_structure() -> None:
     rng = np.random.default_rng(1)
     inputs, e = rng.standard_normal((250, 2)), rng.standard_normal((250, 1))
-    columns = columns_at("linear", inputs)
+    columns = Drift(1).columns_at(inputs)
     best = LogMarginalLikelihood.independent_about(e + columns @ [[3.0], [2.0], [1.0]], columns)
     rest = e - columns @ np.linalg.lstsq(columns, e, rcond=None)[0]
     s2 = float((rest**2).sum()) / 247
@@ -267,13 +267,25 @@ def test_a_trend_does_not_make_the_amplitude() -> None:
     assert centred.kernel.diagonal(x[:1])[0] > 10.0 * about.kernel.diagonal(x[:1])[0]
 
 
+def test_targets_vary_about_a_known_mean() -> None:
+    """A shift of the targets and of their mean changes nothing, and the amplitude is tuned."""
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-2.0, 2.0, (80, 1))
+    y = np.sin(3.0 * x) + 0.1 * rng.standard_normal((80, 1))
+    about, shifted = tune(x, y, learn_variance=True), tune(x, y + 4.0, mean=4.0)
+    np.testing.assert_allclose(shifted.gamma, about.gamma, rtol=1e-3)
+    assert shifted.noise_variance == pytest.approx(about.noise_variance, rel=1e-3)
+    wide = tune(x, y + 4.0, learn_variance=True).kernel.diagonal(x[:1])[0]
+    assert wide > 3.0 * shifted.kernel.diagonal(x[:1])[0]
+
+
 def test_what_knows_no_mean_says_so() -> None:
     x = np.linspace(-1.0, 1.0, 30)[:, None]
     for options, words in (
         ({"objective": "loo"}, "the objective loo knows no `mean` linear"),
-        ({"folds": 3}, "scores by folds knows no `mean` linear"),
-        ({"holdout": 0.2}, "scores on a holdout know no `mean` linear"),
-        ({"mean": "cubic"}, "`mean` is one of centred, constant, linear; got 'cubic'"),
+        ({"folds": 3}, "a score by folds knows no `mean` linear"),
+        ({"holdout": 0.2}, "a score on a holdout knows no `mean` linear"),
+        ({"mean": "cubic"}, "`mean` is one of 'centred', .* the known mean; got 'cubic'"),
     ):
         with pytest.raises(InputError, match=words):
             tune(x, np.sin(x), **{"mean": "linear", **options})  # type: ignore[arg-type]
