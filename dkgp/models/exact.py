@@ -103,8 +103,8 @@ class TrainedModel:
             certificate=self.certificate.to_json(),
             summary=self.summary,
             sample_noise=self.sample_noise,
-            noise_model=None if self.noise_model is None else self.noise_model.to_json(),
-            trend=None if self.trend is None else to_json(self.trend),
+            noise_model=to_json(self.noise_model),
+            trend=to_json(self.trend),
         )
 
 
@@ -354,7 +354,7 @@ class _Turns(Iteration):
             **trained.summary,
             **sums,
             "iterations": self.iteration + trained.summary["iterations"],
-            "student_t": likelihood.to_json(),
+            "student_t": to_json(likelihood),
             "weights": {
                 "turns": self.number + 1,
                 "change": change,

@@ -11,6 +11,7 @@ import numpy as np
 import scipy  # its parts come when first used: scipy.stats takes every command as long as all of dkgp
 from numpy.typing import NDArray
 
+from dkgp.codec import to_json
 from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.standardisation import RunningMoments
@@ -210,7 +211,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         result["coverage_95_band"] = list(coverage_band(n))
         result["noise_free"] = noise_free
         if variances is not None and variances.student is not None:
-            result["student_t"] = variances.student.to_json()
+            result["student_t"] = to_json(variances.student)
     if certified:
         result |= {**gap_figures(gaps, wanted), "variance_outside": outside / n}
     if p > 1:

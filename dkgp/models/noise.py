@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
-from dkgp.codec import from_json, to_json
+from dkgp.codec import from_json
 from dkgp.data import Dataset, ModelRecord
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
@@ -136,21 +136,6 @@ class NoiseModel:
         inside = np.clip(log_variance, math.log(self.lowest), math.log(self.highest))
         return np.asarray(np.clip(np.exp(inside), self.lowest, self.highest))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; `from_json` is the inverse."""
-        document: dict[str, Any] = to_json(self)
-        return document
-
-    @classmethod
-    def from_json(cls, document: object) -> NoiseModel:
-        """Return the noise model that `to_json` wrote; `InputError` for another document."""
-        return from_json(cls, document)
-
-    @classmethod
-    def held(cls, document: object) -> NoiseModel | None:
-        """Rebuild from `to_json`'s form; None from None."""
-        return None if document is None else cls.from_json(document)
-
 
 @dataclass(frozen=True)
 class StudentT:
@@ -245,11 +230,6 @@ class StudentT:
         variance = self.variance
         return NoiseModel("student-t", math.log(variance), (0.0,) * n_features, self.least, variance)
 
-    def to_json(self) -> dict[str, float]:
-        """Plain JSON types."""
-        document: dict[str, float] = to_json(self)
-        return document
-
     @classmethod
     def held(cls, document: object) -> StudentT | None:
         """Return the distribution that `to_json` wrote, None for None; `InputError` for another document."""
@@ -293,8 +273,8 @@ class Noise:
     @classmethod
     def of_model(cls, model: ModelRecord, common: float | None = None) -> Noise:
         """Return the noise of a stored model's samples; `common` replaces its s2."""
-        s2 = model.noise_variance if common is None else common
-        return cls(s2, model.sample_noise, law=NoiseModel.held(model.noise_model))
+        s2, document = model.noise_variance if common is None else common, model.noise_model
+        return cls(s2, model.sample_noise, law=None if document is None else from_json(NoiseModel, document))
 
     @property
     def is_common(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from dkgp.codec import to_json
 from dkgp.data import Dataset, ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
@@ -101,7 +102,7 @@ class Problem:
             "kernel": self.kernel.to_json(),
             "noise_variance": float(self.noise.common),
             **({} if self.mean == CENTRED else {"mean": self.mean.to_json()}),
-            **({"student_t": law.to_json()} if isinstance(law, StudentT) else _known_noise(self.noise.by_sample)),
+            **({"student_t": to_json(law)} if isinstance(law, StudentT) else _known_noise(self.noise.by_sample)),
             **product_error.record(self.kernel, self.dataset.n_samples),
         }
 

@@ -404,7 +404,7 @@ def _foresee_neighbours(
         return None
     rows, settings = SentRows(_map_rows(model, tests, settings.seed)), replace(settings, batch_size=MAP_ROWS)
     try:
-        subject = Subject(model, kernel, context)
+        subject = Subject(model, kernel, context, model)
         run = NeighbourRun(Request(subject, None, rows, PlannedWorkers(1, 1), settings), NEAR_PATIENCE)
     except InputError:  # too many neighbours
         return None
@@ -436,7 +436,7 @@ def _laid_out(
     landmarks: Landmarks | None = None,
 ) -> IterativeRun:
     kernel = kernel_from_json(model.kernel)
-    subject = Subject(model, kernel, BlockContext("plan", dataset, kernel, model.n_samples))
+    subject = Subject(model, kernel, BlockContext("plan", dataset, kernel, model.n_samples), model)
     return IterativeRun(Request(subject, None, dataset, workers, settings, tests=tests), landmarks=landmarks)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dkgp.codec import from_json
 from dkgp.data import ingest, open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters, write_hyperparameters
 from dkgp.models.noise import NoiseModel
@@ -72,7 +73,7 @@ def test_tuning_tells_what_it_chose(folder: Path, tuned: dict[str, Any]) -> None
     assert list(scores) == ["none", "linear", "gp"]
     assert scores["linear"]["gain"] > 2.0 * scores["linear"]["standard_error"] > 0.0
     stored = read_hyperparameters(tuned["out"])
-    assert stored.noise_model == NoiseModel.from_json(tuned["noise_model"])
+    assert stored.noise_model == from_json(NoiseModel, tuned["noise_model"])
     result = run("tune", folder / "train.zarr", "--out", folder / "hyper.json", "--noise-model", "auto", "--resume")
     printed = " ".join(result.stdout.split())
     assert "noise model linear" in printed
@@ -115,7 +116,7 @@ def test_evaluations_are_by_the_noise_at_each_sample(folder: Path, predicted: di
 
 def test_the_model_carries_its_noise_model(folder: Path, tuned: dict[str, Any], predicted: dict[str, Any]) -> None:
     model, data = open_model(folder / "model.zarr"), open_dataset(folder / "train.zarr")
-    noise = NoiseModel.from_json(tuned["noise_model"])
+    noise = from_json(NoiseModel, tuned["noise_model"])
     assert model.noise_model == tuned["noise_model"]
     assert model.noise_variance == noise.lowest
     np.testing.assert_array_equal(model.sample_noise, noise.beyond_least(data.inputs(0, data.n_samples)))

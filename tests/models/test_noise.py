@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from dkgp.codec import from_json, to_json
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
@@ -77,20 +78,20 @@ def test_it_travels_with_hyperparameters_as_json(law: dict[str, Any]) -> None:
 )
 def test_a_malformed_noise_model_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        NoiseModel.from_json({**LINEAR.to_json(), **change})
+        from_json(NoiseModel, {**to_json(LINEAR), **change})
 
 
 def test_missing_names_and_other_features_are_named() -> None:
     with pytest.raises(InputError, match="a noise model: `offset`, `weights` are missing; got `kind`, `lowest`"):
-        NoiseModel.from_json({"kind": "linear", "lowest": 1.0, "highest": 2.0})
+        from_json(NoiseModel, {"kind": "linear", "lowest": 1.0, "highest": 2.0})
     with pytest.raises(InputError, match=r"object; got \[\]"):
-        NoiseModel.from_json([])
+        from_json(NoiseModel, [])
     with pytest.raises(InputError, match="is of 2 features; got inputs of shape"):
         LINEAR.variances(np.zeros((3, 5)))
     with pytest.raises(InputError, match="is of 2 features, the kernel of 3"):
         Hyperparameters(SquaredExponential(gamma=(1.0,) * 3), 0.1, noise_model=LINEAR)
     with pytest.raises(InputError, match="as many points of its features as its 3 weights"):
-        NoiseModel.from_json({**GP.to_json(), "basis": [[0.0, 0.0]]})
+        from_json(NoiseModel, {**to_json(GP), "basis": [[0.0, 0.0]]})
 
 
 CASES = [StudentT(2.2, 0.01), StudentT(4.0, 0.3), StudentT(60.0, 2.0)]

@@ -30,13 +30,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.codec import to_json
+from dkgp.codec import identity, rule, to_json
 from dkgp.data import Checkpoint
 from dkgp.errors import InputError
 from dkgp.models.classification.certificate import FEW, RiskCertificate
@@ -236,7 +236,7 @@ class BasisSettings:
 
     size: int = 1000
     basis: str = DEFAULT_BASIS
-    certify: bool = False
+    certify: bool = field(default=False, metadata=rule(decides=False))  # plays no part in Newton's steps
     tolerance: float = 1e-4
     max_iterations: int = 200
     seed: int = 0
@@ -248,10 +248,6 @@ class BasisSettings:
                 raise InputError(f"`{name}` must be at least {least}; got {getattr(self, name)}")
         if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
             raise InputError(f"`tolerance` must be positive and finite; got {self.tolerance}")
-
-    def identity(self) -> dict[str, Any]:
-        """The settings that determine Newton's steps."""
-        return {name: value for name, value in vars(self).items() if name != "certify"}
 
     def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
         """Project the memory of training; with columns that hang together, as softmax has, pairs have matrices."""
@@ -351,8 +347,8 @@ def opened(
     clock, context = Clock(), RunContext.of(context)
     kernel, _ = data.kernel(Hyperparameters(hyperparameters.kernel, 1.0))
     problem = {"likelihood": to_json(likelihood), "regularisation": regularisation}
-    identity = {**settings.identity(), **problem, "form": form, **data.identity, "given": digest(given, "<f8")}
-    loop = Loop(context, identity, unit="step", waits=False)
+    shared = {**identity(settings), **problem, "form": form, **data.identity, "given": digest(given, "<f8")}
+    loop = Loop(context, shared, unit="step", waits=False)
     checkpoint = loop.latest()
     # Least squares that bound the loss from above have this noise, by which a greedy choice is judged.
     noise = regularisation / likelihood.loss.curvature_bound

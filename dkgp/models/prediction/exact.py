@@ -11,13 +11,14 @@ import numpy as np
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import PendingRound
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.codec import to_json
 from dkgp.data import ModelRecord
 from dkgp.data.stores.manifest import described_whole
 from dkgp.errors import InputError
 from dkgp.forks import fork_safe
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
-from dkgp.models.noise import NoiseModel, StudentT
+from dkgp.models.noise import Noise, StudentT
 from dkgp.models.prediction.posterior import MEANS, VARIANCES, Columns, Pending, Posterior, Streamed, Want
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import (
@@ -114,7 +115,7 @@ class ExactPosterior(Posterior[ModelRecord]):
         self._context = BlockContext(want.version, SupportInputs.of(model, want.version), kernel, model.n_samples)
         with described_whole(model.url, "train again"):
             self._certificate = Certificate.from_json(dict(model.certificate))
-        self._trend, self._noise = Trend.held(model.trend), NoiseModel.held(model.noise_model)
+        self._trend, self._noise = Trend.held(model.trend), Noise.of_model(model).of_observations
         self._scale = np.asarray(model.standardisation.target_std)
         self.n_support, self.assumes = model.n_samples, self._certificate.assumes
         self._lock = fork_safe(threading.Lock())
@@ -175,7 +176,7 @@ class ExactPosterior(Posterior[ModelRecord]):
             attributes["variance"] = {"latent": self._latent} if self._run is None else self._run.plan
             attributes["noise_variance"] = (self.model.noise_variance * self._scale**2).tolist()
             if student is not None:
-                attributes["student_t"] = replace(student, scale=student.scale * float(self._scale[0]) ** 2).to_json()
+                attributes["student_t"] = to_json(replace(student, scale=student.scale * float(self._scale[0]) ** 2))
         return attributes
 
     @property

@@ -33,7 +33,6 @@ from dkgp.errors import InputError
 from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.certificate import Certificate, slope_rounding
-from dkgp.models.noise import NoiseModel
 from dkgp.models.prediction.exact import ExactPosterior
 from dkgp.models.prediction.posterior import Want, standardised
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, known
@@ -132,7 +131,7 @@ class DeviationGradients(GradientPredictor):
 
     def __init__(self, model: ModelRecord, version: str, *, latent: bool) -> None:
         self.model = model
-        if not latent and NoiseModel.held(model.noise_model) is not None:
+        if not latent and model.noise_model is not None:
             raise InputError(
                 "the noise of this model depends on the inputs, and its gradient is not known; ask for that of the "
                 "function's deviation (`latent`)"

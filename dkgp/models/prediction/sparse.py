@@ -331,7 +331,7 @@ class SparsePosterior(Posterior[SparseRecord]):
         context = BlockContext(want.version, training, kernel, training.n_samples)
         unknown = np.broadcast_to(0.0, (training.n_samples, self.model.n_targets))  # nothing is predicted from it
         samples = memory_model(training, kernel=kernel.to_json(), noise_variance=noise_variance, alpha=unknown)
-        subject = Subject(samples, kernel, context)
+        subject = Subject(samples, kernel, context, samples)
         return Request(subject, None, want.test, want.executor, variance)
 
     def prepare(self) -> str | None:

@@ -481,10 +481,9 @@ class IterativeRun(VarianceRun):
 
     def _kept(self) -> tuple[FactorRecord | None, str]:
         """Return the factor stored with the model if it is usable, and a remark if it is not."""
-        settings = self._settings
-        if isinstance(self._model, ModelRecord):
-            kernel = self.request.kernel
-            return kept_factor(self._model, kernel, settings.rank, proving=settings.max_passes < 1)
+        settings, model = self._settings, self.request.subject.keeper
+        if model is not None:
+            return kept_factor(model, self.request.kernel, settings.rank, proving=settings.max_passes < 1)
         if settings.keep_factor:
             raise InputError(
                 "`keep_factor` is of use with a model of a regression whose samples have one noise; leave it out"
@@ -615,12 +614,10 @@ class IterativeRun(VarianceRun):
             groups = [[index] for index in range(self._executor.parallelism)]
             self._executor.submit("kfactor", factor_task, (self._source,), groups).result()
         loaded = self._source.stored is not None
-        trouble = self._trouble
-        if self._settings.keep_factor and not loaded and isinstance(self._model, ModelRecord):
+        trouble, settings, keeper = self._trouble, self._settings, self.request.subject.keeper
+        if settings.keep_factor and not loaded and keeper is not None:
             try:
-                keep_factor(
-                    self._model, self._source, self._landmarks, gap=self._settings.gap, seed=self._settings.seed
-                )
+                keep_factor(keeper, self._source, self._landmarks, gap=settings.gap, seed=settings.seed)
             except (StorageError, StoreError) as error:
                 trouble = f"; it could not be kept with the model: {error}"
         self._factor_seconds = time.perf_counter() - started

@@ -77,14 +77,10 @@ class ScaledInputs:
 
 @dataclass(frozen=True)
 class ScaledSupport:
-    """Training samples (x, s) with one noise variance for all.
-
-    `record` is the samples' exact model, which may have a stored factor; it is None for a classifier.
-    """
+    """Training samples (x, s) with one noise variance for all."""
 
     source: ScaledInputs | NoisySupport
     noise_variance: float = 1.0
-    record: ModelRecord | None = None
 
     @property
     def n_samples(self) -> int:
@@ -132,12 +128,14 @@ LEAST_QUOTIENT = 1e-290
 class Subject:
     """The regression whose variances are computed for an exact model: samples, kernel, context.
 
-    It is the model's own regression or, if the samples' noise is known, the equivalent scaled regression.
+    It is the model's own regression or, if the samples' noise is known, the equivalent scaled regression. `record` is
+    the samples' exact model, None for a classifier.
     """
 
     model: SupportSamples
     kernel: Kernel
     context: BlockContext
+    record: ModelRecord | None = None
 
     @classmethod
     def of(cls, model: ModelRecord, context: BlockContext) -> Subject:
@@ -147,7 +145,7 @@ class Subject:
         """
         noise = Noise.of_model(model).diagonal
         if isinstance(noise, float):
-            return cls(model, context.kernel, context)
+            return cls(model, context.kernel, context, model)
         s2 = model.noise_variance
         least, most = float(noise.min()), float(noise.max())
         if not (s2 / most >= LEAST_QUOTIENT and least / s2 >= LEAST_QUOTIENT):
@@ -158,12 +156,17 @@ class Subject:
         kernel = scaled_kernel(context.kernel, model.n_features)
         source = NoisySupport(context, s2)
         scaled = BlockContext(f"{context.run_id}/noise", source, kernel, model.n_samples)
-        return cls(ScaledSupport(source, s2, model), kernel, scaled)
+        return cls(ScaledSupport(source, s2), kernel, scaled, model)
 
     @property
     def is_scaled(self) -> bool:
         """True if the samples' noise is known."""
         return isinstance(self.model, ScaledSupport)
+
+    @property
+    def keeper(self) -> ModelRecord | None:
+        """The stored model that may keep a partial factor of this regression: an exact one, of one noise variance."""
+        return None if self.is_scaled else self.record
 
     def tests(self, test: TestRows) -> TestRows:
         """Return the test samples as inputs of the subject."""
@@ -171,12 +174,7 @@ class Subject:
 
     def interval(self, lower: FloatArray, upper: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return intervals of a regression's variances from the subject's, widened by the rounding of s_i: (rows,)."""
-        if not isinstance(self.model, ScaledSupport) or self.model.record is None:
+        if not self.is_scaled or self.record is None:
             return lower, upper
         low, high = outward(lower * (1.0 - 4.0 * EPS), upper * (1.0 + 4.0 * EPS))
         return np.maximum(low, 0.0), high
-
-
-def record_of(model: SupportSamples) -> ModelRecord | None:
-    """Return the exact model of the samples; None for a classifier's samples."""
-    return model.record if isinstance(model, ScaledSupport) else model if isinstance(model, ModelRecord) else None

@@ -31,7 +31,7 @@ import psutil
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
-from dkgp.data import ModelRecord, memory_model, standardised_inputs
+from dkgp.data import memory_model, standardised_inputs
 from dkgp.data.stores.factor_store import open_factor
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import CheckpointError, InputError, NumericalError, StoreError
@@ -51,7 +51,6 @@ from dkgp.models.variance.neighbours.run import NeighbourRun, serves
 from dkgp.models.variance.nystrom import GROUP, FactorSource, leaves_of
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.run import UNPROVEN, Request, VarianceRun
-from dkgp.models.variance.scaled import record_of
 from dkgp.models.variance.settings import TestRows, VarianceSettings
 from dkgp.models.variance.whole_matrix import (
     WholeRoundings,
@@ -227,7 +226,7 @@ def _is_sure(request: Request) -> bool:
 
 def _kept(request: Request) -> str | None:
     """Return the folder of the whole factor stored with the model, or None."""
-    record = record_of(request.model)
+    record = request.subject.record
     return None if record is None else kept_tiles(record)
 
 
@@ -251,10 +250,11 @@ def _by_whole(request: Request, place: Tiles | str | None, note: Note | None) ->
 
 
 def _keeps_partial(request: Request) -> bool:
-    if not isinstance(request.model, ModelRecord):
+    model = request.subject.keeper
+    if model is None:
         return False
     try:
-        return open_factor(request.model.url, fingerprint=request.model.fingerprint) is not None
+        return open_factor(model.url, fingerprint=model.fingerprint) is not None
     except StoreError:
         return False
 

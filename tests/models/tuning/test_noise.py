@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dkgp.codec import from_json, to_json
 from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.types import FloatArray
@@ -112,7 +113,7 @@ def test_stored_model_is_what_the_search_had() -> None:
     weights = features.lower.T @ np.array(model.weights)
     expected = np.exp(model.offset + features.design @ weights)
     np.testing.assert_allclose(model.variances(inputs), np.clip(expected, model.lowest, model.highest), rtol=1e-6)
-    again = NoiseModel.from_json(model.to_json())
+    again = from_json(NoiseModel, to_json(model))
     assert again == model
     assert np.array_equal(again.variances(inputs), model.variances(inputs))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -142,10 +142,6 @@ class FixedSizeSettings:
         if self.stop is not None and np.shape(self.stop) != (2,):
             raise InputError(f"`stop` takes a window and a share, such as (10, 1e-3), or none; got {self.stop!r}")
         self.rule()
-
-    def identity(self) -> dict[str, Any]:
-        """The settings that determine the model: all of them, in plain JSON types."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def rule(self) -> Stop | None:
         """Rule (38), where there is one."""

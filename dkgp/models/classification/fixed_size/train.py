@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.codec import identity
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.data.stores.models.classifier import ClassifierForm, Support
 from dkgp.errors import CheckpointError, InputError, NumericalError
@@ -231,7 +232,7 @@ class _Training:
     def _identity(self) -> dict[str, Any]:
         """Return the settings that a checkpoint must share, in the form of the first versions."""
         return {
-            **self.settings.identity(),
+            **identity(self.settings),
             "kernel": None if self.kernel is None else self.kernel.to_json(),
             "noise_variance": self.noise_variance,
             "weights": self.data.identity["weights"],
