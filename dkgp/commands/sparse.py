@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dkgp.cluster import BlockExecutor
-from dkgp.codec import difference
+from dkgp.codec import difference, identity, to_json
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.commands.reporting.outputs import Document, RecordLog
 from dkgp.commands.reporting.plots import plot_basis
@@ -141,7 +141,7 @@ class SparseJob(TrainingJob):
     def solver_settings(self) -> dict[str, Any]:
         """The settings of a sized job that a checkpoint must share."""
         if self.target is None:
-            return self.settings.greedy().identity()
+            return dict(identity(self.settings.greedy()))
         return LadderPlan.identity(self.settings, self.target)
 
     def check(self) -> None:
@@ -410,14 +410,14 @@ class SparseRun(TrainingRun):
 
             def after_round(progress: GreedyProgress) -> None:
                 show(progress)
-                log.write({"iteration": progress.round, **progress.to_json()})
+                log.write({"iteration": progress.round, **to_json(progress)})
 
             def after_rung(rung: Rung) -> None:
                 gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
                 told = f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}"
                 self.reporter.note(told, told + gap)
                 if not job.is_greedy:
-                    log.write({"iteration": rung.size, **rung.to_json()})
+                    log.write({"iteration": rung.size, **to_json(rung)})
 
             context = RunContext(
                 executor,
@@ -467,7 +467,7 @@ class SparseRun(TrainingRun):
         model, plan = trained
         model = replace(model, summary={**model.summary, **measured})
         save_sparse(model, self.job.out, self.dataset, overwrite=overwrite)
-        history = [] if model.greedy is None else [progress.to_json() for progress in model.greedy.history]
+        history = [] if model.greedy is None else to_json(model.greedy.history)
         planned = None if plan.sparse is None else plan.sparse.to_json()
         return Outcome(model, model.summary, model.certificate.to_json(), history, planned)
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dkgp.codec import to_json
 from dkgp.data.types import block_rows
 from dkgp.errors import InputError, UsageError
 from dkgp.kernels.tiles.code_cache import cached_njit
@@ -83,9 +84,9 @@ class Saved:
 
     - `saved`: arrays; an attribute that is None is left out, and is None again when it is restored.
     - `counted`: values of plain JSON types.
-    - `recorded`: lists of records, each with the class of its records, which has `to_json`.
-    - `parts`: attributes that are `Saved` themselves: their arrays have the prefix `<name>_`, the rest lies under
-      <name>.
+    - `recorded`: lists of records, each with the dataclass of its records.
+    - `parts`: attributes that are `Saved` themselves, or None: their arrays have the prefix `<name>_`, the rest lies
+      under <name>.
     """
 
     saved: ClassVar[tuple[str, ...]] = ()
@@ -96,15 +97,15 @@ class Saved:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of a checkpoint."""
         arrays = {name: value for name in self.saved if (value := getattr(self, name)) is not None}
-        for part in self.parts:
+        for part in self._present():
             arrays |= {f"{part}_{name}": array for name, array in getattr(self, part).arrays().items()}
         return arrays
 
     def metadata(self) -> dict[str, Any]:
         """Return the rest of a checkpoint, in plain JSON types."""
         values = {name: getattr(self, name) for name in self.counted}
-        values |= {name: [record.to_json() for record in getattr(self, name)] for name in self.recorded}
-        return values | {part: document for part in self.parts if (document := getattr(self, part).metadata())}
+        values |= {name: to_json(getattr(self, name)) for name in self.recorded}
+        return values | {part: document for part in self._present() if (document := getattr(self, part).metadata())}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
         """Take over the arrays and the values of a checkpoint."""
@@ -114,10 +115,13 @@ class Saved:
             setattr(self, name, metadata[name])
         for name, record in self.recorded.items():
             setattr(self, name, [record(**document) for document in metadata[name]])
-        for part in self.parts:
+        for part in self._present():
             prefix = f"{part}_"
             its = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
             getattr(self, part).restore(its, metadata.get(part, {}))
+
+    def _present(self) -> list[str]:
+        return [part for part in self.parts if getattr(self, part) is not None]
 
 
 NO_WEIGHT = np.zeros(0)

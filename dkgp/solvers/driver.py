@@ -18,7 +18,7 @@ from dkgp.cluster.arithmetic import process_arithmetic
 from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
 from dkgp.errors import CheckpointError, InterruptedRunError
 from dkgp.progress import Progress, ProgressCallback
-from dkgp.solvers.base import Saved
+from dkgp.solvers.base import Clock, Saved
 from dkgp.solvers.stopping import StopReason
 
 
@@ -88,6 +88,7 @@ class Iteration(Saved, ABC):
 
     - `iteration`: rounds done; the number of a checkpoint, so it never falls.
     - `history`: records of the rounds; the loop passes each new one to the callback.
+    - `clock`: measures the run, for computations whose checkpoints hold the `seconds`.
     - `keeps_last`: the last state is saved even if the computation converged, since long work follows it.
     - `save_now`: the round just done is saved, however recent the last checkpoint is.
     """
@@ -96,6 +97,16 @@ class Iteration(Saved, ABC):
     save_now: bool = False
     iteration: int = 0
     history: list[Any]
+    clock: Clock
+
+    @property
+    def seconds(self) -> float:
+        """Wall time, earlier runs of the same computation included."""
+        return self.clock.seconds
+
+    @seconds.setter
+    def seconds(self, earlier: float) -> None:
+        self.clock.add_earlier(earlier)
 
     def start(self) -> None:
         """Prepare the first round of a run that resumes no checkpoint."""

@@ -31,12 +31,13 @@ S. S. Keerthi, W. Chu, A matching pursuit approach to sparse Gaussian process re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.codec import identity, rule
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.operators.blocked import BlockedKernelOperator
@@ -200,7 +201,7 @@ class GreedySettings:
     - `dual`: find the gap in any case.
     """
 
-    size: int
+    size: int = field(metadata=rule(decides=False))  # a choice goes on from a smaller one
     score: Score = "refit"
     candidates: int = CANDIDATES
     per_round: int = 1
@@ -247,14 +248,6 @@ class GreedySettings:
         """True if S* is chosen, too."""
         return self.dual or self.gap is not None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-    def identity(self) -> dict[str, Any]:
-        """Settings that a choice must share with one that it goes on from: all but the size."""
-        return {name: value for name, value in self.to_json().items() if name != "size"}
-
 
 @dataclass(frozen=True)
 class GreedyProgress:
@@ -273,10 +266,6 @@ class GreedyProgress:
     least: float | None
     gap: float | None
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(self.__dict__)
 
 
 @dataclass(frozen=True)
@@ -753,7 +742,7 @@ def choose_greedily(
     belongs to another run; `InterruptedRunError`: `watch.interrupted` answered true; the rounds so far are saved where
     there are checkpoints.
     """
-    loop = Loop(watch, settings.identity())
+    loop = Loop(watch, identity(settings))
     with operator.watched(loop.heed_within, watch.within):
         engine = GreedyEngine(operator, targets, settings)
         try:

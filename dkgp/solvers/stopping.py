@@ -13,7 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dkgp.codec import rule, to_json
 from dkgp.errors import InputError
+
+
+def _rounded(timings: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in timings.items()}
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,14 @@ class Progress:
     relative_residual: float
     objective: float
     objective_gap_bound: float
-    timings: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict, metadata=rule(write=_rounded))
     duality_gap: float = np.inf
     distance: float = np.inf
     rounding: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in plain JSON types."""
-        document = dict(self.__dict__)
-        document["timings"] = {name: round(value, 6) for name, value in self.timings.items()}
-        return document
+        return dict(to_json(self))
 
 
 @dataclass(frozen=True)

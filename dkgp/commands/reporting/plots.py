@@ -346,7 +346,7 @@ def plot_basis(
     Parameters
     ----------
     history : sequence of mappings
-        Records of the rounds of a greedy selection (`dkgp.solvers.greedy_basis.GreedyProgress.to_json`).
+        Records of the rounds of a greedy selection (the fields of `dkgp.solvers.greedy_basis.GreedyProgress`).
     summary, certificate : mapping
         Summary and certificate of the final model. Its proven bounds, and those of earlier rungs, are points; they
         include all rounding errors.

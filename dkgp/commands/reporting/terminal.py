@@ -138,7 +138,7 @@ class TerminalReporter:
                         fraction = progress.done / progress.total
                         show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.left(progress))
                     return
-                details = choice_line(progress.to_json(), size, verbose=self._verbose)
+                details = choice_line(vars(progress), size, verbose=self._verbose)
                 show(f"{label}: choice", None if size is None else progress.size / size, details)
 
             yield update

@@ -22,13 +22,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
+from dkgp.codec import to_json
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.models.context import RunContext
 from dkgp.models.memory import RUNTIME_BYTES, Processes, mib, plan_within
@@ -99,10 +99,6 @@ class LadderTarget:
             parts.append(f"duality gap {certificate.total_gap:.3g} (asked for: {self.gap:g})")
         return ", ".join(parts)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Step:
@@ -154,10 +150,6 @@ class Rung:
     def excess(self, least: FloatArray) -> float:
         """R above the current bound on min R, summed over targets."""
         return float(np.sum(np.maximum(np.asarray(self.risk) - least, 0.0)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
 
 
 # Passes over the entries of K_nm: whitening, verification of the fit, and the certificate.
@@ -346,8 +338,8 @@ class LadderPlan:
     @staticmethod
     def identity(settings: SparseSettings, target: LadderTarget) -> dict[str, Any]:
         """The settings that a ladder's checkpoint must share."""
-        shared = {name: value for name, value in asdict(settings).items() if name not in ("basis_size", "gap")}
-        return {"ladder": target.to_json(), **shared}
+        shared = {name: value for name, value in to_json(settings).items() if name not in ("basis_size", "gap")}
+        return {"ladder": to_json(target), **shared}
 
     @property
     def largest(self) -> int:
@@ -520,7 +512,6 @@ def _falls(risks: list[float]) -> tuple[float, float]:
     return share * last, math.inf if share == 1.0 else share / (1.0 - share) * last
 
 
-ENGINE = "choice_"
 # Rounds of tasks of a fit and its certificate: most of the time that a small problem takes.
 ROUNDS_OF_A_FIT = 6
 
@@ -534,7 +525,18 @@ class Ladder(Iteration):
     - `within`: called during long work, and may end it.
     - `leave_callback`: called with each finished rung.
     - `rungs`: the finished ones.
+    - `choice`: the greedy choice of the rung; None for a blind basis.
+    - `least`: bounds on the least risk by name; `raised`: steps that raised them.
+    - `alpha`, `gradient` (n, p): the exact model's solution so far; None before the first step that raises a bound.
     """
+
+    saved = ("alpha", "gradient")
+    counted = ("size", "steps", "least", "seconds", "entries")
+    recorded: ClassVar[Mapping[str, type]] = {"raised": Step, "rungs": Rung}
+    parts = ("choice",)
+
+    alpha: FloatArray | None = None
+    gradient: FloatArray | None = None
 
     def __init__(
         self,
@@ -546,18 +548,16 @@ class Ladder(Iteration):
     ) -> None:
         self._problem, self._operator, self._plan, self._within = problem, operator, plan, within
         self._leave_callback = leave_callback
-        self._size, self._steps_done = plan.first, 0
-        self._engine = self._engine_of(self._size)
-        self._least: dict[str, list[float]] = {}
-        self._solution: tuple[FloatArray, FloatArray] | None = None
-        self._raised: list[Step] = []
+        self.size, self.steps = plan.first, 0
+        self.least: dict[str, list[float]] = {}
+        self.raised: list[Step] = []
         self._residual: tuple[FloatArray, FloatArray] | None = None
         self._basis = Basis(np.empty((0, operator.kernel.n_features)))
         self._greedy: GreedyBasis | None = None
         self._system: FloatArray | None = None
         self._fit: SparseFit | None = None
         self._certificate: SparseCertificate | None = None
-        self._clock, self._entries = Clock("choice", "fit", "certificate", "bound"), 0
+        self.clock, self._entries = Clock("choice", "fit", "certificate", "bound"), 0
         self._nominal = 0.0  # projected time of the last fit and certificate; `_took` is the measured one
         self._took = 0.0
         self.rungs: list[Rung] = []
@@ -567,12 +567,31 @@ class Ladder(Iteration):
     @property
     def iteration(self) -> int:  # type: ignore[override]
         """Steps of the ladder, and rounds of its choice."""
-        return self._steps_done + (0 if self._engine is None else self._engine.iteration)
+        return self.steps + (0 if self.choice is None else self.choice.iteration)
+
+    @property
+    def size(self) -> int:
+        """Basis samples of the rung; a new size begins its choice."""
+        return self._size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self._size, settings = size, self._plan.greedy_of(size)
+        self.choice = None if settings is None else GreedyEngine(self._operator, self._problem.targets, settings)
+
+    @property
+    def entries(self) -> int:
+        """Kernel entries evaluated, earlier runs included."""
+        return self._entries + self._operator.kernel_evaluations
+
+    @entries.setter
+    def entries(self, earlier: int) -> None:
+        self._entries = earlier
 
     @property
     def history(self) -> list[GreedyProgress]:  # type: ignore[override]
         """Records of the choice."""
-        return [] if self._engine is None else self._engine.history
+        return [] if self.choice is None else self.choice.history
 
     def stop(self) -> StopReason | None:
         """Return the reason to stop."""
@@ -582,13 +601,13 @@ class Ladder(Iteration):
         """Do the next round of the choice, or the next step of the rung."""
         move, self.save_now = self._move, True
         if move is None:
-            if self._engine is not None and (reason := self._engine.stop()) is None:
-                with self._clock.measured("choice"):
-                    self._engine.advance()
+            if self.choice is not None and (reason := self.choice.stop()) is None:
+                with self.clock.measured("choice"):
+                    self.choice.advance()
                 # The fit that follows the last round may take as long as the choice.
-                self.save_now = self._engine.stop() is not None
+                self.save_now = self.choice.stop() is not None
                 return
-            self._take_basis(None if self._engine is None else reason)
+            self._take_basis(None if self.choice is None else reason)
             self._fit_rung()
             self.save_now = False
         elif move == "product" or move == "solve":
@@ -600,63 +619,63 @@ class Ladder(Iteration):
 
     def close(self) -> None:
         """Release the columns that workers keep for the choice."""
-        if self._engine is not None:
-            self._engine.close()
+        if self.choice is not None:
+            self.choice.close()
 
     def _take_basis(self, reason: StopReason | None) -> None:
         """Take the basis that the greedy choice ended with, or choose one blindly."""
         settings = self._plan.settings
-        with self._clock.measured("choice"):
-            if self._engine is None:
-                self._basis = blind_basis(self._operator, settings.basis_name, self._size, settings.seed)
+        with self.clock.measured("choice"):
+            if self.choice is None:
+                self._basis = blind_basis(self._operator, settings.basis_name, self.size, settings.seed)
                 return
             assert reason is not None
-            self._engine.close()
-            greedy = self._engine.result(reason)
+            self.choice.close()
+            greedy = self.choice.result(reason)
             self._greedy, self._system = replace(greedy, system=None), greedy.system
             self._basis = Basis(self._operator.inputs(greedy.indices), greedy.indices)
 
     def _fit_rung(self) -> None:
         """Fit and certify; bounds on the least risk that are known from below the rung count as well."""
-        operator, problem, plan, before = self._operator, self._problem, self._plan, self._clock.total
-        with self._clock.measured("fit"):
+        operator, problem, plan, before = self._operator, self._problem, self._plan, self.clock.total
+        with self.clock.measured("fit"):
             method = plan.settings.sparse_method
             self._fit = fit_sparse(operator, problem.targets, self._basis, method, self._system)
             self._system = None
-        with self._clock.measured("certificate"):
+        with self.clock.measured("certificate"):
             certificate = problem.certify(operator, self._fit, self._basis, self._greedy)
-        self._took = self._clock.total - before
+        self._took = self.clock.total - before
         size, d = len(self._basis.inputs), operator.kernel.n_features
         self._nominal = rung_seconds(operator.n, d, size) + ROUNDS_OF_A_FIT * ROUND_SECONDS
-        for name, values in self._least.items():
+        for name, values in self.least.items():
             certificate = certificate.with_bound(name, 2.0 * np.asarray(values))
         self._know(certificate)
         self._residual = None
         if plan.target.missed(certificate) > 1.0:
-            with self._clock.measured("bound"):
+            with self.clock.measured("bound"):
                 self._residual = residual_start(operator, problem.targets, self._fit.model, plan.settings.seed)
 
     def _next_move(self) -> Move:
-        full = len(self._basis.inputs) < self._size
+        full = len(self._basis.inputs) < self.size
         remaining_excess = np.inf
         if self._residual is not None:
             # R above the value that the dual takes at the residual.
             remaining_excess = float(np.sum(np.maximum(np.asarray(self.certificate.risk) - self._residual[1], 0.0)))
-        return self._plan.move(self.rungs, self.certificate, self._raised, full, remaining_excess)
+        return self._plan.move(self.rungs, self.certificate, self.raised, full, remaining_excess)
 
     def _raise_bound(self, kind: Literal["product", "solve"]) -> None:
         """Take a product with the rung's residual, or go on with the exact model's solve; update the bounds."""
         operator, exact = self._operator, self._plan.exact.choice
         before, passes = self.certificate.least.sum(), 1.0
-        alpha, gradient = (None, None) if self._solution is None else self._solution
+        alpha, gradient = self.alpha, self.gradient
         solver: Solver = GreedyBlockCoordinateDescent()
         stopping: StoppingRule = GradientInfNorm(sys.float_info.max)  # the start's own gradient is all that is wanted
-        with self._clock.measured("bound"):
+        with self.clock.measured("bound"):
             if kind == "product":
                 assert self._residual is not None
                 alpha, gradient = self._residual[0], None
             else:
-                passes = self._plan.next_passes(self._raised)
+                passes = self._plan.next_passes(self.raised)
                 solver = build_solver(exact.solver, exact.options, precision=exact.precision)
                 stopping = MaxPasses(passes)
             solution = solve(
@@ -668,28 +687,24 @@ class Ladder(Iteration):
                 initial_gradient=gradient,
                 watch=Watch(within=self._within),
             )
-            self._solution = solution.alpha, solution.gradient
+            self.alpha, self.gradient = solution.alpha, solution.gradient
             self._know(self._problem.with_descent(operator, self.certificate, self.fitted.model, solution))
-        self._raised.append(Step(kind, self.certificate.m, passes, float(self.certificate.least.sum() - before)))
-        self._steps_done += 1
+        self.raised.append(Step(kind, self.certificate.m, passes, float(self.certificate.least.sum() - before)))
+        self.steps += 1
 
     def _leave(self, move: Move) -> None:
         """Record the rung, and go on to the next one, or stop."""
         self._move = None
-        passes = sum(step.passes for step in self._raised)
-        entries = self._entries + self._operator.kernel_evaluations
-        self.rungs.append(Rung.of(self.certificate, passes, entries, self._clock.seconds))
+        passes = sum(step.passes for step in self.raised)
+        self.rungs.append(Rung.of(self.certificate, passes, self.entries, self.seconds))
         if self._leave_callback is not None:
             self._leave_callback(self.rungs[-1])
         if isinstance(move, StopReason):
             self._reason = move
             return
-        self._size = self._plan.next_of(self._size)
-        self._steps_done += 1
-        if self._engine is not None:
-            below, self._engine = self._engine, self._engine_of(self._size)
-            assert self._engine is not None
-            self._engine.restore(below.arrays(), below.metadata())
+        below, self.size, self.steps = self.choice, self._plan.next_of(self.size), self.steps + 1
+        if below is not None and self.choice is not None:
+            self.choice.restore(below.arrays(), below.metadata())
 
     @property
     def certificate(self) -> SparseCertificate:
@@ -703,43 +718,10 @@ class Ladder(Iteration):
         assert self._fit is not None
         return self._fit
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a checkpoint."""
-        engine = {} if self._engine is None else self._engine.arrays()
-        arrays = {f"{ENGINE}{name}": array for name, array in engine.items()}
-        if self._solution is not None:
-            arrays["alpha"], arrays["gradient"] = self._solution
-        return arrays
-
     def metadata(self) -> dict[str, Any]:
-        """Return the rest in plain JSON types; a restored run fits the last rung again and then leaves it."""
+        """Return the rest of a checkpoint; a restored run fits the last rung again and then leaves it."""
         below = self.rungs if self._reason is None else self.rungs[:-1]
-        return {
-            "iteration": self.iteration,
-            "size": self._size,
-            "steps": self._steps_done,
-            "least": self._least,
-            "raised": [asdict(step) for step in self._raised],
-            "rungs": [rung.to_json() for rung in below],
-            "choice": None if self._engine is None else self._engine.metadata(),
-            "seconds": self._clock.seconds,
-            "entries": self._entries + self._operator.kernel_evaluations,
-        }
-
-    def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Take over a checkpoint."""
-        self._size, self._steps_done = int(metadata["size"]), int(metadata["steps"])
-        self._least = {name: list(values) for name, values in metadata["least"].items()}
-        self._raised = [Step(**step) for step in metadata["raised"]]
-        self.rungs = [Rung(**rung) for rung in metadata["rungs"]]
-        self._clock.add_earlier(float(metadata["seconds"]))
-        self._entries = int(metadata["entries"])
-        if "alpha" in arrays:
-            self._solution = arrays["alpha"], arrays["gradient"]
-        self._engine = self._engine_of(self._size)
-        if self._engine is not None:
-            engine = {name.removeprefix(ENGINE): array for name, array in arrays.items() if name.startswith(ENGINE)}
-            self._engine.restore(engine, metadata["choice"])
+        return {"iteration": self.iteration, **super().metadata(), "rungs": to_json(below)}
 
     def trained(self, reason: StopReason) -> TrainedSparse:
         """Return the last rung's model, with all rungs in its summary."""
@@ -747,15 +729,15 @@ class Ladder(Iteration):
         record = {
             **reason.summary(),
             "ladder": {
-                "target": plan.target.to_json(),
-                "rungs": [rung.to_json() for rung in self.rungs],
+                "target": to_json(plan.target),
+                "rungs": to_json(self.rungs),
                 "exact": self._exact(),
             },
             "kernel_evaluations": last.entries,
             "seconds": last.seconds,
-            "seconds_by_part": self._clock.rounded(),
+            "seconds_by_part": self.clock.rounded(),
         }
-        settings = plan.settings_of(self._size)
+        settings = plan.settings_of(self.size)
         return self._problem.trained(settings, self.fitted, self._basis, self._greedy, self.certificate, record)
 
     def _exact(self) -> dict[str, Any]:
@@ -772,11 +754,7 @@ class Ladder(Iteration):
 
     def _know(self, certificate: SparseCertificate) -> None:
         self._certificate = certificate
-        self._least = {name: list(values) for name, values in certificate.least_risk.items()}
-
-    def _engine_of(self, size: int) -> GreedyEngine | None:
-        settings = self._plan.greedy_of(size)
-        return None if settings is None else GreedyEngine(self._operator, self._problem.targets, settings)
+        self.least = {name: list(values) for name, values in certificate.least_risk.items()}
 
 
 def _about(seconds: float) -> str:

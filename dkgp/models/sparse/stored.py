@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.codec import to_json
 from dkgp.data import Dataset, SparseRecord, open_sparse_model, save_sparse_model
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.model import about_model
@@ -89,7 +90,7 @@ def sparse_record(trained: TrainedSparse, dataset: Dataset) -> SparseRecord:
         dataset,
         kernel=model.kernel.to_json(),
         noise_variance=trained.noise_variance,
-        history=[] if trained.greedy is None else [record.to_json() for record in trained.greedy.history],
+        history=[] if trained.greedy is None else to_json(trained.greedy.history),
         certificate=trained.certificate.to_json(),
         summary=trained.summary,
     )

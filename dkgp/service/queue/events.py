@@ -278,7 +278,7 @@ class EventReporter:
                 if isinstance(progress, WorkProgress):
                     show(label=label, **vars(progress))
                     return
-                show(label=label, done=progress.size, total=size, unit="basis samples", **progress.to_json())
+                show(label=label, done=progress.size, total=size, unit="basis samples", **vars(progress))
 
             yield update
 

@@ -17,7 +17,6 @@ risk is lambda-strongly convex, so that
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,6 +28,7 @@ from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.solvers.base import Clock
 from dkgp.solvers.basis_risk.problem import BasisRisk, Curvatures, Evaluated, Factor, Mask
 from dkgp.solvers.driver import NOBODY, Iteration, Loop
 from dkgp.solvers.losses import Loss
@@ -195,7 +195,7 @@ class BasisDescent(Iteration):
         self._problem, self._tolerance, self._most, self._hessian = problem, tolerance, max_iterations, hessian
         self._initial = initial
         self._scale = math.sqrt(float(problem.cross.operator.prior().max()))
-        self._began = time.perf_counter()
+        self.clock = Clock()
         self._entries = problem.cross.operator.kernel_evaluations
         self._fine: Curvatures = "blocks" if problem.loss.coupled else "columns"
         p = problem.problems
@@ -203,7 +203,7 @@ class BasisDescent(Iteration):
         self.fresh, self.stuck, self.ended = (np.zeros(p, dtype=bool) for _ in range(3))
         self.idle, self.least = np.zeros(p, dtype=np.int64), np.full(p, np.inf)
         self.pairs, self.before = [], []
-        self.passes, self.gram_passes, self.entries, self.seconds = 0, 0, 0, 0.0
+        self.passes, self.gram_passes, self.entries = 0, 0, 0
         self.history: list[Progress] = []
 
     def run(self, loop: Loop | None = None) -> BasisRiskSolution:
@@ -272,7 +272,7 @@ class BasisDescent(Iteration):
         self.factor = Factor.restored(kind, arrays["lowers"], bool(coupled), float(regularisation))
         self.pairs = list(zip(arrays.get("steps", ()), arrays.get("changes", ()), strict=True))
         self.before = list(arrays.get("before", ()))
-        self._entries, self._began = self._problem.cross.operator.kernel_evaluations, time.perf_counter()
+        self._entries = self._problem.cross.operator.kernel_evaluations
 
     def start(self) -> None:
         """Evaluate the risk and a Hessian at the initial coefficients."""
@@ -287,15 +287,14 @@ class BasisDescent(Iteration):
         self.theta = theta
         self.evaluated, self.factor = problem.factored(theta, kind)
         self.fresh[:] = alike or kind != "shared"
-        self._note(time.perf_counter() - self._began)
+        self._note()
 
     def advance(self) -> None:
         """Take a step; before it a Hessian, where that pays."""
-        began = time.perf_counter()
         if self._pays():
             self._refresh()
         self._step()
-        self._note(time.perf_counter() - began)
+        self._note()
 
     def _alike(self, theta: FloatArray) -> bool:
         """Return True at zero if all columns are curved alike there, so that one factor serves."""
@@ -432,10 +431,8 @@ class BasisDescent(Iteration):
             direction = direction + (share - _quotient(problem.dots(change, direction), curved)) * step
         return -direction
 
-    def _note(self, seconds: float) -> None:
+    def _note(self) -> None:
         problem, distance = self._problem, self._bounds()
-        self.seconds += time.perf_counter() - self._began
-        self._began = time.perf_counter()
         operator = problem.cross.operator
         self.entries += operator.kernel_evaluations - self._entries
         self._entries = operator.kernel_evaluations
@@ -454,7 +451,7 @@ class BasisDescent(Iteration):
             relative_residual=float(distance.max() * self._scale),
             objective=risk,
             objective_gap_bound=float(gap.sum()),
-            timings={"step": seconds},
+            timings={"step": self.clock.lap("step")},
             duality_gap=float(gap.sum()) / abs(risk) if risk else 0.0,
         )
         self.history.append(progress)

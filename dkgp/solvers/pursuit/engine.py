@@ -15,7 +15,7 @@ application to fixed-size kernel models, Machine Learning 85 (2011).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.codec import identity, rule
 from dkgp.errors import CheckpointError, InputError
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.base import Clock
@@ -66,15 +67,15 @@ class PursuitSettings:
         Of draws: they depend on it and on the round alone, so that folds and hyperparameters share them (Remark 8).
     """
 
-    size: int | None = None
+    size: int | None = field(default=None, metadata=rule(decides=False))
     candidates: int | None = None
     per_round: int = 1
     score: Score = "gradient"
     first: tuple[int, ...] = ()
-    residual: float | None = None
-    tolerance: float | None = None
-    stagnation: tuple[int, float] | None = None
-    memory_bytes: int | None = None
+    residual: float | None = field(default=None, metadata=rule(decides=False))
+    tolerance: float | None = field(default=None, metadata=rule(decides=False))
+    stagnation: tuple[int, float] | None = field(default=None, metadata=rule(decides=False))
+    memory_bytes: int | None = field(default=None, metadata=rule(decides=False))
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -120,13 +121,6 @@ class PursuitSettings:
             raise InputError(f"`first` names regressors {self.first}; expected numbers from 0 to {size - 1:,}")
         return most
 
-    def identity(self) -> dict[str, Any]:
-        """Settings that a pursuit must share with one that it goes on from: all that its choices depend on."""
-        settings = {name: value for name, value in asdict(self).items() if name not in ("size", "memory_bytes")}
-        for name in ("residual", "tolerance", "stagnation"):
-            settings.pop(name)
-        return {**settings, "first": list(self.first)}
-
 
 @dataclass(frozen=True)
 class PursuitProgress:
@@ -146,10 +140,6 @@ class PursuitProgress:
     steepest: float | None
     score: float | None
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(self.__dict__)
 
 
 def drawn(seed: int, number: int, groups: int, candidates: int, out: Any) -> IndexArray:
@@ -579,4 +569,4 @@ def pursue(
     """
     settings = PursuitSettings() if settings is None else settings
     pursuit = Pursuit(as_system(system, settings.memory_bytes), right_hand_sides(rhs), settings, judge)
-    return pursuit.path(Loop(watch, settings.identity()).run(pursuit))
+    return pursuit.path(Loop(watch, identity(settings)).run(pursuit))

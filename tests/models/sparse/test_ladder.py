@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
+from dkgp.codec import to_json
 from dkgp.data import Dataset
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
@@ -157,7 +158,7 @@ def test_a_gap_is_met_by_all_targets_together(one_thread: LocalExecutor) -> None
 def test_bounds_are_kept_from_rung_to_rung(one_thread: LocalExecutor) -> None:
     seen: list[Rung] = []
     found = climbed(one_thread, LadderTarget(0.02, largest=N), keywords={"rung_callback": seen.append})
-    assert [rung.to_json() for rung in seen] == found.summary["ladder"]["rungs"]
+    assert to_json(seen) == found.summary["ladder"]["rungs"]
     least = np.asarray([rung.least for rung in seen])
     assert np.all(np.diff(least, axis=0) >= 0.0)
     assert seen[-1].passes > 0.0
