@@ -20,10 +20,11 @@ from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_p
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_tuning
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import going_on, has_checkpoint, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.data import open_dataset
-from dkgp.data.remote.storage import exists
+from dkgp.data.remote.storage import is_folder
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.models import (
@@ -40,7 +41,15 @@ from dkgp.models.classification.near import TITLE, tune_labels_by_neighbours
 from dkgp.models.memory import tiles_that_fit
 from dkgp.models.refinement.record import RefineMemory, RefineSettings, plan_refinement
 from dkgp.models.refinement.refine import RefineSpace, refine
-from dkgp.models.sparse.search import BASIS_SIZES, EVIDENCES, Evidence, Trail, check_bound, plan_bound, tune_by_bound
+from dkgp.models.sparse.search import (
+    BASIS_SIZES,
+    EVIDENCES,
+    Evidence,
+    SearchStore,
+    check_bound,
+    plan_bound,
+    tune_by_bound,
+)
 from dkgp.models.sparse.vif import Neighbours, kept_bytes
 from dkgp.models.trend import MEAN, MeanValue
 from dkgp.models.tuning.laplace import LabelLikelihood
@@ -55,6 +64,7 @@ from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_
 from dkgp.operators.product_error import ProductError
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option
+from dkgp.solvers import Checkpointing
 
 VALUES = Group("What values hyperparameters may have")
 OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
@@ -676,9 +686,7 @@ class TuneRun(Run):
 
 
 class BoundRun(TuneRun):
-    """A run on all samples; a trail file keeps its evaluations until the result is written."""
-
-    trail = Trail()
+    """A run on all samples; checkpoints hold its evaluations until the result is written."""
 
     @property
     def samples(self) -> int:
@@ -700,8 +708,9 @@ class BoundRun(TuneRun):
         check_bound(self.dataset, self.job.choices(self.start), self.job.search(), self.basis_size)
         if self.labels is not None:
             label_weights(self.labels, None, self.dataset.all_weights())
-        check_output_file(checkpoint, replace=True, option="`out`", local=False)
-        if not self.job.resume and exists(checkpoint):
+        if not is_folder(checkpoint):
+            check_output_file(checkpoint, replace=True, option="`out`", local=False)
+        if not self.job.resume and has_checkpoint(SearchStore(checkpoint)):
             self.reporter.warn(
                 f"the checkpoint '{checkpoint}' is of an earlier run and will be replaced; `resume` would go on from it"
             )
@@ -734,27 +743,34 @@ class BoundRun(TuneRun):
             plan = replace(plan, useful_bytes=kept_bytes(n, size, Neighbours()))
             plan = plan.with_kept(executor.tiles, budget, resident)
             executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
-        self.trail = Trail(job.checkpoint_url, self.signature)
-        if job.resume and self.trail.load():
-            reporter.note(f"going on from '{self.trail.url}', {len(self.trail)} evaluations")
+        checkpointing = self._checkpointing()
         reporter.note(f"maximising the {title} of {size:,} basis samples on {n:,} samples of {d} features")
         with interruptible(reporter.warn) as interruption, reporter.search("tune") as progress:
-            context, settings = RunContext(executor, interrupted=interruption), job.search(progress)
-            choices = job.choices(self.start)
-            options: dict[str, Any] = {"basis_size": size, "note": reporter.note, "trail": self.trail}
-            try:
+            context = RunContext(executor, interrupted=interruption, checkpointing=checkpointing)
+            choices, settings = job.choices(self.start), job.search(progress)
+            options: dict[str, Any] = {"basis_size": size, "note": reporter.note}
+            with going_on(checkpointing):
                 if self.labels is None:
                     return tune_by_bound(dataset, context, choices, settings, objective=job.evidence, **options)
                 data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
                 return tune_labels_by_neighbours(data, context, choices, settings, **options)
-            except InterruptedRunError as error:
-                raise InterruptedRunError(
-                    f"{error}. Go on with the same command and `resume`", error.checkpoint
-                ) from None
+
+    def _checkpointing(self) -> Checkpointing:
+        """Return the checkpoints; those of another search are replaced."""
+        assert self.job.checkpoint_url is not None
+        store = SearchStore(self.job.checkpoint_url)
+        checkpointing = Checkpointing(store, identity=self.signature, resume=self.job.resume)
+        latest = checkpointing.latest()
+        if latest is not None and latest.metadata.get("identity") != self.signature:
+            return Checkpointing(store, identity=self.signature)
+        if latest is not None:
+            self.reporter.note(f"going on from '{store.url}', {latest.metadata['state']['iteration']} evaluations")
+        return checkpointing
 
     def written(self) -> None:
-        """Remove the trail file."""
-        self.trail.remove()
+        """Remove the checkpoints."""
+        assert self.job.checkpoint_url is not None
+        remove_checkpoint(SearchStore(self.job.checkpoint_url))
 
 
 AUTO_KERNEL = "auto"

@@ -227,7 +227,7 @@ class Loop:
             "solver": self._settings,
             # Dense algebra is that of this process's BLAS: a run resumed elsewhere keeps the tolerance, not the bits.
             "arithmetic": process_arithmetic().to_json(),
-            "state": iteration.metadata(),
+            "state": {"iteration": iteration.iteration, **iteration.metadata()},
             "loop": iteration.loop_metadata(),
         }
         self._checkpointing.store.save(iteration.iteration, iteration.arrays(), metadata)

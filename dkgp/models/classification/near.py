@@ -87,7 +87,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import TrainingSizes
 from dkgp.models.sparse.near import Near, factors_phase, leaves_phase, near_fields, search_phase
-from dkgp.models.sparse.search import BASIS_SIZES, SearchTargets, Trail, tune_by_bound
+from dkgp.models.sparse.search import BASIS_SIZES, SearchTargets, tune_by_bound
 from dkgp.models.sparse.vif import (
     HALO,
     LEAF,
@@ -708,7 +708,6 @@ def tune_labels_by_neighbours(
     *,
     basis_size: int = BASIS_SIZES["vif"],
     note: Callable[[str], None] | None = None,
-    trail: Trail | None = None,
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters by the evidence of all labels; parameters and errors as of `tune_by_bound`.
 
@@ -741,7 +740,6 @@ def tune_labels_by_neighbours(
         objective=targets,
         basis_size=basis_size,
         note=note,
-        trail=trail,
     )
 
 

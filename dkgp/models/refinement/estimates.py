@@ -47,7 +47,6 @@ hyperparameter optimization (2022): the preconditioner's determinant reduces the
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +64,7 @@ from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.contract_tasks import contract, slope_products
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import ConjugateGradient, MaxIterations, MaxPasses, RelativeResidual, solve
-from dkgp.solvers.base import SolverState
+from dkgp.solvers.base import Clock, SolverState
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 from dkgp.solvers.driver import Watch
 
@@ -163,7 +162,7 @@ class GradientEstimator:
 
         Raises `NumericalError`, where Kbar is not numerically positive definite, and `InterruptedRunError`.
         """
-        started = time.perf_counter()
+        clock = Clock()
         tolerance = self._tolerance if tolerance is None else tolerance
         with self.operator(kernel, noise_variance) as operator:
             remembered = Remembered(REMEMBERED_AT * tolerance)
@@ -201,7 +200,7 @@ class GradientEstimator:
             relative_residual=residual,
             tolerance=tolerance,
             converged=residual <= tolerance,
-            seconds=time.perf_counter() - started,
+            seconds=clock.seconds,
         )
 
     def _by_entries(

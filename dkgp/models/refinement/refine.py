@@ -17,7 +17,6 @@ went up is taken back.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +44,7 @@ from dkgp.models.tuning.search import Choices, SearchProblem, SearchSettings
 from dkgp.operators.block_tasks import InputSource
 from dkgp.operators.vecchia.factor import VecchiaFactor
 from dkgp.solvers import ConjugateGradient, MaxPasses, RelativeResidual, solve
+from dkgp.solvers.base import Clock
 from dkgp.solvers.driver import Watch
 
 # In logarithms: no hyperparameter changes by more than a factor of 1.65 in a step.
@@ -240,7 +240,7 @@ class _Run:
     def __init__(self, dataset: Dataset, space: RefineSpace, context: RunContext, settings: RefineSettings) -> None:
         self.note = context.note
         self._context = context
-        self._started = time.perf_counter()
+        self._clock = Clock()
         self._problem, self._space, self._settings = space, space.space, settings
         self._first = self._space.within(space.first)
         n = dataset.n_samples
@@ -289,8 +289,7 @@ class _Run:
             if self.note is not None:
                 self.note("estimating the log marginal likelihood of the values that are kept")
             evidence = self._evidence(parameters)
-            seconds = time.perf_counter() - self._started
-            return replace(refinement, evidence=evidence, column_passes=self._passes, seconds=seconds)
+            return replace(refinement, evidence=evidence, column_passes=self._passes, seconds=self._clock.seconds)
         except InterruptedRunError:
             return self._interrupted()
 
@@ -506,6 +505,6 @@ class _Run:
             n_held_out=self._n_held_out,
             column_passes=self._passes,
             contractions=self._contractions,
-            seconds=time.perf_counter() - self._started,
+            seconds=self._clock.seconds,
             interrupted=reason == INTERRUPTED,
         )

@@ -721,7 +721,7 @@ class Ladder(Iteration):
     def metadata(self) -> dict[str, Any]:
         """Return the rest of a checkpoint; a restored run fits the last rung again and then leaves it."""
         below = self.rungs if self._reason is None else self.rungs[:-1]
-        return {"iteration": self.iteration, **super().metadata(), "rungs": to_json(below)}
+        return {**super().metadata(), "rungs": to_json(below)}
 
     def trained(self, reason: StopReason) -> TrainedSparse:
         """Return the last rung's model, with all rungs in its summary."""

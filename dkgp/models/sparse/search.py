@@ -7,10 +7,10 @@ and van der Wilk 2020 also choose again until the bound does not grow). No gradi
 are needed.
 
 The result depends only on the data, the settings and the seed. The next step of a search depends only on the outcomes
-of its evaluations. So a checkpoint (`Trail`) needs nothing but these, a few numbers each: a restored search takes the
-same steps and looks each outcome up by its basis and parameters. Evaluations that iterate start where the last one
-ended, which the checkpoint holds too. Points where rounding exceeds the noise variance have no evidence, and the line
-search steps back from them.
+of its evaluations. So a checkpoint holds nothing but these, a few numbers each: a restored search takes the same steps
+and looks each outcome up by its basis and parameters. Evaluations that iterate start where the last one ended, which
+the checkpoint holds too. Points where rounding exceeds the noise variance have no evidence, and the line search steps
+back from them.
 
 References
 ----------
@@ -23,9 +23,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -34,7 +33,9 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset
-from dkgp.data.remote.storage import exists, read_object, remove_object, write_object
+from dkgp.data.remote.storage import is_file, read_object, remove_object
+from dkgp.data.stores.checkpoint import Checkpoint, CheckpointStore
+from dkgp.data.types import Json
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
@@ -49,78 +50,46 @@ from dkgp.models.tuning.space import NOISE_NAME
 from dkgp.models.tuning.subsets import require_finite
 from dkgp.operators.base import FloatArray
 from dkgp.progress import Progress
-from dkgp.solvers.driver import interrupted
+from dkgp.solvers.base import Clock
+from dkgp.solvers.driver import Iteration, Loop
+from dkgp.solvers.stopping import StopReason
 
 
-class Trail:
-    """Outcomes of evaluations by their basis and parameters; None where the evidence does not exist.
+class SearchStore(CheckpointStore):
+    """Checkpoints of a search; also reads the file that earlier versions wrote at their place."""
 
-    `url` is the file that they are written to; by default there is none. `run` describes data and settings, as JSON
-    reads them back. Evaluations stay unwritten for `seconds` at most. `start` is where the next evaluation begins, of
-    those that iterate: a column for each latent function.
-    """
+    def load_latest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint, or the evaluations of an earlier version.
 
-    start: NDArray[np.float32] | None = None
-
-    def __init__(self, url: str | None = None, run: Mapping[str, Any] | None = None, seconds: float = 30.0) -> None:
-        self.url, self._run, self._seconds = url, dict(run or {}), seconds
-        self._known: dict[str, list[Any] | None] = {}
-        self._written, self._changed = -math.inf, False
-
-    def __len__(self) -> int:
-        """Number of evaluations."""
-        return len(self._known)
-
-    def load(self) -> bool:
-        """Read the evaluations of an earlier run of the same data and settings; False where there is none.
-
-        Raises `CheckpointError`: the file is damaged.
+        Raises `CheckpointError`: all checkpoints are damaged, or the file is.
         """
-        if self.url is None or not exists(self.url):
-            return False
+        if not is_file(self.url):
+            return super().load_latest()
         try:
             document = json.loads(read_object(self.url))
-            if document["run"] != self._run:
-                return False
-            self._known = {
-                key: None if record is None else list(record) for key, record in document["evaluations"].items()
-            }
+            evaluations = {key: record and list(record) for key, record in document["evaluations"].items()}
+            state = {"iteration": len(evaluations), "evaluations": evaluations, "seconds": 0.0}
+            arrays = {}
             if (start := document.get("start")) is not None:
                 values = np.frombuffer(base64.b64decode(start["values"], validate=True), dtype="<f4")
-                self.start = values.reshape(-1, start["columns"])
+                arrays["begin"] = values.reshape(-1, start["columns"])
+            return Checkpoint(len(evaluations), arrays, {"identity": document["run"], "solver": {}, "state": state})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"'{self.url}' is no checkpoint of a search, or damaged ({error!r})") from error
-        return True
 
-    def save(self) -> None:
-        """Write the new evaluations."""
-        if self.url is not None and self._changed:
-            document: dict[str, Any] = {"run": self._run, "evaluations": self._known}
-            if self.start is not None:
-                values = base64.b64encode(self.start.astype("<f4").tobytes()).decode()
-                document["start"] = {"columns": self.start.shape[1], "values": values}
-            write_object(self.url, json.dumps(document, allow_nan=False).encode(), replace=True)
-            self._written, self._changed = time.monotonic(), False
+    def save(self, sequence_number: int, arrays: Mapping[str, NDArray[Any]], metadata: Json) -> str:
+        """Write a checkpoint, in place of the file of an earlier version."""
+        self._remove_file()
+        return super().save(sequence_number, arrays, metadata)
 
-    def remove(self) -> None:
-        """Remove the file: the search is done."""
-        if self.url is not None and exists(self.url):
+    def clear(self) -> None:
+        """Remove all checkpoints, and the file of an earlier version."""
+        self._remove_file()
+        super().clear()
+
+    def _remove_file(self) -> None:
+        if is_file(self.url):
             remove_object(self.url)
-
-    def find(self, basis: FloatArray, parameters: FloatArray) -> tuple[bool, BoundValue | None]:
-        """Look an evaluation up: True and its outcome where it is known."""
-        key = _key(basis, parameters)
-        record = self._known.get(key)
-        outcome = None if record is None else BoundValue(record[0], np.array(record[1]), record[2])
-        return key in self._known, outcome
-
-    def add(self, basis: FloatArray, parameters: FloatArray, outcome: BoundValue | None) -> None:
-        """Keep an outcome; write all of them every `seconds`."""
-        record = None if outcome is None else [outcome.value, outcome.gradient.tolist(), outcome.unexplained]
-        self._known[_key(basis, parameters)] = record
-        self._changed = True
-        if time.monotonic() - self._written >= self._seconds:
-            self.save()
 
 
 def _key(basis: FloatArray, parameters: FloatArray) -> str:
@@ -207,18 +176,18 @@ def tune_by_bound(
     objective: Evidence | SearchTargets = "bound",
     basis_size: int = BASIS_SIZES["bound"],
     note: Callable[[str], None] | None = None,
-    trail: Trail | None = None,
 ) -> Hyperparameters:
     """Find a kernel's hyperparameters and the noise variance by a sparse model's evidence on all samples.
 
     Raises `InputError`: no targets, NaN or infinity, names that do not exist, settings out of range, or a basis larger
     than the data; `NumericalError`: the evidence existed at no starting point; `InterruptedRunError`: the context asked
-    for the end; the evaluations are on the trail.
+    for the end; the evaluations are saved if there are checkpoints.
 
     Parameters
     ----------
     context : RunContext or BlockExecutor
         Its executor goes through the samples, `within` is called in each pass, `interrupted` may end the search.
+        Checkpoints hold the evaluations (`SearchStore`).
     choices, settings
         As for `dkgp.models.tune_dataset`; the seed is that of the bases, too, and `max_evaluations` the limit for each.
     objective : {"bound", "fitc", "vif"} or SearchTargets
@@ -231,8 +200,6 @@ def tune_by_bound(
         dimensions with a basis of 200.
     note : callable, optional
         Called with a line for each basis.
-    trail : Trail, optional
-        Earlier evaluations, and the file that they are written to.
 
     Returns
     -------
@@ -241,12 +208,12 @@ def tune_by_bound(
     """
     problem = check_bound(dataset, choices, settings, basis_size)
     targets = objective if isinstance(objective, SearchTargets) else SearchTargets.of(dataset, objective)
-    run = _Run(dataset, RunContext.of(context), problem, targets, basis_size)
-    run.note, run.trail = note, run.trail if trail is None else trail
-    try:
-        return run.run()
-    finally:
-        run.close()
+    watch = RunContext.of(context)
+    loop = Loop(watch, {}, unit="evaluation", waits=False)
+    search = BasisSearch(dataset, watch, problem, targets, basis_size, loop, note)
+    with closing(search):
+        loop.run(search)
+        return search.result()
 
 
 def check_bound(dataset: Dataset, choices: Choices, settings: SearchSettings, basis_size: int) -> SearchProblem:
@@ -275,7 +242,18 @@ def plan_bound(
     return replace(fit, worker_bytes=fit.worker_bytes + slopes_bytes(m, executor.threads_per_process))
 
 
-class _Run:
+class BasisSearch(Iteration):
+    """The search from all starting points; a round ends with the optimum for one basis.
+
+    - `evaluations`: outcomes by basis and parameters, for `_key`; None where the evidence does not exist.
+    - `begin` (n, t) float32: where the next evaluation begins, of those that iterate, for t latent functions.
+    """
+
+    saved = ("begin",)
+    counted = ("evaluations", "seconds")
+
+    begin: NDArray[np.float32] | None = None
+
     def __init__(
         self,
         dataset: Dataset,
@@ -283,57 +261,65 @@ class _Run:
         problem: SearchProblem,
         targets: SearchTargets,
         basis_size: int,
+        loop: Loop,
+        note: Callable[[str], None] | None,
     ) -> None:
-        self.note: Callable[[str], None] | None = None
-        self.trail = Trail()
-        self._started = time.perf_counter()
-        self._dataset, self._problem, self._watch = dataset, problem, context
+        self.evaluations: dict[str, list[Any] | None] = {}
+        self.clock = Clock()
+        self.history: list[_Round] = []
+        self._dataset, self._problem, self._watch, self._loop, self._note = dataset, problem, context, loop, note
         self._targets, self._basis_size = targets, basis_size
-        self._summary = targets.summary
         # The coordinator needs few inputs: a basis is drawn from some, and the workers read theirs.
         unheld = RunContext(context.executor, within=self._heed, coordinator_input_bytes=0)
         self._evidence = targets.evidence(unheld)
         self._basis = _DrawnBasis(np.empty((0, len(problem.feature_names))))
         self._search = LikelihoodSearch(self._likelihood, problem.space, problem.settings)
-        self._rounds: list[_Round] = []
-        self._best_basis, self._evaluations = self._basis, 0
+        self._best_basis, self._looked_up = self._basis, 0
+        self._rounds = self._climbs()
+        self._reason: StopReason | None = None
+
+    @property
+    def iteration(self) -> int:  # type: ignore[override]
+        """Evaluations done, earlier runs included."""
+        return len(self.evaluations)
 
     def close(self) -> None:
-        """Write the evaluations, and release the neighbours."""
+        """Release the neighbours."""
         if isinstance(self._evidence, NearEvidence):
             self._evidence.close()
-        self.trail.save()
 
-    def run(self) -> Hyperparameters:
-        """Search from every starting point."""
-        best = self._problem.maximise(self._search, self._climb, [self._summary])
-        if best is None:
-            raise NumericalError(
-                f"the {self._targets.title} of {self._basis_size:,} basis samples existed at no starting point: "
-                f"rounding exceeds the noise variance, or inputs are not standardised. {self._targets.advice}"
-            )
-        return self._result(best)
+    def advance(self) -> None:
+        """Search with the next basis; an earlier run's outcomes are looked up."""
+        if (round_ := next(self._rounds, None)) is None:
+            self._reason = StopReason("searched", True, "no other basis has greater evidence")
+            return
+        self.history.append(round_)
+        if self._note is not None:
+            self._note(f"{self._targets.title} {round_}")
 
-    def _climb(self, start: int, point: FloatArray) -> None:
-        """From one starting point: a search with a basis that is held, and another basis, as long as that pays."""
-        basis = self._draw(point, start, 0, 0)
-        for number in range(1, MOST_BASES + 1):
-            if basis is None:
-                return
-            self._basis, before = basis, self._evaluations
-            optimum = self._search.run(point)
-            if optimum is None:
-                return
-            if optimum is self._search.best:
-                self._best_basis = basis
-            values = self._problem.space.named(optimum.parameters)
-            if self._problem.choices.likelihood is not None:
-                del values[NOISE_NAME]
-            spent = self._evaluations - before
-            self._rounds.append(_Round(start, optimum.log_likelihood, spent, len(basis.inputs), values))
-            if self.note is not None:
-                self.note(f"{self._targets.title} {self._rounds[-1]}")
-            point, basis = optimum.parameters, self._better_basis(optimum, start, number)
+    def stop(self) -> StopReason | None:
+        """Return the reason to stop."""
+        return self._reason
+
+    def _climbs(self) -> Iterator[_Round]:
+        """Search from each starting point with one basis, and with another one as long as that pays."""
+        for start, point in self._problem.starts(self._search, [self._targets.summary]):
+            basis = self._draw(point, start, 0, 0)
+            for number in range(1, MOST_BASES + 1):
+                if basis is None:
+                    break
+                self._basis, before = basis, self._looked_up
+                optimum = self._search.run(point)
+                if optimum is None:
+                    break
+                if optimum is self._search.best:
+                    self._best_basis = basis
+                values = self._problem.space.named(optimum.parameters)
+                if self._problem.choices.likelihood is not None:
+                    del values[NOISE_NAME]
+                spent = self._looked_up - before
+                yield _Round(start, optimum.log_likelihood, spent, len(basis.inputs), values)
+                point, basis = optimum.parameters, self._better_basis(optimum, start, number)
 
     def _better_basis(self, optimum: Optimum, start: int, number: int) -> _DrawnBasis | None:
         """A basis of greater evidence at an optimum; None where none of `DRAWS` draws is."""
@@ -358,8 +344,8 @@ class _Run:
             if not isinstance(self._evidence, NearEvidence):
                 return _DrawnBasis(basis.inputs, basis.indices)
             self._evidence.hold(kernel)
-            if self.note is not None and (unproven := self._evidence.unproven):
-                self.note(f"of {100.0 * unproven:.3g} % of the samples the neighbours may not be the nearest")
+            if self._note is not None and (unproven := self._evidence.unproven):
+                self._note(f"of {100.0 * unproven:.3g} % of the samples the neighbours may not be the nearest")
             return _DrawnBasis(basis.inputs, basis.indices, parameters)
         except (NumericalError, np.linalg.LinAlgError):
             return None
@@ -369,37 +355,44 @@ class _Run:
         return None if outcome is None else (outcome.value, self._problem.space.select(outcome.gradient))
 
     def _evaluate(self, parameters: FloatArray, basis: _DrawnBasis) -> BoundValue | None:
-        self._evaluations += 1
-        known, outcome = self.trail.find(basis.key, parameters)
-        if not known:
-            self._require_no_interruption("between two evaluations")
+        self._looked_up += 1
+        key = _key(basis.key, parameters)
+        if key not in self.evaluations:
+            self._loop.heed(self)
             evidence = self._evidence
             if isinstance(evidence, NearEvidence):
-                # The starting point decides its last bits: take the one of the trail.
-                evidence.start = self.trail.start
+                # The starting point decides its last bits: take the one of the checkpoint.
+                evidence.start = self.begin
             try:
-                outcome = evidence(*self._problem.point(parameters), basis.inputs)
+                found = evidence(*self._problem.point(parameters), basis.inputs)
+                self.evaluations[key] = [found.value, found.gradient.tolist(), found.unexplained]
             except NumericalError:
-                outcome = None
+                self.evaluations[key] = None
             if isinstance(evidence, NearEvidence):
-                self.trail.start = evidence.start
-            self.trail.add(basis.key, parameters, outcome)
-        return outcome
+                self.begin = evidence.start
+            self._loop.save_if_due(self)
+        record = self.evaluations[key]
+        return None if record is None else BoundValue(record[0], np.array(record[1]), record[2])
 
     def _heed(self, progress: Progress) -> None:
-        self._require_no_interruption(f"in the {progress.phase}")
+        self._loop.heed(self)
         if self._watch.within is not None:
             self._watch.within(progress)
 
-    def _require_no_interruption(self, where: str) -> None:
-        if self._watch.interrupted is not None and self._watch.interrupted():
-            self.trail.save()
-            raise interrupted(f"{where}, after {len(self.trail)} evaluations", self.trail.url, "evaluations are")
+    def result(self) -> Hyperparameters:
+        """Return the best values.
 
-    def _result(self, best: Optimum) -> Hyperparameters:
-        basis = self._best_basis
+        Raises `NumericalError`: the evidence existed at no starting point.
+        """
+        best = self._search.best
+        if best is None:
+            raise NumericalError(
+                f"the {self._targets.title} of {self._basis_size:,} basis samples existed at no starting point: "
+                f"rounding exceeds the noise variance, or inputs are not standardised. {self._targets.advice}"
+            )
+        basis, evaluations = self._best_basis, self._looked_up
         kernel, noise_variance = self._problem.point(best.parameters)
-        _, outcome = self.trail.find(basis.key, best.parameters)
+        outcome = self._evaluate(best.parameters, basis)
         assert outcome is not None
         further = []
         unexplained = outcome.unexplained * float(np.mean(kernel.diagonal(basis.inputs)))
@@ -413,10 +406,10 @@ class _Run:
             )
         return self._problem.hyperparameters(
             best,
-            [self._summary],
+            [self._targets.summary],
             further,
-            evaluations=self._evaluations,
-            seconds=time.perf_counter() - self._started,
+            evaluations=evaluations,
+            seconds=self.seconds,
             n_samples=self._dataset.n_samples,
             objective=self._targets.objective,
             sparse={
@@ -424,6 +417,6 @@ class _Run:
                 "basis_size": len(basis.inputs),
                 "left": outcome.unexplained,
                 "samples": None if basis.indices is None else basis.indices.tolist(),
-                "rounds": [dict(vars(round_)) for round_ in self._rounds],
+                "rounds": [dict(vars(round_)) for round_ in self.history],
             },
         )

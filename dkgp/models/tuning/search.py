@@ -19,8 +19,7 @@ every feature of a kernel costs time in every entry.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias, TypedDict
 
@@ -37,6 +36,7 @@ from dkgp.models.tuning.families import KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
 from dkgp.models.tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from dkgp.models.tuning.space import NOISE_NAME, LogNormal, SearchSpace, search_space
+from dkgp.solvers.base import Clock
 
 # The whole variance of the targets: the search then discovers signal step by step. From a small noise variance the
 # misfit drives the first steps to gamma = infinity, a maximum where every sample is an island.
@@ -137,7 +137,7 @@ class LikelihoodSearch:
         self._free = space.free
         self._gamma_like = space.gamma_like[self._free]
         self._settings = settings
-        self._started = time.perf_counter()
+        self._clock = Clock()
         self._start = -1
         self._begin()
 
@@ -249,7 +249,7 @@ class LikelihoodSearch:
                 best_log_marginal_likelihood=max(bests, default=-math.inf),
                 gradient_inf_norm=float(np.abs(gradient).max(initial=0.0)),
                 noise_variance=math.exp(parameters[-1]),
-                elapsed_seconds=time.perf_counter() - self._started,
+                elapsed_seconds=self._clock.seconds,
             )
         )
 
@@ -631,24 +631,17 @@ class SearchProblem:
         tuned = self.space.tuned(parameters, self.space.within(self.first), self.feature_names)
         return tuple(replace(item, start=first.get(item.name, item.start)) for item in tuned)
 
-    def maximise(
-        self,
-        search: LikelihoodSearch,
-        climb: Callable[[int, FloatArray], object],
-        summaries: Sequence[SubsetSummary],
-    ) -> Optimum | None:
-        """Climb from every starting point, and from others if those lead to nothing but noise; return the best.
+    def starts(self, search: LikelihoodSearch, summaries: Sequence[SubsetSummary]) -> Iterator[tuple[int, FloatArray]]:
+        """Yield the starting points (q,) with their numbers, and others if those lead to nothing but noise.
 
-        `climb` takes the number of a starting point and its log parameters (q,), and runs `search`.
+        The caller runs `search` from each of them before it asks for the next one.
         """
         points = starting_points(self.first, self.space, self.settings)
-        for number, point in enumerate(points):
-            climb(number, point)
+        yield from enumerate(points)
         for number, point in enumerate(fallback_starting_points(self.first, self.space), len(points)):
             if not is_mere_noise(search.best, summaries):
                 break
-            climb(number, point)
-        return search.best
+            yield number, point
 
     def hyperparameters(
         self, best: Optimum, summaries: Sequence[SubsetSummary], further_warnings: Sequence[str] = (), **record: Any

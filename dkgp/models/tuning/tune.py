@@ -14,7 +14,6 @@ functions. With several columns, one against the rest, the averages are divided 
 from __future__ import annotations
 
 import math
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -60,6 +59,7 @@ from dkgp.models.tuning.search import (
     switch_off,
 )
 from dkgp.models.tuning.subsets import SubsetPlan, Subsets, plan_subsets, require_finite
+from dkgp.solvers.base import Clock
 
 DEFAULT_SUBSET = 2000
 
@@ -235,7 +235,7 @@ def run_tuning(
     executor: BlockExecutor | None,
 ) -> Hyperparameters:
     """Search and score; parameters and errors are those of `tune`."""
-    started, plan = time.perf_counter(), source.plan
+    clock, plan = Clock(), source.plan
     problem = check_tuning(plan, feature_names, choices, settings)
     context = TuningContext(
         f"tune-{uuid.uuid4().hex[:12]}",
@@ -252,7 +252,9 @@ def run_tuning(
         rounds = _OnSubsets(context, _local_threads(plan.count, stack) if executor is None else executor)
         summaries = rounds.run(summary_task)
         search = LikelihoodSearch(rounds, problem.space, problem.settings)
-        best = problem.maximise(search, lambda _, point: search.run(point), summaries)
+        for _, point in problem.starts(search, summaries):
+            search.run(point)
+        best = search.best
         if best is None:
             raise NumericalError(
                 "the kernel matrix was not positive definite at any starting point. Look for inputs that are not "
@@ -274,7 +276,7 @@ def run_tuning(
         log_marginal_likelihood=best.log_likelihood if is_likelihood else None,
         leave_one_out_log_likelihood=None if is_likelihood else best.log_likelihood,
         evaluations=search.evaluations + further_evaluations,
-        seconds=time.perf_counter() - started,
+        seconds=clock.seconds,
         subset_size=plan.size,
         n_samples=plan.n_samples,
         subsets=plan.count,

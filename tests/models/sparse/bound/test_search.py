@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, read_hyperparameters, tune, write_hyperparameters
 from dkgp.models.sparse import search as search_module
 from dkgp.models.sparse.bound import BoundObjective, BoundValue
-from dkgp.models.sparse.search import DRAWS, Trail, plan_bound, tune_by_bound
+from dkgp.models.sparse.search import DRAWS, SearchStore, plan_bound, tune_by_bound
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.operators import ArrayInputs
+from dkgp.solvers import Checkpointing
 from tests.watching import in_context
 
 N, D = 300, 2
@@ -35,7 +38,7 @@ def arrays(n: int = N) -> tuple[np.ndarray, np.ndarray]:
 def searched(dataset: Dataset, executor: Any, **options: Any) -> Hyperparameters:
     """`tune_by_bound`, its keywords sorted into the context, what may move, and the search."""
     # The search's own note, before the context takes one.
-    own = {name: options.pop(name) for name in ("objective", "basis_size", "note", "trail") if name in options}
+    own = {name: options.pop(name) for name in ("objective", "basis_size", "note") if name in options}
     context = in_context(executor, options)
     choices, settings = (
         part(**{item.name: options[item.name] for item in fields(part) if item.name in options})
@@ -185,70 +188,106 @@ class Stop:
         return self.left < 0
 
 
-@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 7, 60])
-def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
-    dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = plain(searched(dataset, one_thread, basis_size=8))
-    url, run = str(tmp_path / "trail.json"), {"seed": 0, "kernel": None}
-    trail = Trail(url, run)
-    with pytest.raises(InterruptedRunError, match=f"evaluations are saved in {url}"):
-        searched(dataset, one_thread, basis_size=8, trail=trail, interrupted=Stop(after))
-    again = Trail(url, run)
-    assert again.load() is (len(trail) > 0)
-    assert len(again) == len(trail)
-    calls, own = [], BoundObjective.__call__
+RUN = {"seed": 0, "kernel": None}
+
+
+def saved_in(folder: Path, resume: bool = False, every_seconds: float = 1e9) -> Checkpointing:
+    return Checkpointing(SearchStore(folder / "search"), every_seconds, RUN, resume)
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The noise variances of all evaluations of the bound from now on."""
+    calls, own = list[float](), BoundObjective.__call__
 
     def counted(self: BoundObjective, kernel: Any, noise_variance: float, basis: np.ndarray) -> BoundValue:
         calls.append(noise_variance)
         return own(self, kernel, noise_variance, basis)
 
     monkeypatch.setattr(BoundObjective, "__call__", counted)
-    assert plain(searched(dataset, one_thread, basis_size=8, trail=again)) == expected
-    assert len(calls) == len(again) - len(trail)
-    again.remove()
-    assert not Path(url).exists()
+    return calls
 
 
-def test_an_interruption_without_a_trail_says_that_nothing_is_saved(
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 7, 60])
+def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
+    dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, after: int, evaluated: list[float]
+) -> None:
+    expected = plain(searched(dataset, one_thread, basis_size=8))
+    whole = len(evaluated)
+    with pytest.raises(InterruptedRunError, match=f"evaluations are saved in {tmp_path}/search"):
+        searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path), interrupted=Stop(after))
+    done = saved_in(tmp_path, resume=True).latest()
+    assert done is not None
+    assert done.sequence_number == len(done.metadata["state"]["evaluations"]) < whole
+    again = searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path, resume=True))
+    assert plain(again) == expected
+    # Each point is evaluated once; the one under way at the interruption may have been begun.
+    assert len(evaluated) - 2 * whole in (0, 1)
+
+
+def test_an_interruption_without_checkpoints_says_that_nothing_is_saved(
     dataset: Dataset, one_thread: LocalExecutor
 ) -> None:
     with pytest.raises(InterruptedRunError, match="nothing was saved"):
         searched(dataset, one_thread, basis_size=8, interrupted=Stop(20))
 
 
-def test_trails_of_other_runs_and_damaged_ones(tmp_path: Path) -> None:
-    url = str(tmp_path / "trail.json")
-    trail = Trail(url, {"seed": 0})
-    value = BoundValue(-1.0 / 3.0, np.array([0.1, 1e-300]), 0.25)
-    basis, parameters = np.ones((2, 1)), np.array([0.1, -0.7])
-    trail.add(basis, parameters, value)
-    trail.add(basis, parameters + 1.0, None)
-    trail.save()
-    same = Trail(url, {"seed": 0})
-    assert same.load()
-    known, outcome = same.find(basis, parameters)
-    assert known
-    assert (outcome.value, outcome.unexplained) == (value.value, value.unexplained)
-    assert outcome.gradient.tobytes() == value.gradient.tobytes()
-    assert same.find(basis, parameters + 1.0) == (True, None)
-    assert same.find(basis + 1.0, parameters) == (False, None)
-    assert not Trail(url, {"seed": 1}).load()
-    assert not Trail(str(tmp_path / "none.json"), {}).load()
-    for content in ("{", "[]", '{"run": {"seed": 0}}', '{"run": {"seed": 0}, "evaluations": {"a": 3}}'):
-        Path(url).write_text(content)
+def test_a_checkpoint_of_an_earlier_version_is_one_file(
+    dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, evaluated: list[float]
+) -> None:
+    searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path))
+    expected = plain(searched(dataset, one_thread, basis_size=8))
+    latest = saved_in(tmp_path, resume=True).latest()
+    assert latest is not None
+    shutil.rmtree(tmp_path / "search")
+    evaluations = latest.metadata["state"]["evaluations"]
+    cut = dict(list(evaluations.items())[:-3])
+    (tmp_path / "search").write_text(json.dumps({"run": RUN, "evaluations": cut}))
+    evaluated.clear()
+    again = searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path, resume=True))
+    assert plain(again) == expected
+    assert len(evaluated) == 3
+    # From now on it is a folder.
+    written = saved_in(tmp_path, resume=True).latest()
+    assert written is not None
+    assert written.metadata["state"]["evaluations"] == evaluations
+
+
+def test_checkpoints_of_other_runs_and_damaged_ones(
+    dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path
+) -> None:
+    file = tmp_path / "search"
+    starts = base64.b64encode(np.ones(6, dtype="<f4").tobytes()).decode()
+    held = {"run": RUN, "evaluations": {"a": None, "b": [-1.0 / 3.0, [0.1, 1e-300], 0.25]}}
+    file.write_text(json.dumps({**held, "start": {"columns": 3, "values": starts}}))
+    latest = SearchStore(file).load_latest()
+    assert latest is not None
+    np.testing.assert_array_equal(latest.arrays["begin"], np.ones((2, 3), dtype=np.float32))
+    assert latest.metadata["state"]["evaluations"] == held["evaluations"]
+    other = Checkpointing(SearchStore(file), identity={"seed": 1}, resume=True)
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        searched(dataset, one_thread, basis_size=8, checkpointing=other)
+    damaged = [json.dumps({**held, "start": {"columns": 3, "values": values}}) for values in (starts[:-2], "no base64")]
+    for content in ("{", "[]", '{"run": {"seed": 0}}', '{"run": {"seed": 0}, "evaluations": {"a": 3}}', *damaged):
+        file.write_text(content)
         with pytest.raises(CheckpointError, match="no checkpoint of a search, or damaged"):
-            Trail(url, {"seed": 0}).load()
+            searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path, resume=True))
+    assert SearchStore(tmp_path / "none").load_latest() is None
 
 
-def test_a_trail_is_written_now_and_then(tmp_path: Path) -> None:
-    url = tmp_path / "trail.json"
-    trail = Trail(str(url), {}, seconds=1e6)
-    for number in range(3):
-        trail.add(np.ones((1, 1)), np.array([float(number)]), None)
-    assert len(json.loads(url.read_text())["evaluations"]) == 1
-    trail.save()
-    assert len(json.loads(url.read_text())["evaluations"]) == 3
+def test_evaluations_are_written_now_and_then(dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path) -> None:
+    numbers: list[int] = []
+
+    class Noted(SearchStore):
+        def save(self, sequence_number: int, arrays: Any, metadata: Any) -> str:
+            numbers.append(sequence_number)
+            return super().save(sequence_number, arrays, metadata)
+
+    for every_seconds in (0.0, 1e9):
+        numbers.clear()
+        checkpointing = Checkpointing(Noted(tmp_path / str(every_seconds)), every_seconds)
+        searched(dataset, one_thread, basis_size=8, checkpointing=checkpointing)
+        assert len(set(numbers)) == (numbers[-1] if every_seconds == 0.0 else 1)
 
 
 def test_the_file_carries_the_record(dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path) -> None:
@@ -298,10 +337,11 @@ def test_with_neighbours_few_basis_samples_find_what_the_likelihood_of_all_finds
     np.testing.assert_allclose(values(near)[[0, -1]], values(exact)[[0, -1]], rtol=0.05)
     assert values(far)[-1] > 5.0 * values(exact)[-1]
     # A search that goes on from what was evaluated takes the same steps.
-    trail = Trail(str(tmp_path / "trail"))
-    assert plain(searched(dataset, one_thread, objective="vif", basis_size=5, trail=trail)) == plain(near)
-    again = Trail(trail.url)
-    assert again.load()
-    count = len(again)
-    assert plain(searched(dataset, one_thread, objective="vif", basis_size=5, trail=again)) == plain(near)
-    assert len(again) == count
+    counts = []
+    for resume in (False, True):
+        there = saved_in(tmp_path, resume)
+        assert plain(searched(dataset, one_thread, objective="vif", basis_size=5, checkpointing=there)) == plain(near)
+        latest = saved_in(tmp_path, resume=True).latest()
+        assert latest is not None
+        counts.append(latest.sequence_number)
+    assert counts[0] == counts[1]
