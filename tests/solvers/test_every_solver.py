@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
+from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import SquaredExponential, TileEvaluator, parse_kernel
 from dkgp.models.certificate import Certificate
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, ProductError
 from dkgp.operators.low_rank.factor import LowRankFactor, LowRankPreconditioner
 from dkgp.solvers import (
-    Checkpointing,
     Cholesky,
     ConjugateGradient,
     CyclicSelection,
@@ -48,6 +46,7 @@ from dkgp.solvers.registry import declaration_of, solver_names
 from dkgp.solvers.risk import minimise_risk
 from tests.benchmark_data import standardised
 from tests.covering import few
+from tests.resuming import Resuming
 from tests.solvers.problems import OverlappingExecutor, Problem, smooth_problem
 
 SOLVERS: dict[str, Any] = {
@@ -220,26 +219,15 @@ def test_broken_off_anywhere_and_resumed_it_ends_in_the_same_bits(
     assert rounds >= (1 if solver.name == "cholesky" else 2)
     # Other choices of GBCD's steps halfway alone: what begins anew or has done one round is seen by it.
     early = () if solver.name == "gbcd" and solver != SOLVERS["gbcd"] else (0, 1)
+    kept = Resuming(functools.partial(solved, solver, executor), tmp_path, data="a")
     for stop in sorted({min(stop, rounds // 2) for stop in (*early, rounds)}):
-        done, store = [0], CheckpointStore(tmp_path / f"interrupted-{stop}")
-        with pytest.raises(InterruptedRunError):
-            solved(
-                solver,
-                executor,
-                callback=lambda progress, done=done: done.__setitem__(0, progress.iteration),
-                interrupted=lambda done=done, stop=stop: done[0] >= stop,
-                checkpointing=Checkpointing(store, 1e9, {"data": "a"}),
-            )
-        resumed = solved(solver, executor, checkpointing=Checkpointing(store, 1e9, {"data": "a"}, resume=True))
-        assert bits(resumed) == bits(whole(solver))
-    with pytest.raises(CheckpointError, match="another run"):
-        solved(solver, executor, checkpointing=Checkpointing(store, 1e9, {"data": "b"}, resume=True))
+        kept.interrupt(stop)
+        kept.require_same(whole(solver))
+    kept.require_refused("another run", identity={"data": "b"})
     if rounds > 1:
-        store, limit = CheckpointStore(tmp_path / "stopped"), GradientInfNorm(1e-4) | MaxIterations((rounds + 1) // 2)
-        short = solved(solver, executor, stopping=limit, checkpointing=Checkpointing(store, 1e9, {"data": "a"}))
+        short = kept.start(stopping=GradientInfNorm(1e-4) | MaxIterations((rounds + 1) // 2))
         assert (short.converged, short.reason.rule) == (False, "max_iterations")
-        resumed = solved(solver, executor, checkpointing=Checkpointing(store, 1e9, {"data": "a"}, resume=True))
-        assert bits(resumed) == bits(whole(solver))
+        kept.require_same(whole(solver))
 
 
 @all_but("paramcg", *CHOICES)

@@ -15,11 +15,9 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import TileBudget
 from dkgp.data import dataset_from_arrays
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, NumericalError
+from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, Linear, Matern12, Matern32, Periodic, Polynomial, RationalQuadratic, SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
-from dkgp.solvers import Checkpointing
 from dkgp.solvers.block_descent.selection import round_generator
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.greedy_basis import (
@@ -34,6 +32,7 @@ from dkgp.solvers.greedy_basis import (
     GreedySettings,
     choose_greedily,
 )
+from tests.resuming import Resuming
 from tests.solvers.paper import dealt, without
 from tests.workers import on_dask
 
@@ -286,22 +285,21 @@ def test_duplicates_join_once(kind: Any, one_thread: LocalExecutor) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"per_round": 3, "score_rows": 40}, {"score": "single", "kept": 4, "dual": True}])
-def test_a_choice_that_is_resumed_ends_in_the_same_bits(more: dict[str, Any], one_thread: LocalExecutor) -> None:
-    problem, settings = Problem(by_sample=True), GreedySettings(12, candidates=8, **more)
-    whole = choose_greedily(problem.operator(one_thread), problem.y, settings)
-    first = GreedyEngine(problem.operator(one_thread), problem.y, settings)
-    first.advance()
-    first.advance()
-    second = GreedyEngine(problem.operator(one_thread), problem.y, settings)
-    second.restore(first.arrays(), first.metadata())
-    while (reason := second.stop()) is None:
-        second.advance()
-    found = second.result(reason)
-    np.testing.assert_array_equal(found.indices, whole.indices)
-    np.testing.assert_array_equal(found.weights, whole.weights)
-    np.testing.assert_array_equal(found.dual, whole.dual)
-    np.testing.assert_array_equal(found.system, whole.system)
-    assert [record.risk for record in found.history] == [record.risk for record in whole.history]
+def test_a_choice_that_is_resumed_ends_in_the_same_bits(
+    more: dict[str, Any], one_thread: LocalExecutor, tmp_path: Path
+) -> None:
+    problem, seen = Problem(by_sample=True), list[int]()
+    settings = GreedySettings(12, candidates=8, **more)
+
+    def run(settings: GreedySettings = settings, **watch: Any) -> GreedyBasis:
+        return choose_greedily(problem.operator(one_thread), problem.y, settings, watch=Watch(**watch))
+
+    kept = Resuming(run, tmp_path, of="this")
+    assert "interrupted after 2 rounds; state saved in" in str(kept.interrupt(2))
+    found = kept.require_same(callback=lambda progress: seen.append(progress.round))
+    assert seen == list(range(3, len(found.history) + 1))
+    kept.require_same(callback=lambda progress: pytest.fail("it was done"))
+    kept.require_refused("belongs to another run: its solver", settings=replace(settings, seed=5))
 
 
 @pytest.mark.parametrize("score", ["refit", "single"])
@@ -344,34 +342,6 @@ def test_a_choice_that_grows_is_a_choice_of_the_larger_size(more: dict[str, Any]
     small = GreedyEngine(problem.operator(one_thread), problem.y, replace(larger, size=6))
     with pytest.raises(CheckpointError, match="a basis that has 15 samples already; 6 were asked for"):
         small.restore(state.arrays(), state.metadata())
-
-
-def test_an_interrupted_choice_is_resumed_from_its_checkpoint(one_thread: LocalExecutor, tmp_path: Path) -> None:
-    problem, settings = Problem(), GreedySettings(9, candidates=8)
-    whole = choose_greedily(problem.operator(one_thread), problem.y, settings)
-    seen: list[int] = []
-
-    def run(settings: GreedySettings, stop: int, resume: bool) -> GreedyBasis:
-        return choose_greedily(
-            problem.operator(one_thread),
-            problem.y,
-            settings,
-            watch=Watch(
-                callback=lambda progress: seen.append(progress.round),
-                checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), identity={"of": "this"}, resume=resume),
-                interrupted=lambda: len(seen) >= stop,
-            ),
-        )
-
-    with pytest.raises(InterruptedRunError, match=r"interrupted after 4 rounds; state saved in"):
-        run(settings, 4, False)
-    found = run(settings, 100, True)
-    assert seen == list(range(1, 10))
-    np.testing.assert_array_equal(found.weights, whole.weights)
-    np.testing.assert_array_equal(run(settings, 100, True).weights, whole.weights)
-    assert len(seen) == 9
-    with pytest.raises(CheckpointError, match="belongs to another run: its solver"):
-        run(replace(settings, seed=5), 100, True)
 
 
 def test_any_number_of_workers_chooses_the_same(one_thread: LocalExecutor) -> None:

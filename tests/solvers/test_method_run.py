@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import blas_libraries
 from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, ClusterError, InputError, InterruptedRunError
+from dkgp.errors import ClusterError, InputError, InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators import DenseKernelOperator
@@ -42,6 +43,7 @@ from dkgp.solvers.base import Method, SolverState, as_columns
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.method_run import PrecisionPolicy, Record, run
 from dkgp.solvers.stopping import Standstill
+from tests.resuming import Resuming
 from tests.solvers.problems import OverlappingExecutor, Problem, rounds, smooth_problem
 from tests.solvers.test_stopping import PROGRESS
 
@@ -207,19 +209,9 @@ def test_passes_are_limited_unless_the_rest_halves_as_they_double(
 
 
 def test_a_standstill_is_carried_through_checkpoints(tmp_path: Path) -> None:
-    store, whole = CheckpointStore(tmp_path / "checkpoints"), solved(Idle(works=7), GradientInfNorm(1e-12))[0]
-    heard: list[Progress] = []
-    with pytest.raises(InterruptedRunError):
-        solved(
-            Idle(works=7),
-            GradientInfNorm(1e-12),
-            callback=heard.append,
-            interrupted=lambda: len(heard) == 150,
-            checkpointing=Checkpointing(store, 1e9, {}, False),
-        )
-    resumed, _ = solved(Idle(works=7), GradientInfNorm(1e-12), checkpointing=Checkpointing(store, 1e9, {}, True))
-    assert resumed.reason == whole.reason
-    assert len(resumed.history) == len(whole.history)
+    kept = Resuming(lambda **watch: solved(Idle(works=7), GradientInfNorm(1e-12), **watch)[0], tmp_path)
+    kept.interrupt(150)
+    kept.require_same()
 
 
 def test_between_two_rounds_a_wish_to_end_is_heeded() -> None:
@@ -760,13 +752,10 @@ def test_it_ends_in_a_true_gradient(executor: LocalExecutor) -> None:
 
 
 def test_it_is_resumed_to_the_same_bits(executor: LocalExecutor, tmp_path: Path) -> None:
-    whole, store = solved_base(executor), CheckpointStore(tmp_path / "checkpoints")
-    solved_base(executor, stopping=MaxIterations(7), checkpointing=Checkpointing(store, 1e9, {"data": "a"}))
-    resumed = solved_base(executor, checkpointing=Checkpointing(store, 1e9, {"data": "a"}, resume=True))
-    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
-    assert [progress.objective for progress in resumed.history] == [progress.objective for progress in whole.history]
-    with pytest.raises(CheckpointError, match="its identity is"):
-        solved_base(executor, checkpointing=Checkpointing(store, 1e9, {"data": "b"}, resume=True))
+    kept = Resuming(partial(solved_base, executor), tmp_path, data="a")
+    kept.start(stopping=MaxIterations(7))
+    kept.require_same()
+    kept.require_refused("its identity is", identity={"data": "b"})
 
 
 def test_a_known_gradient_saves_its_first_pass(executor: LocalExecutor) -> None:

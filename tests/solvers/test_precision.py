@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data import CheckpointStore
-from dkgp.errors import InterruptedRunError, NumericalError
+from dkgp.errors import NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator
 from dkgp.kernels.expression import parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
-    Checkpointing,
     ConjugateGradient,
     FactorPreconditioning,
     GradientInfNorm,
     MaxIterations,
     Solution,
+    StoppingRule,
     choose_solver,
     solve,
 )
@@ -33,6 +32,7 @@ from dkgp.solvers.driver import Watch
 from dkgp.solvers.method_run import PrecisionPolicy
 from dkgp.solvers.registry import build_solver
 from dkgp.solvers.stopping import Progress
+from tests.resuming import Resuming
 from tests.solvers.problems import Problem, smooth_problem
 
 PROBLEM = smooth_problem(400, 3, targets=2, noise_variance=0.1)
@@ -143,26 +143,17 @@ class TestAFirstProductInDouble:
 
     @pytest.mark.parametrize("stop_after", [1, 2])
     def test_resumes_to_the_same_bits(self, executor: LocalExecutor, tmp_path: Path, stop_after: int) -> None:
-        stopping, store = GradientInfNorm(1e-6), CheckpointStore(tmp_path)
-        whole, _ = watched(executor, solver=ranked(160), stopping=stopping)
-        rounds: list[int] = []
-        watch = Watch(
-            callback=lambda progress: rounds.append(progress.iteration),
-            interrupted=lambda: len(rounds) >= stop_after,
-            checkpointing=Checkpointing(store, 1e9, {}, False),
-        )
-        with pytest.raises(InterruptedRunError):
-            watched(executor, solver=ranked(160), stopping=stopping, watch=watch)
-        resumed, products = watched(
-            executor,
-            solver=ranked(160),
-            stopping=stopping,
-            watch=Watch(checkpointing=Checkpointing(store, 1e9, {}, True)),
-        )
+        products: list[Any] = []
+
+        def run(**watch: Any) -> Solution:
+            options = {"solver": ranked(160), "stopping": GradientInfNorm(1e-6), "watch": Watch(**watch)}
+            solution, products[:] = watched(executor, **options)
+            return solution
+
+        kept = Resuming(run, tmp_path)
+        kept.interrupt(stop_after)
+        assert kept.require_same(run()).refreshes == 2
         assert products == [("single", 2), ("double", 4)][stop_after - 1 :]
-        assert resumed.refreshes == whole.refreshes == 2
-        np.testing.assert_array_equal(resumed.alpha, whole.alpha)
-        np.testing.assert_array_equal(resumed.gradient, whole.gradient)
 
     def test_is_not_taken_for_landmarks_at_random(self, executor: LocalExecutor) -> None:
         """Nothing tells what they leave."""
@@ -230,8 +221,7 @@ def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
     """Before, as, and after float32 is given up in the second round."""
     rng = np.random.default_rng(0)
     X, y = np.repeat(rng.standard_normal((400, 3))[:200], 2, axis=0), np.random.default_rng(5).standard_normal((400, 1))
-    kernel, done = parse_kernel("rbf", 3), [0]
-    store = CheckpointStore(tmp_path / "checkpoints")
+    kernel = parse_kernel("rbf", 3)
 
     def solved(**watch: Any) -> Solution:
         operator = Astray(kernel, LITTLE, ArrayInputs(X), executor)
@@ -240,17 +230,10 @@ def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
         stopping = GradientInfNorm(1e-4) | MaxIterations(200)
         return solve(operator, y, solver=solver, stopping=stopping, watch=Watch(**watch))
 
-    whole = solved()
-    with pytest.raises(InterruptedRunError):
-        solved(
-            checkpointing=Checkpointing(store, 1e9),
-            callback=lambda progress: done.__setitem__(0, progress.iteration),
-            interrupted=lambda: done[0] >= last,
-        )
-    resumed = solved(checkpointing=Checkpointing(store, 1e9, resume=True))
-    assert resumed.alpha.tobytes() == whole.alpha.tobytes()
-    assert [each.gradient_norm for each in resumed.history] == [each.gradient_norm for each in whole.history]
-    assert whole.history[1].objective == 0.0 > whole.history[2].objective
+    kept = Resuming(solved, tmp_path)
+    kept.interrupt(last)
+    kept.require_same()
+    assert kept.whole.history[1].objective == 0.0 > kept.whole.history[2].objective
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])
@@ -524,23 +507,15 @@ def test_broken_off_while_it_finds_that_out_it_resumes_to_the_same_bits(
     executor: LocalExecutor, tmp_path: Any, rounds: int
 ) -> None:
     found, solver = problem(*HARD), ConjugateGradient(FactorPreconditioning()).resolved(400, 3)
-    whole = require_solved(found, executor, solver)
-    store = CheckpointStore(str(tmp_path / "c"))
-    with found.blocked(executor) as operator:
-        solve(
-            operator, found.y, solver=solver, stopping=GradientInfNorm(TOLERANCE) | MaxIterations(rounds),
-            watch=Watch(checkpointing=Checkpointing(store, 0.0, {}, False)),
-        )  # fmt: skip
-    with found.blocked(executor) as operator:
-        resumed = solve(
-            operator,
-            found.y,
-            solver=solver,
-            stopping=STOPPING,
-            watch=Watch(checkpointing=Checkpointing(store, 0.0, {}, True)),
-        )
-    assert resumed.converged
-    np.testing.assert_array_equal(resumed.alpha, whole.alpha)
+    require_solved(found, executor, solver)
+
+    def run(stopping: StoppingRule = STOPPING, **watch: Any) -> Solution:
+        with found.blocked(executor) as operator:
+            return solve(operator, found.y, solver=solver, stopping=stopping, watch=Watch(**watch))
+
+    kept = Resuming(run, tmp_path)
+    kept.start(every_seconds=0.0, stopping=GradientInfNorm(TOLERANCE) | MaxIterations(rounds))
+    assert kept.require_same(every_seconds=0.0).converged
 
 
 FEW = np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, (1250, 8))  # of variance one

@@ -13,9 +13,8 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.codec import to_json
 from dkgp.data import Dataset
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential
 from dkgp.models.solver_choice import choose_solver_for
 from dkgp.models.sparse.certificate import SparseCertificate
@@ -32,9 +31,10 @@ from dkgp.models.sparse.ladder import (
 )
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.train import SparseProblem, TrainedSparse
-from dkgp.solvers import Checkpointing, Choice
+from dkgp.solvers import Choice
 from dkgp.solvers.greedy_basis import GreedySettings
 from dkgp.solvers.stopping import StopReason
+from tests.resuming import Resuming, Wish
 from tests.watching import in_context
 
 N, S2 = 900, 0.05
@@ -246,39 +246,23 @@ def test_a_ladder_that_is_resumed_ends_in_the_same_bits(
     settings: dict[str, Any], kernel: Kernel, distance: float, tmp_path: Path, one_thread: LocalExecutor
 ) -> None:
     target = LadderTarget(distance, largest=N)
-    whole = climbed(one_thread, target, kernel, **settings)
-    assert whole.summary["ladder"]["rungs"][-1]["passes"] > 0.0
 
-    class Wish:
-        """An end after so many questions."""
-
-        def __init__(self, after: int) -> None:
-            self.left = after
-
-        def __call__(self) -> bool:
-            self.left -= 1
-            return self.left < 0
-
-    def run(after: int, target: LadderTarget = target) -> TrainedSparse:
-        store = CheckpointStore(str(tmp_path))
-        keywords = {
-            "checkpointing": Checkpointing(store, every_seconds=0.0, identity={"of": "this"}, resume=True),
-            "interrupted": Wish(after),
-        }
+    def run(target: LadderTarget = target, **keywords: Any) -> TrainedSparse:
         return climbed(one_thread, target, kernel, keywords=keywords, **settings)
 
+    kept = Resuming(run, tmp_path, of="this")
+    assert kept.whole.summary["ladder"]["rungs"][-1]["passes"] > 0.0
     interruptions, found = 0, None
     while found is None and interruptions < 60:
         try:
-            found = run(3 * 2**interruptions)
+            found = kept.resume(every_seconds=0.0, interrupted=Wish(3 * 2**interruptions))
         except InterruptedRunError:
             interruptions += 1
     assert interruptions > 2
-    same(found, whole)
+    same(found, kept.whole)
     # What is done is found done, and another target is another run.
-    same(run(10**9), whole)
-    with pytest.raises(CheckpointError, match="belongs to another run"):
-        run(10**9, LadderTarget(0.5 * distance, largest=N))
+    same(kept.resume(), kept.whole)
+    kept.require_refused("belongs to another run", target=LadderTarget(0.5 * distance, largest=N))
 
 
 @pytest.mark.parametrize(

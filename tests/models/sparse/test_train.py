@@ -14,7 +14,6 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import TileBudget, worker_cache
 from dkgp.data import Dataset, dataset_from_arrays
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32, SquaredExponential, White
@@ -24,8 +23,8 @@ from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.operators.cross.tasks import SLAB_COLUMNS, slab_bytes
 from dkgp.operators.product_error import ProductError
 from dkgp.progress import Progress
-from dkgp.solvers import Checkpointing
 from dkgp.solvers.greedy_basis import GreedySettings
+from tests.resuming import Resuming
 
 N = 500
 KERNEL = Matern32(gamma=(0.5, 0.8), variance=1.2)
@@ -132,34 +131,20 @@ def test_progress_is_told(one_thread: LocalExecutor) -> None:
 def test_it_is_interrupted_in_any_phase_and_resumed(phase: str, one_thread: LocalExecutor, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     dataset = memory_dataset(rng.standard_normal((N, 2)), rng.standard_normal((N, 1)))
-    reached, rounds = False, []
+    rounds, reached = list[int](), list[str]()
 
-    def note(progress: Progress) -> None:
-        nonlocal reached
-        reached = reached or progress.phase == phase
+    def run(**watch: Any) -> TrainedSparse:
+        context = RunContext(one_thread, callback=lambda progress: rounds.append(progress.size), **watch)
+        return train_sparse(dataset, KERNEL, 0.1, context, SparseSettings("sggp", 12, per_round=4))
 
-    def run(resume: bool, stop: bool) -> TrainedSparse:
-        return train_sparse(
-            dataset,
-            KERNEL,
-            0.1,
-            RunContext(
-                one_thread,
-                callback=lambda progress: rounds.append(progress.size),
-                within=note,
-                checkpointing=Checkpointing(CheckpointStore(str(tmp_path)), resume=resume),
-                interrupted=lambda: stop and reached,
-            ),
-            SparseSettings("sggp", 12, per_round=4),
-        )
-
+    kept = Resuming(run, tmp_path)
     with pytest.raises(InterruptedRunError, match="interrupted"):
-        run(resume=False, stop=True)
+        kept.start(within=lambda progress: reached.append(progress.phase), interrupted=lambda: phase in reached)
     before = len(rounds)
-    found = run(resume=True, stop=False)
+    found = kept.resume()
     # Nothing that was chosen and saved is chosen again.
     assert phase == "candidates" or before == len(rounds) == 3
-    np.testing.assert_array_equal(found.model.weights, run(resume=False, stop=False).model.weights)
+    np.testing.assert_array_equal(found.model.weights, kept.whole.model.weights)
 
 
 @pytest.mark.parametrize(

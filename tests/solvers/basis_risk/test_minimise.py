@@ -14,19 +14,18 @@ from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import InputError, InterruptedRunError, NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators.block_tasks import ArrayInputs
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers import Checkpointing
 from dkgp.solvers.basis_risk import minimise, problem
 from dkgp.solvers.basis_risk.minimise import BasisDescent, BasisRiskSolution, minimise_on_basis
 from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.driver import NOBODY, Loop, Watch
 from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
 from dkgp.solvers.risk import Risk
+from tests.resuming import Resuming
 from tests.solvers.basis_risk.dense import dense_minimum
 from tests.workers import on_dask
 
@@ -326,19 +325,7 @@ def test_interrupted_after_any_step(
 ) -> None:
     X = inputs(rng)
     Y = targets_of(loss, X, rng)
-    whole = solved_in(X, Y, loss, executor)
-    for stop in range(1, whole.history[-1].iteration + 1):
-        asked = 0
-
-        def enough(stop: int = stop) -> bool:
-            nonlocal asked
-            asked += 1
-            return asked == stop
-
-        settings = Checkpointing(CheckpointStore(str(tmp_path / f"{stop}")), 1e9)
-        with pytest.raises(InterruptedRunError, match=f"interrupted after {stop - 1} steps; {stop - 1} steps are sav"):
-            solved_in(X, Y, loss, executor, Watch(checkpointing=settings, interrupted=enough))
-        settings = Checkpointing(settings.store, 1e9, resume=True)
-        again = solved_in(X, Y, loss, executor, Watch(checkpointing=settings))
-        same(whole, again)
-        assert [step.objective for step in again.history] == [step.objective for step in whole.history]
+    kept = Resuming(lambda **watch: solved_in(X, Y, loss, executor, Watch(**watch)), tmp_path)
+    for stop in range(kept.whole.history[-1].iteration):
+        assert f"interrupted after {stop} steps; {stop} steps are saved in" in str(kept.interrupt(stop))
+        kept.require_same()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import InputError
 from dkgp.solvers import (
-    Checkpointing,
     CyclicSelection,
     GradientInfNorm,
     GradientSelection,
@@ -39,6 +38,7 @@ from dkgp.solvers.block_descent.block_size import (
 )
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.registry import SolverMemory, solver_memory
+from tests.resuming import Resuming
 from tests.solvers.paper import block_coordinate_descent, dealt
 from tests.solvers.problems import OverlappingExecutor, Problem, arm_problem, rounds, smooth_problem
 
@@ -325,12 +325,9 @@ def test_resumed_before_and_after_growing_it_ends_in_the_same_bits(
     executor: LocalExecutor, grown: Solution, tmp_path: Path, stop: int
 ) -> None:
     """Eight rounds: the rate's first measurement is under way; twenty-two: the blocks have grown."""
-    store = CheckpointStore(tmp_path / "checkpoints")
-    short = solved(HARD, executor, stopping=MaxIterations(stop), checkpointing=Checkpointing(store))
-    assert len(short.history) == stop
-    resumed = solved(HARD, executor, checkpointing=Checkpointing(store, resume=True))
-    assert block_sizes(resumed) == block_sizes(grown)
-    assert resumed.alpha.tobytes() == grown.alpha.tobytes()
+    kept = Resuming(partial(solved, HARD, executor), tmp_path)
+    assert len(kept.start(stopping=MaxIterations(stop)).history) == stop
+    assert block_sizes(kept.require_same(grown)) == block_sizes(grown)
 
 
 def test_automatic_blocks_of_the_greedy_selection_may_grow_and_no_others() -> None:

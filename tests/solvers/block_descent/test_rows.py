@@ -13,12 +13,10 @@ import pytest
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import RoundTasks
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import ClusterError
 from dkgp.kernels import Linear
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.solvers import (
-    Checkpointing,
     CyclicSelection,
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
@@ -32,6 +30,7 @@ from dkgp.solvers.block_descent import gbcd, rows
 from dkgp.solvers.block_descent.block_size import BlockSizes, pays_by_rows
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.rows import Answer, GradientUnderWay, SelectionPipeline, SettledGradient
+from tests.resuming import Resuming
 from tests.solvers.problems import OverlappingExecutor, rounds, smooth_problem
 
 PROBLEM = smooth_problem(700, 3, targets=2)
@@ -209,20 +208,16 @@ def test_a_resumed_run_ends_in_the_bits_of_one_that_was_not_interrupted(
     first: bool, second: bool, overlapping: OverlappingExecutor, workers: Workers, tmp_path: Path
 ) -> None:
     """Whoever held the vectors before, and whoever does afterwards."""
-    solver = GreedyBlockCoordinateDescent(block_size=60)
-    whole = solve(PROBLEM.blocked(overlapping), PROBLEM.y, solver=solver, stopping=MaxIterations(12))
-    store = CheckpointStore(str(tmp_path / "checkpoint"))
-    for by_rows, iterations in ((first, 7), (second, 12)):
-        # A checkpoint after each round: the steps since the last one are few, and many as well.
-        watch = Watch(
-            checkpointing=Checkpointing(store, every_seconds=0.0 if iterations == 12 else 1e9, resume=iterations == 12)
-        )
-        executor = workers if by_rows else overlapping
-        found = solve(
-            PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(iterations), watch=watch
-        )
-    np.testing.assert_array_equal(found.alpha, whole.alpha)
-    np.testing.assert_array_equal(found.gradient, whole.gradient)
+
+    def run(by_rows: bool, rounds: int = 12, **watch: Any) -> Solution:
+        operator = PROBLEM.blocked(workers if by_rows else overlapping)
+        solver, stopping = GreedyBlockCoordinateDescent(block_size=60), MaxIterations(rounds)
+        return solve(operator, PROBLEM.y, solver=solver, stopping=stopping, watch=Watch(**watch))
+
+    kept = Resuming(run, tmp_path)
+    kept.start(by_rows=first, rounds=7)
+    # A checkpoint after each round: the steps since the last one are few, and many as well.
+    same(kept.resume(by_rows=second, every_seconds=0.0), run(False))
 
 
 def test_steps_since_the_last_checkpoint_take_little_memory(

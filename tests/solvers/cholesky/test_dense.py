@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from scipy.linalg import solve_triangular
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import SquaredExponential
-from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, Solution, solve
+from dkgp.solvers import GradientInfNorm, MaxIterations, Solution, solve
 from dkgp.solvers.cholesky import in_memory as module
 from dkgp.solvers.cholesky.dense import (
     factor_lower,
@@ -35,6 +35,7 @@ from dkgp.solvers.cholesky.dense import (
 )
 from dkgp.solvers.cholesky.in_memory import Cholesky, cholesky_bytes
 from dkgp.solvers.driver import Watch
+from tests.resuming import Resuming
 from tests.solvers.problems import Problem, smooth_problem
 
 RELATIVE_ERROR = {np.float32: 2e-5, np.float64: 1e-13}
@@ -248,22 +249,10 @@ def test_further_rounds_refine(executor: LocalExecutor) -> None:
 
 
 def test_interrupted_before_and_after_its_round(executor: LocalExecutor, tmp_path: Path) -> None:
-    whole = solved(executor, tolerance=1e-9)
+    kept = Resuming(partial(solved, executor), tmp_path)
     for rounds in (0, 1):
-        store = CheckpointStore(tmp_path / f"checkpoints-{rounds}")
-        done: list[int] = []
-        with pytest.raises(InterruptedRunError):
-            solved(
-                executor,
-                tolerance=1e-30,
-                callback=lambda progress, done=done: done.append(progress.iteration),
-                interrupted=lambda done=done, rounds=rounds: len(done) >= rounds,
-                checkpointing=Checkpointing(store, 1e9),
-            )
-        resumed = solved(executor, checkpointing=Checkpointing(store, 1e9, resume=True))
-        assert resumed.alpha.tobytes() == whole.alpha.tobytes()
-        assert resumed.gradient.tobytes() == whole.gradient.tobytes()
-        assert len(resumed.history) == 1
+        kept.interrupt(rounds, tolerance=1e-30)
+        assert len(kept.require_same().history) == 1
 
 
 @pytest.mark.parametrize("n", [1, 7, 513])

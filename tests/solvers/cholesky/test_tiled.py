@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,11 @@ import pytest
 import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.data.stores.tile_store import TileStore
 from dkgp.errors import (
     CheckpointError,
     InputError,
-    InterruptedRunError,
     MemoryBudgetError,
     NumericalError,
     StorageError,
@@ -33,9 +32,10 @@ from dkgp.errors import (
 )
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
-from dkgp.solvers import Checkpointing, GradientInfNorm, MaxIterations, TiledCholesky, solve
+from dkgp.solvers import GradientInfNorm, MaxIterations, TiledCholesky, solve
 from dkgp.solvers.cholesky.tile_factor import TileLayout
 from tests.engine.helpers import opened
+from tests.resuming import Resuming
 from tests.solvers.cholesky.tiles import N_TILES, PROBLEM, SOLVER, Writes, bits, solved
 from tests.solvers.problems import Problem, smooth_problem
 
@@ -124,19 +124,9 @@ def test_interrupted_and_resumed_it_ends_in_the_same_bits(
     solver = replace(SOLVER, keep=True, folder=str(tmp_path / "tiles")) if named else SOLVER
     whole = solved(executor)
     writes.names.clear()
-    done: list[int] = []
-    store = CheckpointStore(tmp_path / "checkpoints")
-    with pytest.raises(InterruptedRunError):
-        solved(
-            executor,
-            solver,
-            callback=lambda progress: done.append(progress.iteration),
-            interrupted=lambda: len(done) >= rounds,
-            checkpointing=Checkpointing(store, 1e9),
-        )
-    resumed = solved(executor, solver, checkpointing=Checkpointing(store, 1e9, resume=True))
-    assert bits(resumed) == bits(whole)
-    assert len(resumed.history) == len(whole.history)
+    kept = Resuming(partial(solved, executor, solver), tmp_path)
+    kept.interrupt(rounds)
+    kept.require_same(whole)
     # The fourth panel's last tile is followed by the fifth panel's only one.
     assert set(writes.names.values()) == ({1} if named or rounds == 0 else {1, 2} if rounds < 4 else {2})
 
@@ -158,22 +148,10 @@ def test_float64_tiles_where_float32_breaks_down(executor: LocalExecutor, tmp_pa
 
 def test_interrupted_after_float32_broke_down(executor: LocalExecutor, tmp_path: Path) -> None:
     problem = smooth_problem(300, 2, noise_variance=1e-8)
-    whole = solved(executor, problem=problem, tolerance=1e-7)
-    for rounds in range(1, whole.progress.iteration):
-        done: list[int] = []
-        store = CheckpointStore(tmp_path / f"checkpoints-{rounds}")
-        with pytest.raises(InterruptedRunError):
-            solved(
-                executor,
-                problem=problem,
-                callback=lambda progress, done=done: done.append(progress.iteration),
-                interrupted=lambda done=done, rounds=rounds: len(done) >= rounds,
-                checkpointing=Checkpointing(store, 1e9),
-            )
-        resumed = solved(
-            executor, problem=problem, tolerance=1e-7, checkpointing=Checkpointing(store, 1e9, resume=True)
-        )
-        assert bits(resumed) == bits(whole)
+    kept = Resuming(partial(solved, executor, problem=problem, tolerance=1e-7), tmp_path)
+    for rounds in range(1, kept.whole.progress.iteration):
+        kept.interrupt(rounds)
+        kept.require_same()
 
 
 def test_a_matrix_that_is_not_positive_definite_in_float64_either(executor: LocalExecutor, temporary: Path) -> None:

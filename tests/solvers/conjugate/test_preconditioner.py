@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from dkgp.solvers import (
 from dkgp.solvers.conjugate.preconditioner import MOST_LEVELS, WINDOW, Growth, Price
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.prices import Sizes
+from tests.resuming import Resuming
 from tests.solvers.problems import arm_problem
 
 GIBIBYTE = 1024**3
@@ -257,19 +259,9 @@ def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
 def test_broken_off_anywhere_it_resumes_to_the_same_bits(
     executor: LocalExecutor, whole: Solution, tmp_path: Path, share: float
 ) -> None:
-    store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
-    last = round(share * (len(whole.history) - 1))
-    with pytest.raises(InterruptedRunError):
-        solved(
-            executor,
-            checkpointing=Checkpointing(store, 1e9),
-            callback=lambda progress: done.__setitem__(0, progress.iteration),
-            interrupted=lambda: done[0] >= last,
-        )
-    resumed = solved(executor, checkpointing=Checkpointing(store, 1e9, resume=True))
-    np.testing.assert_array_equal(resumed.alpha, whole.alpha)
-    np.testing.assert_array_equal(resumed.gradient, whole.gradient)
-    assert resumed.refreshes == whole.refreshes
+    kept = Resuming(partial(solved, executor), tmp_path)
+    kept.interrupt(round(share * (len(whole.history) - 1)))
+    kept.require_same(whole)
 
 
 PROBLEM_PLACES = arm_problem(1000)

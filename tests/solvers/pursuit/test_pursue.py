@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,16 +11,16 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.data import dataset_from_arrays
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers import Checkpointing, GramSystem, KernelSystem, PursuitPath, PursuitSettings, RowSystem, pursue
+from dkgp.solvers import GramSystem, KernelSystem, PursuitPath, PursuitSettings, RowSystem, pursue
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.pursuit.engine import drawn, stagnates
 from dkgp.solvers.pursuit.rivals import HomotopyPath, homotopy, matching_pursuit
 from dkgp.solvers.pursuit.systems import INTERCEPT_SHARE
+from tests.resuming import Resuming, kill
 from tests.workers import on_dask
 
 
@@ -543,7 +540,7 @@ def told(done, of):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-kept = Checkpointing(CheckpointStore(folder + "/kept"), 0.0, {"data": dataset.fingerprint})
+kept = Checkpointing(CheckpointStore(folder + "/checkpoints"), 0.0, {"data": dataset.fingerprint})
 pursue(
     RowSystem(dataset, LocalExecutor(2), told=told), dataset.all_targets(), PursuitSettings(10, candidates=candidates),
     watch=Watch(checkpointing=kept),
@@ -559,21 +556,15 @@ def test_a_path_whose_process_is_killed_within_a_round_is_resumed_to_the_same_bi
     X, y = rows(rng)
     dataset = dataset_from_arrays(tmp_path / "a.zarr", X, y, chunk_rows=100)
     settings, targets = PursuitSettings(10, candidates=candidates), dataset.all_targets()
-    whole = pursue(RowSystem(dataset, executor), targets, settings)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(candidates or 0), "6"]
-    ended = subprocess.run(command, capture_output=True, check=False, timeout=120)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    kill(KILLED, tmp_path, candidates or 0, 6)
     rounds: list[int] = []
-    kept = Checkpointing(CheckpointStore(tmp_path / "kept"), 0.0, {"data": dataset.fingerprint}, resume=True)
-    resumed = pursue(
-        RowSystem(dataset, executor),
-        targets,
-        settings,
-        watch=Watch(checkpointing=kept, callback=lambda progress: rounds.append(progress.round)),
+    kept = Resuming(
+        lambda **watch: pursue(RowSystem(dataset, executor), targets, settings, watch=Watch(**watch)),
+        tmp_path,
+        data=dataset.fingerprint,
     )
+    kept.require_same(callback=lambda progress: rounds.append(progress.round))
     assert rounds[0] > 3, "nothing was kept of the rounds before"
-    same(resumed, whole)
-    np.testing.assert_array_equal(resumed.solution(), whole.solution())
 
 
 def test_a_residual_near_nothing_is_found_from_residuals(executor: LocalExecutor, rng: np.random.Generator) -> None:
@@ -633,42 +624,20 @@ def test_an_interrupted_path_is_resumed_to_the_same_bits(
     more: dict[str, Any], executor: LocalExecutor, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     X, y = rows(rng)
-    source, settings = ArrayInputs(X), PursuitSettings(12, residual=1e-30, **more)
-    whole = pursue(RowSystem(source, executor), y, settings)
-    store, rounds = CheckpointStore(tmp_path / "kept"), []
+    system = RowSystem(ArrayInputs(X), executor)
 
-    def checkpointing(resume: bool, **identity: Any) -> Checkpointing:
-        return Checkpointing(store, 0.0, identity, resume)
+    def run(size: int = 12, seed: int = 0, **watch: Any) -> PursuitPath:
+        return pursue(system, y, PursuitSettings(size, residual=1e-30, seed=seed, **more), watch=Watch(**watch))
 
-    def tired() -> bool:
-        rounds.append(1)
-        return len(rounds) > 3
-
-    with pytest.raises(InterruptedRunError):
-        pursue(
-            RowSystem(source, executor), y, settings, watch=Watch(checkpointing=checkpointing(False), interrupted=tired)
-        )
-    system = RowSystem(source, executor)
-    resumed = pursue(system, y, settings, watch=Watch(checkpointing=checkpointing(True)))
-    same(resumed, whole)
-    assert resumed.misfits == whole.misfits
-    assert [record.size for record in resumed.history] == [record.size for record in whole.history]
-    assert len(resumed.history) > 3
+    kept = Resuming(run, tmp_path)
+    kept.interrupt(3)
+    assert len(kept.require_same().history) > 3
     # Once more at its end: nothing is left to do but X'y.
-    system = RowSystem(source, executor)
-    same(pursue(system, y, settings, watch=Watch(checkpointing=checkpointing(True))), whole)
-    assert system.passes <= 1
-    with pytest.raises(CheckpointError, match="another run"):
-        pursue(
-            RowSystem(source, executor),
-            y,
-            PursuitSettings(12, seed=5, **more),
-            watch=Watch(checkpointing=checkpointing(True)),
-        )
-    with pytest.raises(CheckpointError, match="12 regressors"):
-        pursue(
-            RowSystem(source, executor), y, PursuitSettings(4, **more), watch=Watch(checkpointing=checkpointing(True))
-        )
+    before = system.passes
+    kept.require_same()
+    assert system.passes <= before + 1
+    kept.require_refused("another run", seed=5)
+    kept.require_refused("12 regressors", size=4)
 
 
 class KernelProblem:

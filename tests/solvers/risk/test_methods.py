@@ -9,13 +9,9 @@ every line minimised by a root finder; parameter CG is the same with the ordinar
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +20,11 @@ import pytest
 import scipy.optimize
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, DenseKernelOperator, ProductError
 from dkgp.operators.base import FloatArray
 from dkgp.solvers import (
-    Checkpointing,
     Cholesky,
     ConjugateGradient,
     FactorPreconditioning,
@@ -49,6 +43,7 @@ from dkgp.solvers.risk import (
     minimise_by,
     risk_memory,
 )
+from tests.resuming import Resuming, kill
 from tests.solvers.problems import smooth_problem
 from tests.solvers.risk.running import minimised_by
 
@@ -72,19 +67,6 @@ every_method = pytest.mark.parametrize(
 
 def minimised(executor: LocalExecutor, targets: np.ndarray, loss: Any, **options: Any) -> RiskSolution:
     return minimised_by(PROBLEM.blocked(executor), targets, loss=loss, **({"regularisation": 0.05} | options))
-
-
-class Counter:
-    """Asks for an end after some rounds."""
-
-    def __init__(self, stop: int) -> None:
-        self.stop, self.done = stop, 0
-
-    def hear(self, progress: Progress) -> None:
-        self.done = progress.iteration
-
-    def reached(self) -> bool:
-        return self.done >= self.stop
 
 
 def bits(found: RiskSolution) -> tuple[bytes, ...]:
@@ -129,31 +111,15 @@ def test_stopped_after_any_round_it_ends_in_the_same_bits(
     targets = ONE_HOT if loss.coupled else LABELS
     options = {"method": method, "precision": precision, "weights": WEIGHTS}
     options |= {"regularisation": 0.05, "gap": 1e-6} if method in FAST else {"regularisation": 1.0, "gap": 1e-2}
-    whole = minimised(executor, targets, loss, **options)
-    assert whole.solution.converged
-    rounds = whole.solution.progress.iteration
+    kept = Resuming(partial(minimised, executor, targets, loss, **options), tmp_path, data="a")
+    assert kept.whole.solution.converged
+    rounds = kept.whole.solution.progress.iteration
     for stop in range(1, rounds, 1 + rounds // (7 if method in FAST else 3)):
-        store, counter = CheckpointStore(tmp_path / f"checkpoints-{stop}"), Counter(stop)
-        again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
-        with pytest.raises(InterruptedRunError, match="state saved in"):
-            minimised(
-                executor,
-                targets,
-                loss,
-                **options,
-                callback=counter.hear,
-                interrupted=counter.reached,
-                checkpointing=Checkpointing(store, 1e9, {"data": "a"}),
-            )
-        resumed = minimised(executor, targets, loss, **options, checkpointing=again)
-        assert bits(resumed) == bits(whole)
-        assert resumed.choice == whole.choice
-        assert len(resumed.solution.history) == len(whole.solution.history)
-    again = Checkpointing(store, 1e9, {"data": "a"}, resume=True)
-    with pytest.raises(
-        CheckpointError, match="its solver is .*'regularisation'.*; this run's is .*'regularisation': 0.2"
-    ):
-        minimised(executor, targets, loss, **(options | {"regularisation": 0.2}), checkpointing=again)
+        kept.interrupt(stop)
+        kept.require_same()
+    kept.require_refused(
+        "its solver is .*'regularisation'.*; this run's is .*'regularisation': 0.2", regularisation=0.2
+    )
 
 
 @pytest.mark.parametrize("method", ["newton", *(pytest.param(each, marks=slow) for each in FAST if each != "newton")])
@@ -183,20 +149,9 @@ def test_majorisation_by_any_solver(solver: Any, executor: LocalExecutor, tmp_pa
     assert whole.solution.converged
     assert whole.risk[0] == pytest.approx(reference.risk[0], rel=2e-7)
     assert all(later.objective <= earlier.objective * (1 + 1e-12) for earlier, later in itertools.pairwise(seen))
-    store, asked = CheckpointStore(tmp_path / "checkpoints"), [0]
-    with pytest.raises(InterruptedRunError):
-        minimised(
-            executor,
-            LABELS,
-            LogisticLoss(),
-            **options,
-            interrupted=lambda: asked.__setitem__(0, asked[0] + 1) or asked[0] > 6,
-            checkpointing=Checkpointing(store, 1e9),
-        )
-    resumed = minimised(
-        executor, LABELS, LogisticLoss(), **options, checkpointing=Checkpointing(store, 1e9, resume=True)
-    )
-    assert bits(resumed) == bits(whole)
+    kept = Resuming(partial(minimised, executor, LABELS, LogisticLoss(), **options), tmp_path)
+    kept.interrupt(6)
+    kept.require_same(whole)
 
 
 def test_auto_takes_newton_where_conjugate_gradients_would_take_long(executor: LocalExecutor) -> None:
@@ -399,21 +354,11 @@ minimised(LocalExecutor(1), LABELS, LogisticLoss(), gap=1e-8, method=sys.argv[2]
 @pytest.mark.faults
 @every_method
 def test_killed_it_loses_no_more_than_a_round(method: str, executor: LocalExecutor, tmp_path: Path) -> None:
-    whole = minimised(executor, LABELS, LogisticLoss(), gap=1e-8, method=method)
-    for at in (3, whole.solution.progress.iteration - 2):
-        store = CheckpointStore(str(tmp_path / f"checkpoints-{at}"))
-        command = [sys.executable, "-c", textwrap.dedent(KILLED), store.url, method, str(at)]
-        died = subprocess.run(command, cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."})
-        assert died.returncode == -signal.SIGKILL
-        resumed = minimised(
-            executor,
-            LABELS,
-            LogisticLoss(),
-            gap=1e-8,
-            method=method,
-            checkpointing=Checkpointing(store, 1e9, {}, resume=True),
-        )
-        assert bits(resumed) == bits(whole)
+    kept = Resuming(partial(minimised, executor, LABELS, LogisticLoss(), gap=1e-8, method=method), tmp_path)
+    for at in (3, kept.whole.solution.progress.iteration - 2):
+        kept.store.clear()
+        kill(KILLED, kept.store.url, method, at)
+        kept.require_same()
 
 
 # Roundings grow with the condition number on parameter CG's way: one of a few dozens lets it be followed for long.

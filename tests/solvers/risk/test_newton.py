@@ -9,6 +9,7 @@ LU and halved until the risk falls: no roots, no preconditioner, no duality.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,9 @@ import pytest
 import scipy.special
 
 from dkgp.cluster import LocalExecutor
-from dkgp.data.stores.checkpoint import CheckpointStore
-from dkgp.errors import InterruptedRunError
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, ProductError
 from dkgp.operators.low_rank.pivots import samples_drawn_from
-from dkgp.solvers import Checkpointing
 from dkgp.solvers.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredHingeLoss
 from dkgp.solvers.prices import Prices
 from dkgp.solvers.risk import RiskNewton, RiskSolution, risk_memory
@@ -43,6 +41,7 @@ from dkgp.solvers.risk.newton import (
     whole_bytes,
 )
 from dkgp.solvers.risk.problem import Risk
+from tests.resuming import Resuming
 from tests.solvers.problems import smooth_problem
 from tests.solvers.risk.running import minimised_by
 
@@ -329,24 +328,10 @@ def test_steps_have_half_of_the_products_where_no_whole_matrix_is_to_come(
 def test_stopped_about_the_hand_over_it_ends_in_the_same_bits(
     stop: int, executor: LocalExecutor, tmp_path: Path
 ) -> None:
-    whole = minimised(executor, "noisy", "smooth", "logit", max_iterations=500)
-    assert whole.solution.progress.iteration > stop
-    store, rounds = CheckpointStore(tmp_path / "checkpoints"), [0]
-    with pytest.raises(InterruptedRunError):
-        minimised(
-            executor,
-            "noisy",
-            "smooth",
-            "logit",
-            max_iterations=500,
-            callback=lambda progress: rounds.__setitem__(0, progress.iteration),
-            interrupted=lambda: rounds[0] >= stop,
-            checkpointing=Checkpointing(store, 1e9, {}),
-        )
-    again = Checkpointing(store, 1e9, {}, resume=True)
-    resumed = minimised(executor, "noisy", "smooth", "logit", max_iterations=500, checkpointing=again)
-    assert resumed.solution.alpha.tobytes() == whole.solution.alpha.tobytes()
-    assert resumed.choice == whole.choice
+    kept = Resuming(partial(minimised, executor, "noisy", "smooth", "logit", max_iterations=500), tmp_path)
+    assert kept.whole.solution.progress.iteration > stop
+    kept.interrupt(stop)
+    kept.require_same()
 
 
 @pytest.mark.covering

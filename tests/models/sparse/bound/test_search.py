@@ -23,6 +23,7 @@ from dkgp.models.sparse.search import DRAWS, SearchStore, plan_bound, tune_by_bo
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.operators import ArrayInputs
 from dkgp.solvers import Checkpointing
+from tests.resuming import Wish
 from tests.watching import in_context
 
 N, D = 300, 2
@@ -177,17 +178,6 @@ def test_mere_noise_is_said_to_be(one_thread: LocalExecutor, rng: np.random.Gene
     assert len({each["start"] for each in found.sparse["rounds"]}) > 1  # others were tried
 
 
-class Stop:
-    """Wishes an end after so many questions."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 RUN = {"seed": 0, "kernel": None}
 
 
@@ -215,7 +205,7 @@ def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
     expected = plain(searched(dataset, one_thread, basis_size=8))
     whole = len(evaluated)
     with pytest.raises(InterruptedRunError, match=f"evaluations are saved in {tmp_path}/search"):
-        searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path), interrupted=Stop(after))
+        searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path), interrupted=Wish(after))
     done = saved_in(tmp_path, resume=True).latest()
     assert done is not None
     assert done.sequence_number == len(done.metadata["state"]["evaluations"]) < whole
@@ -229,7 +219,7 @@ def test_an_interruption_without_checkpoints_says_that_nothing_is_saved(
     dataset: Dataset, one_thread: LocalExecutor
 ) -> None:
     with pytest.raises(InterruptedRunError, match="nothing was saved"):
-        searched(dataset, one_thread, basis_size=8, interrupted=Stop(20))
+        searched(dataset, one_thread, basis_size=8, interrupted=Wish(20))
 
 
 def test_a_checkpoint_of_an_earlier_version_is_one_file(
