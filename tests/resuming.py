@@ -58,15 +58,16 @@ class Resuming(Generic[T]):
         self.store.clear()
         return self._run(checkpointing=Checkpointing(self.store, every_seconds, self._identity), **options)
 
-    def interrupt(self, rounds: int, **options: Any) -> InterruptedRunError:
-        """Interrupt a run as Ctrl-C does, once so many rounds are done."""
+    def interrupt(self, rounds: int, *, again: bool = False, **options: Any) -> InterruptedRunError:
+        """Interrupt a run as Ctrl-C does, once so many rounds are done; with `again` one that goes on."""
         done = [0]
 
         def count(progress: Any) -> None:
             done[0] = progress.iteration if hasattr(progress, "iteration") else progress.round
 
+        begin = self.resume if again else self.start
         with pytest.raises(InterruptedRunError) as caught:
-            self.start(callback=count, interrupted=lambda: done[0] >= rounds, **options)
+            begin(callback=count, interrupted=lambda: done[0] >= rounds, **options)
         assert caught.value.checkpoint == self.store.url
         assert "saved in" in str(caught.value)
         return caught.value

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dkgp.data import CheckpointStore
 from tests.cli.invoke import files_below, refused, run, run_json
 from tests.cli.runs import bits
 from tests.full_disk import fill, full_for, mounted
@@ -87,10 +88,10 @@ def test_a_disk_that_fills_up_in_a_search_with_neighbours(
     assert met
     refused(result, "Cannot write", "the disk is full")
     assert not (tmp_path / "hyper.json").exists()
-    checkpoint = tmp_path / "hyper.json.checkpoint"
-    assert checkpoint.exists() == (part == "hyper.json$")
+    saved = CheckpointStore(tmp_path / "hyper.json.checkpoint").load_latest()
+    assert (saved is not None) == (part == "hyper.json$")
     with pytest.MonkeyPatch.context() as patch:
-        if checkpoint.exists():
+        if saved is not None:
             evidence = "dkgp.models.sparse.vif.VifObjective.__call__"
             patch.setattr(evidence, lambda *evaluation: pytest.fail("evaluated again"))
         again = run_json(*command, "--resume")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dkgp.cluster import LocalExecutor
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.errors import CheckpointError, ExitCode, InterruptedRunError
 from dkgp.solvers import (
@@ -20,13 +21,17 @@ from dkgp.solvers import (
     GreedyBlockCoordinateDescent,
     GreedySelection,
     MaxPasses,
+    Progress,
     Solution,
+    Solver,
+    StoppingRule,
     solve,
 )
 from dkgp.solvers.block_descent.selection import Subproblem
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.risk.newton import AutoState
-from tests.solvers.problems import Problem, smooth_problem
+from tests.resuming import NEVER, Resuming, bits
+from tests.solvers.problems import OverlappingExecutor, Problem, smooth_problem
 
 # Large targets: float32 drift calls for a float64 refresh on the way, and another before convergence is declared.
 PROBLEM = smooth_problem(300, 2, targets=2, noise_variance=0.1)
@@ -34,63 +39,32 @@ PROBLEM = replace(PROBLEM, y=100.0 * PROBLEM.y)
 STOPPING = GradientInfNorm(1e-3)
 SOLVER = GreedyBlockCoordinateDescent(block_size=40, memory=3)
 IDENTITY = {"data": "a1b2", "noise_variance": 0.1}
-NEVER = 1e9
 
 
-class Run:
-    """Solves that keep their state in one folder."""
+def runs(folder: Path, executor: Any, problem: Problem = PROBLEM) -> Resuming[Solution]:
+    def run(solver: Solver = SOLVER, stopping: StoppingRule = STOPPING, **watch: Any) -> Solution:
+        return solve(problem.blocked(executor), problem.y, solver=solver, stopping=stopping, watch=Watch(**watch))
 
-    def __init__(self, folder: Path, executor: Any, problem: Problem = PROBLEM) -> None:
-        self.store = CheckpointStore(folder / "checkpoints")
-        self.executor, self.problem = executor, problem
-
-    def solve(
-        self, *, solver=SOLVER, stopping=STOPPING, resume=False, every_seconds=NEVER, identity=IDENTITY, **watch
-    ) -> Solution:
-        checkpointing = Checkpointing(self.store, every_seconds, identity, resume)
-        return solve(
-            self.problem.blocked(self.executor),
-            self.problem.y,
-            solver=solver,
-            stopping=stopping,
-            watch=Watch(checkpointing=checkpointing, **watch),
-        )
-
-    def interrupt_after(self, rounds: int, **options: Any) -> InterruptedRunError:
-        """Interrupt as Ctrl-C does, when so many rounds in all are done."""
-        done = [0]
-
-        def count(progress: Any) -> None:
-            done[0] = progress.iteration
-
-        with pytest.raises(InterruptedRunError) as caught:
-            self.solve(callback=count, interrupted=lambda: done[0] >= rounds, **options)
-        return caught.value
-
-    def die_after(self, rounds: int, **options: Any) -> None:
-        """Break off without notice."""
-
-        def die(progress: Any) -> None:
-            if progress.iteration == rounds:
-                raise SystemError("killed")
-
-        with pytest.raises(SystemError, match="killed"):
-            self.solve(callback=die, **options)
+    return Resuming(run, folder, **IDENTITY)
 
 
 @pytest.fixture
-def run(tmp_path: Path, executor) -> Run:
-    return Run(tmp_path, executor)
+def run(tmp_path: Path, executor: LocalExecutor) -> Resuming[Solution]:
+    return runs(tmp_path, executor)
 
 
-def require_same(resumed: Solution, whole: Solution) -> None:
-    np.testing.assert_array_equal(resumed.alpha, whole.alpha)
-    np.testing.assert_array_equal(resumed.gradient, whole.gradient)
-    assert (resumed.reason, resumed.refreshes, resumed.solver) == (whole.reason, whole.refreshes, whole.solver)
-    assert [timeless(progress) for progress in resumed.history] == [timeless(progress) for progress in whole.history]
+def die_after(run: Resuming[Solution], rounds: int, **options: Any) -> None:
+    """Break off without notice."""
+
+    def die(progress: Progress) -> None:
+        if progress.iteration == rounds:
+            raise SystemError("killed")
+
+    with pytest.raises(SystemError, match="killed"):
+        run.start(callback=die, **options)
 
 
-def timeless(progress: Any) -> Any:
+def timeless(progress: Progress) -> Progress:
     return replace(progress, seconds=0.0, timings={})
 
 
@@ -127,38 +101,43 @@ def test_the_problem_is_refreshed_on_the_way(refreshes: list[int], whole: Soluti
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5, 9])
-def test_resumed_from_any_round_it_is_the_same(run: Run, whole: Solution, rounds: int) -> None:
-    error = run.interrupt_after(rounds)
+def test_resumed_from_any_round_it_is_the_same(run: Resuming[Solution], whole: Solution, rounds: int) -> None:
+    error = run.interrupt(rounds)
     assert f"interrupted after {rounds} rounds; state saved in" in str(error)
     assert str(error.checkpoint) == run.store.url
     assert error.exit_code == ExitCode.INTERRUPTED
-    require_same(run.solve(resume=True), whole)
+    run.require_same(whole)
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_resumed_around_a_refresh_it_is_the_same(run: Run, whole: Solution, refreshes: list[int], offset: int) -> None:
+def test_resumed_around_a_refresh_it_is_the_same(
+    run: Resuming[Solution], whole: Solution, refreshes: list[int], offset: int
+) -> None:
     for refresh in refreshes[:-1]:
-        run.store.clear()
-        run.interrupt_after(refresh + offset)
-        require_same(run.solve(resume=True), whole)
+        run.interrupt(refresh + offset)
+        run.require_same(whole)
 
 
-def test_interrupted_again_and_again_it_is_the_same(run: Run, whole: Solution) -> None:
-    run.interrupt_after(2)
+def test_interrupted_again_and_again_it_is_the_same(run: Resuming[Solution], whole: Solution) -> None:
+    run.interrupt(2)
     for rounds in range(3, len(whole.history)):
-        run.interrupt_after(rounds, resume=True)
-    require_same(run.solve(resume=True), whole)
+        run.interrupt(rounds, again=True)
+    run.require_same(whole)
 
 
-def test_resumed_with_selection_during_the_round_it_is_the_same(run: Run, whole: Solution, overlapping) -> None:
-    run.executor = overlapping
-    run.interrupt_after(5)
-    resumed = run.solve(resume=True)
+def test_resumed_with_selection_during_the_round_it_is_the_same(
+    tmp_path: Path, whole: Solution, overlapping: OverlappingExecutor
+) -> None:
+    during = runs(tmp_path, overlapping)
+    during.interrupt(5)
+    resumed = during.resume()
     np.testing.assert_array_equal(resumed.alpha, whole.alpha)
     np.testing.assert_array_equal(resumed.gradient, whole.gradient)
 
 
-def test_float32_breakdown_does_not_change_what_a_resumed_run_finds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_breakdown_does_not_change_what_a_resumed_run_finds(
+    run: Resuming[Solution], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A block in which float32 breaks down is finished in float64; which blocks these are depends on the blocks alone.
     steepest, breakdowns, extend = int(np.argmax(np.abs(PROBLEM.y).max(axis=1))), [], Subproblem._extend
 
@@ -169,24 +148,24 @@ def test_float32_breakdown_does_not_change_what_a_resumed_run_finds(run: Run, mo
         extend(self, *arguments)
 
     monkeypatch.setattr(Subproblem, "_extend", break_down)
-    expected = run.solve()
+    expected = run.start()
     first = len(breakdowns)
     assert first >= 2
-    run.interrupt_after(5)
+    run.interrupt(5)
     assert len(breakdowns) > first
-    require_same(run.solve(resume=True), expected)
+    run.require_same(expected)
 
 
-def test_killed_it_resumes_from_the_last_checkpoint(run: Run, whole: Solution) -> None:
-    run.die_after(7, every_seconds=0.0)
+def test_killed_it_resumes_from_the_last_checkpoint(run: Resuming[Solution], whole: Solution) -> None:
+    die_after(run, 7, every_seconds=0.0)
     assert run.store.load_latest().sequence_number == 6
-    require_same(run.solve(resume=True), whole)
+    run.require_same(whole)
 
 
 def test_a_checkpoint_is_read_once_whoever_looks_first(
-    run: Run, whole: Solution, executor, monkeypatch: pytest.MonkeyPatch
+    run: Resuming[Solution], whole: Solution, executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.interrupt_after(5)
+    run.interrupt(5)
     reads, load = [], CheckpointStore.load_latest
 
     def watched(store: CheckpointStore) -> Any:
@@ -203,43 +182,43 @@ def test_a_checkpoint_is_read_once_whoever_looks_first(
         PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING, watch=Watch(checkpointing=checkpointing)
     )
     assert (len(reads), checkpointing.held_bytes) == (1, 0)
-    require_same(resumed, whole)
+    assert bits(resumed) == bits(whole)
 
 
-def test_torn_newest_checkpoint_falls_back_to_the_one_before(run: Run, whole: Solution) -> None:
-    run.die_after(7, every_seconds=0.0)
+def test_torn_newest_checkpoint_falls_back_to_the_one_before(run: Resuming[Solution], whole: Solution) -> None:
+    die_after(run, 7, every_seconds=0.0)
     newest = max(Path(run.store.url).glob("*.dkgp"))
     newest.write_bytes(newest.read_bytes()[:-100])
     assert run.store.load_latest().sequence_number == 5
-    require_same(run.solve(resume=True), whole)
+    run.require_same(whole)
 
 
-def test_no_whole_checkpoint_is_an_error_and_no_fresh_start(run: Run) -> None:
-    run.die_after(7, every_seconds=0.0)
+def test_no_whole_checkpoint_is_an_error_and_no_fresh_start(run: Resuming[Solution]) -> None:
+    die_after(run, 7, every_seconds=0.0)
     for file in Path(run.store.url).glob("*.dkgp"):
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="No checkpoint in .* is whole"):
-        run.solve(resume=True)
+        run.resume()
 
 
-def test_checkpoints_are_saved_as_often_as_asked(run: Run) -> None:
-    run.die_after(7)
+def test_checkpoints_are_saved_as_often_as_asked(run: Resuming[Solution]) -> None:
+    die_after(run, 7)
     assert run.store.load_latest() is None
 
 
-def test_nothing_to_resume_is_a_fresh_start(run: Run, whole: Solution) -> None:
-    require_same(run.solve(resume=True), whole)
+def test_nothing_to_resume_is_a_fresh_start(run: Resuming[Solution], whole: Solution) -> None:
+    run.require_same(whole)
 
 
-def test_without_resume_it_starts_afresh(run: Run, whole: Solution) -> None:
-    run.interrupt_after(5)
-    require_same(run.solve(resume=False), whole)
+def test_without_resume_it_starts_afresh(run: Resuming[Solution], whole: Solution) -> None:
+    run.interrupt(5)
+    assert bits(run.start()) == bits(whole)
 
 
-def test_stopped_short_it_can_be_resumed_with_more(run: Run, whole: Solution) -> None:
-    short = run.solve(stopping=STOPPING | MaxPasses(0.8))
+def test_stopped_short_it_can_be_resumed_with_more(run: Resuming[Solution], whole: Solution) -> None:
+    short = run.start(stopping=STOPPING | MaxPasses(0.8))
     assert not short.converged
-    resumed = run.solve(resume=True)
+    resumed = run.resume()
     assert resumed.converged
     assert [timeless(p) for p in resumed.history[: len(short.history)]] == [timeless(p) for p in short.history]
     assert np.abs(PROBLEM.gradient(resumed.alpha)).max() <= 1.01e-3
@@ -260,10 +239,10 @@ def any_after(done: list[bool], products: int) -> bool:
 def test_interrupted_in_a_product_no_finished_round_is_lost(
     tmp_path: Path, executor, every_seconds: float, when: str
 ) -> None:
-    run = Run(tmp_path, executor, smooth_problem(2048, 2))
+    run = runs(tmp_path, executor, smooth_problem(2048, 2))
     options = {"solver": ConjugateGradient(), "every_seconds": every_seconds}
     heard: list[tuple[str, int, int]] = []
-    whole = run.solve(within=lambda work: heard.append((work.phase, work.done, work.total)), **options)
+    whole = run.start(within=lambda work: heard.append((work.phase, work.done, work.total)), **options)
     # Each product is told to its end.
     tasks = heard[-1][2]
     assert heard[-1] == ("float64 product", tasks, tasks)
@@ -274,11 +253,11 @@ def test_interrupted_in_a_product_no_finished_round_is_lost(
     done: list[bool] = []
     with pytest.raises(InterruptedRunError, match=f"interrupted {when}; state saved in") as caught:
         # The wish comes with the first tasks of the fourth product.
-        run.solve(
+        run.start(
             within=lambda work: done.append(work.done == work.total), interrupted=lambda: any_after(done, 3), **options
         )
     assert caught.value.checkpoint == run.store.url
-    require_same(run.solve(resume=True, **options), whole)
+    run.require_same(whole, **options)
 
 
 def test_interrupted_without_checkpoints_it_says_that_nothing_was_saved(executor) -> None:
@@ -301,18 +280,17 @@ def test_interrupted_without_checkpoints_it_says_that_nothing_was_saved(executor
         ({"solver": replace(SOLVER, selection=GreedySelection(exhaustive=True))}, "False.*; this run's is .*True"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused(run: Run, options: dict[str, Any], message: str) -> None:
-    run.interrupt_after(3)
+def test_checkpoint_of_another_run_is_refused(run: Resuming[Solution], options: dict[str, Any], message: str) -> None:
+    run.interrupt(3)
     saved = {file: file.read_bytes() for file in Path(run.store.url).iterdir()}
-    with pytest.raises(CheckpointError, match=f"belongs to another run: {message}" if "its" in message else message):
-        run.solve(resume=True, **options)
+    run.require_refused(f"belongs to another run: {message}" if "its" in message else message, **options)
     assert {file: file.read_bytes() for file in Path(run.store.url).iterdir()} == saved
 
 
-def test_threads_and_stopping_may_change_between_runs(run: Run, whole: Solution) -> None:
-    run.interrupt_after(4, stopping=GradientInfNorm(1e-9))
+def test_threads_and_stopping_may_change_between_runs(run: Resuming[Solution], whole: Solution) -> None:
+    run.interrupt(4, stopping=GradientInfNorm(1e-9))
     other = replace(SOLVER, selection=GreedySelection(threads=1))
-    require_same(run.solve(solver=other, resume=True), whole)
+    run.require_same(whole, solver=other)
 
 
 def test_an_older_checkpoint_has_fewer_numbers() -> None:
