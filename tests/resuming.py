@@ -25,17 +25,27 @@ UNLIKE = {"seconds", "timings", "kernel_evaluations", "entries", "seconds_by_par
 T = TypeVar("T")
 
 
-def bits(value: Any) -> Any:
-    """Return all that a result holds, to the bit, but times and counts of kernel entries."""
+def leaves(value: Any, place: str = "") -> dict[str, Any]:
+    """Return all that a result holds, by its place, to the bit, but times and counts of kernel entries."""
     if isinstance(value, np.ndarray | np.generic):
-        return value.shape, value.tobytes()
+        return {place: (value.shape, value.tobytes())}
     if isinstance(value, float):
-        return value.hex()
+        return {place: value.hex()}
     if is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {name: bits(item) for name, item in value.items() if name not in UNLIKE}
-    return [bits(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return {place: value}
+    parts = {name: item for name, item in value.items() if name not in UNLIKE}
+    return {path: leaf for name, item in parts.items() for path, leaf in leaves(item, f"{place}.{name}").items()}
+
+
+def require_same_bits(found: Any, expected: Any) -> None:
+    """Require that two results are the same to the bit, but for times and counts of kernel entries."""
+    one, other = leaves(found), leaves(expected)
+    assert one.keys() == other.keys()
+    assert [place for place in one if one[place] != other[place]] == []
 
 
 class Resuming(Generic[T]):
@@ -81,7 +91,7 @@ class Resuming(Generic[T]):
     def require_same(self, whole: T | None = None, **options: Any) -> T:
         """Go on, and require the bits of the whole run; return the result."""
         resumed = self.resume(**options)
-        assert bits(resumed) == bits(self.whole if whole is None else whole)
+        require_same_bits(resumed, self.whole if whole is None else whole)
         return resumed
 
     def require_refused(self, words: str, **options: Any) -> None:

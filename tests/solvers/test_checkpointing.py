@@ -30,7 +30,7 @@ from dkgp.solvers import (
 from dkgp.solvers.block_descent.selection import Subproblem
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.risk.newton import AutoState
-from tests.resuming import NEVER, Resuming, bits
+from tests.resuming import NEVER, Resuming, require_same_bits
 from tests.solvers.problems import OverlappingExecutor, Problem, smooth_problem
 
 # Large targets: float32 drift calls for a float64 refresh on the way, and another before convergence is declared.
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_read_once_whoever_looks_first(
         PROBLEM.blocked(executor), PROBLEM.y, solver=SOLVER, stopping=STOPPING, watch=Watch(checkpointing=checkpointing)
     )
     assert (len(reads), checkpointing.held_bytes) == (1, 0)
-    assert bits(resumed) == bits(whole)
+    require_same_bits(resumed, whole)
 
 
 def test_torn_newest_checkpoint_falls_back_to_the_one_before(run: Resuming[Solution], whole: Solution) -> None:
@@ -212,7 +212,7 @@ def test_nothing_to_resume_is_a_fresh_start(run: Resuming[Solution], whole: Solu
 
 def test_without_resume_it_starts_afresh(run: Resuming[Solution], whole: Solution) -> None:
     run.interrupt(5)
-    assert bits(run.start()) == bits(whole)
+    require_same_bits(run.start(), whole)
 
 
 def test_stopped_short_it_can_be_resumed_with_more(run: Resuming[Solution], whole: Solution) -> None:

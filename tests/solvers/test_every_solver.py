@@ -46,7 +46,7 @@ from dkgp.solvers.registry import declaration_of, solver_names
 from dkgp.solvers.risk import minimise_risk
 from tests.benchmark_data import standardised
 from tests.covering import few
-from tests.resuming import Resuming
+from tests.resuming import Resuming, require_same_bits
 from tests.solvers.problems import OverlappingExecutor, Problem, smooth_problem
 
 SOLVERS: dict[str, Any] = {
@@ -104,10 +104,6 @@ def whole(executor: LocalExecutor) -> Callable[[Any], Solution]:
 
 def in_double(solver: Any) -> Any:
     return solver if solver.precision == "double" else replace(solver, precision="double")
-
-
-def bits(solution: Solution) -> tuple[bytes, bytes, int]:
-    return solution.alpha.tobytes(), solution.gradient.tobytes(), len(solution.history)
 
 
 def test_the_suite_has_every_solver_that_is_declared() -> None:
@@ -206,7 +202,7 @@ def test_the_duality_gap_is_a_stopping_rule(solver: Any, executor: LocalExecutor
 @all_but(*CHOICES)
 def test_the_same_bits_on_any_number_of_threads(solver: Any, whole: Callable[[Any], Solution]) -> None:
     executor = LocalExecutor(5)  # one thread against three: tests/engine/test_every_solver.py
-    assert bits(solved(solver, executor)) == bits(whole(solver))
+    require_same_bits(solved(solver, executor), whole(solver))
     executor.close()
 
 

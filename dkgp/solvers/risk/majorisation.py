@@ -42,20 +42,12 @@ class MajorisationState(DescentState):
 
     saved = (*DescentState.saved, "gradient_product")
     counted = (*DescentState.counted, "rounds")
+    parts = ("step",)
 
     rounds: int = 0
     gradient_product: FloatArray = field(default_factory=nothing)
     step: SolverState | None = None
     shifted: KernelOperator = field(init=False)
-
-    def arrays(self) -> dict[str, FloatArray]:
-        """Arrays of a checkpoint, those of the solve under way among them."""
-        step = {} if self.step is None else self.step.arrays()
-        return {**super().arrays(), **{f"step_{name}": array for name, array in step.items()}}
-
-    def metadata(self) -> dict[str, Any]:
-        """Scalars of a checkpoint."""
-        return {**super().metadata(), "step": None if self.step is None else self.step.metadata()}
 
     def renew_gradient(self, operator: KernelOperator) -> None:
         """Compute values and gradient anew; the step under way, which began from the ones before, begins anew."""
@@ -118,7 +110,7 @@ class RiskMajorisation(RiskMethod[MajorisationState]):
     ) -> MajorisationState:
         """State from a checkpoint, with the solve under way."""
         state = super().restore(operator, rhs, arrays, metadata)
-        if metadata["step"] is not None:
+        if metadata.get("step") is not None:
             saved = {name.removeprefix("step_"): array for name, array in arrays.items() if name.startswith("step_")}
             targets = state.least_squares_targets
             state.step = self._solver(operator).restore(state.shifted, targets, saved, metadata["step"])

@@ -25,7 +25,7 @@ from dkgp.solvers.basis_risk.problem import BasisRisk
 from dkgp.solvers.driver import NOBODY, Loop, Watch
 from dkgp.solvers.losses import HuberLoss, LogisticLoss, ProbitLoss, SoftmaxLoss, SquaredHingeLoss, SquaredLoss
 from dkgp.solvers.risk import Risk
-from tests.resuming import Resuming
+from tests.resuming import Resuming, require_same_bits
 from tests.solvers.basis_risk.dense import dense_minimum
 from tests.workers import on_dask
 
@@ -266,19 +266,6 @@ def test_bad_arguments_are_refused(rng: np.random.Generator, executor: LocalExec
         )
 
 
-ARRAYS = ("weights", "whitened", "values", "gradient", "risk", "distance")
-
-
-def same(one: BasisRiskSolution, other: BasisRiskSolution) -> None:
-    for name in ARRAYS:
-        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
-    assert one.hessian is not None
-    assert other.hessian is not None
-    for left, right in zip(one.hessian.lowers, other.hessian.lowers, strict=True):
-        assert left.tobytes() == right.tobytes()
-    assert one.passes == other.passes
-
-
 def solved_in(
     X: np.ndarray,
     Y: np.ndarray,
@@ -300,10 +287,10 @@ def test_any_number_of_workers(loss: Any, rng: np.random.Generator, executor: Lo
     two = solved_in(X, Y, loss, executor)
     for count in (1, 5):
         local = LocalExecutor(count)
-        same(two, solved_in(X, Y, loss, local))
+        require_same_bits(two, solved_in(X, Y, loss, local))
         local.close()
     with on_dask(5, processes=False) as (cluster, _):
-        same(two, solved_in(X, Y, loss, cluster))
+        require_same_bits(two, solved_in(X, Y, loss, cluster))
 
 
 def test_grams_in_several_passes(

@@ -30,7 +30,7 @@ from dkgp.solvers.block_descent import gbcd, rows
 from dkgp.solvers.block_descent.block_size import BlockSizes, pays_by_rows
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.rows import Answer, GradientUnderWay, SelectionPipeline, SettledGradient
-from tests.resuming import Resuming
+from tests.resuming import Resuming, require_same_bits
 from tests.solvers.problems import OverlappingExecutor, rounds, smooth_problem
 
 PROBLEM = smooth_problem(700, 3, targets=2)
@@ -71,17 +71,6 @@ def lose_rows(every: int = 1) -> int:
     return len(keys[::every])
 
 
-def same(found: Solution, expected: Solution) -> None:
-    """Assert the same bits of all that a solve says, but for times and entries evaluated."""
-    np.testing.assert_array_equal(found.alpha, expected.alpha)
-    np.testing.assert_array_equal(found.gradient, expected.gradient)
-    assert (found.reason, found.refreshes) == (expected.reason, expected.refreshes)
-    leave_out = {"seconds", "timings", "kernel_evaluations"}
-    for one, other in zip(found.history, expected.history, strict=True):
-        for name, value in one.to_json().items():
-            assert name in leave_out or value == getattr(other, name), name
-
-
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "paper": {"memory": 0},
@@ -108,7 +97,7 @@ def test_steps_are_those_of_vectors_at_the_coordinator(
         operator = BlockedKernelOperator(PROBLEM.kernel, variances, ArrayInputs(PROBLEM.X), executor, **options)
         with operator:
             solutions.append(solve(operator, PROBLEM.y, solver=solver, stopping=GradientInfNorm(1e-4)))
-    same(solutions[1], solutions[0])
+    require_same_bits(solutions[1], solutions[0])
     assert solutions[0].converged
     assert "kblock" not in workers.names
     # At the start and after each verification, rows go out; nothing is lost in between.
@@ -123,7 +112,7 @@ def test_samples_of_unequal_prior_variance(overlapping: OverlappingExecutor, wor
     for executor in (overlapping, workers):
         with BlockedKernelOperator(kernel, 0.05, ArrayInputs(PROBLEM.X), executor) as operator:
             solutions.append(solve(operator, PROBLEM.y, solver=solver, stopping=MaxIterations(8)))
-    same(solutions[1], solutions[0])
+    require_same_bits(solutions[1], solutions[0])
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -142,7 +131,7 @@ def test_lost_rows_are_computed_again(
         solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(12))
         for executor in (overlapping, workers)
     )
-    same(found, expected)
+    require_same_bits(found, expected)
     assert lost
     assert min(lost) > 0
     assert workers.names.count("krebuild") == 1 + len(lost)
@@ -159,7 +148,7 @@ def test_rows_that_are_lost_again_and_again_come_back_to_the_coordinator(
         solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(12))
         for executor in (overlapping, workers)
     )
-    same(found, expected)
+    require_same_bits(found, expected)
     assert workers.names.count("kblock") >= 5
 
 
@@ -188,7 +177,7 @@ def test_workers_that_join_get_rows_once_the_vectors_were_fetched(
         solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(12))
         for executor in (overlapping, workers)
     )
-    same(found, expected)
+    require_same_bits(found, expected)
     assert [sorted(each) for each in owners[:3]] == [["a", "b"]] * 3
     assert {"a"} in owners
     assert owners[-1] == {"a", "c"}
@@ -217,7 +206,7 @@ def test_a_resumed_run_ends_in_the_bits_of_one_that_was_not_interrupted(
     kept = Resuming(run, tmp_path)
     kept.start(by_rows=first, rounds=7)
     # A checkpoint after each round: the steps since the last one are few, and many as well.
-    same(kept.resume(by_rows=second, every_seconds=0.0), run(False))
+    require_same_bits(kept.resume(by_rows=second, every_seconds=0.0), run(False))
 
 
 def test_steps_since_the_last_checkpoint_take_little_memory(
@@ -233,7 +222,7 @@ def test_steps_since_the_last_checkpoint_take_little_memory(
         solve(PROBLEM.blocked(executor), PROBLEM.y, solver=solver, stopping=MaxIterations(12))
         for executor in (overlapping, workers)
     )
-    same(found, expected)
+    require_same_bits(found, expected)
     assert sum(steps > 0 for steps in collected) > 1
     assert max(collected) <= 6
 

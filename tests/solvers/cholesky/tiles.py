@@ -47,7 +47,3 @@ def solved(
 ) -> Solution:
     rule, operator = stopping or GradientInfNorm(tolerance), problem.blocked(executor)
     return solve(operator, problem.y, solver=solver, stopping=rule, initial=initial, watch=Watch(**watch))
-
-
-def bits(solution: Solution) -> tuple[bytes, bytes, int]:
-    return solution.alpha.tobytes(), solution.gradient.tobytes(), solution.progress.iteration

@@ -20,7 +20,7 @@ from dkgp.solvers.driver import Watch
 from dkgp.solvers.pursuit.engine import drawn, stagnates
 from dkgp.solvers.pursuit.rivals import HomotopyPath, homotopy, matching_pursuit
 from dkgp.solvers.pursuit.systems import INTERCEPT_SHARE
-from tests.resuming import Resuming, kill
+from tests.resuming import Resuming, kill, require_same_bits
 from tests.workers import on_dask
 
 
@@ -459,12 +459,6 @@ def rows(rng: np.random.Generator, n: int = 900, d: int = 40) -> tuple[np.ndarra
     return X, X @ (rng.standard_normal((d, 2)) * (rng.random((d, 1)) < 0.3)) + 0.3 * rng.standard_normal((n, 2))
 
 
-def same(one: PursuitPath, other: PursuitPath) -> None:
-    assert np.array_equal(one.order, other.order)
-    assert np.array_equal(one.lower, other.lower)
-    assert np.array_equal(one.half, other.half)
-
-
 @pytest.mark.parametrize("candidates", [None, 7])
 @pytest.mark.parametrize("score", ["gradient", "refit"])
 def test_rows_have_the_path_of_their_gram(
@@ -615,7 +609,7 @@ def test_the_same_bits_on_any_number_of_workers(
     with on_dask(5, processes=False) as (cluster, _):
         found.append(pursue(RowSystem(dataset, cluster), targets, settings))
     for other in found[1:]:
-        same(found[0], other)
+        require_same_bits(found[0], other)
     assert len(found[0]) == 8
 
 
