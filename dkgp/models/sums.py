@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data import ClassifierRecord, ModelRecord, find_model
+from dkgp.data.stores.models.model import SupportedModel
 from dkgp.errors import ClusterError, NumericalError
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise import Noise
@@ -246,53 +245,48 @@ def finite_sums(sums: FloatArray, inputs: FloatArray) -> FloatArray:
     return sums
 
 
-Record = TypeVar("Record", ModelRecord, ClassifierRecord)
-
-
 @dataclass(frozen=True)
-class CachedModel(Generic[Record]):
-    """An open model, and its bytes in a worker's cache."""
-
-    record: Record
+class _CachedModel:
+    record: Any
     nbytes: int
 
 
-@dataclass(frozen=True)
-class StoredPoints(ABC, Generic[Record]):
-    """The points of a stored model as an input source; travels as an address and opens where it is used."""
+def cached_model(version: str, find: Callable[[], Any]) -> Any:
+    """Return the model of a run from this worker's cache; `find` opens it. `version` distinguishes runs."""
 
+    def opened() -> _CachedModel:
+        record = find()
+        return _CachedModel(record, int(record.coefficients.nbytes))
+
+    return worker_cache().get((version, "model"), opened).record
+
+
+@dataclass(frozen=True)
+class SupportInputs:
+    """The support inputs of a stored model as an input source; travels as an address and opens where it is used."""
+
+    kind: type[SupportedModel]
     url: str  # of the model: a store that the process can read, or a model in its own memory
-    version: str  # tells one run's use of an address from the next in a worker's cache
+    version: str  # distinguishes the runs that use an address
     n_samples: int
     n_features: int
     # Address of the training set of a model by reference, "" for a model that carries its inputs. The process that
     # made this has checked that it may be read, and a worker opens nothing else.
     reference: str
 
-    @abstractmethod
-    def _opened(self) -> CachedModel[Record]:
-        """Open the model."""
+    @classmethod
+    def of(cls, model: SupportedModel, version: str) -> Self:
+        """Return the support inputs of a model that this process has opened."""
+        return cls(type(model), model.url, version, model.n_support, model.n_features, model.reference)
 
-    def record(self) -> Record:
+    def record(self) -> Any:
         """Open the model, or take it from this worker's cache."""
-        return worker_cache().get((self.version, "model"), self._opened).record
+        return cached_model(self.version, lambda: self.kind.find(self.url, reference=self.reference))
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised points start:stop."""
-        return self.record().inputs(start, stop)
-
-
-class SupportInputs(StoredPoints[ModelRecord]):
-    """The training inputs of an exact model."""
-
-    @classmethod
-    def of(cls, model: ModelRecord, version: str) -> SupportInputs:
-        """Return the support inputs of a model that this process has opened."""
-        return cls(model.url, version, model.n_samples, model.n_features, model.reference)
-
-    def _opened(self) -> CachedModel[ModelRecord]:
-        record = find_model(self.url, reference=self.reference)
-        return CachedModel(record, int(record.alpha.nbytes))
+        inputs: FloatArray = self.record().inputs(start, stop)
+        return inputs
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import PendingRound
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.codec import from_json
-from dkgp.data import ClassifierRecord, find_classifier
+from dkgp.data import ClassifierRecord
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.classifier import BasisProcessRecord, NearProcessRecord, ProcessRecord
 from dkgp.data.stores.prediction_store import LATENT_VARIABLES, PROBABILITIES
@@ -55,12 +55,11 @@ from dkgp.models.sparse.near import NearPredictor, near_of
 from dkgp.models.sums import (
     EVERY_ENTRY,
     SHARE_OF_BOUND,
-    CachedModel,
     MemorySums,
     Piece,
     Rows,
-    StoredPoints,
     Sums,
+    SupportInputs,
     chosen_sums,
 )
 from dkgp.models.variance.batch import Enough
@@ -81,17 +80,8 @@ PROBABILITY_ENDS = ("probability_lower", "probability_upper")
 MOST_ERROR = 1e-3
 
 
-class ClassifierSupport(StoredPoints[ClassifierRecord]):
+class ClassifierSupport(SupportInputs):
     """The points of a classifier: all samples, or a few prototypes."""
-
-    @classmethod
-    def of(cls, model: ClassifierRecord, version: str) -> ClassifierSupport:
-        """Return the points of a classifier that is open in this process."""
-        return cls(model.url, version, model.n_support, model.n_features, model.reference)
-
-    def _opened(self) -> CachedModel[ClassifierRecord]:
-        record = find_classifier(self.url, reference=self.reference)
-        return CachedModel(record, int(record.coefficients.nbytes))
 
     def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
         """Return sqrt(W) of the points start:stop in a column; see `PrecisionSource`.
@@ -99,8 +89,7 @@ class ClassifierSupport(StoredPoints[ClassifierRecord]):
         This applies to a Gaussian process of all samples. W is taken to be at least `LEAST_CURVATURE`; bounds allow for
         the difference.
         """
-        record: Any = self.record()
-        curvature: FloatArray = record.curvature[start:stop, column]
+        curvature: FloatArray = self.record().curvature[start:stop, column]
         return np.sqrt(np.maximum(curvature, LEAST_CURVATURE))
 
 

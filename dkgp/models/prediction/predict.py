@@ -46,7 +46,7 @@ from dkgp.models.prediction.posterior import (
     Want,
 )
 from dkgp.models.prediction.sparse import SparsePosterior
-from dkgp.models.sums import CachedModel
+from dkgp.models.sums import cached_model
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import AUTO, OLD_NAME, ProductError
@@ -156,12 +156,7 @@ class PosteriorSource:
         )
 
     def _record(self) -> Any:
-        return worker_cache().get((self.version, "model"), self._opened).record
-
-    def _opened(self) -> CachedModel[Any]:
-        record = find_any_model(self.url, reference=self.reference)
-        weights = {ModelRecord.kind: "alpha", ClassifierRecord.kind: "coefficients", SparseRecord.kind: "weights"}
-        return CachedModel(record, int(getattr(record, weights[record.kind]).nbytes))
+        return cached_model(self.version, lambda: find_any_model(self.url, reference=self.reference))
 
 
 def predict(

@@ -70,16 +70,6 @@ class ClassifierRecord(SupportedModel):
     path: list[Json] = field(default_factory=list)
 
     @property
-    def coefficients(self) -> FloatArray:
-        """Weights of the kernel's columns, (m, t) or (n, t)."""
-        raise NotImplementedError
-
-    @property
-    def n_support(self) -> int:
-        """Number of points that a decision is a sum over: m prototypes, or n samples."""
-        return len(self.coefficients)
-
-    @property
     def n_outputs(self) -> int:
         """Columns of decisions, t."""
         return 1 if len(self.classes) == 2 else len(self.classes)

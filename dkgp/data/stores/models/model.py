@@ -351,9 +351,14 @@ class KernelModel(Model):
     trend: Json | None = field(default=None, metadata=rule(omit_default=True))
 
     @property
+    def coefficients(self) -> FloatArray:
+        """Weights of the kernel's columns, a row for each point that the model is a sum over."""
+        raise NotImplementedError
+
+    @property
     def n_support(self) -> int:
         """Number of points that the model is a sum over."""
-        raise NotImplementedError
+        return len(self.coefficients)
 
     @classmethod
     def _check_description(cls, about: Mapping[str, Any], arrays: Mapping[str, StoredArray]) -> None:

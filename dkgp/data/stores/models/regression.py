@@ -68,9 +68,9 @@ class ModelRecord(SupportedModel):
         return int(self.alpha.shape[0])
 
     @property
-    def n_support(self) -> int:
-        """Number of support inputs, n."""
-        return self.n_samples
+    def coefficients(self) -> FloatArray:
+        """Coefficients of all samples, `alpha`."""
+        return self.alpha
 
     @property
     def format_version(self) -> int | None:
@@ -244,9 +244,9 @@ class SparseRecord(NearArrays):
         return len(self.prototypes)
 
     @property
-    def n_support(self) -> int:
-        """Number of basis samples, m."""
-        return self.basis_size
+    def coefficients(self) -> FloatArray:
+        """Coefficients of the basis samples, `weights`."""
+        return self.weights
 
     @property
     def without_sums(self) -> str | None:
