@@ -15,7 +15,7 @@ import math
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,6 +41,13 @@ class Part:
     prefix: str = ""  # added to option names to keep them unique
     without: tuple[str, ...] = ()  # fields without an option in this command
     group: Group | None = None  # heading of options without a group
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Marks a field that maps names of options to their values; `options` returns these options at run time."""
+
+    options: Callable[[], Iterable[Option]]
 
 
 @dataclass(frozen=True)
@@ -140,12 +147,15 @@ def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], 
         option = declared[name]
         if option.part is not None and not given_values.keys() & {option.part, *option.implied_by}:
             needing.setdefault(option.part, []).append(name)
-        for path in option.paths:
-            *parents, last = path
+        if option.option.sets is not None:
+            values_by_path = {tuple(path.split(".")): each for path, each in option.option.sets(value).items()}
+        else:
+            values_by_path = dict.fromkeys(option.paths, _read_text(option.option, value))
+        for (*parents, last), each in values_by_path.items():
             holder = tree
             for parent in parents:
                 holder = holder.setdefault(parent, {})
-            holder[last] = _read_text(option.option, value)
+            holder[last] = each
     for part, names in needing.items():
         named = ", ".join(f"`{name}`" for name in names)
         belong = "belongs" if len(names) == 1 else "belong"
@@ -166,7 +176,7 @@ def prefixed(error: DkgpError, kind: type[Any], prefix: str) -> DkgpError:
 def check_ranges(values: Any) -> None:
     """Raise `InputError` for options that are not among their choices or out of range."""
     for name, option in options_of(type(values)).items():
-        if (value := getattr(values, name)) is None:
+        if (value := getattr(values, name)) is None or option.sets is not None:
             continue
         if option.choices and not option.multiple and value not in option.choices:
             raise InputError(f"`{option.name}` must be one of {', '.join(option.choices)}; got {value!r}")
@@ -198,7 +208,7 @@ def hints_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def mark_of(hint: Any, kind: type[Any]) -> Any:
-    """Return the `Option` or `Part` that a field is annotated with."""
+    """Return the `Option`, `Part` or `ByName` that a field is annotated with."""
     marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     return next((each for each in marks if isinstance(each, kind)), None)
 
@@ -224,10 +234,10 @@ def _completed(option: Option, field: dataclasses.Field[Any], hint: Any) -> Opti
     nargs = 1
     if kind is str and origin is tuple and ... not in inner:
         kind, nargs = inner[0], len(inner)
-    if kind is str and plain in (int, float, bool):
+    if kind is str and plain in (int, float, bool) and option.sets is None:
         kind = plain
     choices = option.choices or (inner if origin is Literal and all(isinstance(each, str) for each in inner) else ())
-    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     return replace(
         option,
         name=option.name or field.name,
@@ -235,7 +245,7 @@ def _completed(option: Option, field: dataclasses.Field[Any], hint: Any) -> Opti
         choices=choices,
         default=None if field.default is dataclasses.MISSING else field.default,
         multiple=multiple,
-        required=required,
+        required=option.required or not has_default,
         nargs=nargs,
     )
 
@@ -250,6 +260,9 @@ def _collect(kind: type[Any], path: tuple[str, ...], marked: Part, collected: di
             if part.flag is not None:
                 collected[part.flag] = Declared(Option(part.flag, part.help, bool, False), ())
             _collect(_plain(hints[name]), (*path, name), part, collected)
+        elif (mapping := mark_of(hints.get(name), ByName)) is not None:
+            for option in mapping.options():
+                _add(option, (*path, name, option.name), marked, collected)
         elif name in options:
             _add(options[name], (*path, name), marked, collected)
 
@@ -270,13 +283,16 @@ def _add(option: Option, path: tuple[str, ...], part: Part, collected: dict[str,
 
 def _is_given(option: Option, value: Any) -> bool:
     """Return True if the user set the option: not None, an unset flag, or an empty list."""
-    return value is not None and value != () and not (value is False and option.default is not None)
+    unset_flag = value is False and option.default is not None and not option.turns_both_ways
+    return value is not None and value != () and not unset_flag
 
 
 def _read_text(option: Option, value: Any) -> Any:
     """Return the value that the command line's text represents."""
     if option.turns_off:
         return False
+    if option.collect is not None:
+        return option.collect(value)
     if option.type in (str, int, float, bool) or option.choices:
         return value
     if option.multiple:

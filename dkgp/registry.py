@@ -14,7 +14,7 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -123,6 +123,10 @@ class Option:
         Number of texts that follow the option on the command line.
     decides
         Whether the result depends on the option, so that a resumed run must have the same value.
+    collect
+        Converts all texts of an option that is given several times to one value.
+    sets
+        Returns the values of several fields that the option stands for, by their paths with dots.
     """
 
     name: str = ""
@@ -146,12 +150,19 @@ class Option:
     nargs: int = 1
     decides: bool = True
     values: Values | None = None
+    collect: Callable[[Sequence[str]], Any] | None = None
+    sets: Callable[[Any], Mapping[str, Any]] | None = None
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The flags in the form in which users type them, including both forms of a flag with two."""
         typed = self.spellings or (f"--{self.name.replace('_', '-')}",)
         return tuple(flag for spelling in typed for flag in spelling.split("/"))
+
+    @property
+    def turns_both_ways(self) -> bool:
+        """Return True for a flag with two forms, as in "--a/--no-a"."""
+        return any("/" in spelling for spelling in self.spellings)
 
     @property
     def turns_off(self) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 import re
-from dataclasses import dataclass, field, fields
+import sys
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import click
@@ -15,14 +18,18 @@ import pytest
 from click.testing import CliRunner
 
 import dkgp
-from dkgp.cli import main
-from dkgp.cli.job_commands import JobCommand
+from dkgp.cli.job_commands import JOB_COMMANDS, JobCommand, add_commands
 from dkgp.cli.parameters import job_parameter
-from dkgp.commands.recipe import RECIPES
+from dkgp.cli.service import as_job
+from dkgp.commands.batch import batch_script
+from dkgp.commands.recipe import GROUPS, RECIPES, Recipe, command, recipe_called, recipe_of
+from dkgp.commands.reporting.layout import Figure, sheet_of
+from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, UsageError
 from dkgp.models import SparseSettings
 from dkgp.options import (
     SEED,
+    ByName,
     Part,
     check_ranges,
     deciding_values,
@@ -231,10 +238,11 @@ def test_the_schema_tells_what_the_help_tells() -> None:
 
 # --------------------------------------------------------------------------------------------------- dkgp's own jobs
 
-COMMANDS = {name: command for name, command in main.commands.items() if isinstance(command, JobCommand)}
+COMMANDS = JOB_COMMANDS
 # Fields that no user sets by an option: what others fill in, or sizes that an option with the same meaning settles.
 WITHOUT = {
     "demo": {"subset"},
+    "fit": {"cluster"},
     "SparseSettings": {"basis_size", "gap"},
     "SolverOptions": {"own"},
     "ClusterOptions": {"connect_timeout_seconds", "cache_bytes", "secret_settings"},
@@ -244,6 +252,7 @@ WITHOUT = {
 def test_jobs_are_run_by_commands_that_declare_them() -> None:
     assert set(COMMANDS) == {
         *("train", "sparse", "classify", "pursue", "tune", "predict", "evaluate", "export", "plan", "demo"),
+        *("fit", "ingest", "info", "warm-up"),
     }
 
 
@@ -253,7 +262,7 @@ def test_every_field_of_a_job_is_an_option_or_a_part(name: str) -> None:
     reached = {path[0] for each in COMMANDS[name].declared().values() for path in each.paths}
     assert {each.name for each in fields(kind)} - reached == WITHOUT.get(name, set())
     parts = {type(each) for each in (part.default_factory() for part in fields(kind) if callable(part.default_factory))}
-    for part in parts:
+    for part in filter(is_dataclass, parts):
         missing = {each.name for each in fields(part)} - options_of(part).keys()
         assert missing == WITHOUT.get(part.__name__, set())
 
@@ -313,6 +322,86 @@ def test_a_new_option_of_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert schema(ClassifyJob)["properties"]["patience"]["description"] == "Looks."
     with pytest.raises(InputError, match="`patience` must be at least 1"):
         ClassifyJob("d", "m", patience=0)
+
+
+def test_a_new_command_of_a_group_is_a_job_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options, help, exit code, submission and batch scripts follow from the declaration."""
+
+    @command("Heats evenly.", "dkgp bake bread flour.zarr --heat 200", must_converge=True)
+    @dataclass(frozen=True)
+    class BakeBreadJob:
+        dataset: Annotated[str, Option(place="read", argument=True)]
+        heat: Annotated[float, Option(help="In degrees.", above=0)] = 180.0
+
+    def run_bake_bread(job: BakeBreadJob, reporter: Reporter) -> dict[str, Any]:
+        return {"command": "bake bread", "heat": job.heat, "converged": job.heat > 100}
+
+    def tables_bake_bread(document: dict[str, Any]) -> list[Any]:
+        return [sheet_of("Baked", [Figure("heat", "{heat:g} degrees")], document)]
+
+    module = ModuleType("bakery")
+    named = {"BakeBreadJob": BakeBreadJob, "run_bake_bread": run_bake_bread, "tables_bake_bread": tables_bake_bread}
+    vars(module).update(named)
+    monkeypatch.setitem(sys.modules, "bakery", module)
+    monkeypatch.setitem(GROUPS, "bake", "Bake and roast.")
+    recipe = Recipe("bake bread", "Bake the dataset.", module="bakery", as_job=True)
+    monkeypatch.setitem(RECIPES, recipe.name, recipe)
+
+    for above, before in ((click.Group("main"), "dkgp"), (click.Group("submit"), "dkgp submit")):
+        add_commands(above, {recipe.name: JobCommand(recipe)})
+        shown = CliRunner().invoke(above, ["bake", "--help"]).output
+        assert "Bake and roast." in shown
+        assert f"{before} bake bread --help" in shown
+    run = CliRunner().invoke
+    assert "Bake the dataset." in run(above, ["bake", "--help"]).output
+    shown = run(above, ["bake", "bread", "--help"]).output
+    assert all(words in shown for words in ("Heats evenly.", "--heat FLOAT", "In degrees.", "flour.zarr --heat 200"))
+    baked = run(above, ["bake", "bread", "flour.zarr", "--heat", "90", "--json"])
+    assert (baked.exit_code, json.loads(baked.output)["heat"]) == (4, 90.0)
+    assert "150 degrees" in run(above, ["bake", "bread", "flour.zarr", "--heat", "150"]).output
+    assert recipe_called(["bake", "bread", "flour.zarr"]) is recipe_of(BakeBreadJob("flour.zarr")) is recipe
+    assert schema(recipe.kind)["properties"]["heat"]["exclusiveMinimum"] == 0
+    script = batch_script(["dkgp", "bake", "bread", "flour.zarr"], name="bread", settings={}, resume=False)
+    assert "-m dkgp bake bread flour.zarr" in script
+    assert as_job(JobCommand(recipe)).get_short_help_str() == "Submit `dkgp bake bread` as a job."
+
+
+def test_options_by_name_and_options_that_set_several_fields() -> None:
+    """A mapping takes options that are declared elsewhere; one option may stand for several fields."""
+    spices = Option("spices", multiple=True, collect=lambda texts: tuple("".join(texts)))
+    cover = Option(
+        choices=("auto", "none", "lid"),
+        sets=lambda text: {"covered": text != "none", "oven.cover": None if text == "auto" else text},
+    )
+
+    @dataclass(frozen=True)
+    class Oven:
+        cover: str | None = None
+        options: Annotated[dict[str, Any], ByName(lambda: [spices])] = field(default_factory=dict)
+
+    @dataclass(frozen=True)
+    class RoastJob:
+        oven: Annotated[Oven, Part()] = field(default_factory=Oven)
+        covered: Annotated[bool, cover] = True
+        fan: Annotated[bool, Option(spellings=("--fan/--no-fan",), shown="fan")] = True
+
+    Oven.__annotations__ = {"cover": str | None, "options": Annotated[dict[str, Any], ByName(lambda: [spices])]}
+    RoastJob.__annotations__ = {
+        "oven": Annotated[Oven, Part()],
+        "covered": Annotated[bool, cover],
+        "fan": Annotated[bool, Option(spellings=("--fan/--no-fan",), shown="fan")],
+    }
+    assert set(declared_options(RoastJob)) == {"spices", "covered", "fan"}
+    parse = click.Command("roast", params=[job_parameter(each) for each in declared_options(RoastJob).values()])
+    for typed, expected in (
+        ([], RoastJob()),
+        (["--no-fan", "--covered", "lid"], RoastJob(Oven("lid"), fan=False)),
+        (["--fan", "--covered", "none", "--spices", "ab", "--spices", "c"],
+         RoastJob(Oven("none", {"spices": ("a", "b", "c")}), covered=False)),
+    ):  # fmt: skip
+        assert make(RoastJob, parse.make_context("roast", list(typed)).params) == expected
+    assert schema(RoastJob)["properties"]["oven"]["properties"]["options"]["type"] == "object"
+    assert "[default: fan]" in parse.get_help(click.Context(parse))
 
 
 # ------------------------------------------------------------------------------------------------------- estimators

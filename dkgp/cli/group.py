@@ -6,11 +6,10 @@ import click
 
 from dkgp import __version__
 from dkgp.cli.bench import bench
-from dkgp.cli.job_commands import JOB_COMMANDS
+from dkgp.cli.job_commands import JOB_COMMANDS, add_commands
 from dkgp.cli.parameters import examples
 from dkgp.cli.running import Commands
 from dkgp.cli.service import cancel, jobs, logs, resume, serve, status, submit, token, wait
-from dkgp.cli.tables import fit, info, ingest, warm_up
 
 
 @click.group(
@@ -34,8 +33,6 @@ def main() -> None:
     """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
 
 
-HERE = (fit, ingest, *JOB_COMMANDS.values(), info, bench, warm_up)
-AS_JOBS = (serve, submit, jobs, status, logs, cancel, resume, wait, token)
-
-for command in (*HERE, *AS_JOBS):
+add_commands(main, JOB_COMMANDS)
+for command in (bench, serve, submit, jobs, status, logs, cancel, resume, wait, token):
     main.add_command(command)

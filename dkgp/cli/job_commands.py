@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,12 +17,13 @@ from dkgp.cli.parameters import (
     job_parameter,
     with_flags,
 )
-from dkgp.cli.running import Output, execute, output_parameters, until_unread
-from dkgp.commands.recipe import RECIPES, Recipe
+from dkgp.cli.running import Commands, Output, execute, output_parameters, print_parts, until_unread
+from dkgp.commands.recipe import GROUPS, RECIPES, Recipe
 from dkgp.options import Declared, declared_options, make
 
 if TYPE_CHECKING:
     from dkgp.commands.presets import Preset
+    from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
 
 STDIN = "stdin"
@@ -37,13 +38,17 @@ class JobCommand(DeclaredCommand):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         super().__init__(
-            recipe.name,
-            help=recipe.help,
-            epilog=examples(*recipe.examples),
+            recipe.name.split()[-1],
+            help=lambda: recipe.help,
+            epilog=lambda: examples(*recipe.declaration.examples),
             callback=self.run_job,
             params=[*declared_later(self.parameters), *output_parameters()],
             tables=self.paper_tables,
         )
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the summary; the rest of the help would be imported."""
+        return click.Command(self.name, help=self.recipe.summary).get_short_help_str(limit)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; refuse an option of an earlier version, and name its successor."""
@@ -73,8 +78,15 @@ class JobCommand(DeclaredCommand):
             self.recipe.name,
             lambda reporter: self.recipe.run(self.job(options), reporter),
             output,
-            must_converge=self.recipe.must_converge,
+            must_converge=self.recipe.declaration.must_converge,
+            show=self.show,
         )
+
+    def show(self, document: Document, output: Output) -> None:
+        """Print a document as tables."""
+        from dkgp.commands.reporting.tables import tables
+
+        print_parts(tables(document, verbose=output.verbose, layout=self.recipe.layout))
 
     def job(self, options: Mapping[str, Any]) -> Any:
         """Return the job for the options of the running command; the configuration may set options of the cluster."""
@@ -188,9 +200,30 @@ def _typed(value: Any) -> str:
     return "" if value is True else "none" if value is None else str(value)
 
 
-# `dkgp fit` also has options for columns, in `dkgp.cli.tables`.
-JOB_COMMANDS: dict[str, JobCommand] = {
-    name: (LinesCommand if name == "predict" else JobCommand)(recipe)
-    for name, recipe in RECIPES.items()
-    if name != "fit"
-}
+class InfoCommand(JobCommand):
+    """`dkgp info`, which reports a store whose description does not fit into the tables."""
+
+    def show(self, document: Document, output: Output) -> None:
+        """Print the tables; raise `StoreError` if a store's own description does not fit into any table."""
+        from dkgp.data.stores.manifest import described_whole
+
+        with described_whole(str(document.get("location")), "--json shows what it tells as it is"):
+            super().show(document, output)
+
+
+_KINDS: dict[str, type[JobCommand]] = {"predict": LinesCommand, "info": InfoCommand}
+JOB_COMMANDS: dict[str, JobCommand] = {name: _KINDS.get(name, JobCommand)(recipe) for name, recipe in RECIPES.items()}
+
+
+def add_commands(group: click.Group, commands: Mapping[str, click.Command]) -> None:
+    """Add commands to a group by the names of their recipes; "krige fit" is added to the group `krige` in it."""
+    for name, command in commands.items():
+        *inside, last = name.split()
+        holder = group
+        for word in inside:
+            if word not in holder.commands:
+                first = next(each for each in commands if each.startswith(f"{word} "))
+                epilog = examples(f"{'dkgp' if group.name == 'main' else f'dkgp {group.name}'} {first} --help")
+                holder.add_command(Commands(word, help=GROUPS[word], epilog=epilog))
+            holder = cast(click.Group, holder.commands[word])
+        holder.add_command(command, last)

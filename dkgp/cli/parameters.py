@@ -28,9 +28,11 @@ OUTPUT = Group("Output on the terminal", place=3)
 
 def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:
     """Return the text with parameters in backticks, as in `max_passes`, spelled as their flags."""
-    flags = {
-        parameter.name: max(parameter.opts, key=len) for parameter in parameters if isinstance(parameter, click.Option)
-    }
+    flags: dict[str, str] = {}
+    for parameter in parameters:
+        if isinstance(parameter, click.Option):
+            flag = max(parameter.opts, key=len)
+            flags |= {flag.lstrip("-").replace("-", "_"): flag, str(parameter.name): flag}
     return spelled(text, flags.get)
 
 
@@ -141,7 +143,7 @@ def job_parameter(declared: Declared) -> click.Parameter:
     """
     option = declared.option
     if option.argument:
-        return click.Argument([option.name])
+        return click.Argument([option.name], nargs=-1 if option.multiple else 1, required=option.required)
     simple = option.type in (str, int, float, bool)
     type_: Any = option.type if simple else _tried(option.type)
     if option.choices:
@@ -152,7 +154,8 @@ def job_parameter(declared: Declared) -> click.Parameter:
     if not (option.required or "[default:" in help_text or isinstance(default, bool) or default in (None, "", ())):
         help_text += f"  [default: {default}]"
     # For a flag that may be neither set nor unset: click would treat a missing flag as unset.
-    neither: dict[str, Any] = {"default": None} if flag and option.default is None else {}
+    is_open = flag and (option.default is None or option.turns_both_ways)
+    neither: dict[str, Any] = {"default": None} if is_open else {}
     return Headed(
         [*(option.spellings or (f"--{option.name.replace('_', '-')}",)), option.name],
         type=None if flag else type_,
@@ -204,23 +207,43 @@ def declared_options(make: Callable[[], Iterable[click.Parameter]]) -> Callable[
 
 
 class DeclaredCommand(click.Command):
-    """A command that builds some of its options, and parts of its help, at their first use.
+    """A command that builds some of its options, and its help, at their first use.
 
-    `described` returns values for the names in braces in the help's text. The help shows the options of a group under
-    its heading, after the options without a group and in the order of the groups' `place`. `tables` returns further
-    tables of the help for the given parameters: headings, and pairs of texts under each.
+    `help` and `epilog` may be functions. The help shows the options of a group under its heading, after the options
+    without a group and in the order of the groups' `place`. `tables` returns further tables of the help for the given
+    parameters: headings, and pairs of texts under each.
     """
 
     def __init__(
         self,
         *arguments: Any,
-        described: Callable[[], Mapping[str, str]] | None = None,
+        help: str | Callable[[], str] | None = None,
+        epilog: str | Callable[[], str] | None = None,
         tables: Callable[[Sequence[click.Parameter]], Mapping[str, Sequence[tuple[str, str]]]] | None = None,
         **settings: Any,
     ) -> None:
         self._params: list[click.Parameter] = []
+        self.tables = tables
         super().__init__(*arguments, **settings)
-        self._described, self.tables = described, tables
+        self._help, self._epilog = help, epilog
+
+    @property
+    def help(self) -> str | None:
+        """The help."""
+        return self._help() if callable(self._help) else self._help
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        self._help = text
+
+    @property
+    def epilog(self) -> str | None:
+        """The text after the options."""
+        return self._epilog() if callable(self._epilog) else self._epilog
+
+    @epilog.setter
+    def epilog(self, text: str | None) -> None:
+        self._epilog = text
 
     @property
     def params(self) -> list[click.Parameter]:
@@ -253,12 +276,6 @@ class DeclaredCommand(click.Command):
         for heading, rows in ({} if self.tables is None else self.tables(self.params)).items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help, and insert the texts that are described elsewhere."""
-        if self._described is not None and self.help is not None:
-            self.help, self._described = self.help.format(**self._described()), None
-        super().format_help_text(ctx, formatter)
 
 
 def cluster_options(function: F) -> F:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dkgp.cli.job_commands import JOB_COMMANDS, JobCommand
+from dkgp.cli.job_commands import JOB_COMMANDS, JobCommand, add_commands
 from dkgp.cli.parameters import DeclaredCommand, cluster_from, cluster_options, declared_options, examples
 from dkgp.cli.running import (
     OUTPUT_NAMES,
@@ -24,11 +23,10 @@ from dkgp.cli.running import (
     runs,
     until_unread,
 )
-from dkgp.cli.tables import FitCommand, fit
-from dkgp.commands.recipe import RECIPES
 from dkgp.registry import byte_count
 
 if TYPE_CHECKING:
+    from dkgp.commands.recipe import Recipe
     from dkgp.commands.reporting.outputs import Document
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.service.client import ServiceClient
@@ -250,8 +248,7 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
 # ------------------------------------------------------------------------------------------------- submit
 
 # Commands that can run as a job.
-Submittable: TypeAlias = JobCommand | FitCommand
-SUBMITTABLE: tuple[Submittable, ...] = tuple(JOB_COMMANDS.get(name, fit) for name in RECIPES if RECIPES[name].as_job)
+SUBMITTABLE = {name: command for name, command in JOB_COMMANDS.items() if command.recipe.as_job}
 
 
 @dataclass(frozen=True)
@@ -341,25 +338,25 @@ def submit(context: click.Context, /, **options: Any) -> None:
     )
 
 
-def of_cluster(command: Submittable) -> list[str]:
+def of_cluster(command: JobCommand) -> list[str]:
     """Return the names of a command's cluster options, which the service sets itself."""
     return [name for name, option in command.declared().items() if option.paths and option.paths[0][0] == "cluster"]
 
 
-def as_job(command: Submittable) -> click.Command:
+def as_job(command: JobCommand) -> click.Command:
     """Return the command that submits a command, with its parameters but not the service's cluster parameters."""
-    name = str(command.name)
+    name = command.recipe.name
 
     def parameters() -> list[Any]:
-        left_out = [*of_cluster(command), *(command.here_only if isinstance(command, JobCommand) else ())]
+        left_out = [*of_cluster(command), *command.here_only]
         return [parameter for parameter in command.params if parameter.name not in left_out]
 
     @click.command(
-        name,
+        command.name,
         cls=DeclaredCommand,
-        help=f"Submit `dkgp {name}` as a job.\n\n{inspect.cleandoc(command.help or '')}",
+        help=lambda: f"Submit `dkgp {name}` as a job.\n\n{command.recipe.help}",
         short_help=f"Submit `dkgp {name}` as a job.",
-        epilog=_examples_of(command),
+        epilog=lambda: _examples_of(command.recipe),
         tables=command.tables,
     )
     @declared_options(parameters)
@@ -383,14 +380,14 @@ def as_job(command: Submittable) -> click.Command:
     return callback
 
 
-def _examples_of(command: Submittable) -> str:
+def _examples_of(recipe: Recipe) -> str:
     """Return the command's own examples as jobs, except examples that name a cluster."""
-    lines = [line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("dkgp ")]
+    lines = [line for line in recipe.declaration.examples if line.startswith("dkgp ")]
     kept = [line for line in lines if "--scheduler" not in line.split() and "--cluster" not in line.split()]
-    return examples(*(line.replace(f"dkgp {command.name}", f"dkgp submit {command.name}", 1) for line in kept))
+    return examples(*(line.replace(f"dkgp {recipe.name}", f"dkgp submit {recipe.name}", 1) for line in kept))
 
 
-def _absolute(command: Submittable, options: dict[str, Any]) -> dict[str, Any]:
+def _absolute(command: JobCommand, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with absolute paths, because the service's working directory is not the user's.
 
     For options with several values, patterns are replaced by the files that match now.
@@ -427,16 +424,15 @@ def _to_service(submission: Submission, name: str, job: Any, reporter: Reporter,
     return record
 
 
-def _to_slurm(
-    submission: Submission, command: click.Command, arguments: list[str], options: dict[str, Any]
-) -> Document:
+def _to_slurm(submission: Submission, command: JobCommand, arguments: list[str], options: dict[str, Any]) -> Document:
     """Write the batch script, and submit it unless the user only wants the script."""
     from dkgp.commands.batch import batch_script, submit_batch_script
     from dkgp.commands.reporting.outputs import check_output_file, write_text
 
-    job_name = submission.name or f"dkgp-{command.name}"
+    words = command.recipe.name.split()
+    job_name = submission.name or "-".join(("dkgp", *words))
     script = batch_script(
-        ["dkgp", str(command.name), *arguments],
+        ["dkgp", *words, *arguments],
         name=job_name,
         settings=submission.slurm_options,
         resume=bool(options.get("resume")),
@@ -446,7 +442,7 @@ def _to_slurm(
         check_output_file(path, replace=options["overwrite"], option="`write_only`")
         write_text(path, script)
         return {"command": "submit", "script": path, "slurm_job": None, "name": job_name}
-    path = _beside(str(options.get("out") or options["prediction"]), str(command.name))
+    path = _beside(str(options.get("out") or options["prediction"]), "-".join(words))
     check_output_file(path, replace=True, option="the batch script")
     slurm_job = submit_batch_script(script, os.getcwd())
     write_text(path, script)
@@ -487,8 +483,7 @@ def _show_id(document: Document, _: Output) -> None:
     click.echo(document.get("id") or document["slurm_job"] or document["script"])
 
 
-for submitted in SUBMITTABLE:
-    submit.add_command(as_job(submitted))
+add_commands(submit, {name: as_job(submitted) for name, submitted in SUBMITTABLE.items()})
 
 
 # -------------------------------------------------------------------------------------------------- serve

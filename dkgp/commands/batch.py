@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dkgp.commands.recipe import RECIPES
+from dkgp.commands.recipe import RECIPES, recipe_called
 from dkgp.errors import UsageError
 from dkgp.options import options_of
 
@@ -206,11 +206,12 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
     directives, own = _checked(settings, name)
     nodes = directives["nodes"]
     several = nodes != "1"
-    recipe = RECIPES.get(arguments[0])
+    recipe = recipe_called(arguments)
+    called = arguments[0] if recipe is None else recipe.name
     takes_cluster = recipe is not None and recipe.as_job and recipe.on_cluster
     chooses_cluster = any(argument.split("=")[0] in cluster_flags() for argument in arguments)
     if several and not takes_cluster:
-        raise UsageError(f"dkgp {arguments[0]} runs on one node; got nodes={nodes}. Leave nodes out")
+        raise UsageError(f"dkgp {called} runs on one node; got nodes={nodes}. Leave nodes out")
     if several and chooses_cluster:
         raise UsageError(
             f"with nodes={nodes} the script starts a Dask cluster on them, and the command names another; "
@@ -219,7 +220,7 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
     resumable = recipe is not None and recipe.as_job and recipe.resumes
     if resume and not resumable:
         resuming = sorted(name for name, each in RECIPES.items() if each.as_job and each.resumes)
-        raise UsageError(f"dkgp {arguments[0]} cannot resume; only {', '.join(resuming)} can")
+        raise UsageError(f"dkgp {called} cannot resume; only {', '.join(resuming)} can")
     arguments = [argument for argument in arguments if argument != "--resume"] if resumable else arguments
     resumes_first = resume or (resumable and "--resume" in command)
     header = [f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in directives.items()]
@@ -229,7 +230,7 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
         f'command=("$python" -P -m dkgp {shlex.join(arguments)})',
         f"resume_after={_resume_after(resumable, resumes_first)}",
         # A command without checkpoints starts over after each time limit and would never finish.
-        f"max_requeues={own['max-requeues'] if recipe is not None and recipe.goes_on else 0}",
+        f"max_requeues={own['max-requeues'] if recipe is not None and recipe.declaration.goes_on else 0}",
         f"interface={shlex.quote(own['interface'])}",
     ]
     parts = ["\n".join(["#!/bin/bash", *header]), PREAMBLE, "\n".join(variables)]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dkgp.codec import to_json
 from dkgp.commands.job_options import DATASET, OVERWRITE
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions
 from dkgp.commands.reporting.progress import Reporter
@@ -42,6 +43,22 @@ PLOT = Option(
 )
 
 
+@command(
+    """
+    With variances the table also has the negative log predictive density, the coverage of 95 % intervals, and the
+    certified gaps. For a sparse model's predictions it has their largest distance from the exact model's, and the share
+    of variances that is proven wrong. Scores take the middle of proven intervals. All figures of the table are in the
+    targets' units.
+
+    Ends with a verdict: each fault in a sentence, with the next step. --compare adds errors of simpler models.
+
+    For classes: error, balanced error, area under the curve, log loss, Brier score and calibration error, the confusion
+    matrix, and the share of labels that are certified. Labels are matched by the classes' names.
+    """,
+    "dkgp evaluate pred.zarr test.zarr",
+    "dkgp evaluate pred.zarr test.zarr --compare --plot fit.png",
+    "dkgp evaluate classes.zarr test.zarr --abstain --plot classes.png",
+)
 @dataclass(frozen=True)
 class EvaluateJob:
     """A prediction store and the true targets; both stores hold the same samples in the same order."""

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
@@ -15,6 +15,7 @@ from dkgp import __version__
 from dkgp.cluster.options import cluster_kinds
 from dkgp.cluster.threads import available_cores
 from dkgp.codec import to_json
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.progress import Reporter
@@ -39,7 +40,7 @@ from dkgp.data.sources.formats import formats
 from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, StoreError
 from dkgp.models import read_hyperparameters
-from dkgp.registry import Extra
+from dkgp.registry import Extra, Option
 
 PACKAGES = ("numpy", "scipy", "numba", "zarr", "xarray", "dask", "distributed")
 # Extras other than those of source formats and cluster kinds, which declare their own.
@@ -52,11 +53,12 @@ EXTRAS = (
 )
 
 
+@command("", "dkgp info model.zarr --json", "dkgp info")
 @dataclass(frozen=True)
 class InfoJob:
     """A path or URL to describe, or None for the installation."""
 
-    location: str | None = None
+    location: Annotated[str | None, Option(place="read", argument=True)] = None
 
 
 def run_info(job: InfoJob, reporter: Reporter) -> Document:

@@ -3,45 +3,128 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from dkgp.codec import rule
+from dkgp.commands.job_options import OVERWRITE
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import own_peak_bytes
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.warm_up import behind
 from dkgp.data import TableOptions, ingest
+from dkgp.data.sources import formats
 from dkgp.data.sources.tables.encoding import Unseen
+from dkgp.data.sources.tables.learning import COLUMNS, NAMES
 from dkgp.data.stores.standardisation import Scale, TransformName
+from dkgp.options import SEED, ByName, Part
+from dkgp.registry import FURTHER, Option
+
+SOURCES = Option(place="read", argument=True)
+OUT = Option(place="write", argument=True, required=True)
+TARGETS = Option(
+    help="Target column by name, or by index from 0 (negative from the end); an array's name, or NAME:COLUMN, for "
+    "sources of named arrays. May be given several times. Without one: inputs to be predicted at.",
+    spellings=("--target",),
+    metavar="NAME",
+)
+LABELS = Option(
+    help="Instead of a target, the column of labels to classify by: text or numbers, two classes or more.",
+    metavar="NAME",
+)
+WEIGHTS = Option(
+    help="With `labels`, the column of the samples' weights, positive numbers.", metavar="NAME", group=FURTHER
+)
+NOISE_COLUMN = Option(
+    help="Column of the known noise of each sample's target, as a variance in its units squared.", metavar="NAME"
+)
+NOISE_STD_COLUMN = Option(help="The same, as a standard deviation.", metavar="NAME")
+FEATURES = replace(
+    NAMES, help="Feature columns, separated by commas; a name with a comma in double quotes.  [default: all others]"
+)
+IDS = replace(
+    NAMES,
+    help="Columns that identify samples: no features, kept as text, and put into tables of predictions.",
+    spellings=("--id",),
+    group=COLUMNS,
+)
+TEST_FRACTION = Option(help="Share of the samples, drawn at random, for the test store.")
+TEST_OUT = Option(help="Where the test samples go.", metavar="STORE", place="write")
+TEST_MASK = Option(help="Column of zeros and ones that marks the test samples.", metavar="NAME[:COLUMN]", group=FURTHER)
+STRATIFY = Option(
+    help="Whether `test_fraction` takes the same share of every class.  [default: with `labels`]",
+    spellings=("--stratify/--no-stratify",),
+    group=FURTHER,
+)
+CHUNK_ROWS = Option(help="Rows of a chunk.  [default: about 8192]", group=FURTHER)
+LIKE = Option(
+    help="Encode columns as those of this dataset or model store were, for new data to predict at or to evaluate on.",
+    metavar="STORE",
+    place="read",
+    group=FURTHER,
+)
+UNSEEN = Option(help="With `like`: treatment of a level that the store does not have.", group=FURTHER)
+SCALE = Option(
+    help="Divide every feature by its own standard deviation (each), or all by the largest of these (common), which "
+    "keeps distances between samples: for coordinates in one unit and a kernel with one length scale.",
+    group=FURTHER,
+)
+TRANSFORM = Option(
+    help="Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
+    "Evaluations come back in the target's own units.",
+    group=COLUMNS,
+)
 
 
+def format_options() -> list[Option]:
+    """Return the options of the sources' formats."""
+    return [replace(option, group=FURTHER) for option, _ in formats.format_options().values()]
+
+
+def _recognised() -> str:
+    *most, last = (each.name for each in formats.formats())
+    return (
+        f"{', '.join(most)} and {last} are recognised by content and read in bounded memory. All samples are checked "
+        "before anything is written."
+    )
+
+
+@command(
+    _recognised,
+    "dkgp ingest DATA.csv train.zarr --target price --test-fraction 0.1 --test-out test.zarr",
+    "dkgp ingest 'part-*.parquet' train.zarr --target 0 --features age,height,weight",
+    "dkgp ingest DATA.csv train.zarr --labels species --test-fraction 0.2 --test-out test.zarr",
+    "dkgp ingest DATA.npz train.zarr --target y --test-mask test_mask:0 --test-out test.zarr",
+    "dkgp ingest DATA.csv train.zarr --target price --categorical cut,color --date sold --drop id --impute median",
+    "dkgp ingest NEW.csv new.zarr --like train.zarr",
+)
 @dataclass(frozen=True)
 class IngestJob:
     """Sources to ingest. Fields match the parameters of `dkgp.data.sources.ingest`; `options` are the format's."""
 
-    sources: tuple[str, ...]
-    out: str = ""  # a fit has a place of its own for it
-    targets: tuple[str, ...] = ()
-    labels: str | None = None
-    weights: str | None = None
-    features: tuple[str, ...] | None = None
-    ids: tuple[str, ...] = ()
-    noise_column: str | None = None
-    noise_std_column: str | None = None
-    test_fraction: float | None = None
-    test_out: str | None = None
-    test_mask: str | None = None
-    stratify: bool | None = None
-    seed: int = 0
-    chunk_rows: int | None = None
-    overwrite: bool = False
-    table: TableOptions = field(default_factory=TableOptions)
-    like: str | None = None
-    unseen: Unseen = "refuse"
-    transform: TransformName | None = None
-    scale: Scale = field(default="each", metadata=rule(omit_default=True))
-    options: Mapping[str, Any] = field(default_factory=dict)
+    sources: Annotated[tuple[str, ...], SOURCES]
+    out: Annotated[str, OUT] = ""  # a fit has a place of its own for it
+    targets: Annotated[tuple[str, ...], TARGETS] = ()
+    labels: Annotated[str | None, LABELS] = None
+    weights: Annotated[str | None, WEIGHTS] = None
+    features: Annotated[tuple[str, ...] | None, FEATURES] = None
+    ids: Annotated[tuple[str, ...], IDS] = ()
+    noise_column: Annotated[str | None, NOISE_COLUMN] = None
+    noise_std_column: Annotated[str | None, NOISE_STD_COLUMN] = None
+    test_fraction: Annotated[float | None, TEST_FRACTION] = None
+    test_out: Annotated[str | None, TEST_OUT] = None
+    test_mask: Annotated[str | None, TEST_MASK] = None
+    stratify: Annotated[bool | None, STRATIFY] = None
+    seed: Annotated[int, SEED] = 0
+    chunk_rows: Annotated[int | None, CHUNK_ROWS] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    table: Annotated[TableOptions, Part()] = field(default_factory=TableOptions)
+    like: Annotated[str | None, LIKE] = None
+    unseen: Annotated[Unseen, UNSEEN] = "refuse"
+    transform: Annotated[TransformName | None, TRANSFORM] = None
+    scale: Annotated[Scale, SCALE] = field(default="each", metadata=rule(omit_default=True))
+    options: Annotated[Mapping[str, Any], ByName(format_options)] = field(default_factory=dict)
 
 
 def run_ingest(job: IngestJob, reporter: Reporter) -> Document:

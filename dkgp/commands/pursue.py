@@ -9,6 +9,7 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, MODEL_OUT, OVERWRITE
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.reporting.outputs import Document, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_weights
@@ -25,6 +26,17 @@ PLOT = Option(
 )
 
 
+@command(
+    """
+    Features and targets are standardised; weights are printed in their own units. One pass over the samples computes
+    all sums that paths and cross-validation need: about F d² numbers for d features and F folds. If these do not fit in
+    memory, a numeric --cardinality takes one pass over the samples for each feature. `dkgp predict` and `dkgp evaluate`
+    read the model like any other; its means have no bounds.
+    """,
+    "dkgp pursue train.zarr --out weights.zarr",
+    "dkgp pursue train.zarr --out weights.zarr --cardinality 5 --plot path.png",
+    "dkgp pursue train.zarr --out weights.zarr --method lasso --cardinality one-standard-error --json",
+)
 @dataclass(frozen=True)
 class PursueJob:
     """Data, settings and outputs of a sparse linear regression."""

@@ -12,6 +12,7 @@ import numpy as np
 from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference, identity, to_json
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document, RecordLog
 from dkgp.commands.reporting.plots import plot_basis
 from dkgp.commands.reporting.progress import Reporter
@@ -96,6 +97,20 @@ PASSES_ERROR = replace(
 )
 
 
+@command(
+    """
+    The model predicts without the training set. Time grows with n m², memory with m². If you ask for a gap or a
+    distance and the model misses it, the model is saved, the command says so, and ends with exit code 4.
+    """,
+    "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json",
+    "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --gap 0.025 --plot basis.png",
+    "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --as-in-the-paper",
+    "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis k-means --certify-passes 3",
+    "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --basis-size auto --target-distance 0.01",
+    "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --resume",
+    must_converge=True,
+    goes_on=True,
+)
 @dataclass(frozen=True)
 class SparseJob(TrainingJob):
     """A sparse model to train: data, hyperparameters, method, basis and outputs.

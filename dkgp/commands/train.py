@@ -17,6 +17,7 @@ from dkgp.commands.job_options import (
     MODEL_OUT,
     TrainingJob,
 )
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
@@ -69,6 +70,19 @@ WARM_START = Option(
 )
 
 
+@command(
+    """
+    Solves (K + s2 I) alpha = y without ever holding the kernel matrix. A run that stops before its tolerance saves its
+    model, says so, and ends with exit code 4; --resume continues it from its checkpoint.
+    """,
+    "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
+    "dkgp train train.zarr --out model.zarr --tune",
+    "dkgp train train.zarr --out model.zarr --hyper hyper.json --resume",
+    "dkgp train train.zarr --out model.zarr --hyper hyper.json --as-in-the-paper",
+    "dkgp train train.zarr --out model.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot run.png",
+    must_converge=True,
+    goes_on=True,
+)
 @dataclass(frozen=True)
 class TrainJob(TrainingJob):
     """A model to train: data, hyperparameters, solver and outputs."""

@@ -16,6 +16,7 @@ from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.cluster.options import KINDS
 from dkgp.codec import difference, to_json
 from dkgp.commands.job_options import DATASET, OVERWRITE
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_tuning
@@ -157,6 +158,20 @@ MANY_SAMPLES = 2**31
 OF_SUBSETS = ("subset", "subsets", "folds", "holdout")
 
 
+@command(
+    """
+    Or by a sparse model's evidence on all samples (--objective bound). The threads of this process do the work unless
+    you ask for a cluster; the result has the same bits everywhere. Values are those of the standardised data.
+    """,
+    "dkgp tune train.zarr --out hyper.json --kernel rbf --subset 2000",
+    "dkgp tune train.zarr --out hyper.json --subsets 4 --plot scales.png --folds 10",
+    "dkgp tune train.zarr --out hyper.json --kernel 'matern32 + linear' --objective loo",
+    "dkgp tune train.zarr --out hyper.json --bounds 'gamma*=0.001:10' --fix noise_variance=0.01",
+    "dkgp tune train.zarr --out better.json --start hyper.json --prior 'gamma*=lognormal(0.1, 1)'",
+    "dkgp tune train.zarr --out hyper.json --refine --refine-steps 10",
+    "dkgp tune train.zarr --out hyper.json --objective bound --basis-size 500",
+    "dkgp tune labelled.zarr --out hyper.json --likelihood logit --folds 10",
+)
 @dataclass(frozen=True)
 class TuneJob:
     """Hyperparameters to tune: the parameters of `dkgp.models.tune_dataset`, and the output."""

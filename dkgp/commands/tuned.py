@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.train import TrainJob
+from dkgp.commands.train import TrainJob, finished_train
 from dkgp.commands.train import run_train as run_training
 from dkgp.commands.tune import TuneJob, run_tune
 from dkgp.data import ensure_writable
 from dkgp.data.stores.models.regression import MODEL_KIND
 
-__all__ = ["TrainJob", "run_train"]
+__all__ = ["TrainJob", "finished_train", "run_train"]
 
 
 def run_train(job: TrainJob, reporter: Reporter) -> Document:

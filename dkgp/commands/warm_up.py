@@ -11,32 +11,58 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, StorageError
+from dkgp.options import documented
+from dkgp.registry import Option
 
 # An ingestion shorter than this does not justify a process.
 _BEHIND_SECONDS = 1.0
 
 
+INTO = Option(
+    help="A folder to be read only, by processes in whose environment DKGP_COMPILED=FOLDER.  [default: the cache that "
+    "runs of this user use: NUMBA_CACHE_DIR, or beside dkgp's files]",
+    metavar="FOLDER",
+    place="write",
+)
+TARGET = Option(
+    help="Processor to compile for: this machine's own, or any with AVX2 and fused multiply-add. With `into`.",
+    choices=("host", "x86-64-v3"),
+)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError(f"{text} is not in the range x>=1.")
+    return count
+
+
+PROCESSES = Option(help="How many compile at the same time.  [default: one a core]", type=_count, metavar="INTEGER")
+
+
+@command(
+    """
+    This is for administrators of images, of shared environments, and of machines before timing. Without it, a run
+    compiles the code it needs once, as far as possible in the background. Users' kernel functions are compiled in each
+    process.
+    """,
+    "dkgp warm-up",
+    "dkgp warm-up --into /opt/dkgp/compiled --target x86-64-v3",
+)
+@documented
 @dataclass(frozen=True)
 class WarmUpJob:
-    """A folder of compiled code to fill.
+    """A folder of compiled code to fill."""
 
-    Attributes
-    ----------
-    into
-        A folder that processes read if `DKGP_COMPILED` names it; default: the cache of this machine's runs.
-    target
-        The processor to compile for: "host", or one of `dkgp.kernels.tiles.kept_code.TARGETS`.
-    processes
-        Number of simultaneous compilations; default: the number of cores.
-    """
-
-    into: str | None = None
-    target: str = "host"
-    processes: int | None = None
+    into: Annotated[str | None, INTO] = None
+    target: Annotated[str, TARGET] = "host"
+    processes: Annotated[int | None, PROCESSES] = None
 
 
 def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:

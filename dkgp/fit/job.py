@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,53 +9,112 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dkgp.cluster import ClusterOptions
-from dkgp.commands.ingest import IngestJob
+from dkgp.commands.ingest import TRANSFORM, IngestJob
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.data import TableOptions
 from dkgp.data.remote.storage import is_local
 from dkgp.data.types import joined
 from dkgp.errors import InputError, UsageError
-from dkgp.registry import Option
+from dkgp.options import Part, check_ranges, options_of
+from dkgp.registry import Option, byte_count
 
 RECORD, PAGE = "fit.json", "report.html"
 TRAIN, TEST, HYPER, MODEL, PREDICTIONS = "train.zarr", "test.zarr", "hyper.json", "model.zarr", "pred.zarr"
 STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE)
-OUT = Option(help="Folder for everything, on this machine.", place="write")
 DEFAULT_TEST_FRACTION, DEFAULT_SECONDS = 0.1, 600.0
+# Options of an ingestion that a fit decides itself, or has in another form.
+WITHOUT = ("out", "test_out", "overwrite", "like", "unseen", "chunk_rows", "transform", "scale")
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+def duration(text: str) -> float:
+    """Read a duration, such as 90, 90s, 5min or 2h; return seconds."""
+    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text.strip()[len(number) :] or "s"
+    try:
+        return float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r} is no duration; expected one such as 90s, 5min or 2h.") from None
+
+
+def _transforms(choice: str) -> dict[str, Any]:
+    name = None if choice in ("auto", "none") else choice
+    return {"auto_transform": choice == "auto", "ingestion.transform": name}
+
+
+OUT = Option(
+    help="Folder for everything: train.zarr, test.zarr, hyper.json, model.zarr, pred.zarr, report.html.",
+    metavar="DIR",
+    place="write",
+)
+SECONDS = Option(
+    help="Time limit for all steps, such as 90s, 5min or 2h: forecasts decide between the exact model and smaller "
+    "ones. A run is not broken off where they err.",
+    type=duration,
+    spellings=("--time",),
+    metavar="TIME",
+    above=0,
+    shown="10min",
+)
+MEMORY = Option(
+    help="Memory limit, such as 8GiB.  [default: available memory]",
+    type=byte_count,
+    spellings=("--memory",),
+    metavar="SIZE",
+)
+KERNEL = Option(help="Of a target, as for `dkgp tune`; auto compares a few on held-out samples.", metavar="TEXT")
+AUTO_COLUMNS = Option(
+    help="If the table has text, dates or gaps, use the options that a survey of all columns suggests, and print them.",
+    spellings=("--auto-columns/--no-auto-columns",),
+    shown="auto-columns",
+)
+AUTO_TRANSFORM = replace(
+    TRANSFORM,
+    name="transform",
+    help=f"{TRANSFORM.help} auto tries both where predictions of training samples show noise that grows with the mean, "
+    "or skew, and takes one only where it predicts clearly better.",
+    choices=("auto", "none", "log", "yeo-johnson"),
+    sets=_transforms,
+    shown="auto",
+)
+RESUME = Option(help="Go on with a fit that was stopped or killed; steps that are done stay.")
+OVERWRITE = Option(help="Replace an earlier fit in the folder.")
+
+
+@command(
+    """
+    Reads the table with a tenth held out, tunes, chooses a model that time and memory allow and says why, trains,
+    predicts the held-out samples with variances, evaluates, and writes a report: report.html, which ends with the
+    commands that reproduce it.
+    """,
+    "dkgp fit DATA.csv --target price",
+    "dkgp fit DATA.csv --target price --time 5min --memory 8GiB --out prices",
+    "dkgp fit DATA.csv --labels species",
+    "dkgp fit DATA.csv --target price --categorical cut,color --date sold --drop id --impute median",
+    "dkgp fit DATA.csv --target price --resume",
+    must_converge=True,
+    goes_on=True,
+)
 @dataclass(frozen=True)
 class FitJob:
-    """A table to fit.
+    """A table to fit; `ingestion` holds its sources, their columns, the held-out part and the seed."""
 
-    Attributes
-    ----------
-    ingestion
-        The sources, their columns, the part that is held out and the seed; its places are in `out`.
-    out
-        A folder on this machine.
-    seconds
-        Time limit for all steps, as far as it can be foreseen.
-    memory_bytes
-        Memory limit; by default the available memory.
-    kernel
-        Of a regression; "auto" compares a few.
-    auto_columns
-        Whether columns of text, dates and missing values are read as a survey of the table suggests.
-    auto_transform
-        Whether transforms of the target are tried where its noise asks for one; not where `ingestion` names one.
-    """
-
-    ingestion: IngestJob
+    ingestion: Annotated[IngestJob, Part(without=WITHOUT)]
     out: Annotated[str, OUT] = "fit"
-    seconds: float = DEFAULT_SECONDS
-    memory_bytes: int | None = None
-    kernel: str = "auto"
-    auto_columns: bool = True
-    auto_transform: bool = True
-    resume: bool = False
-    overwrite: bool = False
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    seconds: Annotated[float, SECONDS] = DEFAULT_SECONDS
+    memory_bytes: Annotated[int | None, MEMORY] = None
+    kernel: Annotated[str, KERNEL] = "auto"
+    auto_columns: Annotated[bool, AUTO_COLUMNS] = True
+    auto_transform: Annotated[bool, AUTO_TRANSFORM] = True
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part(without=tuple(options_of(ClusterOptions)))] = field(
+        default_factory=ClusterOptions
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def folder(self) -> Path:
@@ -80,14 +138,12 @@ class FitJob:
         UsageError
             Nothing to predict, or two kinds of it.
         InputError
-            A budget that is none, or a folder that is not on this machine.
+            A folder that is not on this machine.
         """
         if not self.ingestion.targets and self.ingestion.labels is None:
             raise UsageError("name the column to predict: `targets` of numbers, or `labels` of classes")
         if self.ingestion.targets and self.ingestion.labels is not None:
             raise UsageError("got `targets` and `labels`; a fit is of numbers or of classes: choose one")
-        if not (math.isfinite(self.seconds) and self.seconds > 0.0):
-            raise InputError(f"`seconds` must be positive and finite; got {self.seconds}")
         if not is_local(self.out):
             raise InputError(f"`out` is a folder on this machine; got '{self.out}'")
 

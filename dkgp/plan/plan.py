@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.cache import budget_here
 from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, OVERWRITE
+from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_plan
@@ -116,6 +117,23 @@ PLOT = Option(help="Draw seconds and worker-hours into a .png, .pdf or .svg.", m
 LIKELIHOODS = ("logistic", "gp")
 
 
+@command(
+    """
+    Chooses the solver as `train` would, forecasts its products or passes from a probe of the samples, and measures this
+    machine and the round trip to the scheduler that you name (or between processes here). Refuses what `train` would
+    refuse. Writes nothing but the files that you ask for. The plan assumes workers on machines like this one, one each;
+    the time is that of the solve, without waiting for a cluster to start.
+    """,
+    "dkgp plan train.zarr --hyper hyper.json",
+    "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
+    "dkgp plan train.zarr --hyper hyper.json --scheduler tcp://host:8786 --plot plan.png",
+    "dkgp plan train.zarr --hyper hyper.json --variance --test-samples 5000 --variance-gap 0.01",
+    "dkgp plan train.zarr --hyper hyper.json --sparse vfe --basis-size 2000",
+    "dkgp plan labelled.zarr --hyper hyper.json --classify shared --pool 3000",
+    "dkgp plan labelled.zarr --hyper hyper.json --classify logistic",
+    "dkgp plan train.zarr --hyper hyper.json --workers 1,4,16 --cache-tiles 8GiB",
+    "dkgp plan train.zarr --hyper hyper.json --validate",
+)
 @dataclass(frozen=True)
 class PlanJob:
     """A training run to plan; optionally also a sparse model, a classifier, or variances.

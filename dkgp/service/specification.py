@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from dkgp.commands.recipe import RECIPES, Recipe
+from dkgp.commands.recipe import RECIPES, Recipe, recipe_of
 from dkgp.errors import DkgpError, InputError, MissingExtraError, UsageError, about
-from dkgp.options import Part, fields_in_order, hints_of, mark_of, options_of
+from dkgp.options import ByName, Part, fields_in_order, hints_of, mark_of, options_of
 from dkgp.registry import Option
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
 
 def run_job(job: Job, reporter: Reporter) -> Document:
     """Run the job in this process, as its command would; errors as there."""
-    return next(RECIPES[name] for name in COMMANDS if isinstance(job, RECIPES[name].kind)).run(job, reporter)
+    return recipe_of(job).run(job, reporter)
 
 
 def options_schema(command: str) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def entries(kind: type[Any]) -> dict[str, Entry]:
         for field in fields_in_order(kind):
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             hint = hints[field.name]
-            if mark_of(hint, Option) is not None or mark_of(hint, Part) is not None:
+            if any(mark_of(hint, mark) is not None for mark in (Option, Part, ByName)):
                 hint = typing.get_args(hint)[0]
             nested = [each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)]
             if field.name != CLUSTER:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.job_options import DATASET, OVERWRITE
+from dkgp.commands.recipe import command
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.manifest import is_committed
@@ -46,6 +47,31 @@ PREDICTED = Option(
 )
 
 
+@command(
+    """
+    The suffix of --out decides the form: a store, which `dkgp evaluate` reads, or a table for other programs, as
+    `dkgp export` writes them.
+
+    A classifier predicts decisions, classes and probabilities. If the model is certified, each decision has a proven
+    bound and each probability a proven interval, probability_lower to probability_upper.
+
+    With --variance, the exact variance lies between variance_lower and variance_upper, and the middle is reported. A
+    sparse model reports its method's own variance beside the exact model's interval. Samples whose interval stays wider
+    than --variance-gap are counted, with a warning; the exit code is 0. The proofs hold for the Gaussian process with
+    the model's hyperparameters; they assume that a user() function in its kernel is positive definite.
+
+    With --stdin, instead, each line of standard input is answered by a line on standard output as soon as it is read:
+    delimited fields, by name if the first line is a header, else in the training set's order. The answer has mean and
+    mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export` writes them. A line that cannot
+    be predicted is answered by nan and named on standard error, and the exit code is 3.
+    """,
+    "dkgp predict model.zarr test.zarr --out pred.zarr",
+    "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
+    "dkgp predict model.zarr test.zarr --out pred.zarr --variance --resume",
+    "dkgp predict model.zarr new.zarr --out pred.csv --variance",
+    "tail -f readings.csv | dkgp predict model.zarr --stdin --variance",
+    goes_on=True,
+)
 @dataclass(frozen=True)
 class PredictJob:
     """A prediction to make: model, inputs (their targets are not needed), variances and output."""
@@ -94,6 +120,16 @@ class LinesJob:
     variance: Annotated[VarianceSettings | None, VARIANCE] = None
 
 
+@command(
+    """
+    Columns are row (from 1), with --dataset the columns that `dkgp ingest --id` kept and the true targets, then mean,
+    std, lower_95, upper_95 and mean_error_bound; with several targets each after the target's name and a dot. Classes
+    have class, certified, a probability and a decision for each class. std belongs to the middle of the interval that
+    the variance is proven to lie in, or is a sparse model's own.
+    """,
+    "dkgp export pred.zarr pred.csv --dataset test.zarr",
+    "dkgp export pred.zarr pred.parquet",
+)
 @dataclass(frozen=True)
 class ExportJob:
     """A prediction store, the table to write, and the data of the predictions."""

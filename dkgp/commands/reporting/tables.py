@@ -62,9 +62,9 @@ MOST_CLASSES, MOST_CONFUSED, MOST_LETTERS = 8, 12, 16
 GUIDE = "docs/guides/bad-model.md"
 
 
-def tables(document: Document, *, verbose: bool = False) -> Tables:
-    """Return the tables of a document; with `verbose` they include solver figures."""
-    parts = _LAYOUTS[document["command"]](document)
+def tables(document: Document, *, verbose: bool = False, layout: Callable[[Document], Tables] | None = None) -> Tables:
+    """Return the tables of a document, by its command unless `layout` makes them; `verbose` adds solver figures."""
+    parts = (layout or _LAYOUTS[document["command"]])(document)
     return [replace(part, verbose=verbose) if isinstance(part, Sheet) else part for part in parts]
 
 

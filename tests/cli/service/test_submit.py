@@ -39,7 +39,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeService:
 # ------------------------------------------------------------------------------------------------------- what is a job
 
 
-ORIGINALS = {str(command.name): command for command in SUBMITTABLE}
+ORIGINALS = SUBMITTABLE
 
 
 @pytest.mark.parametrize("name", ORIGINALS)

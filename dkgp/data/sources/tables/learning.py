@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +31,87 @@ from dkgp.data.sources.tables.encoding import (
     gaps,
     level_names,
 )
-from dkgp.data.types import FloatArray, IntArray, quoted
+from dkgp.data.types import FloatArray, IntArray, quoted, split_names
 from dkgp.errors import InputError, UsageError
 from dkgp.progress import Progress, ProgressCallback
+from dkgp.registry import Group, Option
 
 MOST_LEVELS = 1000
 # Stands for bytes that are no text in the encoding that was read.
 UNREADABLE = "\ufffd"
 # Formats of dates that are tried; where more than one fits all of a column, they must name the same days.
 DATE_FORMATS = (ISO, "%Y/%m/%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y")
+
+
+# Conversion of columns into features.
+COLUMNS = Group("Treatment of columns")
+
+
+def listed(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in texts that separate them by commas."""
+    return tuple(name for text in texts for name in split_names(text))
+
+
+def _by_name(option: str) -> Callable[[Sequence[str]], dict[str, tuple[str, ...]]]:
+    """Return a function that reads texts NAME=A,B into values by name, and raises `UsageError` for other texts."""
+
+    def read(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        for text in texts:
+            if "=" not in text:
+                raise UsageError(f"`{option}` is '{text}'; expected a column's name and values, as in NAME=A,B,C.")
+        return {name: listed([values]) for name, _, values in (text.partition("=") for text in texts)}
+
+    return read
+
+
+# An option that takes names, separated by commas, and may be repeated.
+NAMES = Option(metavar="NAMES", multiple=True, collect=listed)
+_NAMES = replace(NAMES, group=COLUMNS)
+
+CATEGORICAL = replace(_NAMES, help="Columns of categories, each a column of 0 and 1 a level.")
+ORDINAL = Option(
+    help="A column whose levels have an order, least first, as in size=small,medium,large: becomes 0, 1, 2.",
+    metavar="NAME=LEVELS",
+    multiple=True,
+    collect=_by_name("ordinal"),
+    group=COLUMNS,
+)
+DATES = replace(
+    _NAMES,
+    help="Columns of dates, as seconds since 1970. The format is found, or named, as in sold:%d.%m.%Y.",
+    spellings=("--date",),
+)
+CYCLIC = replace(
+    ORDINAL,
+    help="Of a date also the position in the year, week or day, as sine and cosine, as in sold=year,week.",
+    metavar="NAME=CYCLES",
+    collect=_by_name("cyclic"),
+)
+DROP = replace(_NAMES, help="Columns that are no features, such as row numbers.")
+NUMBERS = replace(
+    _NAMES,
+    help="Columns of numbers with a unit, a currency or a per cent sign, which is left off: '3.5 kg', '$1.20', '12 %'; "
+    "(1.5) is -1.5.",
+    spellings=("--number",),
+)
+DECIMAL = Option(
+    help="The decimal mark of all numbers, a point or a comma.  [default: a point]", metavar="MARK", group=COLUMNS
+)
+THOUSANDS = Option(
+    help="The mark between the thousands of all numbers: ',', '.', ' ' or an apostrophe.  [default: none]",
+    metavar="MARK",
+    group=COLUMNS,
+)
+GAP_TEXTS = replace(_NAMES, name="missing", help="Texts that stand for a missing value, such as '?'.", metavar="TEXTS")
+NOT_MISSING = replace(
+    _NAMES,
+    help="Texts that are values of labels and categories although they read like a missing one, such as NA.",
+    metavar="TEXTS",
+)
+DROP_GAPS = Option("drop_missing", "Leave out rows with a missing value.", group=COLUMNS)
+IMPUTE = Option(
+    help="Fill missing values of features in; a category gets a level more.", choices=("median",), group=COLUMNS
+)
 
 
 @dataclass(frozen=True)
@@ -74,18 +146,18 @@ class TableOptions:
         or "'", none by default. A blank stands for the narrow and the no-break space, too.
     """
 
-    categorical: tuple[str, ...] = ()
-    ordinal: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    dates: tuple[str, ...] = ()
-    cyclic: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    drop: tuple[str, ...] = ()
-    gap_texts: tuple[str, ...] = ()
-    drop_gaps: bool = False
-    impute: str | None = None
-    numbers: tuple[str, ...] = ()
-    decimal: str | None = None
-    thousands: str | None = None
-    not_missing: tuple[str, ...] = ()
+    categorical: Annotated[tuple[str, ...], CATEGORICAL] = ()
+    ordinal: Annotated[Mapping[str, tuple[str, ...]], ORDINAL] = field(default_factory=dict)
+    dates: Annotated[tuple[str, ...], DATES] = ()
+    cyclic: Annotated[Mapping[str, tuple[str, ...]], CYCLIC] = field(default_factory=dict)
+    drop: Annotated[tuple[str, ...], DROP] = ()
+    gap_texts: Annotated[tuple[str, ...], GAP_TEXTS] = ()
+    drop_gaps: Annotated[bool, DROP_GAPS] = False
+    impute: Annotated[str | None, IMPUTE] = None
+    numbers: Annotated[tuple[str, ...], NUMBERS] = ()
+    decimal: Annotated[str | None, DECIMAL] = None
+    thousands: Annotated[str | None, THOUSANDS] = None
+    not_missing: Annotated[tuple[str, ...], NOT_MISSING] = ()
 
     def __post_init__(self) -> None:
         if self.impute not in (None, "median"):
