@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,18 @@ from dkgp.data import (
     save_model,
     save_sparse_model,
 )
+from dkgp.data.stores.models.classifier import FORMS
 from dkgp.errors import InputError, NumericalError, StoreError
-from tests.data.stores.kinds import FACTS, LIKELIHOOD, M, fixed_size, of_basis, of_samples, sparse_record
+from tests.data.stores.kinds import (
+    FACTS,
+    LIKELIHOOD,
+    M,
+    fixed_size,
+    of_basis,
+    of_samples,
+    rewrite_manifest,
+    sparse_record,
+)
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -219,6 +231,33 @@ def test_a_fixed_size_classifier_needs_no_training_set(
     assert (found.n_outputs, found.n_support, found.reference) == (1, M, "")
     np.testing.assert_array_equal(found.inputs(2, 5), written.inputs(2, 5))
     assert not {"alpha", "ones", "curvature", "posterior_lower"} & vars(found).keys()
+
+
+@pytest.mark.parametrize(("form", "support"), [key for key in FORMS if key[1] != "neighbours"])
+def test_a_store_opens_as_the_class_of_its_form(dataset: Dataset, place: Path, form: str, support: str) -> None:
+    save = save_of_samples(form) if support == "samples" else save_of_basis(form)
+    save(place, dataset)
+    opened: Any = open_classifier(place)
+    assert type(opened) is FORMS[form, support]  # type: ignore[index]
+    assert type(replace(opened, summary={})) is type(opened)
+    assert pickle.loads(pickle.dumps(opened)).form == form
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "words"),
+    [
+        ("gp of a basis", "new", "the form 'new' and the arrays .*prototypes"),
+        ("gp of a basis", "exact", "the form 'exact' and the arrays"),
+        ("logistic", "gp", "lacks the array 'curvature'"),
+        ("gp", "logistic", "array 'curvature' .* no such array"),
+        ("exact classifier", "fixed-size", "the form 'fixed-size' and the arrays"),
+    ],
+)
+def test_a_form_without_its_arrays_is_refused(dataset: Dataset, place: Path, kind: str, form: str, words: str) -> None:
+    SAVE[kind](place, dataset)
+    rewrite_manifest(place, lambda manifest: manifest["metadata"].update(form=form))
+    with pytest.raises(StoreError, match=words):
+        open_classifier(place)
 
 
 @pytest.mark.parametrize("absent", ["normal", "indices", "basis_noise"])
