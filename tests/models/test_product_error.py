@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import scipy.linalg
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import worker_cache
-from dkgp.data import CheckpointStore, Dataset, open_model
+from dkgp.data import Dataset, open_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
-from dkgp.errors import CheckpointError, InputError, InterruptedRunError
+from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
@@ -25,7 +26,6 @@ from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.cells.operator import Forecast
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import (
-    Checkpointing,
     ConjugateGradient,
     FactorPreconditioning,
     GradientInfNorm,
@@ -37,6 +37,7 @@ from dkgp.solvers.registry import build_solver
 from tests.covering import few
 from tests.engine.helpers import opened
 from tests.models.exact_gp import ExactGP, decimals, entry, mp, numbers, of_decimals, solved
+from tests.resuming import Resuming, require_same_bits
 from tests.watching import in_context
 
 NOISE = 0.05
@@ -206,31 +207,21 @@ def test_fewer_kernel_entries_are_evaluated(terrain: Dataset) -> None:
 
 @pytest.mark.long
 def test_a_run_goes_on_only_with_the_same_error(terrain: Dataset, tmp_path: Path) -> None:
-    store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
-    identity = Problem(terrain, KERNEL, Noise(NOISE)).identity(ProductError(ERROR))
-    assert identity["product_error"] == ERROR
-    assert "product_error" not in Problem(terrain, KERNEL, Noise(NOISE)).identity()
+    def identity(*error: ProductError) -> dict[str, Any]:
+        return Problem(terrain, KERNEL, Noise(NOISE)).identity(*error)
+
+    assert identity(ProductError(ERROR))["product_error"] == ERROR
+    assert "product_error" not in identity()
     executor = LocalExecutor(2)
-    options: dict[str, Any] = {"solver": SOLVERS["gbcd"]}
-    expected = trained(terrain, executor, **options).solution
-    with pytest.raises(InterruptedRunError):
-        trained(
-            terrain,
-            executor,
-            callback=lambda progress: done.__setitem__(0, progress.iteration),
-            interrupted=lambda: done[0] >= expected.progress.iteration // 2,
-            checkpointing=Checkpointing(store, 1e9, identity),
-            **options,
-        )
-    another = Checkpointing(
-        store, 1e9, Problem(terrain, KERNEL, Noise(NOISE)).identity(ProductError(ERROR / 2)), resume=True
+    kept = Resuming(
+        partial(trained, terrain, executor, solver=SOLVERS["gbcd"]), tmp_path, **identity(ProductError(ERROR))
     )
-    with pytest.raises(CheckpointError, match="another run"):
-        trained(terrain, executor, checkpointing=another, **options)
-    resumed = trained(terrain, executor, checkpointing=Checkpointing(store, 1e9, identity, resume=True), **options)
+    kept.interrupt(kept.whole.solution.progress.iteration // 2)
+    kept.require_refused("another run", identity=identity(ProductError(ERROR / 2)))
+    resumed = kept.resume()
+    require_same_bits(resumed.solution, kept.whole.solution)
+    assert resumed.certificate.product_error == kept.whole.solution.product_error
     executor.close()
-    assert resumed.solution.alpha.tobytes() == expected.alpha.tobytes()
-    assert resumed.certificate.product_error == expected.product_error
 
 
 def test_started_at_the_answer_it_does_nothing(terrain: Dataset, dense: Any) -> None:

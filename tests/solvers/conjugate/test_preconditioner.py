@@ -15,15 +15,13 @@ import pytest
 
 from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import TileBudget, worker_cache
-from dkgp.data import CheckpointStore
-from dkgp.errors import InputError, InterruptedRunError
+from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.kernels.expression import parse_kernel
 from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.keeping import kept_bytes_of
 from dkgp.operators.vecchia.leaves import OpenBundle
 from dkgp.solvers import (
-    Checkpointing,
     ConjugateGradient,
     FactorPreconditioning,
     GradientInfNorm,
@@ -34,7 +32,7 @@ from dkgp.solvers import (
 from dkgp.solvers.conjugate.preconditioner import MOST_LEVELS, WINDOW, Growth, Price
 from dkgp.solvers.driver import Watch
 from dkgp.solvers.prices import Sizes
-from tests.resuming import Resuming
+from tests.resuming import Resuming, require_same_bits
 from tests.solvers.problems import arm_problem
 
 GIBIBYTE = 1024**3
@@ -229,7 +227,6 @@ class Killed(BaseException):
 def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
     executor: LocalExecutor, whole: Solution, tmp_path: Path, build: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints")
     operator = PROBLEM.blocked(executor)
     submit, count = operator.submit, [0, 0]
 
@@ -240,19 +237,18 @@ def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
             raise Killed
         return submit(name, *arguments)
 
+    def run(operator: BlockedKernelOperator, **watch: Any) -> Solution:
+        return solve(operator, PROBLEM.y, solver=SOLVER, stopping=STOPPING, watch=Watch(**watch))
+
     monkeypatch.setattr(operator, "submit", dying)
+    kept = Resuming(run, tmp_path)
     with pytest.raises(Killed):
-        solve(
-            operator, PROBLEM.y, solver=SOLVER, stopping=STOPPING, watch=Watch(checkpointing=Checkpointing(store, 0.0))
-        )
-    latest = store.load_latest()
+        kept.start(operator=operator, every_seconds=0.0)
+    latest = kept.store.load_latest()
     assert latest is not None
     assert latest.metadata["state"]["level"] == build - 1
     assert latest.sequence_number >= WINDOW * build
-    resumed = solved(executor, checkpointing=Checkpointing(store, 1e9, resume=True))
-    np.testing.assert_array_equal(resumed.alpha, whole.alpha)
-    np.testing.assert_array_equal(resumed.gradient, whole.gradient)
-    assert [each.gradient_norm for each in resumed.history] == [each.gradient_norm for each in whole.history]
+    kept.require_same(whole, operator=PROBLEM.blocked(executor))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
@@ -308,17 +304,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     worker_cache().clear()
 
 
-def require_same(found: Solution, whole_places: Solution) -> None:
-    assert found.alpha.tobytes() == whole_places.alpha.tobytes()
-    assert found.gradient.tobytes() == whole_places.gradient.tobytes()
-    assert [each.gradient_norm for each in found.history] == [each.gradient_norm for each in whole_places.history]
-
-
 @pytest.mark.covering
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 def test_tiles_kept_or_not(whole_places: Solution, threads: int, share: float) -> None:
-    require_same(solved_places(threads, int(share * kept_bytes_of(1000))), whole_places)
+    require_same_bits(solved_places(threads, int(share * kept_bytes_of(1000))), whole_places)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +320,7 @@ def test_leaves_in_memory_or_on_disk(
 ) -> None:
     monkeypatch.setattr(worker_cache(), "budget_bytes", budget)
     worker_cache().clear()
-    require_same(solved_places(tiles=tiles), whole_places)
+    require_same_bits(solved_places(tiles=tiles), whole_places)
     if budget > NO_BYTES:  # there not even what tells where they lie is kept
         assert made[0] == LEAVES
 
@@ -358,7 +348,7 @@ def test_a_scratch_disk_that_is_full(
     left = full_after(room, monkeypatch)
     monkeypatch.setattr(worker_cache(), "budget_bytes", FEW_BYTES)
     worker_cache().clear()
-    require_same(solved_places(), whole_places)
+    require_same_bits(solved_places(), whole_places)
     assert left == [0]
     assert made[0] > 2 * LEAVES
 
@@ -366,20 +356,15 @@ def test_a_scratch_disk_that_is_full(
 def test_broken_off_on_a_full_disk_and_resumed_with_room(
     whole_places: Solution, made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, done = CheckpointStore(tmp_path / "checkpoints"), [0]
+    kept = Resuming(solved_places, tmp_path)
     with monkeypatch.context() as patch:
         full_after(20_000, patch)
         patch.setattr(worker_cache(), "budget_bytes", FEW_BYTES)
         worker_cache().clear()
-        with pytest.raises(InterruptedRunError):
-            solved_places(
-                checkpointing=Checkpointing(store, 1e9),
-                callback=lambda progress: done.__setitem__(0, progress.iteration),
-                interrupted=lambda: done[0] >= len(whole_places.history) // 2,
-            )
+        kept.interrupt(len(whole_places.history) // 2)
     assert made[0] > LEAVES
     worker_cache().clear()
-    require_same(solved_places(3, 10**9, checkpointing=Checkpointing(store, 1e9, resume=True)), whole_places)
+    kept.require_same(whole_places, threads=3, tiles=10**9)
 
 
 def test_another_seed_is_other_bits(whole_places: Solution) -> None:
