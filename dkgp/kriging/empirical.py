@@ -1,0 +1,372 @@
+"""Empirical variograms: half the mean squared difference of pairs, by distance, with robust estimators.
+
+With q = z_a - z_b of the N pairs of a bin,
+
+    matheron   mean(q^2) / 2
+    cressie    mean(|q|^(1/2))^4 / (2 (0.457 + 0.494 / N + 0.045 / N^2))           Cressie and Hawkins 1980
+    dowd       2.198 median(|q|)^2 / 2                                              Dowd 1984
+    genton     (2.219 Q)^2 / 2,  Q the k-th smallest distance between two q,         Genton 1998
+               k = C(floor(N / 2) + 1, 2)
+
+All pairs are taken where they are few. Of more, a bin takes a random sample that is uniform over its pairs: points lie
+in square cells as wide as the bin's largest lag, a candidate is a uniform pair of points from neighbouring cells, and
+it is taken if its lag is in the bin. The sampling error is the standard error against all pairs. It does not contain
+the fluctuation of the field itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError
+from dkgp.kriging.space import Space
+
+Estimator: TypeAlias = Literal["matheron", "cressie", "dowd", "genton"]
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+# Pairs that are all taken.
+MOST_PAIRS = 20_000_000
+BOOTSTRAPS = 200
+# Differences that Genton's estimator and the bootstraps take, of more a part.
+MOST_COMPARED = 2_000
+_ROWS = 512
+_CANDIDATES = 1_000_000
+# Candidates without enough pairs after which a bin is given up.
+_MOST_CANDIDATES = 40_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class EmpiricalVariogram:
+    """Semivariances by lag, of bins that have pairs.
+
+    Attributes
+    ----------
+    edges : (b + 1,)
+        Edges of the bins, in map units or km.
+    lag : (b,)
+        Mean distance of a bin's pairs; NaN without a pair.
+    gamma : (b,)
+        Semivariance.
+    count : (b,)
+        Pairs of the bin, estimated where they are sampled.
+    used : (b,)
+        Pairs that the semivariance was computed from.
+    sampling_error : (b,)
+        Standard error against all pairs; zero where all were taken.
+    variance : float
+        Variance of the values, which a variogram reaches if their field is stationary.
+    estimator : str
+    direction : float, optional
+        Degrees from east, counter-clockwise.
+    unit : str
+        Unit of the lags.
+    """
+
+    edges: FloatArray
+    lag: FloatArray
+    gamma: FloatArray
+    count: IntArray
+    used: IntArray
+    sampling_error: FloatArray
+    variance: float
+    estimator: str
+    direction: float | None = None
+    unit: str = ""
+
+    @property
+    def known(self) -> Any:
+        """True for bins with pairs: (b,)."""
+        return self.used > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        columns = {
+            name: [None if value != value else value for value in getattr(self, name).tolist()]
+            for name in ("edges", "lag", "gamma", "count", "used", "sampling_error")
+        }
+        return {**columns, "variance": self.variance, "estimator": self.estimator, "direction": self.direction}
+
+
+def empirical_variogram(
+    coordinates: Sequence[ArrayLike],
+    data: ArrayLike,
+    *,
+    bins: Any = 15,
+    max_lag: float | None = None,
+    estimator: str = "matheron",
+    direction: float | None = None,
+    angle_tolerance: float = 22.5,
+    bandwidth: float | None = None,
+    pairs: int = 100_000,
+    crs: Any = None,
+    metric: str = "auto",
+    seed: int = 0,
+) -> EmpiricalVariogram:
+    """Estimate a variogram of samples.
+
+    Parameters
+    ----------
+    coordinates, crs, metric
+        As for `dkgp.kriging.Kriging`.
+    data : array_like
+        Values at the coordinates.
+    bins : int or array_like, default 15
+        Number of bins of one width, or their edges. A bin contains its lower edge.
+    max_lag : float, optional
+        Largest distance; by default a third of the diagonal of the samples' bounding box.
+    estimator : {"matheron", "cressie", "dowd", "genton"}, default "matheron"
+    direction : float, optional
+        Take pairs along a direction alone: degrees from east, counter-clockwise, in the plane of the first two
+        coordinates.
+    angle_tolerance : float, default 22.5
+        Degrees by which a pair's direction may differ.
+    bandwidth : float, optional
+        Largest distance of a pair from the line along the direction.
+    pairs : int, default 100,000
+        Pairs of a bin that are sampled where there are more than 20 million in all.
+    seed : int, default 0
+        The same seed gives the same bits.
+
+    Returns
+    -------
+    EmpiricalVariogram
+
+    Raises
+    ------
+    InputError
+        Fewer than two samples, unknown names, or values out of range.
+    """
+    space = Space.of(coordinates, crs, metric=metric)
+    places, values = space.places(coordinates), np.asarray(data, dtype=np.float64).reshape(-1)
+    if len(values) != len(places):
+        raise InputError(f"data has {len(values)} values; expected {len(places)}, one for each sample")
+    if not np.isfinite(values).all():
+        raise InputError(f"data is not finite in {int((~np.isfinite(values)).sum())} rows; remove these samples")
+    if len(values) < 2:
+        raise InputError(f"a variogram needs at least 2 samples; got {len(values)}")
+    if estimator not in ESTIMATORS:
+        raise InputError(f"`estimator` is one of {', '.join(ESTIMATORS)}; got {estimator!r}")
+    if pairs < 100:
+        raise InputError(f"`pairs` must be at least 100; got {pairs}")
+    edges = _edges(bins, max_lag, places)
+    within = _Cone.of(direction, angle_tolerance, bandwidth, space)
+    differences = _all_pairs if len(values) * (len(values) - 1) // 2 <= MOST_PAIRS else _sampled
+    columns: dict[str, list[float]] = {name: [] for name in ("lag", "gamma", "count", "used", "sampling_error")}
+    for index, (lags, q, count) in enumerate(differences(places, values, edges, within, (pairs, seed))):
+        rng = np.random.default_rng([seed, index, 1])
+        columns["lag"].append(float(lags.mean()) if len(lags) else np.nan)
+        columns["gamma"].append(_ESTIMATES[estimator](q, rng) if len(q) else np.nan)
+        columns["count"].append(count)
+        columns["used"].append(len(q))
+        columns["sampling_error"].append(_sampling_error(estimator, q, count, rng))
+    arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    return EmpiricalVariogram(
+        edges,
+        arrays["lag"],
+        arrays["gamma"],
+        arrays["count"].astype(np.int64),
+        arrays["used"].astype(np.int64),
+        arrays["sampling_error"],
+        variance=float(values.var()),
+        estimator=estimator,
+        direction=direction,
+        unit="km" if space.metric != "plane" else "",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- which pairs
+
+
+@dataclass(frozen=True)
+class _Cone:
+    """Pairs along a direction: all pairs without one."""
+
+    unit: FloatArray | None
+    cosine: float
+    bandwidth: float
+
+    @classmethod
+    def of(cls, direction: float | None, tolerance: float, bandwidth: float | None, space: Space) -> _Cone:
+        if direction is None:
+            if bandwidth is not None:
+                raise InputError("`bandwidth` belongs to a `direction`; give both")
+            return cls(None, 0.0, np.inf)
+        if space.metric != "plane" or space.dimensions < 2:
+            raise InputError("directions are those of a plane; project the coordinates, or leave `direction` out")
+        if not 0.0 < tolerance <= 90.0:
+            raise InputError(f"`angle_tolerance` is above 0 and at most 90 degrees; got {tolerance:g}")
+        if bandwidth is not None and not bandwidth > 0.0:
+            raise InputError(f"`bandwidth` must be positive; got {bandwidth!r}")
+        turn = np.radians(direction)
+        along = np.array([np.cos(turn), np.sin(turn)])
+        return cls(along, float(np.cos(np.radians(tolerance))), np.inf if bandwidth is None else bandwidth)
+
+    def __call__(self, steps: FloatArray, lags: FloatArray) -> Any:
+        """True for pairs, by their steps (m, k) and lags (m,)."""
+        if self.unit is None:
+            return np.ones(len(lags), dtype=bool)
+        along = steps[:, 0] * self.unit[0] + steps[:, 1] * self.unit[1]
+        # A relative tolerance of rounding keeps pairs whose angle is the tolerance.
+        near = np.abs(along) >= lags * self.cosine * (1.0 - 1e-12)
+        return near & (lags**2 - along**2 <= self.bandwidth**2 * (1.0 + 1e-12))
+
+
+def _edges(bins: Any, max_lag: float | None, places: FloatArray) -> FloatArray:
+    if np.ndim(bins) == 0:
+        if int(bins) != bins or bins < 1:
+            raise InputError(f"`bins` is a whole number of at least 1, or edges; got {bins!r}")
+        most = float(np.linalg.norm(np.ptp(places, axis=0))) / 3.0 if max_lag is None else float(max_lag)
+        if not (np.isfinite(most) and most > 0.0):
+            raise InputError(f"`max_lag` must be positive and finite; got {most!r}")
+        return np.linspace(0.0, most, int(bins) + 1)
+    edges = np.asarray(bins, dtype=np.float64).reshape(-1)
+    if max_lag is not None:
+        raise InputError("`max_lag` is the last of the edges `bins`; leave it out")
+    if len(edges) < 2 or not np.isfinite(edges).all() or edges[0] < 0.0 or (np.diff(edges) <= 0.0).any():
+        raise InputError(f"the edges `bins` must rise from 0 or more; got {edges.tolist()}")
+    return edges
+
+
+_Pairs: TypeAlias = tuple[FloatArray, FloatArray, int]
+
+
+def _all_pairs(
+    places: FloatArray, values: FloatArray, edges: FloatArray, within: _Cone, how: tuple[int, int]
+) -> list[_Pairs]:
+    """Return lags, differences and the number of all pairs of each bin."""
+    lags: list[list[FloatArray]] = [[] for _ in edges[1:]]
+    q: list[list[FloatArray]] = [[] for _ in edges[1:]]
+    for start in range(0, len(values), _ROWS):
+        rows = np.arange(start, min(start + _ROWS, len(values)))
+        one, other = np.nonzero(rows[:, None] < np.arange(len(values))[None, :])
+        steps = places[rows[one]] - places[other]
+        length = np.sqrt(np.einsum("ij,ij->i", steps, steps))
+        taken = (length >= edges[0]) & (length < edges[-1]) & within(steps, length)
+        difference = values[rows[one[taken]]] - values[other[taken]]
+        bin_of = np.searchsorted(edges, length[taken], side="right") - 1
+        for index in range(len(lags)):
+            here = bin_of == index
+            lags[index].append(length[taken][here])
+            q[index].append(difference[here])
+    joined = [(np.concatenate(one), np.concatenate(other)) for one, other in zip(lags, q, strict=True)]
+    return [(one, other, len(one)) for one, other in joined]
+
+
+def _sampled(
+    places: FloatArray, values: FloatArray, edges: FloatArray, within: _Cone, how: tuple[int, int]
+) -> list[_Pairs]:
+    """Return lags and differences of random pairs of each bin, and how many pairs it has about."""
+    wanted, seed = how
+    result = []
+    for index, (low, high) in enumerate(itertools.pairwise(edges)):
+        rng = np.random.default_rng([seed, index, 0])
+        cells = _Cells.of(places, float(high))
+        lags, q, tried, taken = [], [], 0, 0
+        while taken < wanted and tried < _MOST_CANDIDATES:
+            one, other = cells.candidates(rng, _CANDIDATES)
+            steps = places[one] - places[other]
+            length = np.sqrt(np.einsum("ij,ij->i", steps, steps))
+            good = (length >= low) & (length < high) & (one != other) & within(steps, length)
+            lags.append(length[good])
+            q.append(values[one[good]] - values[other[good]])
+            tried, taken = tried + len(one), taken + int(good.sum())
+        # Of ordered pairs: half as many pairs.
+        count = round(0.5 * cells.total * taken / tried) if tried else 0
+        result.append((np.concatenate(lags)[:wanted], np.concatenate(q)[:wanted], count))
+    return result
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Points in cubes of one width, and the numbers of ordered pairs of each cube with itself and its neighbours."""
+
+    order: IntArray  # points, cube by cube
+    start: IntArray  # of each cube in the order
+    size: IntArray
+    pairs: IntArray  # cubes (m, 2) with neighbours
+    weight: FloatArray  # cumulative numbers of pairs: (m,)
+
+    @classmethod
+    def of(cls, places: FloatArray, width: float) -> _Cells:
+        cube = np.floor((places - places.min(axis=0)) / width).astype(np.int64)
+        # One more on either side, so that neighbours never wrap around.
+        extent = cube.max(axis=0) + 3
+        strides = np.concatenate([[1], np.cumprod(extent[:-1])])
+        key = (cube + 1) @ strides
+        order = np.argsort(key, kind="stable")
+        cubes, start, size = np.unique(key[order], return_index=True, return_counts=True)
+        found = []
+        for step in itertools.product((-1, 0, 1), repeat=places.shape[1]):
+            neighbour = cubes + np.array(step) @ strides
+            at = np.minimum(np.searchsorted(cubes, neighbour), len(cubes) - 1)
+            own = np.flatnonzero(cubes[at] == neighbour)
+            found.append(np.column_stack([own, at[own]]))
+        pairs = np.concatenate(found)
+        return cls(order, start, size, pairs, np.cumsum(size[pairs[:, 0]].astype(np.float64) * size[pairs[:, 1]]))
+
+    @property
+    def total(self) -> float:
+        """Number of ordered pairs."""
+        return float(self.weight[-1])
+
+    def candidates(self, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
+        """Draw ordered pairs of points, uniformly."""
+        at = np.searchsorted(self.weight, rng.random(count) * self.total, side="right")
+        cubes = self.pairs[np.minimum(at, len(self.pairs) - 1)]
+        own = [self.start[cube] + (rng.random(count) * self.size[cube]).astype(np.int64) for cube in cubes.T]
+        return self.order[own[0]], self.order[own[1]]
+
+
+# --------------------------------------------------------------------------------------------------------- estimators
+
+
+def _matheron(q: FloatArray, rng: np.random.Generator) -> float:
+    return float(0.5 * np.mean(q**2))
+
+
+def _cressie(q: FloatArray, rng: np.random.Generator) -> float:
+    n = len(q)
+    return float(0.5 * np.mean(np.sqrt(np.abs(q))) ** 4 / (0.457 + 0.494 / n + 0.045 / n**2))
+
+
+def _dowd(q: FloatArray, rng: np.random.Generator) -> float:
+    return float(0.5 * 2.198 * np.median(np.abs(q)) ** 2)
+
+
+def _genton(q: FloatArray, rng: np.random.Generator) -> float:
+    if len(q) > MOST_COMPARED:
+        q = rng.choice(q, MOST_COMPARED, replace=False)
+    n = len(q)
+    if n < 2:
+        return float("nan")
+    one, other = np.triu_indices(n, 1)
+    k = (n // 2 + 1) * (n // 2) // 2
+    quantile = np.partition(np.abs(q[one] - q[other]), k - 1)[k - 1]
+    return float(0.5 * (2.219 * quantile) ** 2)
+
+
+_ESTIMATES: dict[str, Callable[[FloatArray, np.random.Generator], float]] = {
+    "matheron": _matheron,
+    "cressie": _cressie,
+    "dowd": _dowd,
+    "genton": _genton,
+}
+
+
+def _sampling_error(estimator: str, q: FloatArray, count: int, rng: np.random.Generator) -> float:
+    """Return the standard error of an estimate against that of all pairs."""
+    if len(q) >= count or len(q) < 2:
+        return 0.0
+    if estimator == "matheron":
+        return float(np.std(0.5 * q**2, ddof=1) / np.sqrt(len(q)))
+    part = q if len(q) <= MOST_COMPARED else rng.choice(q, MOST_COMPARED, replace=False)
+    estimates = [_ESTIMATES[estimator](rng.choice(part, len(part)), rng) for _ in range(BOOTSTRAPS)]
+    # Genton's estimate is that of the part; the others are of all pairs, whose errors are smaller by the root.
+    smaller = 1.0 if estimator == "genton" else np.sqrt(len(part) / len(q))
+    return float(np.std(estimates, ddof=1) * smaller)

@@ -1,0 +1,153 @@
+"""Samples of a field: places with values and their noise, one sample a place.
+
+Replicates j at one place have the same field and micro-scale variation. Their merged sample gives the same posterior of
+f: the mean value, weighted by 1 / e_j for measurement errors of variance e_j, with the error 1 / sum_j (1 / e_j). The
+micro-scale variance is not averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from dkgp.data.types import FloatArray, IntArray
+from dkgp.errors import InputError
+
+Duplicates: TypeAlias = Literal["merge", "keep", "mean", "first", "refuse"]
+DUPLICATES: tuple[Duplicates, ...] = get_args(Duplicates)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples with their measurement errors.
+
+    Attributes
+    ----------
+    places : (n, k)
+        See `Space.places`; before the anisotropy is removed.
+    values : (n, p)
+    errors : (n,)
+        Variances of the measurement errors.
+    microscale : float
+        Variance of the micro-scale variation.
+    covariates : (n, c)
+    n_merged : int
+        Samples that were merged into another one.
+    """
+
+    places: FloatArray
+    values: FloatArray
+    errors: FloatArray
+    microscale: float
+    covariates: FloatArray
+    n_merged: int = 0
+
+    @property
+    def noise(self) -> FloatArray:
+        """The noise of each sample: measurement error and micro-scale variation (n,)."""
+        return self.errors + self.microscale
+
+    def once_a_place(self, how: Duplicates = "merge") -> Samples:
+        """Return the samples with one a place, in order of first appearance.
+
+        Parameters
+        ----------
+        how : {"merge", "keep", "mean", "first", "refuse"}
+            "merge": exactly, by the errors; "keep": leave them as they are; "mean": take the mean as one sample with
+            the mean error; "first": drop the later ones; "refuse": raise an error.
+
+        Raises
+        ------
+        InputError
+            Replicates with "refuse"; other values at one place without a measurement error; other covariates at one
+            place; "keep" with micro-scale variation, which replicates share.
+        """
+        if how not in DUPLICATES:
+            raise InputError(f"`duplicates` is one of {', '.join(DUPLICATES)}; got {how!r}")
+        first, group = groups_of(self.places)
+        n, m = len(self.places), len(first)
+        if n == m:
+            return self
+        if how == "refuse":
+            row = int(np.setdiff1d(np.arange(n), first)[0])
+            raise InputError(
+                f"{n - m} of {n} samples lie at the place of another one, first in row {row}, at "
+                f"{_shown(self.places[row])}. Pass `duplicates` merge to merge them"
+            )
+        if how == "keep":
+            if self.microscale:
+                raise InputError(
+                    "`duplicates` keep treats the micro-scale variation of replicates as independent, but they share "
+                    "it; pass `duplicates` merge"
+                )
+            self._require_agreement(first, group)
+            return self
+        kept = replace(
+            self,
+            places=self.places[first],
+            values=self.values[first],
+            errors=self.errors[first],
+            covariates=self.covariates[first],
+            n_merged=n - m,
+        )
+        if how == "first":
+            return kept
+        if (self.covariates != kept.covariates[group]).any():
+            row = int(np.argmax((self.covariates != kept.covariates[group]).any(axis=1)))
+            raise InputError(
+                f"samples at {_shown(self.places[row])} have different covariates; expected one value a place"
+            )
+        count = np.bincount(group, minlength=m)
+        if how == "mean":
+            return replace(kept, values=_sums(self.values, group, m) / count[:, None], errors=_mean(self.errors, group))
+        self._require_agreement(first, group)
+        certain = self.errors == 0.0
+        weights = np.where(certain, 0.0, 1.0 / np.where(certain, 1.0, self.errors))
+        # A place with an observation without error has its value.
+        exact = np.zeros(m, dtype=bool)
+        exact[group[certain]] = True
+        weights = np.where(exact[group], certain.astype(np.float64), weights)
+        total = np.bincount(group, weights=weights, minlength=m)
+        single = (count == 1)[:, None]
+        values = np.where(single, kept.values, _sums(self.values * weights[:, None], group, m) / total[:, None])
+        errors = np.where(exact, 0.0, 1.0 / total)
+        return replace(kept, values=values, errors=np.where(count == 1, kept.errors, errors))
+
+    def _require_agreement(self, first: IntArray, group: IntArray) -> None:
+        """Refuse observations without error that contradict each other at one place."""
+        certain = np.flatnonzero(self.errors == 0.0)
+        order = certain[np.argsort(group[certain], kind="stable")]
+        same = group[order][1:] == group[order][:-1]
+        differs = (self.values[order][1:] != self.values[order][:-1]).any(axis=1)
+        if (same & differs).any():
+            at = int(np.argmax(same & differs))
+            one, other = self.values[order[at], 0], self.values[order[at + 1], 0]
+            reason = "the nugget is all micro-scale" if self.microscale else "they have no measurement error"
+            raise InputError(
+                f"2 samples at {_shown(self.places[order[at]])} have values {one:g} and {other:g}, and {reason}: no "
+                "field passes through both. Give `noise`, or `duplicates` merge with a measurement error"
+            )
+
+
+def groups_of(places: FloatArray) -> tuple[IntArray, IntArray]:
+    """Return the first row of each place, in order of appearance, and each row's place: (m,) and (n,)."""
+    rows = np.ascontiguousarray(places).view([("", places.dtype)] * places.shape[1]).reshape(-1)
+    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[inverse.reshape(-1)]
+
+
+def _sums(values: FloatArray, group: IntArray, m: int) -> FloatArray:
+    return np.column_stack([np.bincount(group, weights=column, minlength=m) for column in values.T])
+
+
+def _mean(values: FloatArray, group: IntArray) -> FloatArray:
+    return np.asarray(np.bincount(group, weights=values) / np.bincount(group))
+
+
+def _shown(place: FloatArray) -> str:
+    return f"({', '.join(f'{value:.10g}' for value in place)})"
