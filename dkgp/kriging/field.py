@@ -15,7 +15,7 @@ value, exactly.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -38,7 +38,7 @@ from dkgp.models.exact import train
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.rounding import outward
-from dkgp.models.trend import MeanKind
+from dkgp.models.trend import Drift, MeanValue
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import GradientInfNorm
@@ -130,7 +130,7 @@ class Field:
         variogram: Variogram,
         solving: Solving | None = None,
         *,
-        mean: MeanKind | float = "constant",
+        mean: Drift | MeanValue = "constant",
         names: tuple[str, ...] = ("z",),
         about: Mapping[str, Any] | None = None,
     ) -> Self:
@@ -143,8 +143,8 @@ class Field:
         space, variogram
             Of the samples.
         solving : Solving, optional
-        mean : {"constant", "linear", ...} or float
-            Ordinary kriging, universal kriging, or the known mean of simple kriging.
+        mean : Drift, or a value of `mean` of `dkgp.GPRegressor`
+            "constant" for ordinary kriging, "linear" or "quadratic" for universal, a number for simple kriging.
         names : tuple of str
             Names of the values.
         about : mapping, optional
@@ -159,8 +159,7 @@ class Field:
         unit, scale = variogram.range, float(np.sqrt(variogram.field_variance))
         inputs = variogram.isotropic(samples.places)
         kernel = variogram.to_kernel(space.n_columns, unit=unit, variance=1.0)
-        fitted = isinstance(mean, str)
-        middle = samples.values.mean(axis=0) if fitted else np.full(samples.values.shape[1], float(mean))
+        middle = samples.values.mean(axis=0)
         columns, p = inputs.shape[1], len(middle)
         standardisation = Standardisation(
             inputs.mean(axis=0), np.full(columns, unit), middle, np.full(p, scale), (True,) * columns
@@ -170,7 +169,7 @@ class Field:
         noise = samples.noise / variogram.field_variance
         common = float(noise.min())
         by_sample = None if (noise == common).all() else noise - common
-        problem = Problem.of(dataset, kernel, Noise(common, by_sample), mean if fitted else "centred")  # type: ignore[arg-type]
+        problem = Problem.of(dataset, kernel, Noise(common, by_sample), Drift.parse(mean))
         error = ProductError.of(how.product_error)
         solver, products = solver_for(how.solver, problem, how.tolerance, how.seed, product_error=error)
         with executor_for(how.client, dataset) as executor:
@@ -189,7 +188,7 @@ class Field:
             "variogram": variogram.to_dict(),
             "errors": samples.errors.tolist() if np.ptp(samples.errors) else float(samples.errors[0]),
             "n_merged": samples.n_merged,
-            "mean": mean,
+            "mean": problem.mean.to_json(),
             **(about or {}),
         }
         settings = {"product_error": how.product_error}
@@ -262,34 +261,45 @@ class Field:
         settings = VarianceSettings(gap=gap, latent=True) if variance else None
         posterior = self.fitted.posterior(settings, n_planned or max(1, len(places)))
         columns = posterior(self.inputs(places))
-        mean, bound = columns["mean"], columns["mean_error_bound"]
         ends = (columns["variance_lower"], columns["variance_upper"]) if variance else None
+        return self.quantity(of, (columns["mean"], columns["mean_error_bound"], ends), lambda: places)
+
+    def quantity(
+        self,
+        of: Quantity,
+        signal: tuple[FloatArray, FloatArray, tuple[FloatArray, FloatArray] | None],
+        places: Callable[[], FloatArray],
+    ) -> Kriged:
+        """Return a quantity from the predicted signal: its means, bounds and ends of variances, (r, p) each.
+
+        `places` returns the places (r, k), which the signal itself does not need.
+        """
+        mean, bound, ends = signal
         if of == "signal":
             return _kriged(mean, bound, ends, 0)
-        row = self.sample_at(places)
+        row = self.sample_at(places())
         here = np.flatnonzero(row >= 0)
-        lower, upper = (None, None) if ends is None else ends
-        micro, error = self.variogram.microscale_variance, self.variogram.error_variance
-        at_samples = row[here]
-        e, n = self.errors[at_samples][:, None], (self.errors[at_samples] + micro)[:, None]
+        at_samples, micro = row[here], self.variogram.microscale_variance
+        e = self.errors[at_samples][:, None]
+        n = e + micro
         share = np.divide(e, n, out=np.zeros_like(n), where=n > 0.0)
         values = self.values[at_samples]
-        if lower is not None and upper is not None:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # e - e^2 (n - V) / n^2 = e m / n + share^2 V, for n = e + m
-                at_low, at_high = (share * micro + share**2 * end[here] for end in (lower, upper))
-            lower, upper = lower + micro, upper + micro
-            lower[here], upper[here] = at_low, at_high
-            if of == "observation":
-                lower, upper = lower + error, upper + error
-            lower, upper = outward(lower, upper)
-            lower = np.maximum(lower, 0.0)
-            if of == "field":
-                exact = here[self.errors[at_samples] == 0.0]
-                lower[exact], upper[exact] = 0.0, 0.0
+        mean, bound = mean.copy(), bound.copy()
         mean[here] = values - share * (values - mean[here])
         bound[here] *= share
-        return _kriged(mean, bound, None if lower is None or upper is None else (lower, upper), len(here))
+        if ends is None:
+            return _kriged(mean, bound, None, len(here))
+        # At a sample e - e^2 (n - V) / n^2 = (e / n) m + (e / n)^2 V, for n = e + m.
+        at_low, at_high = (share * micro + share**2 * end[here] for end in ends)
+        lower, upper = ends[0] + micro, ends[1] + micro
+        lower[here], upper[here] = at_low, at_high
+        lower, upper = outward(lower, upper)
+        if of == "field":
+            exact = here[e[:, 0] == 0.0]
+            lower[exact], upper[exact] = 0.0, 0.0
+        else:
+            lower, upper = outward(lower + self.variogram.error_variance, upper + self.variogram.error_variance)
+        return _kriged(mean, bound, (np.maximum(lower, 0.0), upper), len(here))
 
     @cached_property
     def values(self) -> FloatArray:

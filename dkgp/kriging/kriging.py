@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -12,11 +13,13 @@ from numpy.typing import ArrayLike
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
-from dkgp.kriging.field import QUANTITIES, Field, Kriged, Solving
+from dkgp.kriging.field import QUANTITIES, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
+from dkgp.kriging.rasters import MapSettings, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
+from dkgp.models.trend import Drift
 
 KINDS = ("simple", "ordinary", "universal")
 REFUSED_NEIGHBOURS = "dkgp takes all samples; leave it out"
@@ -164,7 +167,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         InputError
             Values or settings that cannot be worked with; see the class.
         """
-        mean = self._mean()
+        mean = self._drift()
         has_time = self.time_scale is not None
         space: Space = Space.of(
             coordinates,
@@ -199,7 +202,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         self.certificate_ = dict(field.record.certificate)
         return self
 
-    def _mean(self) -> Any:
+    def _drift(self) -> Drift:
         """Return the engine's mean of the kind of kriging."""
         if self.kind not in KINDS:
             raise InputError(f"`kind` is one of {', '.join(KINDS)}; got {self.kind!r}")
@@ -212,14 +215,14 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
                 f"`degree` and `covariates` belong to universal kriging; got kind={self.kind!r}. Pass kind='universal'"
             )
         if self.kind == "simple":
-            return float(self.mean)  # type: ignore[arg-type]
+            return Drift(value=float(self.mean))  # type: ignore[arg-type]
         if self.kind == "ordinary":
-            return "constant"
+            return Drift(0)
         if self.covariates:
             raise InputError("covariates are not available yet")
-        if self.degree != 1:
-            raise InputError(f"`degree` of universal kriging is 1; got {self.degree!r}")
-        return "linear"
+        if self.degree not in (1, 2):
+            raise InputError(f"`degree` of universal kriging is 1 or 2; got {self.degree!r}")
+        return Drift(self.degree)
 
     def _covariates_at(self, covariates: Any, n: int) -> FloatArray:
         if covariates is None:
@@ -280,16 +283,109 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         self, coordinates: Sequence[ArrayLike], *, variance: bool = False, n_planned: int | None = None
     ) -> Kriged:
         """Return predictions of flattened points, with bounds; see `Field.at`."""
-        if self.of not in QUANTITIES:
-            raise InputError(f"`of` is one of {', '.join(QUANTITIES)}; got {self.of!r}")
         places = self.space_.places(coordinates)
         return self.field_.at(
             places,
-            self.of,
+            self._quantity(),
             variance=variance,
             gap=self.variance_gap,
             n_planned=n_planned,
         )
+
+    def grid(
+        self,
+        region: Sequence[float] | None = None,
+        shape: tuple[int, int] | None = None,
+        spacing: Any = None,
+        *,
+        coordinates: Sequence[ArrayLike] | None = None,
+        adjust: str = "spacing",
+        pixel_register: bool = False,
+        variance: bool = False,
+        crs: Any = None,
+        time: float | None = None,
+        dims: tuple[str, str] = ("northing", "easting"),
+        data_names: Sequence[str] | None = None,
+        mask: ArrayLike | None = None,
+        out: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
+    ) -> Any:
+        """Predict at the cells of a regular grid.
+
+        Parameters
+        ----------
+        region : (west, east, south, north), optional
+            By default that of the samples.
+        shape, spacing, adjust, pixel_register
+            As for verde's `grid_coordinates`: (rows, columns), or the distance of centres.
+        coordinates : (easting, northing), optional
+            Centres of columns and rows, evenly spaced, instead.
+        variance : bool, default False
+            Variances in proven intervals too.
+        crs : optional
+            CRS of the grid, by default that of the samples; cells are transformed.
+        time : float, optional
+            Time of the map, for a field in space and time.
+        dims, data_names
+            Names of the dimensions, and of the predicted means; by default "scalars", or "scalars0", ...
+        mask : (rows, columns) array_like of bool, optional
+            Cells that are false are NaN.
+        out : str, optional
+            Write the map to a name ending in .tif, .nc or .zarr, without holding it in memory where the format allows.
+        overwrite : bool, default False
+            Replace `out`.
+        resume : bool, default False
+            Go on with an interrupted map: the cells that are done lie in `out` + ".cells".
+
+        Returns
+        -------
+        xarray.Dataset, or None with `out`
+            Rows from south to north.
+        """
+        check_is_fitted(self, "field_")
+        if coordinates is not None:
+            if region is not None or shape is not None or spacing is not None:
+                raise InputError("give `coordinates`, or `region` with `shape` or `spacing`, not both")
+            x, y = (np.asarray(values, dtype=np.float64) for values in coordinates[:2])
+            grid = Grid.of_centres(x[0] if x.ndim == 2 else x, y[:, 0] if y.ndim == 2 else y)
+        else:
+            grid = Grid.of(
+                self.region_ if region is None else region,
+                shape=shape,
+                spacing=spacing,
+                adjust=adjust,
+                pixel_register=pixel_register,
+            )
+        settings = MapSettings(self._quantity(), variance, self.variance_gap, crs, time)
+        if out is not None:
+            write_field(self.field_, grid, os.fspath(out), settings, self.client, overwrite=overwrite, resume=resume)
+            return None
+        with tempfile.TemporaryDirectory(prefix="dkgp-") as folder:
+            cells = map_cells(self.field_, grid, f"{folder}/cells.zarr", settings, client=self.client)
+            return self._named(map_in_memory(cells, dims), data_names, mask)
+
+    def _quantity(self) -> Quantity:
+        for quantity in QUANTITIES:
+            if self.of == quantity:
+                return quantity
+        raise InputError(f"`of` is one of {', '.join(QUANTITIES)}; got {self.of!r}")
+
+    def _named(self, dataset: Any, data_names: Sequence[str] | None, mask: ArrayLike | None) -> Any:
+        """Return a map with the names of verde, and without masked cells."""
+        targets = self.field_.record.target_names
+        names = data_names or (["scalars"] if len(targets) == 1 else [f"scalars{i}" for i in range(len(targets))])
+        if len(names) != len(targets):
+            raise InputError(f"`data_names` names {len(targets)} data; got {tuple(names)}")
+        means = ["mean"] if len(targets) == 1 else [f"{target}_mean" for target in targets]
+        dataset = dataset.rename(dict(zip(means, names, strict=True)))
+        if mask is None:
+            return dataset
+        inside = np.asarray(mask, dtype=bool)
+        shape = tuple(dataset.sizes.values())
+        if inside.shape != shape:
+            raise InputError(f"`mask` has shape {inside.shape}; expected that of the grid, {shape}")
+        return dataset.where((tuple(dataset.sizes), inside))
 
     def _shaped(self, values: FloatArray, shape: tuple[int, ...]) -> Any:
         columns = tuple(column.reshape(shape) for column in values.T)
@@ -325,12 +421,12 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         """Open a stored field; `StoreError` for another store."""
         field = Field.open(os.fspath(url))
         space = field.space
-        mean = field.about["mean"]
+        mean = Drift.from_json(field.about["mean"])
         kriging = cls(
             field.variogram,
-            kind="simple" if not isinstance(mean, str) else "ordinary" if mean == "constant" else "universal",
-            mean=None if isinstance(mean, str) else mean,
-            degree=1 if mean == "linear" else 0,
+            kind="simple" if not mean.is_fitted else "universal" if mean.degree else "ordinary",
+            mean=mean.value,
+            degree=mean.degree or 0,
             of=field.about.get("of", "signal"),
             crs=space.crs,
             metric=space.metric,
