@@ -30,7 +30,7 @@ _ULPS = 8.0 * np.finfo(np.float64).eps
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """What is proven of the exact process at r points: its mean within `bound` of `mean`, its variance in an interval.
+    """Proofs about the exact process at r points: its mean within `bound` of `mean`, its variance in an interval.
 
     All (r,), in the target's units. The ends of the variance are None where only means are compared.
     """
@@ -118,7 +118,7 @@ class Audit:
 
 
 def audit(exact: Exact, mean: ArrayLike, variance: ArrayLike | None = None) -> Audit:
-    """Judge predictions by what is proven of the exact process.
+    """Judge predictions by proofs about the exact process.
 
     Parameters
     ----------

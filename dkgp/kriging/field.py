@@ -71,7 +71,7 @@ class Kriged:
 
 @dataclass(frozen=True)
 class Solving:
-    """How the equations are solved.
+    """Settings of the solve.
 
     Parameters
     ----------

@@ -120,7 +120,7 @@ class Grid:
                 )
 
     def coordinates(self, rows: slice, columns: slice) -> tuple[FloatArray, FloatArray]:
-        """Return x and y of a tile's cells, (rows, columns) each: the same bits whatever the tile."""
+        """Return x and y of a tile's cells, (rows, columns) each: the same bits for every cut into tiles."""
         x, y = np.meshgrid(self.x[columns], self.y[rows])
         return x, y
 

@@ -15,10 +15,11 @@ from dkgp.errors import InputError
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
 from dkgp.kriging.field import QUANTITIES, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
-from dkgp.kriging.rasters import MapSettings, map_cells, map_in_memory, write_field
+from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
+from dkgp.models.prediction.predict import Destination
 from dkgp.models.trend import Drift
 
 KINDS = ("simple", "ordinary", "universal")
@@ -45,8 +46,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
     covariates : tuple of str, default ()
         Names of the covariates of an external drift, known at samples and at every point of a prediction.
     of : {"signal", "field", "observation"}, default "signal"
-        What is predicted: the field without the nugget; with its micro-scale variation, which is known at samples; or
-        a new observation, with its measurement error.
+        The predicted quantity: the field without the nugget; with its micro-scale variation, which is known at samples;
+        or a new observation, with its measurement error.
     duplicates : {"merge", "keep", "mean", "first", "refuse"}, default "merge"
         Samples at one place; "merge" is exact.
     crs : EPSG code, WKT or pyproj.CRS, optional
@@ -358,12 +359,14 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
                 pixel_register=pixel_register,
             )
         settings = MapSettings(self._quantity(), variance, self.variance_gap, crs, time)
-        if out is not None:
-            write_field(self.field_, grid, os.fspath(out), settings, self.client, overwrite=overwrite, resume=resume)
-            return None
-        with tempfile.TemporaryDirectory(prefix="dkgp-") as folder:
-            cells = map_cells(self.field_, grid, f"{folder}/cells.zarr", settings, client=self.client)
-            return self._named(map_in_memory(cells, dims), data_names, mask)
+        with computing(self.field_, self.client) as context:
+            if out is not None:
+                target = Destination(os.fspath(out), overwrite=overwrite, resume=resume)
+                write_field(self.field_, grid, target, settings, context)
+                return None
+            with tempfile.TemporaryDirectory(prefix="dkgp-") as folder:
+                cells = map_cells(self.field_, grid, Destination(f"{folder}/cells.zarr"), settings, context)
+                return self._named(map_in_memory(cells, dims), data_names, mask)
 
     def _quantity(self) -> Quantity:
         for quantity in QUANTITIES:

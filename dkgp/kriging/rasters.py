@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ _LONG_NAMES = {
 
 @dataclass(frozen=True)
 class MapSettings:
-    """What a map holds.
+    """The quantity of a map, and its cells.
 
     Parameters
     ----------
@@ -136,7 +137,7 @@ class CellMap:
             yield slice(first, first + count), values
 
     def _kriged(self, start: int, stop: int, indices: Any) -> Kriged:
-        """Return the predictions of cells by number, of what the settings ask for."""
+        """Return the predictions of cells by number, of the quantity that the settings ask for."""
         read = self.prediction.read
         ends = None
         if self.settings.variance:
@@ -155,33 +156,23 @@ def _variable(kriged: Kriged, name: str, gap: float) -> FloatArray:
     return met.astype(np.float64)
 
 
-def map_cells(
-    field: Field,
-    grid: Grid,
-    store: str,
-    settings: MapSettings,
-    *,
-    client: Any = None,
-    context: RunContext | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    note: Callable[[str], None] | None = None,
-) -> CellMap:
+@contextmanager
+def computing(field: Field, client: Any = None, note: Callable[[str], None] | None = None) -> Iterator[RunContext]:
+    """Run tasks on a client's workers, or as suits the field, with the product error that the field was solved with."""
+    with executor_for(client, field.record) as executor:
+        yield RunContext(executor, product_error=ProductError.of(field.fitted.product_error), note=note)
+
+
+def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings, context: RunContext) -> CellMap:
     """Predict at all cells of a grid, into a prediction store.
 
     Parameters
     ----------
     field, grid, settings
-    store : str
-        Address of the prediction store.
-    client : distributed.Client, optional
-        Whose workers compute, without a `context`.
-    context : RunContext, optional
+    out : Destination
+        The prediction store.
+    context : RunContext
         Who computes, and who watches.
-    overwrite, resume
-        Replace a store that is there, or go on with it.
-    note : callable, optional
-        Called with messages.
 
     Raises
     ------
@@ -193,19 +184,13 @@ def map_cells(
         The regions that are done stay, to be resumed.
     """
     dataset, rows = cells_of(field, grid, crs=settings.crs, time=settings.time)
-    if rows.crs is not None and note is not None:
-        note(f"the grid is in {_short(rows.crs)}, the samples in {_short(field.space.crs)}: cells are transformed")
-    variance = None
-    if settings.variance:
-        variance = VarianceSettings(gap=settings.gap, latent=True)
-    out = Destination(store, overwrite=overwrite, resume=resume)
-    if context is not None:
-        predict(field.record, dataset, out, context, variance=variance, note=note)
-    else:
-        with executor_for(client, dataset) as executor:
-            error = ProductError.of(field.fitted.product_error)
-            predict(field.record, dataset, out, RunContext(executor, product_error=error), variance=variance, note=note)
-    return CellMap(field, rows, open_prediction(store), settings)
+    if rows.crs is not None and context.note is not None:
+        context.note(
+            f"the grid is in {_short(rows.crs)}, the samples in {_short(field.space.crs)}: cells are transformed"
+        )
+    variance = VarianceSettings(gap=settings.gap, latent=True) if settings.variance else None
+    predict(field.record, dataset, out, context, variance=variance, note=context.note)
+    return CellMap(field, rows, open_prediction(out.url), settings)
 
 
 # ------------------------------------------------------------------------------------------------------------- outputs
@@ -245,39 +230,18 @@ def write_map(cells: CellMap, out: str, *, overwrite: bool = False) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_field(
-    field: Field,
-    grid: Grid,
-    out: str,
-    settings: MapSettings,
-    client: Any = None,
-    *,
-    context: RunContext | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    note: Callable[[str], None] | None = None,
-) -> None:
+def write_field(field: Field, grid: Grid, out: Destination, settings: MapSettings, context: RunContext) -> None:
     """Predict at all cells of a grid and write the map; see `map_cells` and `write_map`.
 
     The cells lie in `out` + ".cells" until the map is whole; a run with `resume` goes on with them.
     """
-    format_of(out)
-    if Path(out).exists() and not overwrite:
-        raise OutputExistsError(f"'{out}' exists; pass `overwrite` to replace it, or another name")
-    store = f"{out}.cells"
-    cells = map_cells(
-        field,
-        grid,
-        store,
-        settings,
-        client=client,
-        context=context,
-        overwrite=not resume,
-        resume=resume,
-        note=note,
-    )
-    write_map(cells, out, overwrite=overwrite)
-    shutil.rmtree(store, ignore_errors=True)
+    format_of(out.url)
+    if Path(out.url).exists() and not out.overwrite:
+        raise OutputExistsError(f"'{out.url}' exists; pass `overwrite` to replace it, or another name")
+    store = Destination(f"{out.url}.cells", overwrite=not out.resume, resume=out.resume)
+    cells = map_cells(field, grid, store, settings, context)
+    write_map(cells, out.url, overwrite=out.overwrite)
+    shutil.rmtree(store.url, ignore_errors=True)
 
 
 def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:

@@ -49,7 +49,7 @@ def crs_of(crs: Any) -> Any:
 
 @dataclass(frozen=True)
 class Space:
-    """Where samples lie, and how places are made of their coordinates.
+    """The space of samples, which makes places of coordinates.
 
     Parameters
     ----------
