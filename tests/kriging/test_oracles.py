@@ -23,7 +23,9 @@ def kriged(variogram: Any, mean: Any, of: Any = "signal", *, extra: tuple[Any, .
     X_all, Z_all = np.vstack([X, *(place for place, _ in extra)]), np.append(Z, [value for _, value in extra])
     space, n = Space(2), len(Z_all)
     errors = np.full(n, variogram.error_variance)
-    samples = Samples(space.places(tuple(X_all.T)), Z_all[:, None], errors, variogram.microscale_variance, np.zeros((n, 0)))
+    samples = Samples(
+        space.places(tuple(X_all.T)), Z_all[:, None], errors, variogram.microscale_variance, np.zeros((n, 0))
+    )
     field = Field.fit(samples.once_a_place(), space, variogram, Solving(tolerance=1e-13), mean=mean)
     return field.at(space.places(tuple(P.T)), of, variance=True, gap=1e-6)
 
