@@ -19,7 +19,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dkgp.cluster import ClusterOptions
@@ -52,6 +54,15 @@ STALE_SECONDS = 3600.0
 RUNNER = "dkgp.service.running.runner"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class Attempt:
+    """State of an attempt of a job in this service, beside its row in the queue."""
+
+    child: subprocess.Popen[bytes] | None = None  # None for a process that another service started
+    asked_at: float | None = None  # when the process was asked to end
+    too_large: int = 0  # memory of its processes, if above the limit
 
 
 class Supervisor:
@@ -91,14 +102,10 @@ class Supervisor:
         self._roots = tuple(roots)
         self.name = secrets.token_hex(6)
         self._presence: FileLock | None = None
-        self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        # When a job's process was asked to end, or was seen without a service that would have done so.
-        self._asked_at: dict[tuple[str, int], float] = {}
+        self._attempts: defaultdict[tuple[str, int], Attempt] = defaultdict(Attempt)  # by job and number
         self._wake, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name="dkgp-supervisor", daemon=True)
         self._pruned_at = self._weighed_at = time.monotonic()
-        # Job and attempt -> memory of its processes, if above the limit.
-        self._too_large: dict[tuple[str, int], int] = {}
 
     def start(self) -> None:
         """Begin, in a thread of its own; `StorageError` where the queue's folder cannot be written to."""
@@ -179,13 +186,15 @@ class Supervisor:
             stop_reason = reason or self._reason(job)
             if stop_reason is not None:
                 self._end(job, stop_reason, kill or self._is_runaway(job))
-        for key, child in list(self._children.items()):
+        for key in self._attempts.keys() - {(job.id, job.attempt) for job in running}:
             # The process has recorded its end: this only reaps it.
-            if key not in {(job.id, job.attempt) for job in running} and child.poll() is not None:
-                del self._children[key]
-                self._asked_at.pop(key, None)
-                self._too_large.pop(key, None)
+            child = self._attempts[key].child
+            if child is None or child.poll() is not None:
+                del self._attempts[key]
         return running
+
+    def _attempt(self, job: RunningJob) -> Attempt:
+        return self._attempts[job.id, job.attempt]
 
     def _weigh(self, jobs: Sequence[RunningJob]) -> None:
         """Find jobs above their memory limit, at most once a second."""
@@ -194,60 +203,59 @@ class Supervisor:
         self._weighed_at = time.monotonic()
         leaders = {job: pid for job in jobs if self._memory_of(job) and (pid := self._process_of(job)) is not None}
         for job, taken in zip(leaders, session_bytes(list(leaders.values())).values(), strict=True):
-            most, key = self._memory_of(job), (job.id, job.attempt)
+            most = self._memory_of(job)
             # Pages that several processes share were counted for each.
             if most is not None and taken > most and (held := held_bytes(leaders[job])) > most:
-                self._too_large[key] = held
+                self._attempt(job).too_large = held
 
     def _memory_of(self, job: RunningJob) -> int | None:
         limits = [limit for limit in (job.memory_bytes, self._memory_bytes) if limit is not None]
         return min(limits, default=None)
 
     def _process_of(self, job: RunningJob) -> int | None:
-        child = self._children.get((job.id, job.attempt))
+        child = self._attempt(job).child
         return process_id(self._queue.folder_of(job.id), job.attempt) if child is None else child.pid
 
     def _is_runaway(self, job: RunningJob) -> bool:
         """True if a job grows too fast to save its state."""
         most = self._memory_of(job)
-        return most is not None and self._too_large.get((job.id, job.attempt), 0) > RUNAWAY * most
+        return most is not None and self._attempt(job).too_large > RUNAWAY * most
 
     def _reason(self, job: RunningJob) -> StopReason | None:
         if job.stop is not None:
             return job.stop
         if job.cancel_requested:
             return "cancel"
-        if (job.id, job.attempt) in self._too_large:
+        if self._attempt(job).too_large:
             return "memory"
         limits = [limit for limit in (job.deadline_seconds, self._deadline_seconds) if limit is not None]
         return "deadline" if limits and job.ran_seconds > min(limits) else None
 
     def _has_ended(self, job: RunningJob) -> bool:
-        child = self._children.get((job.id, job.attempt))
+        child = self._attempt(job).child
         if child is not None and child.poll() is None:
             return False
         return FileLock.is_free(self._queue.folder_of(job.id) / "lock")
 
     def _end(self, job: RunningJob, reason: StopReason, kill: bool) -> None:
         """Ask the job's process once to end; kill it if it takes too long."""
-        key = (job.id, job.attempt)
-        folder = self._queue.folder_of(job.id)
-        if key not in self._asked_at:
-            held, most = self._too_large.get(key), self._memory_of(job)
+        attempt, folder = self._attempt(job), self._queue.folder_of(job.id)
+        if attempt.asked_at is None:
+            held, most = attempt.too_large, self._memory_of(job)
             detail = f"{_gibibytes(held)} GiB of {_gibibytes(most)}" if held and most else None
             first = self._ledger.mark_stop(job.id, job.attempt, reason, detail)
             # Marked before: by a service that died then, or by this one, which could not reach the process yet.
             if not self._send(job, folder, signal.SIGTERM):
                 return
-            self._asked_at[key] = time.monotonic()
+            attempt.asked_at = time.monotonic()
             _log.info("job %s is asked to end (%s%s)", job.id, reason, "" if first else ", again")
             if kill and reason == "memory":
                 self._send(job, folder, signal.SIGKILL)
-        elif kill or time.monotonic() - self._asked_at[key] > self._end_seconds:
+        elif kill or time.monotonic() - attempt.asked_at > self._end_seconds:
             self._send(job, folder, signal.SIGKILL)
 
     def _send(self, job: RunningJob, folder: Path, number: signal.Signals) -> bool:
-        child = self._children.get((job.id, job.attempt))
+        child = self._attempt(job).child
         if child is None:
             return send_signal(folder, job.attempt, number)
         child.send_signal(number)
@@ -255,9 +263,7 @@ class Supervisor:
 
     def _record_death(self, job: RunningJob) -> None:
         """Record the end of a process that did not record it itself."""
-        child = self._children.pop((job.id, job.attempt), None)
-        self._asked_at.pop((job.id, job.attempt), None)
-        self._too_large.pop((job.id, job.attempt), None)
+        child = self._attempts.pop((job.id, job.attempt), Attempt()).child
         folder = self._queue.folder_of(job.id)
         code = None if child is None else child.returncode
         output = self._cluster.redacted(last_lines(folder / "log.txt"))
@@ -310,7 +316,7 @@ class Supervisor:
                 # Too many processes or open files, too little memory or disk: another time, perhaps.
                 self._ledger.died(job_id, attempt, f"the job's process could not be started: {error}")
             return
-        self._children[job_id, attempt] = child
+        self._attempts[job_id, attempt].child = child
         _log.info("job %s started: attempt %d, process %d", job_id, attempt, child.pid)
         threading.Thread(target=self._wait_for, args=(child,), name=f"dkgp-wait-{job_id}", daemon=True).start()
 
