@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,13 +14,12 @@ from numpy.typing import NDArray
 from dkgp.cluster import BlockExecutor
 from dkgp.data import ClassifierRecord, Dataset
 from dkgp.data.classes import check_classes, class_name
-from dkgp.data.sources.labelled import LabelledTable, is_labelled, label, labelled_targets
+from dkgp.data.sources.labelled import is_labelled, labelled_targets
 from dkgp.errors import InputError
 from dkgp.estimators.base import KernelEstimator
 from dkgp.estimators.fitted import FittedClassifier, Workspace
 from dkgp.estimators.inputs import (
     Table,
-    as_array,
     computed,
     is_dask,
     is_plain,
@@ -29,7 +29,7 @@ from dkgp.estimators.inputs import (
     require_same_order,
     weights_of_score,
 )
-from dkgp.estimators.outputs import framed, quantities, renamed
+from dkgp.estimators.outputs import Form, present, quantities
 from dkgp.estimators.parameters import (
     AllowedError,
     CheckedElsewhere,
@@ -447,18 +447,19 @@ def class_predictions(
     """
     record = fitted.record
     t = record.n_outputs
-    width = {"label": 1, "decision": t, "bounds": t, "certified": 1, **dict.fromkeys(PROBABILITIES, len(classes))}
+    target, several = record.target_names[0], classes if t > 1 else None
+    forms = {
+        "label": Form(target, decode=partial(_taken, classes)),
+        # Decisions stay an array, as scikit-learn's calibration needs them.
+        "decision": Form(f"{target}_decision", several, "class_name", framed=False),
+        "bounds": Form(f"{target}_decision_error_bound", several, "class_name", framed=False),
+        "certified": Form(f"{target}_certified", decode=_is_one),
+        **{name: Form(f"{target}_{name}", classes, "class_name") for name in PROBABILITIES},
+    }
+    widths = {name: 1 if (columns := forms[name].columns) is None else len(columns) for name in names}
     variance = VarianceSettings() if _averaged(record, names) else None
-    predictions = quantities(fitted, table.rows, names, variance, client, {name: width[name] for name in names})
-    target = record.target_names[0]
-    if table.frame is not None:
-        return {name: _of_frame(name, values, target, classes) for name, values in predictions.items()}
-    shaped = {name: _shaped(name, values, classes) for name, values in predictions.items()}
-    if table.index is not None:
-        return {name: _framed(name, values, table.index, target, classes) for name, values in shaped.items()}
-    if table.labels is None:
-        return shaped
-    return {name: _labelled(name, values, table.labels, target, classes) for name, values in shaped.items()}
+    known = quantities(fitted, table.rows, names, variance, client, widths)
+    return {name: present(values, table, forms[name]) for name, values in known.items()}
 
 
 def _averaged(record: ClassifierRecord, names: tuple[str, ...]) -> bool:
@@ -470,60 +471,9 @@ def _averaged(record: ClassifierRecord, names: tuple[str, ...]) -> bool:
     return record.form == "gp" and not without.issuperset(names)
 
 
-def _framed(name: str, values: Any, index: Any, target: str, classes: NDArray[Any]) -> Any:
-    """Values with a DataFrame's index; decisions stay an array, as scikit-learn's calibration needs them."""
-    if name in ("decision", "bounds"):
-        return values
-    return framed(values, index, _title(target, name), list(classes))
-
-
-def _of_frame(name: str, frame: Any, target: str, classes: NDArray[Any]) -> Any:
-    """Columns of a dask DataFrame in the form of `_framed`."""
-    if name in ("decision", "bounds"):
-        values = as_array(frame)
-        return values if values.shape[1] > 1 else values[:, 0]
-    if name in PROBABILITIES:
-        return renamed(frame, classes.tolist())
-    column = frame[f"{name}.0"].rename(_title(target, name))
-    if name == "certified":
-        return column > 0.5
-    meta = type(column._meta)(classes[:0], index=column._meta.index, name=column.name)
-    return column.map_partitions(_taken_rows, classes, meta=meta)
-
-
-def _taken_rows(column: Any, classes: NDArray[Any]) -> Any:
-    return type(column)(_taken(column.to_numpy(), classes), index=column.index, name=column.name)
-
-
-def _title(target: str, name: str) -> str:
-    return "_".join(filter(None, (target, _stem(name))))
-
-
-def _stem(name: str) -> str:
-    """The quantity's part of a name; empty for the label itself."""
-    return "" if name == "label" else {"bounds": "decision_error_bound"}.get(name, name)
-
-
-def _shaped(name: str, values: Any, classes: NDArray[Any]) -> Any:
-    """Columns as scikit-learn has them, of NumPy or dask arrays."""
-    if name in PROBABILITIES or (name in ("decision", "bounds") and values.shape[1] > 1):
-        return values
-    column = values[:, 0]
-    if name == "certified":
-        return column > 0.5
-    if name != "label":
-        return column
-    if not is_dask(column):
-        return classes[column.astype(np.int64)]
-    return column.map_blocks(_taken, classes, dtype=classes.dtype, meta=classes[:0])
-
-
-def _taken(codes: NDArray[np.float64], classes: NDArray[Any]) -> NDArray[Any]:
+def _taken(classes: NDArray[Any], codes: FloatArray) -> NDArray[Any]:
     return np.asarray(classes[codes.astype(np.int64)])
 
 
-def _labelled(name: str, values: Any, like: LabelledTable, target: str, classes: NDArray[Any]) -> Any:
-    """Values as a DataArray, with the samples' coordinates and, across, the classes."""
-    across = "class_name" if values.ndim > 1 else None
-    array = label(values, like, (target,), _stem(name), several=False, last_dimension=across)
-    return array if across is None else array.assign_coords({across: classes})
+def _is_one(values: FloatArray) -> NDArray[np.bool_]:
+    return np.asarray(values > 0.5)

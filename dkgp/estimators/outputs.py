@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from dkgp.data.sources.labelled import label
 from dkgp.data.types import FloatArray
 from dkgp.errors import ClusterError, InputError, StoreError
 from dkgp.estimators.fitted import Fitted, FittedModel
-from dkgp.estimators.inputs import Table, is_dask, is_dask_frame
+from dkgp.estimators.inputs import Table, as_array, is_dask, is_dask_frame
 from dkgp.estimators.scikit_learn import ConvergenceWarning
 from dkgp.kernels import Kernel, has_user_function
 from dkgp.models.prediction.posterior import Columns
@@ -68,9 +68,66 @@ def _computed_rows(part: Any, compute: Callable[[FloatArray], FloatArray], colum
     return type(part)(compute(part.to_numpy(np.float64, na_value=np.nan)), index=part.index, columns=columns)
 
 
-def renamed(frame: Any, columns: Sequence[Any]) -> Any:
-    """A dask DataFrame with its columns renamed, in order."""
-    return frame.rename(columns=dict(zip(frame.columns, columns, strict=True)))
+@dataclass(frozen=True)
+class Form:
+    """The form in which a quantity is returned.
+
+    Attributes
+    ----------
+    title
+        Name of a Series or a DataArray.
+    columns : (columns,) ndarray, optional
+        Names of its columns; None for a single one, which is returned as a vector.
+    across
+        Dimension of the columns of a DataArray.
+    decode
+        Function of a column (n,), such as codes of classes, that returns its values.
+    framed
+        Whether it is a Series or DataFrame if the inputs are a DataFrame, and not an array.
+    """
+
+    title: str
+    columns: NDArray[Any] | None = None
+    across: str = "target"
+    decode: Callable[[FloatArray], NDArray[Any]] | None = None
+    framed: bool = True
+
+    @classmethod
+    def of_targets(cls, targets: Sequence[str], stem: str, *, several: bool) -> Form:
+        """Return the form of a quantity of each target; `stem` is the end of its name, as in "price_std"."""
+        title = "_".join(filter(None, ("target" if several else targets[0], stem)))
+        return cls(title, np.asarray(targets) if several else None)
+
+
+def present(values: Any, table: Table, form: Form) -> Any:
+    """Return a quantity (n, columns) in the container of its inputs, which `table` describes; lazily where it is lazy.
+
+    `values` are an array, or a dask DataFrame for inputs in one.
+    """
+    names = None if form.columns is None else form.columns.tolist()
+    if table.frame is not None and form.framed:
+        if names is not None:
+            return values.rename(columns=dict(zip(values.columns, names, strict=True)))
+        column = values[values.columns[0]].rename(form.title)
+        if form.decode is None:
+            return column
+        meta = type(column._meta)(form.decode(np.empty(0)), index=column._meta.index, name=form.title)
+        return column.map_partitions(_decoded_rows, form.decode, meta=meta)
+    values = as_array(values) if table.frame is not None else values
+    if names is None:
+        values = values[:, 0]
+    if form.decode is not None:
+        none = form.decode(np.empty(0))
+        values = values.map_blocks(form.decode, dtype=none.dtype, meta=none) if is_dask(values) else form.decode(values)
+    if table.index is not None and form.framed:
+        return framed(values, table.index, form.title, names)
+    if table.labels is None:
+        return values
+    return label(values, table.labels, form.title, None if names is None else {form.across: form.columns})
+
+
+def _decoded_rows(column: Any, decode: Callable[[FloatArray], NDArray[Any]]) -> Any:
+    return type(column)(decode(column.to_numpy()), index=column.index, name=column.name)
 
 
 # Names of quantities whose column has another name.
@@ -210,25 +267,11 @@ def predictions(
     """
     names = tuple(name for what in asked for name in (PredictionBounds._fields if what == "bounds" else (what,)))
     with_variance = any(name not in ("mean", "mean_error") for name in names)
-    variance = settings if with_variance else None
-    known = quantities(fitted, table.rows, names, variance, client)
-    if table.frame is None and not several:
-        known = {name: values[:, 0] for name, values in known.items()}
-    if table.labels is not None:
-        targets = fitted.record.target_names
-        known = {
-            name: label(values, table.labels, targets, "" if name == "mean" else name, several=several)
-            for name, values in known.items()
-        }
-    targets = fitted.record.target_names
-    titles = {name: targets[0] if name == "mean" else f"{targets[0]}_{name}" for name in known}
-    if table.frame is not None:
-        known = {
-            name: renamed(values, targets) if several else values[f"{name}.0"].rename(titles[name])
-            for name, values in known.items()
-        }
-    elif table.index is not None:
-        known = {name: framed(values, table.index, titles[name], targets) for name, values in known.items()}
+    variance, targets = settings if with_variance else None, fitted.record.target_names
+    known = {
+        name: present(values, table, Form.of_targets(targets, "" if name == "mean" else name, several=several))
+        for name, values in quantities(fitted, table.rows, names, variance, client).items()
+    }
     results = [
         PredictionBounds(*(known[name] for name in PredictionBounds._fields)) if what == "bounds" else known[what]
         for what in asked

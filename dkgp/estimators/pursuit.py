@@ -303,7 +303,8 @@ class ConjugateDirectionsPursuit(TargetsRegressor):
         result = table.inputs @ self.coef_.T + self.intercept_
         if table.labels is None:
             return result
-        return label(result, table.labels, names, "", several=self._several)
+        across = {"target": list(names)} if self._several else None
+        return label(result, table.labels, "target" if self._several else names[0], across)
 
 
 def _linear(coefficients: FloatArray, intercepts: float | FloatArray, rows: FloatArray) -> FloatArray:

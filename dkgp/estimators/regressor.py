@@ -15,7 +15,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.base import GPEstimator
 from dkgp.estimators.fitted import Fitted, FittedModel, Workspace
 from dkgp.estimators.inputs import computed
-from dkgp.estimators.outputs import what_holds
+from dkgp.estimators.outputs import Form, what_holds
 from dkgp.estimators.parameters import (
     AllowedError,
     CheckedElsewhere,
@@ -403,11 +403,11 @@ class GPRegressor(GPEstimator):
         raw = np.asarray(computed(table.inputs), dtype=np.float64)
         values = self._functions[key](standardised(self._fitted.record, raw))
         values = self._mean.added_to_draws(X, values if self._several else values[:, 0])
-        return (
-            values
-            if table.labels is None
-            else label(values, table.labels, self.target_names_, "sample", several=self._several, last_dimension="draw")
-        )
+        if table.labels is None:
+            return values
+        form = Form.of_targets(self.target_names_, "sample", several=self._several)
+        targets = {} if form.columns is None else {form.across: form.columns}
+        return label(values, table.labels, form.title, {**targets, "draw": None})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out draws, which can be computed again."""

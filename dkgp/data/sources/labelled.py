@@ -6,7 +6,7 @@ Nothing is computed here: dask arrays stay dask arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,31 +103,17 @@ def labelled_targets(targets: Any, table: Any) -> tuple[Any, tuple[str, ...] | N
     return table.values, table.names, True
 
 
-def label(
-    values: Any,
-    like: LabelledTable,
-    target_names: Sequence[str],
-    what: str,
-    *,
-    several: bool,
-    last_dimension: str | None = None,
-) -> Any:
-    """Values (n,) or (n, p) as a DataArray with the samples' coordinates, named after the target.
+def label(values: Any, like: LabelledTable, name: str, across: Mapping[str, Any] | None = None) -> Any:
+    """Return values (n, ...) as a DataArray of a name, with the samples' coordinates.
 
-    `last_dimension` is one that the values have beyond these.
-
-    `what` is "" for the target itself, else the suffix of a derived quantity, as in "price_std".
+    `across` has the dimensions beyond the samples', with their coordinates or None.
     """
     import xarray
 
-    dimensions, coordinates = [like.dimension], dict(like.coordinates)
-    if several:
-        dimensions.append("target")
-        coordinates["target"] = list(target_names)
-    if last_dimension is not None:
-        dimensions.append(last_dimension)
-    stem = "target" if several else target_names[0]
-    return xarray.DataArray(values, dims=dimensions, coords=coordinates, name="_".join(filter(None, (stem, what))))
+    further = dict(across or {})
+    known = {dimension: along for dimension, along in further.items() if along is not None}
+    dimensions = [like.dimension, *further]
+    return xarray.DataArray(values, dims=dimensions, coords={**like.coordinates, **known}, name=name)
 
 
 def _numbers(values: Any, place: str | None) -> Any:
