@@ -24,7 +24,7 @@ from dkgp.data import ClassifierRecord, Dataset, open_dataset, save_classifier
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, NewtonMemory
+from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.exact import (
     DecisionError,
     ExactSettings,
@@ -32,7 +32,6 @@ from dkgp.models.classification.exact import (
     train_exact,
 )
 from dkgp.models.classification.fixed_size.settings import (
-    FixedSizeMemory,
     foresee_search,
     most_widths,
 )
@@ -51,7 +50,7 @@ from dkgp.models.classification.logistic import RiskSettings, product_limit, req
 from dkgp.models.classification.near import NearSettings, train_with_basis
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import likelihood_caution
-from dkgp.models.memory import TrainingSizes
+from dkgp.models.memory import Memory, TrainingSizes
 from dkgp.models.sparse.vif import SEARCHED
 from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.operators.base import FloatArray
@@ -281,7 +280,7 @@ class FixedSizeRun(ClassifyRun):
 
             considered = self._considered()
             if job.settings.judges_by_pools:
-                self._announce(executor, plan.together, 1 if considered is None else 2)
+                self._announce(executor, plan.about["together"], 1 if considered is None else 2)
             trained = train_fixed_size(
                 self.data,
                 job.settings,
@@ -296,7 +295,7 @@ class FixedSizeRun(ClassifyRun):
                 kernel=kernel,
                 noise_variance=noise_variance,
                 considered=considered,
-                together=plan.together,
+                together=plan.about["together"],
             )
         record = trained.record(self.data)
         record.summary["memory_plan"] = plan.to_json()
@@ -328,7 +327,7 @@ class FixedSizeRun(ClassifyRun):
             return super().of_rare(summary)
         return f"{weighing_words(summary)}. `class_weight` none or balanced decides it"
 
-    def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[FixedSizeMemory, int]:
+    def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[Memory, int]:
         """The projected memory, and the bytes of inputs that the coordinator may hold.
 
         Raises `MemoryBudgetError` if a pool does not fit even with one kernel at a time.
@@ -337,7 +336,7 @@ class FixedSizeRun(ClassifyRun):
         width = feature_width(SquaredExponential(gamma=(1.0,) * d) if kernel is None else kernel)
         resident, budget = room(self)
 
-        def plan(free: int) -> FixedSizeMemory:
+        def plan(free: int) -> Memory:
             sizes = TrainingSizes(n, d, self.labels.n_outputs, executor, self.job.cluster.cache_bytes, width)
             return self.job.settings.memory(sizes, budget_bytes=free)
 
@@ -542,7 +541,7 @@ class LogisticOnBasisRun(LikelihoodRun):
         job, hyperparameters = self.job, self.kernel_and_noise()
         plan, inputs_bytes = self._planned(hyperparameters.kernel, executor)
         if plan.useful_bytes:
-            executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
+            executor.tiles = replace(executor.tiles, bytes=plan["kept_bytes"])
         with solving(self, executor, inputs_bytes, job.tolerance, measure="relative_residual") as context:
             trained = train_with_basis(
                 self.data,
@@ -556,7 +555,7 @@ class LogisticOnBasisRun(LikelihoodRun):
         summary = {**trained.summary, "method": self.form, "memory_plan": plan.to_json()}
         return trained.record(self.data, summary)
 
-    def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[NewtonMemory, int]:
+    def _planned(self, kernel: Kernel, executor: BlockExecutor) -> tuple[Memory, int]:
         """The projected memory, and the coordinator's bytes of inputs; `MemoryBudgetError` beyond the memory limit."""
         likelihood, width = self.likelihood, feature_width(kernel)
         n, d = self.dataset.n_samples, self.dataset.n_features

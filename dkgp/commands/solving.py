@@ -15,7 +15,7 @@ from dkgp.commands.training import TrainingRun
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
-from dkgp.models.memory import MemoryPlan, Processes, plan_within
+from dkgp.models.memory import Memory, Processes, plan_within
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.product_error import AUTO, EVERY_ENTRY, ProductMemory
@@ -32,7 +32,7 @@ def planned_solve(
     *,
     needs_inputs: str | None = None,
     products: float | None = None,
-) -> MemoryPlan:
+) -> Memory:
     """Project a solve's memory, plan kept tiles in the rest, and allow workers to keep these tiles.
 
     Raises `MemoryBudgetError` if the solve does not fit.
@@ -57,7 +57,7 @@ def planned_solve(
         cache_bytes=cache,
     )
 
-    def within_budget(products: ProductMemory) -> MemoryPlan:
+    def within_budget(products: ProductMemory) -> Memory:
         held = memory.factor_bytes + products.kept_bytes + products.work_bytes
         return plan_within(
             budget,
@@ -84,7 +84,7 @@ def planned_solve(
     repeats = memory.repeats_products and not bounded.kept_bytes
     tiles = replace(executor.tiles, bytes=executor.tiles.bytes if repeats else 0, products=products)
     plan = plan.with_tiles(tiles, n, budget)
-    executor.tiles = replace(tiles, bytes=plan.tiles_bytes)
+    executor.tiles = replace(tiles, bytes=plan["tiles_bytes"])
     return plan
 
 
@@ -103,9 +103,9 @@ def inputs_within(run: TrainingRun, width: int, free_bytes: int) -> int:
     return needed if needed <= min(DEFAULT_COORDINATOR_INPUT_BYTES, free_bytes) else 0
 
 
-def input_bytes(plan: MemoryPlan) -> int:
+def input_bytes(plan: Memory) -> int:
     """Return the bytes of inputs that the plan reserves at the coordinator: those of all inputs, or 0."""
-    return DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0
+    return DEFAULT_COORDINATOR_INPUT_BYTES if plan["inputs_bytes"] else 0
 
 
 @contextmanager

@@ -30,10 +30,11 @@ from dkgp.data.stores.models.regression import SPARSE_MODEL_KIND, SparseRecord, 
 from dkgp.errors import InputError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.context import RunContext
+from dkgp.models.memory import Memory
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.sparse.ladder import FIRST_RUNG, LadderPlan, LadderTarget, Rung, climb
-from dkgp.models.sparse.settings import GREEDY, NEAR_SETTINGS, SparseMemory, SparseSettings
+from dkgp.models.sparse.settings import GREEDY, NEAR_SETTINGS, SparseSettings
 from dkgp.models.sparse.stored import save_sparse
 from dkgp.models.sparse.train import SparseProblem, TrainedSparse, train_sparse
 from dkgp.operators.base import FloatArray, IndexArray
@@ -340,7 +341,7 @@ SAYS_LITTLE = 0.5
 class _Plan:
     """Memory plan: projected memory (each rung plans its own), the coordinator's inputs, free and kept bytes."""
 
-    sparse: SparseMemory | None
+    sparse: Memory | None
     inputs_bytes: int
     free_bytes: int
     kept_bytes: int
@@ -411,8 +412,8 @@ class SparseRun(TrainingRun):
         plan.require(budget, resident)
         # Later rungs of a ladder keep no more tiles than its first rung can use.
         plan = plan.with_kept(executor.tiles, budget - inputs, resident)
-        free = budget - resident - inputs - (plan.kept_bytes if plan.shares_process else 0)
-        return _Plan(plan if job.target is None else None, inputs, free, plan.kept_bytes)
+        free = budget - resident - inputs - (plan["kept_bytes"] if plan.shares_process else 0)
+        return _Plan(plan if job.target is None else None, inputs, free, plan["kept_bytes"])
 
     def _trained(self, executor: BlockExecutor, plan: _Plan) -> TrainedSparse:
         job, hyperparameters = self.job, self.hyperparameters

@@ -32,7 +32,7 @@ from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError, about
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, require_one_target, save, train
-from dkgp.models.memory import MemoryPlan
+from dkgp.models.memory import Memory
 from dkgp.models.problem import Problem, stored_identity
 from dkgp.models.trend import MEAN, Drift, MeanValue
 from dkgp.models.variance.whole_matrix import keep_whole, kept_tiles
@@ -324,7 +324,7 @@ class TrainRun(TrainingRun):
         """Return the checkpoints of the solve."""
         return checkpointing_of(self.job, self.identity, self.solver.settings(), self.reporter)
 
-    def work(self, executor: BlockExecutor) -> tuple[TrainedModel, MemoryPlan]:
+    def work(self, executor: BlockExecutor) -> tuple[TrainedModel, Memory]:
         """Plan the memory and solve."""
         if self.must_choose_again(executor):
             self.choose_solver(one_arithmetic=False)
@@ -367,9 +367,7 @@ class TrainRun(TrainingRun):
             raise ClusterError(f"{error}. Such solvers are {', '.join(others)}") from None
         return False
 
-    def save(
-        self, trained: tuple[TrainedModel, MemoryPlan], measured: Mapping[str, Any], *, overwrite: bool
-    ) -> Outcome:
+    def save(self, trained: tuple[TrainedModel, Memory], measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
         """Write the model, even if the solve stopped short."""
         model, plan = trained
         chosen = {} if self.choice is None else {"auto": self.choice.to_json()}

@@ -39,8 +39,8 @@ from dkgp.models import (
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
 from dkgp.models.classification.near import TITLE, tune_labels_by_neighbours
-from dkgp.models.memory import tiles_that_fit
-from dkgp.models.refinement.record import RefineMemory, RefineSettings, plan_refinement
+from dkgp.models.memory import Memory
+from dkgp.models.refinement.record import RefineSettings, plan_refinement, product_bytes
 from dkgp.models.refinement.refine import RefineSpace, refine
 from dkgp.models.sparse.search import (
     BASIS_SIZES,
@@ -342,7 +342,7 @@ class TuneJob:
 
 def check_refinement_memory(
     run: Run, settings: RefineSettings, executor: BlockExecutor, kernel: Kernel | None = None
-) -> RefineMemory:
+) -> Memory:
     """Project the memory of a refinement; the coordinator holds all inputs only if they fit too.
 
     Products within a bound are included once the kernel is known.
@@ -353,6 +353,10 @@ def check_refinement_memory(
     dataset = run.dataset
     resident, budget = memory_budget()
     n, d = dataset.n_samples, dataset.n_features
+    products, columns = 0, 2 * dataset.n_targets + settings.probes_for(n)
+    if kernel is not None:
+        error = ProductError.of(settings.product_error)
+        products = product_bytes(error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes))
     plan = partial(
         plan_refinement,
         n,
@@ -363,22 +367,13 @@ def check_refinement_memory(
         resident_bytes=resident,
         cache_bytes=run.job.cluster.cache_bytes,
     )
-    products, columns = None, 2 * dataset.n_targets + settings.probes_for(n)
-    if kernel is not None:
-        error = ProductError.of(settings.product_error)
-        products = error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes)
     if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
-        holding = plan(holds_inputs=True).with_products(products)
+        holding = plan(holds_inputs=True).plus(products_bytes=products)
         if holding.coordinator_bytes <= budget:
-            return _with_tiles(holding, executor, n, budget)
-    lean = plan(holds_inputs=False).with_products(products)
+            return holding.with_tiles(executor.tiles, n, budget)
+    lean = plan(holds_inputs=False).plus(products_bytes=products)
     lean.require(budget)
-    return _with_tiles(lean, executor, n, budget)
-
-
-def _with_tiles(plan: RefineMemory, executor: BlockExecutor, n: int, budget_bytes: int) -> RefineMemory:
-    """Return the plan with the tiles that fit in its spare memory."""
-    return replace(plan, tiles_bytes=tiles_that_fit(executor.tiles, n, plan.spare_bytes(budget_bytes)))
+    return lean.with_tiles(executor.tiles, n, budget)
 
 
 def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperparameters:
@@ -398,7 +393,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     error = ProductError.of(settings.product_error)
     error.require_kernel(start.kernel)
     plan = check_refinement_memory(run, settings, executor, start.kernel)
-    executor.tiles = replace(executor.tiles, bytes=plan.tiles_bytes)
+    executor.tiles = replace(executor.tiles, bytes=plan["tiles_bytes"])
     space = RefineSpace.of_start(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
     reporter.note(
         f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
@@ -416,7 +411,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
                 product_error=error,
                 note=reporter.note,
                 # The plan reserves memory for all inputs at the coordinator, or for none.
-                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan.inputs_bytes else 0,
+                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan["inputs_bytes"] else 0,
             ),
             settings,
             note=reporter.note,
@@ -755,9 +750,9 @@ class BoundRun(TuneRun):
         plan.require(budget, resident)
         if self.labels is not None:
             # All Newton steps visit the same leaves.
-            plan = replace(plan, useful_bytes=kept_bytes(n, size, Neighbours()))
+            plan = plan.plus(useful_bytes=kept_bytes(n, size, Neighbours()))
             plan = plan.with_kept(executor.tiles, budget, resident)
-            executor.tiles = replace(executor.tiles, bytes=plan.kept_bytes)
+            executor.tiles = replace(executor.tiles, bytes=plan["kept_bytes"])
         checkpointing = self._checkpointing()
         reporter.note(f"maximising the {title} of {size:,} basis samples on {n:,} samples of {d} features")
         with interruptible(reporter.warn) as interruption, reporter.search("tune") as progress:

@@ -235,7 +235,8 @@ class Forecasts:
         work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
         training = self._seconds(work, foreseen.sizes)
         phases = variances.phases(run, foreseen.sizes, variances.single.count, variances.double.count)
-        peak = max(memory.coordinator_bytes + memory.worker_parts, variances.worker_bytes(run, self.resident_bytes))
+        predicting = variances.memory(run).worker_process_bytes(self.resident_bytes)
+        peak = max(memory.coordinator_bytes + memory.worker_parts, predicting)
         return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak)
 
     def _sparse(self, size: int) -> Way:
@@ -254,7 +255,7 @@ class Forecasts:
 
     def _peak(self, foreseen: Smaller) -> int:
         memory = foreseen.memory(1, self._fleet.threads, max(0, self._budget - self.resident_bytes))
-        return self.resident_bytes + memory.coordinator_bytes + memory.worker_bytes
+        return self.resident_bytes + memory.coordinator_bytes + memory.worker_parts
 
     def _seconds(self, phases: Sequence[Phase], sizes: Sizes | None = None) -> float:
         sizes = sizes or Sizes(self._dataset.n_samples, self._dataset.n_features, self._dataset.n_targets)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import psutil
 
 from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import BlockExecutor
@@ -22,12 +25,12 @@ READ_BUFFER_ROWS = 16_384
 
 def mib(count: int) -> str:
     """Format a number of bytes in MiB for messages."""
-    return f"{count / MEBIBYTE:,.0f} MiB"
+    size = count / MEBIBYTE
+    return f"{size:,.0f} MiB" if abs(size) >= 10 else f"{size:.3g} MiB"
 
 
-def remainder(resident_bytes: int) -> str:
-    """The end of an advice: memory that does not depend on the method."""
-    return f"libraries and compiled code {mib(RUNTIME_BYTES)}, {mib(resident_bytes)} held already"
+# m x m matrices at the coordinator, in a refusal.
+MATRICES = "matrices of that size {} (a quarter with half the `basis_size`)"
 
 
 @dataclass(frozen=True)
@@ -51,139 +54,149 @@ class TrainingSizes:
         return self.feature_width or self.d
 
 
-class Memory(ABC):
-    """Projected peak memory of a computation, in parts.
+@dataclass(frozen=True)
+class Part:
+    """A part of a computation's memory.
 
-    A method derives a frozen dataclass, whose fields are the parts, in bytes. They are also the keys of its JSON.
+    Attributes
+    ----------
+    bytes
+        Its projected size.
+    place
+        The coordinator's process, or each worker's.
+    words
+        Its name in a refusal, and the settings that make it smaller; "{}" stands for the size. A part without words is
+        not listed.
+    phase
+        The phase of the computation in which it exists; all by default. Parts of different phases do not coexist.
     """
 
+    bytes: int
+    place: Literal["coordinator", "worker"] = "coordinator"
+    words: str = ""
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Projected peak memory of a computation, in named parts.
+
+    Attributes
+    ----------
+    computation
+        The computation in a few words, as a refusal begins.
+    parts
+        The parts by name. "kept_bytes" or "tiles_bytes" are kernel entries that a worker may keep, "resident_bytes" the
+        memory that the coordinator's process used when the plan was made.
+    shares_process
+        Whether the workers share the coordinator's process.
+    about
+        Sizes that the JSON repeats.
+    kept
+        The entries of the part "kept_bytes", in words.
+    useful_bytes
+        Most bytes of that part that are of use.
+    process
+        The process that a refusal names.
+    runtime_bytes
+        Bytes of libraries and compiled code.
+    advice
+        The end of a refusal.
+    """
+
+    computation: str
+    parts: Mapping[str, Part]
     shares_process: bool
-    process: ClassVar[str] = "the coordinator's process"
+    about: Mapping[str, int] = field(default_factory=dict)
+    kept: str = ""
+    useful_bytes: int = 0
+    process: str = "the coordinator's process"
+    runtime_bytes: int = RUNTIME_BYTES
+    advice: str = ""
+
+    def __getitem__(self, name: str) -> int:
+        """Return the bytes of a part."""
+        return self.parts[name].bytes
+
+    def _peak(self, *places: str) -> int:
+        """Return the largest sum over the phases of the parts in some processes."""
+        sums: Counter[str] = Counter({"": 0})
+        for part in self.parts.values():
+            if part.place in places:
+                sums[part.phase] += part.bytes
+        always = sums.pop("")
+        return always + max(sums.values(), default=0)
 
     @property
-    @abstractmethod
-    def computation(self) -> str:
-        """The computation in a few words, as the refusal begins."""
-
-    @property
-    @abstractmethod
-    def coordinator_parts(self) -> int:
-        """Bytes of the coordinator's parts, without libraries and compiled code."""
-
-    @property
-    @abstractmethod
     def worker_parts(self) -> int:
-        """Bytes of each worker's parts; in the coordinator's process where workers share it."""
-
-    @abstractmethod
-    def advice(self, resident_bytes: int) -> str:
-        """The parts with their sizes, and the settings that make each smaller."""
+        """Bytes of each worker's parts."""
+        return self._peak("worker")
 
     @property
     def coordinator_bytes(self) -> int:
-        """Projected peak of the coordinator's process."""
-        return RUNTIME_BYTES + self.coordinator_parts + (self.worker_parts if self.shares_process else 0)
+        """Projected peak of the coordinator's process; with the workers' parts where they share it."""
+        return self.runtime_bytes + self._peak("coordinator", *(("worker",) if self.shares_process else ()))
+
+    def worker_process_bytes(self, resident_bytes: int) -> int:
+        """Return the projected peak of a worker process that uses `resident_bytes` before any work."""
+        return resident_bytes + self.runtime_bytes + self.worker_parts
 
     def spare_bytes(self, budget_bytes: int, resident_bytes: int = 0) -> int | None:
         """Return the remaining bytes for the workers; None for workers in other processes."""
         return budget_bytes - resident_bytes - self.coordinator_bytes if self.shares_process else None
 
-    def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Raise `MemoryBudgetError` if the computation and the process's current memory exceed the limit.
+    def plus(self, **more_bytes: int) -> Memory:
+        """Return the plan with more bytes in the named parts, or of `useful_bytes`."""
+        useful = self.useful_bytes + more_bytes.pop("useful_bytes", 0)
+        larger = {name: replace(self.parts[name], bytes=self[name] + more) for name, more in more_bytes.items()}
+        return replace(self, parts={**self.parts, **larger}, useful_bytes=useful)
 
-        The error names the parts and the settings that make them smaller.
-        """
-        needed = resident_bytes + self.coordinator_bytes
-        if needed > budget_bytes:
-            raise MemoryBudgetError(
-                f"{self.computation} is projected to need {mib(needed)} in {self.process}; the budget is "
-                f"{mib(budget_bytes)}. {self.advice(resident_bytes)}"
-            )
-
-    def to_json(self) -> dict[str, int | bool]:
-        """Plain JSON types."""
-        return {**vars(self), "coordinator_bytes": self.coordinator_bytes}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BasisMemory(Memory):
-    """Projected memory of a model on a basis, without a process's current memory; each method has a subclass."""
-
-    kept: ClassVar[str]  # the kept entries, in words
-
-    basis_size: int  # m
-    matrices_bytes: int  # at the coordinator: m x m matrices and factors
-    vectors_bytes: int  # at the coordinator: n-vectors
-    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
-    shares_process: bool
-    useful_bytes: int = 0  # most bytes that are of use from one pass over the samples to the next
-    kept_bytes: int = 0  # the part that each worker's process may keep
-
-    @property
-    def coordinator_parts(self) -> int:
-        """Bytes of matrices and vectors."""
-        return self.matrices_bytes + self.vectors_bytes
-
-    @property
-    def worker_parts(self) -> int:
-        """Bytes of running tasks, of features, and of kept entries."""
-        return self.worker_bytes + self.kept_bytes
-
-    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> Self:
+    def with_kept(self, wanted: TileBudget, budget_bytes: int, resident_bytes: int = 0) -> Memory:
         """Return the plan with memory for kept entries: the least of the requested, the useful and the free bytes.
 
         Raises `MemoryBudgetError` if a user's own figure does not fit.
         """
         spare_bytes = self.spare_bytes(budget_bytes, resident_bytes)
-        return replace(self, kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, self.kept))
+        return self.plus(kept_bytes=kept_that_fits(wanted, self.useful_bytes, spare_bytes, self.kept))
 
+    def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> Memory:
+        """Return the plan with memory for kept tiles of n samples; as `with_kept`."""
+        return self.plus(tiles_bytes=tiles_that_fit(wanted, n, self.spare_bytes(budget_bytes)))
 
-@dataclass(frozen=True)
-class MemoryPlan(Memory):
-    """Projected peak memory of a training run, in bytes."""
+    def require(self, budget_bytes: int | None, resident_bytes: int = 0) -> None:
+        """Raise `MemoryBudgetError` if the computation and the process's current memory exceed the limit.
 
-    resident_bytes: int  # used by the coordinator when the plan was made
-    vectors_bytes: int  # n-vectors of the solver
-    inputs_bytes: int  # inputs in the coordinator's memory
-    block_bytes: int  # the dense subproblem and its candidates
-    worker_bytes: int  # cached features of all blocks, single and double precision
-    shares_process: bool  # whether the workers share the coordinator's process
-    tiles_bytes: int = 0  # entries of the kernel matrix that each worker's process may keep
-
-    @property
-    def computation(self) -> str:
-        """The training run."""
-        return "this run"
-
-    @property
-    def coordinator_parts(self) -> int:
-        """Bytes at the coordinator, including its memory before the run."""
-        return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.block_bytes
-
-    @property
-    def worker_parts(self) -> int:
-        """Bytes of features and tiles."""
-        return self.worker_bytes + self.tiles_bytes
-
-    def worker_process_bytes(self, resident_bytes: int) -> int:
-        """Return the projected peak of a worker process that uses `resident_bytes` before any work."""
-        return resident_bytes + RUNTIME_BYTES + self.worker_parts
-
-    def advice(self, resident_bytes: int) -> str:
-        """The parts, and the settings of a solver that make them smaller."""
-        return (
-            f"Solver vectors {mib(self.vectors_bytes)} (fewer with a smaller `memory`), inputs "
-            f"{mib(self.inputs_bytes)}, block and candidates {mib(self.block_bytes)} (less with a smaller "
-            f"`block_size`, `largest_block_size` or `candidates`), workers {mib(self.worker_bytes)} (elsewhere on a "
-            "cluster of processes or at a scheduler)"
+        By default the limit is the free memory. The error names the parts and the settings that make them smaller.
+        """
+        needed = resident_bytes + self.coordinator_bytes
+        budget_bytes = int(psutil.virtual_memory().available) if budget_bytes is None else budget_bytes
+        if needed <= budget_bytes:
+            return
+        here = [part for part in self.parts.values() if part.place == "coordinator" or self.shares_process]
+        listed = [part.words.format(mib(part.bytes)) for part in here if part.words]
+        if self.runtime_bytes:
+            resident_bytes += self["resident_bytes"] if "resident_bytes" in self.parts else 0
+            listed += [
+                f"libraries and compiled code {mib(self.runtime_bytes)}",
+                f"in use already {mib(resident_bytes)}",
+            ]
+        advice = self.advice
+        if self.shares_process and not advice:
+            advice = ". The parts of workers lie elsewhere on a cluster of processes or at a scheduler"
+        raise MemoryBudgetError(
+            f"{self.computation} is projected to need {mib(needed)} in {self.process}; the budget is "
+            f"{mib(budget_bytes)}. Parts: {', '.join(listed)}{advice}"
         )
 
-    def with_tiles(self, wanted: TileBudget, n: int, budget_bytes: int) -> MemoryPlan:
-        """Return the plan with memory for kept tiles: the least of the requested, the useful and the free bytes.
-
-        Raises `MemoryBudgetError` if the user's figure does not fit.
-        """
-        return replace(self, tiles_bytes=tiles_that_fit(wanted, n, self.spare_bytes(budget_bytes)))
+    def to_json(self) -> dict[str, int | bool]:
+        """Plain JSON types."""
+        return {
+            **self.about,
+            **({"useful_bytes": self.useful_bytes} if self.kept else {}),
+            **{name: part.bytes for name, part in self.parts.items()},
+            "shares_process": self.shares_process,
+            "coordinator_bytes": self.coordinator_bytes,
+        }
 
 
 def tiles_that_fit(wanted: TileBudget, n: int, spare_bytes: int | None) -> int:
@@ -231,7 +244,7 @@ def plan_training(
     *,
     holds_inputs: bool,
     width: int | None = None,
-) -> MemoryPlan:
+) -> Memory:
     """Project the peak of a training run on n samples of d features and p targets.
 
     `solver` is the solver's declared memory; `holds_inputs` is True for a coordinator with the inputs of all
@@ -247,14 +260,17 @@ def plan_training(
     subproblems = (2 if processes.overlaps else 1) * 4 * block_size**2
     drawn = block_size * solver.candidates * (8 + (0 if holds_inputs else 16 * d + 8 * width))
     features = min(processes.cache_bytes, 12 * n * (width + 1) + solver.cached_bytes)
-    return MemoryPlan(
-        resident_bytes=processes.resident_bytes,
-        vectors_bytes=vectors,
-        inputs_bytes=inputs,
-        block_bytes=2 * subproblems + 2 * drawn + solver.own_bytes,
-        worker_bytes=features + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes,
-        shares_process=processes.shares_process,
-    )
+    block = 2 * subproblems + 2 * drawn + solver.own_bytes
+    smaller_block = "less with a smaller `block_size`, `largest_block_size` or `candidates`"
+    parts = {
+        "resident_bytes": Part(processes.resident_bytes),
+        "vectors_bytes": Part(vectors, words="solver vectors {} (fewer with a smaller `memory`)"),
+        "inputs_bytes": Part(inputs, words="inputs {}"),
+        "block_bytes": Part(block, words=f"block and candidates {{}} ({smaller_block})"),
+        "worker_bytes": Part(features + 16 * READ_BUFFER_ROWS * d + solver.factor_bytes, "worker", "workers {}"),
+        "tiles_bytes": Part(0, "worker"),
+    }
+    return Memory("this run", parts, processes.shares_process)
 
 
 def plan_within(
@@ -267,7 +283,7 @@ def plan_within(
     *,
     needs_inputs: str | None = None,
     width: int | None = None,
-) -> MemoryPlan:
+) -> Memory:
     """Project the peak of a training run whose coordinator holds all inputs if these fit its budget as well.
 
     `needs_inputs` names a solver that cannot do without them. Raises `MemoryBudgetError` where it fits neither way.

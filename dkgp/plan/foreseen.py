@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -32,8 +32,7 @@ from dkgp.models.classification.logistic import RISK_TOLERANCE, RiskSettings
 from dkgp.models.classification.logistic import foreseen_products as foreseen_risk_products
 from dkgp.models.classification.near import NearSettings, near_phases
 from dkgp.models.memory import (
-    RUNTIME_BYTES,
-    MemoryPlan,
+    Memory,
     Processes,
     TrainingSizes,
     plan_training,
@@ -116,7 +115,7 @@ class Foreseen:
 
     def memory_plan(
         self, cache_bytes: int, budget_bytes: int | None, workers: int = 1, *, resident_bytes: int | None = None
-    ) -> MemoryPlan:
+    ) -> Memory:
         """Project the memory; each worker is a separate process. Raise `MemoryBudgetError` if `train` would refuse.
 
         Parameters
@@ -322,11 +321,9 @@ class ForeseenVariances:
         """Return the work of a run whose samples take part in the given numbers of products."""
         return (shared_phases if run.is_shared else variance_phases)(sizes, run.batches(single, double, run.threads))
 
-    def worker_bytes(self, run: IterativeRun, resident_bytes: int) -> int:
-        """Return the peak of a worker's process: initial memory, features, factors, and the batches in progress."""
-        memory = run.memory
-        at_once = min(int(run.plan["batch_size"]), int(run.plan["together"]))
-        return resident_bytes + RUNTIME_BYTES + 16 * memory.n * (memory.width + 1) + memory.of_batch(at_once)
+    def memory(self, run: IterativeRun) -> Memory:
+        """Project the memory of a worker's process: features, factors, and the batches in progress."""
+        return run.memory.plan(min(int(run.plan["batch_size"]), int(run.plan["together"])))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -440,21 +437,6 @@ def _laid_out(
     return IterativeRun(Request(subject, None, dataset, workers, settings, tests=tests), landmarks=landmarks)
 
 
-class Peaks(Protocol):
-    """Projected peak memory of a model's training."""
-
-    @property
-    def worker_bytes(self) -> int:
-        """Peak of each worker's process, beyond its current memory."""
-
-    @property
-    def coordinator_bytes(self) -> int:
-        """Peak of the coordinator's process, beyond its current memory."""
-
-    def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Raise `MemoryBudgetError` if the peak exceeds the budget."""
-
-
 @dataclass(frozen=True)
 class Smaller:
     """Prediction of a sparse model's or a classifier's training."""
@@ -462,9 +444,9 @@ class Smaller:
     phases: Sequence[Phase]  # its work in order of execution, including the messages
     record: dict[str, Any]  # description for the plan, in plain JSON types
     # For the given workers, and the given free memory of the coordinator.
-    peaks: Callable[[PlannedWorkers, int | None], Peaks]
+    peaks: Callable[[PlannedWorkers, int | None], Memory]
 
-    def memory(self, workers: int, threads_per_worker: int, free_bytes: int | None = None) -> Peaks:
+    def memory(self, workers: int, threads_per_worker: int, free_bytes: int | None = None) -> Memory:
         """Project the peaks of the coordinator and of each worker."""
         return self.peaks(PlannedWorkers(workers, threads_per_worker), free_bytes)
 
@@ -493,27 +475,6 @@ class LikelihoodSettings:
         if self.neighbours is not None:
             return NearSettings(self.basis_size, basis, seed=self.seed, neighbours=self.neighbours)
         return BasisSettings(self.basis_size, basis, tolerance=RISK_TOLERANCE, seed=self.seed)
-
-
-@dataclass(frozen=True)
-class Room:
-    """Projected peak memory of a classifier on all samples, in the form that smaller models use."""
-
-    plan: MemoryPlan
-
-    @property
-    def worker_bytes(self) -> int:
-        """Peak of each worker's process, beyond its current memory."""
-        return self.plan.worker_process_bytes(0)
-
-    @property
-    def coordinator_bytes(self) -> int:
-        """Peak of the coordinator's process, beyond its current memory."""
-        return self.plan.coordinator_bytes
-
-    def require(self, budget_bytes: int, resident_bytes: int = 0) -> None:
-        """Raise `MemoryBudgetError` if the peak exceeds the budget."""
-        self.plan.require(budget_bytes - resident_bytes)
 
 
 def foresee_sparse(
@@ -548,7 +509,7 @@ def foresee_classifier(
         "model_bytes": int(8 * taken(settings, n, t) * (d + t)),
     }
 
-    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Memory:
         return settings.memory(TrainingSizes(n, d, t, workers, cache_bytes, width), budget_bytes=free_bytes)
 
     return Smaller(phases, record, peaks)
@@ -588,7 +549,7 @@ def foresee_likelihood(
     if basis is not None:
         phases = basis_phases(basis, n, d, t, coupled=coupled)
 
-        def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+        def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Memory:
             return basis.memory(TrainingSizes(n, d, t, workers, cache_bytes, width), coupled=coupled)
 
         return Smaller(phases, record, peaks)
@@ -599,9 +560,9 @@ def foresee_likelihood(
     record["kernel_evaluations"] = (products.count + CHECKS) * n * n / 2.0
     elsewhere = Processes(0, shares_process=False, overlaps=True, cache_bytes=cache_bytes)
     memory = risk_memory(AUTO, n, t, d)
-    room = Room(plan_training(n, d, t, memory, elsewhere, holds_inputs=False, width=width))
+    plan = plan_training(n, d, t, memory, elsewhere, holds_inputs=False, width=width)
     phases = conjugate_phases(Sizes(n, d, t, blocks=blocks), products.count, checks=CHECKS)
-    return Smaller(phases, record, lambda workers, free_bytes: room)
+    return Smaller(phases, record, lambda workers, free_bytes: plan)
 
 
 def _foresee_near(settings: NearSettings, sizes: TrainingSizes, record: dict[str, Any], kept_bytes: int) -> Smaller:
@@ -610,9 +571,9 @@ def _foresee_near(settings: NearSettings, sizes: TrainingSizes, record: dict[str
     phases = near_phases(settings, n, d, t, min(1.0, kept_bytes / useful))
     m = min(settings.size, n)
 
-    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Peaks:
+    def peaks(workers: PlannedWorkers, free_bytes: int | None) -> Memory:
         plan, kept = settings.memory(replace(sizes, executor=workers)), min(kept_bytes, -(-useful // workers.processes))
-        return replace(plan, worker_bytes=plan.worker_bytes + kept)
+        return plan.plus(kept_bytes=kept)
 
     told = {
         "neighbours": settings.neighbours,

@@ -262,11 +262,11 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
         "classify": _foresee_classifier(job, dataset, hyperparameters, foreseen.sizes.blocks),
     }
     for each in filter(None, smaller.values()):
-        _require_room(job, each, memory.resident_bytes)
+        _require_room(job, each, memory["resident_bytes"])
     cluster = _measure_cluster(job, reporter)
     machine = kept or _measure_machine(job, dataset, hyperparameters, reporter)
     machine = machine if bench is None else with_bench(machine, bench)
-    layout = _Layout(job, foreseen, variances, smaller, machine, cluster, memory.resident_bytes)
+    layout = _Layout(job, foreseen, variances, smaller, machine, cluster, memory["resident_bytes"])
     rows = [layout.row(count) for count in job.workers]
     useful = most_useful_workers(job.workers, [row["seconds"] for row in rows])
     document: Document = {
@@ -422,7 +422,7 @@ class _Layout:
         )
         evaluated = product_seconds(foreseen.sizes, machine.prices, fleet)
         product = product_parts(foreseen.sizes, machine.prices, fleet, kept=tiles.share)
-        worker_plan = replace(memory, tiles_bytes=tiles.most_bytes)
+        worker_plan = memory.plus(tiles_bytes=tiles.most_bytes)
         return {
             "workers": workers,
             "threads": fleet.threads,
@@ -468,7 +468,7 @@ class _Layout:
             "batch_size": run.plan["batch_size"],
             "together": run.plan["together"],
             "shared": run.is_shared,
-            "worker_memory_bytes": variances.worker_bytes(run, self.cluster.worker_resident_bytes),
+            "worker_memory_bytes": variances.memory(run).worker_process_bytes(self.cluster.worker_resident_bytes),
         }
 
     def _smaller(self, smaller: Smaller, fleet: Fleet) -> dict[str, Any]:
@@ -478,7 +478,7 @@ class _Layout:
             "seconds": expected.total,
             "phases": expected.seconds,
             "limit": expected.limit,
-            "worker_memory_bytes": self.cluster.worker_resident_bytes + memory.worker_bytes,
+            "worker_memory_bytes": memory.worker_process_bytes(self.cluster.worker_resident_bytes),
             "coordinator_memory_bytes": self.resident_bytes + memory.coordinator_bytes,
         }
 

@@ -48,7 +48,7 @@ def test_memory_is_what_the_run_asks_for(dataset: Dataset) -> None:
     with closing(LocalExecutor(2)) as executor:
         expected = settings.memory(TrainingSizes(N, 2, 1, executor, 2**20, feature_width(FOUND.kernel)))
     found = foreseen.memory(4, 2)
-    assert found.worker_bytes == expected.worker_bytes
+    assert found["worker_bytes"] == expected["worker_bytes"]
     # Workers are elsewhere in a plan.
     assert found.coordinator_bytes <= expected.coordinator_bytes
 

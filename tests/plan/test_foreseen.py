@@ -83,16 +83,16 @@ def test_memory_is_what_training_plans(dataset: Dataset, hyper: Hyperparameters)
         10,
         1,
         found.memory,
-        Processes(plan.resident_bytes, shares_process=False, overlaps=True, cache_bytes=2**30),
+        Processes(plan["resident_bytes"], shares_process=False, overlaps=True, cache_bytes=2**30),
         holds_inputs=True,
         width=found.width,
     )
     assert plan == expected
     assert found.memory.factor_bytes >= 4 * 4000 * 200
-    assert plan.worker_process_bytes(7) == 7 + RUNTIME_BYTES + plan.worker_bytes
+    assert plan.worker_process_bytes(7) == 7 + RUNTIME_BYTES + plan["worker_bytes"]
     # Workers share a factor out between them.
     four = found.memory_plan(2**30, None, workers=4)
-    assert plan.worker_bytes - four.worker_bytes == found.memory.factor_bytes * 3 // 4
+    assert plan["worker_bytes"] - four["worker_bytes"] == found.memory.factor_bytes * 3 // 4
     with pytest.raises(MemoryBudgetError, match="the budget is 200 MiB"):
         found.memory_plan(2**30, 200 * 2**20)
 
@@ -108,7 +108,7 @@ def test_leaves_are_spilled_as_far_as_caches_have_no_room(dataset: Dataset, hype
     assert found.spilled(0, 8) == 1.0
     # A worker's cache is never larger than its budget.
     plans = [found.memory_plan(features + kept // 4, None, workers) for workers in (1, 2)]
-    assert plans[0].worker_bytes == plans[1].worker_bytes
+    assert plans[0]["worker_bytes"] == plans[1]["worker_bytes"]
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
@@ -211,5 +211,5 @@ def test_inputs_beyond_the_coordinators_budget_are_planned_as_training_plans_the
 ) -> None:
     found = foreseen(dataset, hyper, solver="gbcd", count=3.0)
     huge = replace(found, sizes=replace(found.sizes, n=20_000_000))
-    assert found.memory_plan(2**30, 2**40).inputs_bytes > 0
-    assert huge.memory_plan(2**30, 2**40).inputs_bytes == 0
+    assert found.memory_plan(2**30, 2**40)["inputs_bytes"] > 0
+    assert huge.memory_plan(2**30, 2**40)["inputs_bytes"] == 0

@@ -83,9 +83,9 @@ def test_neighbours_are_foreseen_as_a_run_takes_them(dataset: Dataset, kept_byte
     assert 0.6 < (entries if kept_bytes else entries / steps) < 1.6
     few, many = foreseen.memory(1, 2), foreseen.memory(4, 2)
     kept = expected.useful_bytes if kept_bytes else 0
-    assert few.worker_bytes == expected.worker_bytes + kept
-    assert few.worker_bytes - many.worker_bytes == kept - -(-kept // 4)
-    assert few.coordinator_bytes == expected.coordinator_bytes - expected.worker_bytes
+    assert few.worker_parts == expected.worker_parts + kept
+    assert few.worker_parts - many.worker_parts == kept - -(-kept // 4)
+    assert few.coordinator_bytes == expected.coordinator_bytes - expected.worker_parts
     assert [phase.name for phase in foreseen.phases] == ["choice", "neighbours", "leaves", "steps"]
 
 

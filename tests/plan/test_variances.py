@@ -103,13 +103,12 @@ def foreseen(dataset: Dataset, folder: Path, **settings: Any) -> ForeseenVarianc
 
 def test_a_workers_memory_is_what_it_holds(dataset: Dataset, tmp_path: Path) -> None:
     planned = foreseen(dataset, tmp_path)
-    run, one = planned.run, planned.worker_bytes(planned.run, 0)
+    run, one = planned.run, planned.memory(planned.run)
     # Threads share a batch, and neither batches nor memory depend on their number.
     many = planned.on(3, 4)
     assert (many.plan, many.memory) == (run.plan, run.memory)
-    assert planned.worker_bytes(many, 0) == one
-    assert one > run.memory.of_batch(int(run.plan["batch_size"])) > run.memory.fixed
-    assert planned.worker_bytes(run, 10**9) == one + 10**9
+    assert planned.memory(many) == one
+    assert one["factor_bytes"] == run.memory.fixed < one.worker_parts - one["features_bytes"]
 
 
 def test_work_grows_with_products_and_samples(dataset: Dataset, tmp_path: Path) -> None:

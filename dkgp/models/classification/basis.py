@@ -46,7 +46,7 @@ from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes, 
 from dkgp.models.classification.trained import BasisForm, TrainedBasis
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.memory import BasisMemory, TrainingSizes, mib, remainder
+from dkgp.models.memory import MATRICES, Memory, Part, TrainingSizes
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, assumptions, product_roundings
 from dkgp.models.sparse.bases import given_basis
 from dkgp.models.sparse.bounds import SampleErrors
@@ -249,7 +249,7 @@ class BasisSettings:
         if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
             raise InputError(f"`tolerance` must be positive and finite; got {self.tolerance}")
 
-    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
+    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> Memory:
         """Project the memory of training; with columns that hang together, as softmax has, pairs have matrices."""
         n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         m, threads = min(self.size, n), executor.threads_per_process
@@ -264,38 +264,18 @@ class BasisSettings:
         extra = (grams - 1) * matrix * (3 * threads + WAITING_SUMS) + threads * 8 * m * piece_rows(m)
         features = min(sizes.cache_bytes, 8 * n * (sizes.width + 1))
         pairs = 2 * MOST_PAIRS * 8 * m * t
-        return NewtonMemory(
-            basis_size=m,
-            grams=grams,
-            matrices_bytes=(3 + grams + factors) * matrix + pairs,
+        summing = f"workers, which sum up to {grams} matrices in a pass, {{}}"
+        parts = {
+            "matrices_bytes": Part((3 + grams + factors) * matrix + pairs, words=MATRICES),
             # Targets, values before, at and after a trial, slopes and curvatures, and as many on their way.
-            vectors_bytes=8 * n * (12 * t + 4),
-            worker_bytes=cross.worker(threads) + extra + features,
-            shares_process=executor.shares_memory,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewtonMemory(BasisMemory):
-    """Memory of a classifier on a basis; workers keep leaves' matrices from one of Newton's steps to the next."""
-
-    kept = "the leaves' matrices"
-
-    grams: int  # Gram matrices that a pass sums at most
-
-    @property
-    def computation(self) -> str:
-        """The training."""
-        return f"a classifier of {self.basis_size:,} basis samples"
-
-    def advice(self, resident_bytes: int) -> str:
-        """The parts, and the settings of a basis that make them smaller."""
-        return (
-            f"Matrices of that size {mib(self.matrices_bytes)} (a quarter with half the `basis_size`), vectors "
-            f"{mib(self.vectors_bytes)}, workers, which sum up to {self.grams} matrices in a pass, "
-            f"{mib(self.worker_bytes)} ({'within this process' if self.shares_process else 'elsewhere'}), "
-            f"{remainder(resident_bytes)}"
-        )
+            "vectors_bytes": Part(8 * n * (12 * t + 4), words="vectors {}"),
+            "worker_bytes": Part(cross.worker(threads) + extra + features, "worker", summing),
+            # Workers keep leaves' matrices from one of Newton's steps to the next.
+            "kept_bytes": Part(0, "worker"),
+        }
+        about = {"basis_size": m, "grams": grams}
+        words = f"a classifier of {m:,} basis samples"
+        return Memory(words, parts, executor.shares_memory, about, kept="the leaves' matrices")
 
 
 @dataclass(frozen=True)

@@ -79,13 +79,13 @@ from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.stores.models.classifier import ClassifierForm, Support
 from dkgp.errors import InputError, NumericalError
-from dkgp.models.classification.basis import BasisSettings, NewtonMemory, choice_phase, opened, train_on_basis
+from dkgp.models.classification.basis import BasisSettings, choice_phase, opened, train_on_basis
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.trained import BasisForm, TrainedBasis, TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.memory import TrainingSizes
+from dkgp.models.memory import Memory, TrainingSizes
 from dkgp.models.sparse.near import Near, factors_phase, leaves_phase, near_fields, search_phase
 from dkgp.models.sparse.search import BASIS_SIZES, SearchTargets, tune_by_bound
 from dkgp.models.sparse.vif import (
@@ -364,15 +364,18 @@ class NearSettings(BasisSettings):
         """Sizes of leaves and halos, and of searches for these."""
         return Neighbours.of(self.neighbours, self.searched)
 
-    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> NewtonMemory:
+    def memory(self, sizes: TrainingSizes, *, coupled: bool = False) -> Memory:
         """Project the memory of training; columns are never `coupled`, and have their steps one after the other."""
         n, d, t, executor = sizes.n, sizes.d, sizes.t, sizes.executor
         plan = super().memory(replace(sizes, t=1))
         m, threads = min(self.size, n), executor.threads_per_process
         # Each column's factor, values, weights, targets and noise, and a record's inputs and copies of these.
-        matrices, vectors = plan.matrices_bytes + 2 * t * 8 * m * m, 8 * n * (12 * t + 2 * d + 8)
-        worker, kept = plan.worker_bytes + vif_bytes(n, d, m, 1, threads, self.near), kept_bytes(n, m, self.near)
-        return replace(plan, matrices_bytes=matrices, vectors_bytes=vectors, worker_bytes=worker, useful_bytes=kept)
+        return plan.plus(
+            matrices_bytes=2 * t * 8 * m * m,
+            vectors_bytes=8 * n * (12 * (t - 1) + 2 * d + 4),
+            worker_bytes=vif_bytes(n, d, m, 1, threads, self.near),
+            useful_bytes=kept_bytes(n, m, self.near),
+        )
 
 
 def refuse_coupled(likelihood: Likelihood) -> None:

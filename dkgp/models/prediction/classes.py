@@ -49,7 +49,7 @@ from dkgp.models.classification.laplace import (
 )
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.prediction.posterior import Columns, Pending, Posterior, Streamed, Want
-from dkgp.models.prediction.sparse import PredictionMemory, of_unproven
+from dkgp.models.prediction.sparse import of_unproven, prediction_memory
 from dkgp.models.rounding import EPS, assumptions, certified_row_errors, outward
 from dkgp.models.sparse.near import NearPredictor, near_of
 from dkgp.models.sums import (
@@ -531,7 +531,7 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         averages = isinstance(decider, GaussianDecider)
         if want.test is not None:
             if type(model) is NearProcessRecord:
-                PredictionMemory.of(model, want.executor.threads_per_process, variance=True).require(None)
+                prediction_memory(model, want.executor.threads_per_process, variance=True).require(None)
             if want.variance is not None and not averages:
                 self._refuse_variances(want)
         if averages:

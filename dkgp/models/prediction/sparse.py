@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import psutil
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
@@ -22,8 +21,9 @@ from dkgp.data import SparseRecord, memory_model
 from dkgp.data.stores.manifest import described_whole
 from dkgp.data.stores.models.references import referenced_training_set
 from dkgp.data.stores.models.regression import NearArrays
-from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import fold_white, kernel_from_json
+from dkgp.models.memory import Memory, Part
 from dkgp.models.prediction.posterior import (
     MEANS,
     VARIANCES,
@@ -155,77 +155,56 @@ def sparse_variance_task(
     return sparse_mean_task(source, test, pieces)
 
 
-@dataclass(frozen=True)
-class PredictionMemory:
-    """Projected bytes of a worker's process that predicts with a sparse model."""
+def plan_prediction(
+    sizes: tuple[int, int, int],
+    threads: int,
+    variance: bool,
+    near: tuple[int, int] | None = None,
+    *,
+    by_target: bool = False,
+) -> Memory:
+    """Project the memory of a worker's process that predicts with a sparse model.
 
-    # Basis samples, features, targets.
-    m: int
-    d: int
-    p: int
-    threads: int  # concurrent tasks
-    variance: bool
-    # For a model with neighbours: samples, and neighbours of each prediction
-    n: int = 0
-    neighbours: int = 0
-    by_target: bool = False  # separate noise and triangle per target, as for a classifier's latent functions
+    Parameters
+    ----------
+    sizes
+        Basis samples m, features d and targets p.
+    threads
+        Concurrent tasks.
+    near
+        For a model with neighbours: samples, and neighbours of each prediction.
+    by_target
+        Whether each target has its own noise and triangle, as for a classifier's latent functions.
+    """
+    m, d, p = sizes
+    # Weights, prototypes and two triangles, and the subset's triangle for intervals.
+    model = 8 * ((3 if variance else 2) * m**2 + m * (2 * d + p + 4))
+    # Chunks, arrays in two orders, and the test of a triangle. The reading thread may hold one more for a moment.
+    opening = 8 * m**2 * ((4 if variance else 3) + (p if by_target else 0))
+    # A few columns of the basis for the rows of a piece, and the rows.
+    task = 8 * PIECE_ROWS * ((5 * m if variance else 0) + 4 * d + 8 * p + 16)
+    words = f"predicting with a sparse model of {m:,} basis samples"
+    if near is not None:
+        n, neighbours = near
+        triangles, noise = (2 * p, 2 * p) if by_target else (1, 1)  # two: the second is in another order
+        model += 8 * (triangles * m**2 + n * (d + p + noise)) + held_bytes(n, m) + points_bytes(n, d)
+        opening += n * (12 * d + 40)  # points and features, before they are in kd order
+        task += near_task_bytes(neighbours, d, m, p)
+        words += f" and {n:,} samples near"
+    parts = {
+        "model_bytes": Part(model, "worker", "the model {} (smaller if it is trained with fewer basis samples)"),
+        "opening_bytes": Part(opening, "worker", "opening it {}", phase="opening"),
+        "tasks_bytes": Part(threads * task, "worker", f"{threads} tasks {{}}", phase="tasks"),
+    }
+    advice = "" if by_target else f". Raise `memory_bytes`{', or predict means alone' if variance else ''}"
+    return Memory(words, parts, True, process="each worker's process", runtime_bytes=0, advice=advice)
 
-    @classmethod
-    def of(cls, model: NearArrays, threads: int, variance: bool) -> PredictionMemory:
-        """Return the projection for a stored model, or for a stored classifier with neighbours."""
-        n = 0 if model.near_inputs is None else len(model.near_inputs)
-        m, d, p = model.n_support, model.n_features, model.n_outputs
-        return cls(m, d, p, threads, variance, n, model.neighbours or 0, by_target=model.class_names is not None)
 
-    @property
-    def model_bytes(self) -> int:
-        """Bytes of the model: weights, prototypes and two triangles, and the subset's triangle for intervals."""
-        basis = 8 * ((3 if self.variance else 2) * self.m**2 + self.m * (2 * self.d + self.p + 4))
-        if not self.n:
-            return basis
-        rows = held_bytes(self.n, self.m) + points_bytes(self.n, self.d)
-        triangles, noise = (2 * self.p, 2 * self.p) if self.by_target else (1, 1)  # two: the second is in another order
-        return basis + 8 * (triangles * self.m**2 + self.n * (self.d + self.p + noise)) + rows
-
-    @property
-    def making_bytes(self) -> int:
-        """Additional bytes while the model is opened: chunks, arrays in two orders, and the test of a triangle."""
-        # The reading thread may hold one more triangle for a moment. Points and features: before they are in kd order.
-        triangles = (4 if self.variance else 3) + (self.p if self.by_target else 0)
-        return 8 * self.m**2 * triangles + self.n * (12 * self.d + 40)
-
-    @property
-    def task_bytes(self) -> int:
-        """Bytes of one task: a few columns of the basis for the rows of a piece, and the rows."""
-        columns = 5 * self.m if self.variance else 0
-        basis = 8 * PIECE_ROWS * (columns + 4 * self.d + 8 * self.p + 16)
-        return basis + (near_task_bytes(self.neighbours, self.d, self.m, self.p) if self.n else 0)
-
-    @property
-    def worker_bytes(self) -> int:
-        """Bytes of the process."""
-        return self.model_bytes + max(self.making_bytes, self.threads * self.task_bytes)
-
-    def require(self, allowed_bytes: int | None) -> None:
-        """Refuse a projection that exceeds the memory limit, or the free memory of this machine.
-
-        Raises `MemoryBudgetError`, which names the parts.
-        """
-        budget = int(psutil.virtual_memory().available) if allowed_bytes is None else allowed_bytes
-        if self.worker_bytes > budget:
-            less = "Train with fewer basis samples"
-            if not self.by_target:
-                alone = ", predict means alone" if self.variance else ""
-                less = f"Raise `memory_bytes`{alone}, or train with fewer basis samples"
-            near = f" and {self.n:,} samples near" if self.n else ""
-            raise MemoryBudgetError(
-                f"predicting with a sparse model of {self.m:,} basis samples{near} takes "
-                f"{self.worker_bytes / 1e6:,.4g} MB in each worker's process: "
-                f"{self.model_bytes / 1e6:,.4g} MB for the model, "
-                f"{self.making_bytes / 1e6:,.4g} MB while it is opened, {self.task_bytes / 1e6:,.4g} MB for each of "
-                f"{self.threads} tasks; {budget / 1e6:,.4g} MB are {'free' if allowed_bytes is None else 'allowed'}. "
-                f"{less}"
-            )
+def prediction_memory(model: NearArrays, threads: int, variance: bool) -> Memory:
+    """Project the memory of a worker's process that predicts with a stored sparse model, or such a classifier."""
+    near = None if model.near_inputs is None else (len(model.near_inputs), model.neighbours or 0)
+    sizes = model.n_support, model.n_features, model.n_outputs
+    return plan_prediction(sizes, threads, variance, near, by_target=model.class_names is not None)
 
 
 def of_unproven(unproven: int, computed: int, searched: int | None) -> str | None:
@@ -314,7 +293,7 @@ class SparsePosterior(Posterior[SparseRecord]):
             refuse_exact_settings(variance)
         if self._solves:
             want.executor.require_one_arithmetic()
-        memory = PredictionMemory.of(self.model, want.executor.threads_per_process, variance is not None)
+        memory = prediction_memory(self.model, want.executor.threads_per_process, variance is not None)
         memory.require(None if variance is None else variance.memory_bytes)
 
     def _refuse_noise(self) -> None:

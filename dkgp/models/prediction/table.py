@@ -20,7 +20,7 @@ from dkgp.models.noise import StudentT
 from dkgp.models.prediction.classes import ROWS_PLANNED_FOR
 from dkgp.models.prediction.posterior import Columns, Want, forget
 from dkgp.models.prediction.predict import posterior_of, transform_attribute
-from dkgp.models.prediction.sparse import PredictionMemory, refuse_exact_settings
+from dkgp.models.prediction.sparse import prediction_memory, refuse_exact_settings
 from dkgp.models.target_units import InUnits, TargetUnits, half_widths
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
@@ -276,4 +276,4 @@ class RowTable:
                 raise InputError(f"`{name}` is of predictions in a store, and none is written here; leave it out")
         if model.is_sparse:
             refuse_exact_settings(variance)
-            PredictionMemory.of(model, 1, True).require(variance.memory_bytes)
+            prediction_memory(model, 1, True).require(variance.memory_bytes)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, TypeAlias
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.codec import rule
 from dkgp.data import Dataset
 from dkgp.errors import InputError
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.memory import Memory, mib
+from dkgp.models.memory import Memory, Part
 from dkgp.models.noise import Noise
 from dkgp.models.refinement.estimates import LogLikelihood
 from dkgp.models.refinement.validation import HeldOutScore, held_out_samples, variance_batch_bytes
@@ -226,55 +226,9 @@ class Refinement:
 ARRAYS_OF_A_SOLVE = 12
 
 
-@dataclass(frozen=True)
-class RefineMemory(Memory):
-    """Projected peak of a refinement, in bytes.
-
-    The first four are the coordinator's, the next three the workers'.
-    """
-
-    resident_bytes: int  # held by this process when the plan was made
-    vectors_bytes: int  # arrays of the solves and contractions
-    inputs_bytes: int
-    landmarks_bytes: int  # arrays for drawing landmarks, and their factor
-    factor_bytes: int  # factors that precondition, and that bound variances
-    batch_bytes: int  # batches of variances, or tiles of derivatives
-    cache_bytes: int  # features and inputs
-    shares_process: bool  # whether the workers share the coordinator's process
-    tiles_bytes: int = 0  # tiles of the kernel matrix that each worker's process may keep
-    products_bytes: int = 0  # plans of products within a bound, and a product's work
-
-    process: ClassVar[str] = "this process"
-
-    @property
-    def computation(self) -> str:
-        """Name of the computation."""
-        return "refining"
-
-    @property
-    def coordinator_parts(self) -> int:
-        """Bytes at the coordinator, earlier ones included."""
-        return self.resident_bytes + self.vectors_bytes + self.inputs_bytes + self.landmarks_bytes
-
-    @property
-    def worker_parts(self) -> int:
-        """Bytes of factors, batches, features, products, and tiles that are kept."""
-        return self.factor_bytes + self.batch_bytes + self.cache_bytes + self.tiles_bytes + self.products_bytes
-
-    def with_products(self, memory: ProductMemory | None) -> RefineMemory:
-        """Add the memory of products within a bound; the operators of a step and of a shift both keep plans."""
-        return self if memory is None else replace(self, products_bytes=2 * memory.kept_bytes + memory.work_bytes)
-
-    def advice(self, resident_bytes: int) -> str:
-        """Return the parts, and the settings of a refinement that make them smaller."""
-        return (
-            f"Vectors {mib(self.vectors_bytes)} (fewer with a smaller `refine_probes`), inputs "
-            f"{mib(self.inputs_bytes)}, landmarks {mib(self.landmarks_bytes)} and factors {mib(self.factor_bytes)} "
-            "(smaller with `refine_halo`, `refine_rank` and `refine_memory`), batches "
-            f"{mib(self.batch_bytes)} (none with `refine_holdout` 0), workers' inputs {mib(self.cache_bytes)}; "
-            "factors, batches and workers' inputs lie elsewhere on a cluster "
-            "of processes or at a scheduler"
-        )
+def product_bytes(memory: ProductMemory | None) -> int:
+    """Return the bytes of products within a bound: the operators of a step and of a shift both keep plans."""
+    return 0 if memory is None else 2 * memory.kept_bytes + memory.work_bytes
 
 
 def plan_refinement(
@@ -287,11 +241,11 @@ def plan_refinement(
     resident_bytes: int,
     holds_inputs: bool,
     cache_bytes: int,
-) -> RefineMemory:
+) -> Memory:
     """Project the peak of a refinement.
 
     `resident_bytes` are held by this process now, `holds_inputs`: the coordinator holds all inputs, `cache_bytes` is
-    the budget of a worker's cache.
+    the budget of a worker's cache. Products within a bound add `product_bytes` to the part "products_bytes".
 
     Raises `InputError` for a factor that does not fit the memory that the settings give the preconditioner.
     """
@@ -300,13 +254,20 @@ def plan_refinement(
     t, threads = p + settings.probes_for(n), executor.threads_per_process
     held_out = held_out_samples(n, settings.held_out)
     contraction = 2 * t + settings.probes_for(n)
-    return RefineMemory(
-        resident_bytes=resident_bytes,
-        vectors_bytes=8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p),
-        inputs_bytes=coordinator_input_bytes_needed(n, d) if holds_inputs else 0,
-        landmarks_bytes=max(factor.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0),
-        factor_bytes=factor.factor_bytes + factor.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0),
-        batch_bytes=max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0),
-        cache_bytes=min(cache_bytes, 12 * n * (d + 1) + 8 * n * d),
-        shares_process=executor.shares_memory,
-    )
+    landmarks = max(factor.own_bytes, 8 * rank * (4 * rank + samples_drawn_from(rank)) if held_out else 0)
+    factors = factor.factor_bytes + factor.cached_bytes + (factor_bytes(n, rank, "double") if held_out else 0)
+    batches = max(tiles_bytes(threads), variance_batch_bytes(n, held_out, threads) if held_out else 0)
+    vectors, inputs = 8 * n * (ARRAYS_OF_A_SOLVE * t + contraction + p), coordinator_input_bytes_needed(n, d)
+    smaller = "(smaller with `refine_halo`, `refine_rank` and `refine_memory`)"
+    parts = {
+        "resident_bytes": Part(resident_bytes),
+        "vectors_bytes": Part(vectors, words="vectors {} (fewer with a smaller `refine_probes`)"),
+        "inputs_bytes": Part(inputs if holds_inputs else 0, words="inputs {}"),
+        "landmarks_bytes": Part(landmarks, words=f"landmarks {{}} {smaller}"),
+        "factor_bytes": Part(factors, "worker", f"factors {{}} {smaller}"),
+        "batch_bytes": Part(batches, "worker", "batches {} (none with `refine_holdout` 0)"),
+        "cache_bytes": Part(min(cache_bytes, 12 * n * (d + 1) + 8 * n * d), "worker", "workers' inputs {}"),
+        "tiles_bytes": Part(0, "worker"),
+        "products_bytes": Part(0, "worker"),
+    }
+    return Memory("refining", parts, executor.shares_memory, process="this process")

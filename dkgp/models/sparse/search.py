@@ -25,7 +25,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -39,10 +39,11 @@ from dkgp.data.types import Json
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
+from dkgp.models.memory import Memory
 from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.bound import BoundObjective, BoundValue, slopes_bytes
 from dkgp.models.sparse.model import Basis
-from dkgp.models.sparse.settings import SparseMemory, plan_sparse
+from dkgp.models.sparse.settings import plan_sparse
 from dkgp.models.sparse.vif import NearEvidence, Neighbours, VifObjective, vif_bytes
 from dkgp.models.tuning.objectives import DenseObjective
 from dkgp.models.tuning.search import Choices, LikelihoodSearch, Optimum, SearchProblem, SearchSettings, SubsetSummary
@@ -233,13 +234,13 @@ def check_bound(dataset: Dataset, choices: Choices, settings: SearchSettings, ba
 
 def plan_bound(
     n: int, d: int, m: int, p: int, executor: BlockExecutor, cache_bytes: int, objective: Evidence = "bound"
-) -> SparseMemory:
+) -> Memory:
     """Project the memory of a search, as `plan_sparse` does for a fit."""
     fit = plan_sparse(n, d, m, p, executor, cache_bytes)
     if objective == "vif":
         neighbours = vif_bytes(n, d, m, p, executor.threads_per_process, Neighbours())
-        return replace(fit, worker_bytes=fit.worker_bytes + neighbours)
-    return replace(fit, worker_bytes=fit.worker_bytes + slopes_bytes(m, executor.threads_per_process))
+        return fit.plus(worker_bytes=neighbours)
+    return fit.plus(worker_bytes=slopes_bytes(m, executor.threads_per_process))
 
 
 class BasisSearch(Iteration):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError
-from dkgp.models.memory import BasisMemory, mib, remainder
+from dkgp.models.memory import MATRICES, Memory, Part
 from dkgp.models.sparse.bases import BLIND_BASES
 from dkgp.models.sparse.model import METHODS, SparseMethod, method_named
 from dkgp.models.sparse.vif import HALO, LEAF, SEARCHED, Neighbours, vif_bytes
@@ -21,34 +21,6 @@ from dkgp.solvers.greedy_basis import CANDIDATES, CANDIDATES_AT_ONCE, GreedySett
 COORDINATOR_MATRICES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class SparseMemory(BasisMemory):
-    """Memory of a sparse model; workers keep columns during the choice, which are gone before the fit."""
-
-    kept = "the basis' columns"
-
-    choice_bytes: int  # of a greedy choice at the coordinator
-
-    @property
-    def computation(self) -> str:
-        """The fit."""
-        return f"a sparse model of {self.basis_size:,} basis samples"
-
-    @property
-    def coordinator_parts(self) -> int:
-        """Bytes of matrices, vectors and the choice."""
-        return super().coordinator_parts + self.choice_bytes
-
-    def advice(self, resident_bytes: int) -> str:
-        """The parts, and the settings of a sparse model that make them smaller."""
-        return (
-            f"Matrices of that size {mib(self.matrices_bytes)} (a quarter with half the `basis_size`), vectors "
-            f"{mib(self.vectors_bytes)}, choice {mib(self.choice_bytes)} (less with a smaller `per_round`, and not "
-            f"`exhaustive`), workers {mib(self.worker_bytes)} (elsewhere on a cluster of processes or at a scheduler), "
-            f"{remainder(resident_bytes)}"
-        )
-
-
 def plan_sparse(
     n: int,
     d: int,
@@ -59,7 +31,7 @@ def plan_sparse(
     *,
     width: int | None = None,
     greedy: GreedySettings | None = None,
-) -> SparseMemory:
+) -> Memory:
     """Project the peak of a fit of m of n samples with d features and p targets, and of its certificate.
 
     `cache_bytes` is the budget of a worker's feature cache, `width` the kernel's `feature_width`, by default d.
@@ -75,13 +47,21 @@ def plan_sparse(
     # A greedy choice looks at candidates in float32, too.
     features = min(cache_bytes, (12 if candidates else 8) * n * ((width or d) + 1))
     sums, every = (8 * q * (m + p + 2) for q in (min(candidates, CANDIDATES_AT_ONCE), candidates))
-    return SparseMemory(
-        basis_size=m,
-        matrices_bytes=COORDINATOR_MATRICES * 8 * m * m,
-        vectors_bytes=8 * n * (8 * p + 10),
-        choice_bytes=factors * 8 * m * m + 2 * sums + 2 * every,
-        worker_bytes=cross.worker(threads) + features + (3 * threads + 6) * sums,
-        shares_process=executor.shares_memory,
+    choice, working = factors * 8 * m * m + 2 * sums + 2 * every, cross.worker(threads) + (3 * threads + 6) * sums
+    parts = {
+        "matrices_bytes": Part(COORDINATOR_MATRICES * 8 * m * m, words=MATRICES),
+        "vectors_bytes": Part(8 * n * (8 * p + 10), words="vectors {}"),
+        "choice_bytes": Part(choice, words="choice {} (less with a smaller `per_round`, and not `exhaustive`)"),
+        "worker_bytes": Part(working + features, "worker", "workers {}"),
+        # Workers keep columns during the choice, which are gone before the fit.
+        "kept_bytes": Part(0, "worker"),
+    }
+    return Memory(
+        f"a sparse model of {m:,} basis samples",
+        parts,
+        executor.shares_memory,
+        {"basis_size": m},
+        kept="the basis' columns",
         useful_bytes=slab_bytes(n, m) if candidates else 0,
     )
 
@@ -212,7 +192,7 @@ class SparseSettings:
             seed=self.seed,
         )
 
-    def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> SparseMemory:
+    def memory(self, n: int, d: int, p: int, executor: BlockExecutor, cache_bytes: int, width: int) -> Memory:
         """Project the memory of training."""
         greedy = self.greedy() if self.basis_name == "greedy" else None
         m = min(self.basis_size, n)
@@ -221,9 +201,7 @@ class SparseSettings:
             return plan
         of_tasks = vif_bytes(n, d, m, p, executor.threads_per_process, self.near)
         # The inputs go to the store as a whole.
-        return replace(
-            plan, worker_bytes=plan.worker_bytes + of_tasks, vectors_bytes=plan.vectors_bytes + 8 * n * (d + p)
-        )
+        return plan.plus(worker_bytes=of_tasks, vectors_bytes=8 * n * (d + p))
 
     def refuse_target(self) -> None:
         """Refuse a proof that is asked for of a method whose own mean is proven where it predicts; `InputError`."""

@@ -32,6 +32,7 @@ from dkgp.data import FactorRecord, FactorWriter, ModelRecord, is_resident, open
 from dkgp.errors import InputError, MemoryBudgetError, StorageError, StoreError
 from dkgp.kernels import Kernel
 from dkgp.kernels.tiles.evaluator import Precision
+from dkgp.models.memory import Memory, Part
 from dkgp.models.variance.batch import (
     BatchOptions,
     BatchVariance,
@@ -142,8 +143,8 @@ def is_rough(residual: float, trace: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory of a process that solves one batch after the other with all of its threads."""
+class Working:
+    """Working memory of a process that solves one batch after the other with all of its threads."""
 
     total: int  # memory limit in bytes
     n: int
@@ -180,12 +181,18 @@ class Memory:
         many = (room - product_bytes(self.n, max(0, few))) // self.of_a_sample
         return max(0, few if few < COLUMNS_AT_ONCE else many)
 
-    def of_batch(self, samples: int) -> int:
-        """Return the bytes of a process that solves this number of samples together."""
-        return self.fixed + samples * self.of_a_sample + product_bytes(self.n, samples)
+    def plan(self, samples: int) -> Memory:
+        """Project the memory of a process that solves this number of samples together."""
+        batch = samples * self.of_a_sample + product_bytes(self.n, samples)
+        parts = {
+            "features_bytes": Part(16 * self.n * (self.width + 1), "worker"),
+            "factor_bytes": Part(self.fixed, "worker"),
+            "batch_bytes": Part(batch, "worker"),
+        }
+        return Memory("variances", parts, shares_process=False)
 
 
-def chosen_halo(without: Memory, tests: int) -> int:
+def chosen_halo(without: Working, tests: int) -> int:
     """Return the samples of a halo; 0 if the factor is nearly the whole matrix, or memory is too small for a halo.
 
     `without` is the memory without a halo and without F. The number of threads does not matter: see `leaf_makers`.
@@ -205,7 +212,7 @@ def chosen_halo(without: Memory, tests: int) -> int:
     return 0
 
 
-def leaf_makers(memory: Memory) -> int:
+def leaf_makers(memory: Working) -> int:
     """Return the number of threads of a process that may build leaves at once."""
     leaves = vecchia_bytes(memory.n, memory.halo, -(-memory.halo // 2), width=memory.width)
     return max(1, (memory.total - memory.fixed) // max(1, leaves.making))
@@ -515,7 +522,7 @@ class IterativeRun(VarianceRun):
             )
         return landmarks, smooth
 
-    def _sized(self, kept: FactorRecord | None, smooth: bool, total: int) -> Memory:
+    def _sized(self, kept: FactorRecord | None, smooth: bool, total: int) -> Working:
         """Return the memory of a process, with the largest useful halo that fits into it."""
         settings, stored, landmarks = self._settings, self.request.stored, self._landmarks
         alone, traces = smooth or settings.max_passes < 1, (landmarks.residual_trace, landmarks.kernel_trace)
@@ -525,7 +532,7 @@ class IterativeRun(VarianceRun):
         proves = precision == "double" and alone
         group = GROUP if self._needs is None else chosen_group(self._n, total)
         width = feature_width(self.request.kernel)
-        memory = Memory(total, self._n, landmarks.rank, 0, precision, False, width, proves, group)
+        memory = Working(total, self._n, landmarks.rank, 0, precision, False, width, proves, group)
         if stored is not None:
             halo = stored.get("halo", 0)
         elif settings.halo is not None:
@@ -597,7 +604,7 @@ class IterativeRun(VarianceRun):
         return self._landmarks
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Working:
         """Planned memory of a worker process."""
         return self._memory
 

@@ -40,7 +40,7 @@ from dkgp.models.variance.batch import BatchOptions, local_samples, relative_gap
 from dkgp.models.variance.greedy import BasisRun
 from dkgp.models.variance.iterative import (
     IterativeRun,
-    Memory,
+    Working,
     chosen_halo,
     chosen_rank,
     default_memory_bytes,
@@ -347,7 +347,7 @@ class _Choice:
     def _counted(self, rank: int, memory_bytes: int) -> VarianceRun:
         """Choose between the whole factor and conjugate gradients, whose products are counted on a small problem."""
         request, settings, forecast = self._request, self._request.settings, self._forecast
-        memory = Memory(memory_bytes, self._n, rank, 0, "single", held=False, width=feature_width(request.kernel))
+        memory = Working(memory_bytes, self._n, rank, 0, "single", held=False, width=feature_width(request.kernel))
         halo, whole = chosen_halo(memory, self._t), forecast.whole()
         least = forecast.iterative(rank, halo, LEAST_SINGLE if halo else 0.0, LEAST_DOUBLE)
         if UNCERTAIN * least >= whole:

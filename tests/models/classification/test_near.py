@@ -44,7 +44,7 @@ from dkgp.models.classification.near import (
 )
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.memory import TrainingSizes
+from dkgp.models.memory import RUNTIME_BYTES, TrainingSizes
 from dkgp.models.sparse.vif import KeptTerms, Neighbourhood, Neighbours, kept_bytes, rows_bytes
 from dkgp.models.tuning.laplace import ColumnMode, column_mode
 from dkgp.operators import ArrayInputs
@@ -322,7 +322,7 @@ def test_memory_is_what_is_planned_at_most(classes: int, rng: np.random.Generato
     labels = Labels(tuple("abc"[:classes]), codes.astype(np.int64))
     settings = {"size": m, "basis": "uniform", "neighbours": 16, "max_iterations": 1}
     plan = NearSettings(**settings).memory(TrainingSizes(n, 3, labels.n_outputs, one_thread, 2**28))
-    planned = plan.coordinator_parts + plan.worker_parts
+    planned = plan.coordinator_bytes - RUNTIME_BYTES
     trained(*noisy_sine(rng, 200), one_thread)  # compiled, and imported
     tracemalloc.start()
     trained(dataset, labels, one_thread, **settings)
@@ -339,10 +339,10 @@ def test_the_plan_knows_what_a_class_and_a_neighbour_take(one_thread: LocalExecu
 
     one, ten = plan(), plan(10)
     # Triangle, its copy in the model, and the vectors of a column.
-    assert ten.matrices_bytes - one.matrices_bytes == 9 * 2 * 8 * 500**2
-    assert ten.vectors_bytes - one.vectors_bytes >= 9 * 8 * 10**5 * 6
-    assert ten.worker_bytes == one.worker_bytes
-    assert plan(neighbours=1024).worker_bytes > one.worker_bytes
+    assert ten["matrices_bytes"] - one["matrices_bytes"] == 9 * 2 * 8 * 500**2
+    assert ten["vectors_bytes"] - one["vectors_bytes"] >= 9 * 8 * 10**5 * 6
+    assert ten["worker_bytes"] == one["worker_bytes"]
+    assert plan(neighbours=1024)["worker_bytes"] > one["worker_bytes"]
 
 
 EVERYTHING, FEW = Neighbours(8, N), Neighbours(6, 10)

@@ -20,15 +20,15 @@ from dkgp.data import Dataset, dataset_from_arrays, open_classifier, open_predic
 from dkgp.data.stores.models.classifier import memory_classifier
 from dkgp.errors import InputError, MemoryBudgetError, StoreError
 from dkgp.kernels import Matern32
+from dkgp.models import memory
 from dkgp.models.classification.labels import LabelledData, Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.near import NearSettings, TrainedNear, train_near
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
-from dkgp.models.prediction import sparse
 from dkgp.models.prediction.classes import ClassPosterior
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.sparse import PredictionMemory
+from dkgp.models.prediction.sparse import plan_prediction, prediction_memory
 from dkgp.models.sparse.near import Near, NearPredictor, fit_near
 from dkgp.models.sparse.vif import Neighbours
 from dkgp.models.tuning.laplace import column_mode, latent_predictions
@@ -264,28 +264,30 @@ def test_memory_counts_each_functions_noise_and_triangle(
 ) -> None:
     dataset, found = stored(tmp_path, 3)
     record = found.record(LabelledData(dataset, labels_of(dataset)))
-    plan = PredictionMemory.of(record, 1, True)
-    assert (plan.m, plan.d, plan.p, plan.n, plan.neighbours) == (len(found.prototypes), 2, 3, dataset.n_samples, 16)
+    plan, m, n = prediction_memory(record, 1, True), len(found.prototypes), dataset.n_samples
+    assert plan == plan_prediction((m, 2, 3), 1, True, (n, 16), by_target=True)
     arrays = [record.near_inputs, record.near_targets, record.near_noise, record.near_weights, record.near_normal]
-    assert plan.model_bytes > sum(array.nbytes for array in arrays if array is not None) + found.kernel_lower.nbytes
+    assert plan["model_bytes"] > sum(array.nbytes for array in arrays if array is not None) + found.kernel_lower.nbytes
     # Twice each: as stored, and as taken.
-    more, m, n = replace(plan, p=4), plan.m, plan.n
-    assert more.model_bytes - plan.model_bytes == 8 * (2 * m * m + 3 * n + m)
+    more = plan_prediction((m, 2, 4), 1, True, (n, 16), by_target=True)
+    assert more["model_bytes"] - plan["model_bytes"] == 8 * (2 * m * m + 3 * n + m)
     near = found.near
     one = replace(near, noise=near.noise[:, 0], normal=near.normal[0])  # type: ignore[index]
     copies = 2 * 8 * 3 * n - 8 * n + (2 * 3 - 1) * 8 * m * m
     assert near.nbytes - one.nbytes == copies
-    free = plan.worker_bytes - 1
+    free = plan.coordinator_bytes - 1
 
     class Little:
         available = free
 
-    monkeypatch.setattr(sparse.psutil, "virtual_memory", lambda: Little)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: Little)
     to = Destination(str(tmp_path / "pred.zarr"))
-    with pytest.raises(MemoryBudgetError, match=r"160 samples near takes .* free\. Train with fewer basis samples$"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"160 samples near is projected to need .*trained with fewer basis samples"
+    ):
         predict(open_classifier(tmp_path / "model.zarr"), unseen, to, one_thread)
     assert not (tmp_path / "pred.zarr").exists()
-    Little.available = plan.worker_bytes
+    Little.available = plan.coordinator_bytes
     predict(open_classifier(tmp_path / "model.zarr"), unseen, to, one_thread)
 
 

@@ -25,7 +25,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.metrics import evaluate
 from dkgp.models.prediction.posterior import standardised
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.sparse import PIECE_ROWS, PredictionMemory
+from dkgp.models.prediction.sparse import PIECE_ROWS, plan_prediction
 from dkgp.models.sparse.stored import OpenedSparse, open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.settings import VarianceSettings
@@ -203,11 +203,11 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers(
 ) -> None:
     model, needed = (
         world.model("vfe"),
-        PredictionMemory(M, 2, 2, executor.threads_per_process, variance=True).worker_bytes,
+        plan_prediction((M, 2, 2), executor.threads_per_process, True).coordinator_bytes,
     )
     enough, less = VarianceSettings(memory_bytes=needed), VarianceSettings(memory_bytes=needed - 1)
     predict(model, world.test, str(tmp_path / "p"), executor, variance=enough)
-    with pytest.raises(MemoryBudgetError, match=rf"30 basis samples takes {needed / 1e6:,.4g} MB .*`memory_bytes`"):
+    with pytest.raises(MemoryBudgetError, match=r"30 basis samples is projected to need .*`memory_bytes`"):
         predict(model, world.test, str(tmp_path / "q"), executor, variance=less)
     assert not (tmp_path / "q").exists()
 
@@ -224,7 +224,7 @@ def test_the_plan_holds_what_predicting_takes(variance: bool, tmp_path: Path) ->
     executor.close()
     T = rng.standard_normal((PIECE_ROWS, 3))
     sparse_posterior(open_sparse(tmp_path / "m"), variance=variance, threads=1)(T)
-    planned = PredictionMemory(m, 3, 1, 1, variance)
+    planned = plan_prediction((m, 3, 1), 1, variance)
     tracemalloc.start()
     try:
         predictor = sparse_posterior(open_sparse(tmp_path / "m"), variance=variance, threads=1)
@@ -234,10 +234,10 @@ def test_the_plan_holds_what_predicting_takes(variance: bool, tmp_path: Path) ->
         task = tracemalloc.get_traced_memory()[1] - kept
     finally:
         tracemalloc.stop()
-    assert 0.9 * planned.model_bytes <= kept <= planned.model_bytes + 500_000
-    assert 0.5 * (planned.model_bytes + planned.making_bytes) <= opening
-    assert opening <= planned.model_bytes + planned.making_bytes + 500_000
-    assert 0.3 * planned.task_bytes <= task <= planned.task_bytes
+    assert 0.9 * planned["model_bytes"] <= kept <= planned["model_bytes"] + 500_000
+    assert 0.5 * (planned["model_bytes"] + planned["opening_bytes"]) <= opening
+    assert opening <= planned["model_bytes"] + planned["opening_bytes"] + 500_000
+    assert 0.3 * planned["tasks_bytes"] <= task <= planned["tasks_bytes"]
 
 
 FEW = 60

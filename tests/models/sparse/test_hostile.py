@@ -242,4 +242,4 @@ def test_an_exhaustive_choice_is_planned_with_all_its_sums(one_thread: LocalExec
         for exhaustive in (False, True)
     )
     # k sums for each of n candidates, held once in parts and once together.
-    assert every.choice_bytes - few.choice_bytes > 2 * 8 * 10**6 * 1000 * 0.99
+    assert every["choice_bytes"] - few["choice_bytes"] > 2 * 8 * 10**6 * 1000 * 0.99

@@ -18,7 +18,8 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Matern32, SquaredExponential, White
 from dkgp.models.context import RunContext
-from dkgp.models.sparse.settings import SparseMemory, plan_sparse
+from dkgp.models.memory import Memory
+from dkgp.models.sparse.settings import plan_sparse
 from dkgp.models.sparse.train import SparseSettings, TrainedSparse, train_sparse
 from dkgp.operators.cross.tasks import SLAB_COLUMNS, slab_bytes
 from dkgp.operators.product_error import ProductError
@@ -172,13 +173,13 @@ def test_memory_is_planned_and_refused_with_numbers(one_thread: LocalExecutor) -
     small, large = (plan_sparse(n, 10, 1000, 1, one_thread, 2**28) for n in (10**5, 10**6))
     # But for vectors, and the features that fit the cache, memory does not grow with n.
     assert large.coordinator_bytes - small.coordinator_bytes < 500 * 1024**2
-    assert large.matrices_bytes == small.matrices_bytes
+    assert large["matrices_bytes"] == small["matrices_bytes"]
 
 
 GIBIBYTE = 2**30
 
 
-def plan(greedy: bool = True, shares_memory: bool = True) -> SparseMemory:
+def plan(greedy: bool = True, shares_memory: bool = True) -> Memory:
     executor: Any = SimpleNamespace(threads_per_process=2, shares_memory=shares_memory)
     settings = GreedySettings(2000, "refit", candidates=59, per_round=40) if greedy else None
     return plan_sparse(100_000, 10, 2000, 1, executor, 2**28, greedy=settings)
@@ -187,18 +188,18 @@ def plan(greedy: bool = True, shares_memory: bool = True) -> SparseMemory:
 def test_what_is_kept_is_what_is_of_use_and_fits() -> None:
     lean = plan()
     assert lean.useful_bytes == slab_bytes(100_000, 2000) == 8 * 100_000 * 8 * SLAB_COLUMNS
-    assert lean.kept_bytes == 0
+    assert lean["kept_bytes"] == 0
     spare = GIBIBYTE
     budget, auto = lean.coordinator_bytes + spare, TileBudget(64 * GIBIBYTE, measured=True)
-    assert lean.with_kept(auto, budget).kept_bytes == spare // 2
-    assert lean.with_kept(auto, budget, resident_bytes=spare).kept_bytes == 0
-    assert lean.with_kept(auto, 100 * GIBIBYTE).kept_bytes == lean.useful_bytes
-    assert lean.with_kept(TileBudget(5 * 2**20), budget).kept_bytes == 5 * 2**20
+    assert lean.with_kept(auto, budget)["kept_bytes"] == spare // 2
+    assert lean.with_kept(auto, budget, resident_bytes=spare)["kept_bytes"] == 0
+    assert lean.with_kept(auto, 100 * GIBIBYTE)["kept_bytes"] == lean.useful_bytes
+    assert lean.with_kept(TileBudget(5 * 2**20), budget)["kept_bytes"] == 5 * 2**20
     fits = lean.with_kept(auto, budget)
-    assert fits.coordinator_bytes == lean.coordinator_bytes + fits.kept_bytes
+    assert fits.coordinator_bytes == lean.coordinator_bytes + fits["kept_bytes"]
     # Elsewhere it takes nothing here, and a budget of this process says nothing of it.
     there = plan(shares_memory=False).with_kept(TileBudget(GIBIBYTE), 2**20)
-    assert there.kept_bytes == GIBIBYTE
+    assert there["kept_bytes"] == GIBIBYTE
     assert there.coordinator_bytes == plan(shares_memory=False).coordinator_bytes
 
 
@@ -210,7 +211,7 @@ def test_a_users_own_budget_that_does_not_fit_is_refused() -> None:
 
 def test_a_basis_that_is_not_greedy_keeps_nothing() -> None:
     assert plan(greedy=False).useful_bytes == 0
-    assert plan(greedy=False).with_kept(TileBudget(GIBIBYTE), 100 * GIBIBYTE).kept_bytes == 0
+    assert plan(greedy=False).with_kept(TileBudget(GIBIBYTE), 100 * GIBIBYTE)["kept_bytes"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -241,5 +242,5 @@ def test_memory_of_a_fit_grows_by_vectors_alone(stores: list[Dataset]) -> None:
         worker_cache().budget_bytes = before
         executor.close()
     small, large = (plan_sparse(dataset.n_samples, 4, 100, 1, executor, 2**18) for dataset in stores)
-    assert peaks[2] - peaks[1] < large.vectors_bytes - small.vectors_bytes < 8 * 98_304 * 20
+    assert peaks[2] - peaks[1] < large["vectors_bytes"] - small["vectors_bytes"] < 8 * 98_304 * 20
     assert peaks[2] < 40 * 2**20

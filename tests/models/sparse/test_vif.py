@@ -20,9 +20,10 @@ from dkgp.errors import InputError, NumericalError, StoreError
 from dkgp.kernels import Kernel, Matern32, SquaredExponential, Sum
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.context import RunContext
+from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.prediction.posterior import Columns, standardised
 from dkgp.models.prediction.predict import Destination, predict
-from dkgp.models.prediction.sparse import PredictionMemory, SparseEvaluator
+from dkgp.models.prediction.sparse import SparseEvaluator, prediction_memory
 from dkgp.models.sparse import near as prediction
 from dkgp.models.sparse.bound import BoundObjective
 from dkgp.models.sparse.ladder import LadderTarget, climb
@@ -541,7 +542,7 @@ def test_memory_is_what_is_planned_at_most(d: int, tmp_path: Path, one_thread: L
     dataset, kernel = problem(tmp_path, n=n, d=d), Matern32((0.5,) * d)
     settings = SparseSettings("vif", m, "uniform")
     plan = settings.memory(n, d, p, one_thread, 2**28, d)
-    planned = plan.coordinator_parts + plan.worker_parts
+    planned = plan.coordinator_bytes - RUNTIME_BYTES
     train_sparse(
         problem(tmp_path / "few", n=600, d=d), kernel, S2_MODEL, one_thread, settings
     )  # compiled, and imported
@@ -551,7 +552,7 @@ def test_memory_is_what_is_planned_at_most(d: int, tmp_path: Path, one_thread: L
     tracemalloc.stop()
     assert 0.25 * planned < peak < planned
     record = sparse_record(model, dataset)
-    planned = PredictionMemory.of(record, 1, True).worker_bytes
+    planned = prediction_memory(record, 1, True).worker_parts
     T = np.random.default_rng(1).standard_normal((1024, d))
     tracemalloc.start()
     opened = opened_sparse(replace(record, near_inputs=record.near_inputs.copy()))  # type: ignore[union-attr]

@@ -30,7 +30,7 @@ from dkgp.models.variance.batch import (
     solve_batch,
 )
 from dkgp.models.variance.bounds import Queries
-from dkgp.models.variance.iterative import Memory
+from dkgp.models.variance.iterative import Working
 from dkgp.models.variance.nystrom import FactorSource, NystromFactor, leaves_of
 from dkgp.operators.low_rank import pivots, products
 from dkgp.solvers.conjugate import gradient as block
@@ -613,5 +613,5 @@ def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -
             solve_batch(factor, problem.T[:samples], options, source.preconditioner())
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    planned = 100 * Memory(10**9, 3000, 8, 300, "single", False, 3).of_a_sample
+    planned = 100 * Working(10**9, 3000, 8, 300, "single", False, 3).of_a_sample
     assert 0.7 * planned < peaks[2] - peaks[1] < 1.15 * planned

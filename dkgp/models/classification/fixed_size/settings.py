@@ -16,7 +16,7 @@ from dkgp.errors import InputError
 from dkgp.models.classification.fixed_size.paths import path_bytes
 from dkgp.models.classification.fixed_size.validation import CARDINALITY_RULES, Stop, pool_bytes, stop_rule
 from dkgp.models.classification.prototypes import DEFAULT_PROTOTYPES, PROTOTYPES
-from dkgp.models.memory import Memory, TrainingSizes, mib, remainder
+from dkgp.models.memory import Memory, Part, TrainingSizes
 from dkgp.operators.cross.folds import fold_bytes, triangle_numbers
 from dkgp.operators.cross.kernel import MOST_TRAVERSALS
 from dkgp.operators.exact_sums import unit_count
@@ -167,7 +167,7 @@ class FixedSizeSettings:
                 size += POOL_STEP
         return min(size, n)
 
-    def memory(self, sizes: TrainingSizes, *, together: int = 3, budget_bytes: int | None = None) -> FixedSizeMemory:
+    def memory(self, sizes: TrainingSizes, *, together: int = 3, budget_bytes: int | None = None) -> Memory:
         """Project the memory of training.
 
         Parameters
@@ -189,7 +189,7 @@ class FixedSizeSettings:
         vectors = 8 * n * (4 * t + 8)
         # Another copy of the triangles where an intercept is put beside the prototypes.
         triangles = (1 + (self.intercept == "selected")) * self.folds * triangle_numbers(m)
-        plan: FixedSizeMemory | None = None
+        plan: Memory | None = None
         for count in range(1 if self.search == "none" else max(1, together), 0, -1):
             # The whole pool has a pass of one kernel; several share one where a part of it judges them.
             alike = min(1.0, (JUDGING / m) ** 2) if shared else 1.0
@@ -199,49 +199,24 @@ class FixedSizeSettings:
             worker = (
                 executor.threads_per_process * thread + waiting + min(sizes.cache_bytes, 8 * n * (d + 2 * width + 2))
             )
-            plan = FixedSizeMemory(m, self.folds, count, grams, paths, vectors, worker, executor.shares_memory)
+            sums = f"sums of {count} kernels at once {{}} (a quarter with half the `pool`, half with half the `folds`)"
+            parts = {
+                "grams_bytes": Part(grams, words=sums),
+                # Sums are taken by workers, and gone through afterwards.
+                "paths_bytes": Part(paths, words="paths {} (less with a smaller `max_basis`)", phase="paths"),
+                "vectors_bytes": Part(vectors, words="vectors {}"),
+                "worker_bytes": Part(worker, "worker", "workers {}", phase="sums"),
+            }
+            plan = Memory(
+                f"a fixed-size classifier with a pool of {m:,} prototypes and {self.folds} folds",
+                parts,
+                executor.shares_memory,
+                {"pool": m, "folds": self.folds, "together": count},
+            )
             if budget_bytes is None or plan.coordinator_bytes <= budget_bytes:
                 break
         assert plan is not None
         return plan
-
-
-@dataclass(frozen=True)
-class FixedSizeMemory(Memory):
-    """Projected peaks, in bytes, beside the memory that a process holds already."""
-
-    pool: int  # prototypes M
-    folds: int
-    together: int  # kernels of one pass
-    grams_bytes: int  # at the coordinator: triangles of all folds of each kernel, and its two matrices
-    paths_bytes: int  # at the coordinator: paths of all folds, as far as they may go
-    vectors_bytes: int  # at the coordinator: n-vectors
-    worker_bytes: int  # of each worker's process; in the coordinator's where the cluster is
-    shares_process: bool
-
-    @property
-    def computation(self) -> str:
-        """The training."""
-        return f"a fixed-size classifier with a pool of {self.pool:,} prototypes and {self.folds} folds"
-
-    @property
-    def coordinator_parts(self) -> int:
-        """Bytes of vectors, sums and paths."""
-        return self.vectors_bytes + self.grams_bytes + self.paths_bytes
-
-    @property
-    def worker_parts(self) -> int:
-        """Bytes beyond those of paths: sums are taken, or gone through, and not both at once."""
-        return max(0, self.worker_bytes - self.paths_bytes)
-
-    def advice(self, resident_bytes: int) -> str:
-        """The parts, and the settings of a search that make them smaller."""
-        return (
-            f"Sums of {self.together} kernels at once {mib(self.grams_bytes)} (a quarter with half the `pool`, half "
-            f"with half the `folds`), paths {mib(self.paths_bytes)} (less with a smaller `max_basis`), vectors "
-            f"{mib(self.vectors_bytes)}, workers {mib(self.worker_bytes)} "
-            f"({'within this process' if self.shares_process else 'elsewhere'}), {remainder(resident_bytes)}"
-        )
 
 
 # Widths that a search by whole pools looks at, as many as it asks for at a time. Penalties of each, and of the whole
