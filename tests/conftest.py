@@ -109,12 +109,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 # Files with a test of several seconds. They come first: one that began when the others are done would be waited for.
 FIRST = (
-    "tests/cli/test_interruption.py",
+    "tests/cli/test_finished.py",
     "tests/cli/test_runs.py",
     "tests/models/test_linear.py",
     "tests/service/queue/test_earlier_queue.py",
     "tests/service/running/test_runner.py",
-    "tests/service/test_certificate.py",
+    "tests/service/test_settings.py",
     "tests/service/test_serve.py",
     "tests/service/web/test_generated_calls.py",
 )

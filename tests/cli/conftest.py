@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from dkgp.kernels import ActiveDimensions, SquaredExponential
 from dkgp.models import read_hyperparameters, write_hyperparameters
 from dkgp.models.noise import NoiseModel, StudentT
-from tests.cli.invoke import run_json
-from tests.cli.runs import RUNS
+from tests.cli.invoke import Places, Shell, run_json
+from tests.cli.runs import RUNS, Run
 
 
 @pytest.fixture(scope="session")
@@ -95,23 +96,18 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def classifiers(
-    labelled: Callable[[int], dict[str, Any]], wide: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """Models of two classes stopped early, so that their bounds are no rounding."""
-    folder = tmp_path_factory.mktemp("classifiers")
-    methods = {
-        "logistic": ("--method", "logistic", "--tol", 0.05),
-        "gp": ("--method", "gp", "--tol", 0.05),
-        "basis": ("--method", "gp", "--basis-size", 40, "--certify"),
-        "gp_near": ("--method", "gp", "--basis-size", 20, "--neighbours", 24),
-        "few": ("--pool", 30, "--search", "none"),
-    }
-    for name, options in methods.items():
-        command = ("classify", labelled(2)["train"], "--out", folder / name, "--hyper", wide, "--cluster", "none")
-        run_json(*command, *options)
-    return {name: folder / name for name in methods}
+# Stores that one command makes. Classifiers are stopped early, so that their bounds are no rounding.
+MADE = {
+    "sparse": "sparse @train --hyper @hyper --basis-size 40",
+    "near": "sparse @train --hyper @hyper --basis-size 20 --method vif",
+    "narrow_model": "train @train --hyper @narrow --cluster none",
+    "logistic": "classify @two --hyper @wide --cluster none --method logistic --tol 0.05",
+    "gp": "classify @two --hyper @wide --cluster none --method gp --tol 0.05",
+    "basis": "classify @two --hyper @wide --cluster none --method gp --basis-size 40 --certify",
+    "gp_near": "classify @two --hyper @wide --cluster none --method gp --basis-size 20 --neighbours 24",
+    "exact": "classify @two --hyper @narrow_labels --cluster none --method exact --tol 0.01 --no-probability",
+    "few": "classify @two --hyper @wide --cluster none --pool 30 --search none",
+}
 
 
 @pytest.fixture(scope="session")
@@ -119,70 +115,78 @@ def stores(
     pipeline: dict[str, Any],
     labelled: Callable[[int], dict[str, Any]],
     wide: Path,
-    classifiers: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
-    """Where data and models of every kind lie, by name."""
+) -> Places:
+    """Where data and models of every kind lie, by name; made when first used."""
     folder = tmp_path_factory.mktemp("stores")
-    kinds, sparse = folder / "kinds.csv", folder / "sparse.zarr"
-    kinds.write_text("a,b,kind\n" + "".join(f"{i}.5,{i % 3},{'red' if i % 2 else 'blue'}\n" for i in range(20)))
-    train, hyper = pipeline["ingest"]["train"], pipeline["tune"]["out"]
-    run_json("sparse", train, "--hyper", hyper, "--out", sparse, "--basis-size", 40)
-    run_json("sparse", train, "--hyper", hyper, "--out", folder / "near.zarr", "--basis-size", 20, "--method", "vif")
-    noisy = folder / "noisy.zarr"
-    rows = np.loadtxt(friedman_csv(folder / "noisy.csv", 300, seed=1), delimiter=",", skiprows=1)
-    rows = np.column_stack([rows, np.linspace(0.0, 9.0, 300)])
-    np.savetxt(folder / "noisy.csv", rows, delimiter=",", header="a,b,c,d,e,f,price,v", comments="", fmt="%.9g")
-    run_json("ingest", folder / "noisy.csv", noisy, "--target", "price", "--noise-column", "v")
-    uneven = read_hyperparameters(hyper)
+
+    def made(name: str, command: str) -> Path:
+        Shell(folder, places).json(command, "--out", folder / name)
+        return folder / name
+
+    def changed(name: str, start: str = "hyper", **fields: Any) -> Path:
+        write_hyperparameters(folder / f"{name}.json", replace(read_hyperparameters(places[start]), **fields))
+        return folder / f"{name}.json"
+
+    def kinds() -> Path:
+        rows = "".join(f"{i}.5,{i % 3},{'red' if i % 2 else 'blue'}\n" for i in range(20))
+        (folder / "kinds.csv").write_text("a,b,kind\n" + rows)
+        return folder / "kinds.csv"
+
+    def noisy() -> Path:
+        rows = np.loadtxt(friedman_csv(folder / "noisy.csv", 300, seed=1), delimiter=",", skiprows=1)
+        rows = np.column_stack([rows, np.linspace(0.0, 9.0, 300)])
+        np.savetxt(folder / "noisy.csv", rows, delimiter=",", header="a,b,c,d,e,f,price,v", comments="", fmt="%.9g")
+        run_json("ingest", folder / "noisy.csv", folder / "noisy.zarr", "--target", "price", "--noise-column", "v")
+        return folder / "noisy.zarr"
+
     noise = NoiseModel("linear", -2.5, (0.4, *(0.0,) * 5), lowest=0.02, highest=0.3)
-    write_hyperparameters(folder / "uneven.json", replace(uneven, noise_model=noise))
-    # Of two features, so that products may be within a bound.
-    kernel = ActiveDimensions(SquaredExponential((0.6, 0.4)), (0, 1), uneven.kernel.n_features)
-    write_hyperparameters(folder / "narrow.json", replace(uneven, kernel=kernel))
-    kernel = ActiveDimensions(SquaredExponential((0.3, 0.1), 20.0), (0, 1), 3)
-    write_hyperparameters(folder / "narrow_labels.json", replace(read_hyperparameters(wide), kernel=kernel))
-    narrow_model = folder / "narrow.zarr"
-    run_json("train", train, "--hyper", folder / "narrow.json", "--out", narrow_model, "--cluster", "none")
-    write_hyperparameters(folder / "outliers.json", replace(uneven, student_t=StudentT(4.0, 0.02)))
-    return {
-        "train": train,
-        "test": pipeline["ingest"]["test"],
-        "hyper": hyper,
-        "uneven": folder / "uneven.json",
-        "narrow": folder / "narrow.json",
-        "narrow_labels": folder / "narrow_labels.json",
-        "narrow_model": narrow_model,
-        "outliers": folder / "outliers.json",
-        "model": pipeline["train"]["out"],
-        "prediction": pipeline["predict"]["out"],
-        "two": labelled(2)["train"],
-        "three": labelled(3)["train"],
-        "labels": labelled(2)["test"],
-        "labels of three": labelled(3)["test"],
-        "wide": wide,
-        "kinds": kinds,
-        "noisy": noisy,
-        "sparse": sparse,
-        "near": folder / "near.zarr",
-        **classifiers,
-    }
+    places = Places(
+        {
+            "train": lambda: pipeline["ingest"]["train"],
+            "test": lambda: pipeline["ingest"]["test"],
+            "hyper": lambda: pipeline["tune"]["out"],
+            "model": lambda: pipeline["train"]["out"],
+            "prediction": lambda: pipeline["predict"]["out"],
+            "two": lambda: labelled(2)["train"],
+            "three": lambda: labelled(3)["train"],
+            "labels": lambda: labelled(2)["test"],
+            "labels_of_three": lambda: labelled(3)["test"],
+            "wide": lambda: wide,
+            "kinds": kinds,
+            "noisy": noisy,
+            "uneven": lambda: changed("uneven", noise_model=noise),
+            # Of two features, so that products may be within a bound.
+            "narrow": lambda: changed("narrow", kernel=ActiveDimensions(SquaredExponential((0.6, 0.4)), (0, 1), 6)),
+            "narrow_labels": lambda: changed(
+                "narrow_labels", "wide", kernel=ActiveDimensions(SquaredExponential((0.3, 0.1), 20.0), (0, 1), 3)
+            ),
+            "outliers": lambda: changed("outliers", student_t=StudentT(4.0, 0.02)),
+            **{name: partial(made, name, command) for name, command in MADE.items()},
+        }
+    )
+    return places
+
+
+@pytest.fixture
+def shell(stores: Places, tmp_path: Path) -> Shell:
+    """Command lines in a folder of their own, with the places of `stores`."""
+    return Shell(tmp_path, stores)
 
 
 @pytest.fixture(scope="session")
-def whole(stores: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def whole(stores: Places, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | Run], Path]:
     """What a run makes that nothing interrupts, made once."""
-    made: dict[str, Path] = {}
 
-    def of(name: str) -> Path:
-        if name not in made:
-            out = tmp_path_factory.mktemp("whole") / "out"
-            plot = ("--plot", f"{out}.png") if RUNS[name].logs else ()
-            run_json(*RUNS[name].typed(stores, out), *plot)
-            # No checkpoint, tile or temporary file is left.
-            assert [path.suffix for path in sorted(out.parent.iterdir())] == (["", ".png"] if plot else [""])
-            assert not plot or Path(plot[1]).read_bytes().startswith(b"\x89PNG")
-            made[name] = out
-        return made[name]
+    @cache
+    def of(name: str | Run) -> Path:
+        kind = RUNS[name] if isinstance(name, str) else name
+        out = tmp_path_factory.mktemp("whole") / "out"
+        plot = ("--plot", f"{out}.png") if kind.logs else ()
+        run_json(*kind.typed(stores, out), *plot)
+        # No checkpoint, tile or temporary file is left.
+        assert [path.suffix for path in sorted(out.parent.iterdir())] == (["", ".png"] if plot else [""])
+        assert not plot or Path(plot[1]).read_bytes().startswith(b"\x89PNG")
+        return out
 
     return of

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,65 @@ def refused(result: Any, *words: str, exit_code: int = 3) -> None:
     for word in words:
         assert word in message, f"{word!r} is not in: {message}"
     assert "Traceback" not in result.output
+
+
+class Places(Mapping[str, Any]):
+    """Stores and files by name, each made when it is first used."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
+        self.makers, self._made = makers, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self.makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.makers)
+
+    def __len__(self) -> int:
+        return len(self.makers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.makers
+
+
+class Shell:
+    """Command lines in which `@name` stands for a place of that name, or else for a file of that name in a folder."""
+
+    def __init__(self, folder: Path, places: Mapping[str, Any] | None = None) -> None:
+        self.folder, self.places = folder, places or {}
+
+    def __getitem__(self, name: str) -> Path:
+        return Path(self.places[name]) if name in self.places else self.folder / name
+
+    def typed(self, line: str, *more: object) -> list[str]:
+        """The arguments of a command line."""
+        words = [re.sub(r"@([\w.-]+)", lambda match: str(self[match[1]]), word) for word in shlex.split(line)]
+        return [*words, *map(str, more)]
+
+    def run(self, line: str, *more: object) -> Result:
+        return run(*self.typed(line, *more))
+
+    def json(self, line: str, *more: object, code: int = 0) -> dict[str, Any]:
+        """The document of a command, which is run with `--json`."""
+        return document_of(self.run(line, *more, "--json"), code)
+
+    def refuses(self, line: str, *words: str, code: int = 3) -> Result:
+        result = self.run(line)
+        refused(result, *words, exit_code=code)
+        return result
+
+    def told(self, line: str, code: int = 0) -> str:
+        """Everything that a command prints, in one line."""
+        result = self.run(line)
+        assert result.exit_code == code, result.output
+        return " ".join(result.output.split())
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the folder's files."""
+        return {path.name for path in self.folder.iterdir()}
 
 
 def files_below(folder: Path) -> dict[str, int]:

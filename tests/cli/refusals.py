@@ -1,6 +1,7 @@
 """Options that no command takes: what is typed, the exit code, and words of the message.
 
-A command's places (`{train}`, `{hyper}`, ...) are those of the fixture `stores`. Later options win over earlier ones.
+A command's places (`@train`, `@hyper`, ...) are those of the fixture `stores`; `@out` is its output. Later options
+win over earlier ones.
 """
 
 from __future__ import annotations
@@ -8,28 +9,28 @@ from __future__ import annotations
 COMMANDS = {
     "bench scaling": "bench scaling",
     "bench tiles": "bench tiles --features 2",
-    "classify": "classify {two} --out {out} --pool 40 --folds 4 --cluster none",
-    "classify by likelihood": "classify {three} --out {out} --hyper {wide} --cluster none",
-    "classify exactly": "classify {two} --out {out} --cluster none --method exact",
-    "evaluate": "evaluate {prediction} {test}",
-    "ingest": "ingest {kinds} {out}",
-    "plan": "plan {train} --hyper {hyper}",
-    "predict": "predict {model} {test} --out {out}",
-    "predict classes": "predict {few} {labels} --out {out} --cluster none",
-    "predict classes, averaged": "predict {gp} {labels} --out {out} --cluster none",
-    "predict classes, logistic": "predict {logistic} {labels} --out {out} --cluster none",
-    "predict classes, on a basis": "predict {basis} {labels} --out {out} --cluster none",
-    "predict classes, with neighbours": "predict {gp_near} {labels} --out {out} --cluster none",
-    "predict sparse": "predict {sparse} {test} --out {out} --cluster none",
-    "predict with neighbours": "predict {near} {test} --out {out} --cluster none",
-    "pursue": "pursue {train} --out {out} --cluster none",
-    "sparse": "sparse {train} --hyper {hyper} --out {out}",
-    "train": "train {train} --hyper {hyper} --out {out}",
-    "train by blocks": "train {train} --hyper {hyper} --out {out} --block-size 50",
-    "train by pcg": "train {train} --hyper {hyper} --out {out} --solver pcg",
-    "train without hyperparameters": "train {train} --out {out}",
-    "tune": "tune {train} --out {out}",
-    "tune labels": "tune {three} --out {out} --likelihood logit",
+    "classify": "classify @two --out @out --pool 40 --folds 4 --cluster none",
+    "classify by likelihood": "classify @three --out @out --hyper @wide --cluster none",
+    "classify exactly": "classify @two --out @out --cluster none --method exact",
+    "evaluate": "evaluate @prediction @test",
+    "ingest": "ingest @kinds @out",
+    "plan": "plan @train --hyper @hyper",
+    "predict": "predict @model @test --out @out",
+    "predict classes": "predict @few @labels --out @out --cluster none",
+    "predict classes, averaged": "predict @gp @labels --out @out --cluster none",
+    "predict classes, logistic": "predict @logistic @labels --out @out --cluster none",
+    "predict classes, on a basis": "predict @basis @labels --out @out --cluster none",
+    "predict classes, with neighbours": "predict @gp_near @labels --out @out --cluster none",
+    "predict sparse": "predict @sparse @test --out @out --cluster none",
+    "predict with neighbours": "predict @near @test --out @out --cluster none",
+    "pursue": "pursue @train --out @out --cluster none",
+    "sparse": "sparse @train --hyper @hyper --out @out",
+    "train": "train @train --hyper @hyper --out @out",
+    "train by blocks": "train @train --hyper @hyper --out @out --block-size 50",
+    "train by pcg": "train @train --hyper @hyper --out @out --solver pcg",
+    "train without hyperparameters": "train @train --out @out",
+    "tune": "tune @train --out @out",
+    "tune labels": "tune @three --out @out --likelihood logit",
 }
 
 BASIS = "--method logistic --basis-size 40"
@@ -75,8 +76,8 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
     ],
     "train": [
         ("--mean cubic", 2, "'centred', 'constant', 'linear', 'quadratic', or a number, the known mean"),
-        ("--mean linear --hyper {outliers}", 3, ("--mean linear is of noise with a normal", "Student's t")),
-        ("--mean linear --warm-start {model}", 3, ("has the mean centred, and this run linear", "--mean centred")),
+        ("--mean linear --hyper @outliers", 3, ("--mean linear is of noise with a normal", "Student's t")),
+        ("--mean linear --warm-start @model", 3, ("has the mean centred, and this run linear", "--mean centred")),
         ("--cluster slurm", 2, "give --workers N or --adaptive MIN MAX"),
         ("--tls-ca ca.pem", 2, "got --tls-ca without --tls-cert"),
         ("--solver cg --cache-tiles much", 2, "'much' is no size"),
@@ -178,7 +179,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--product-error 0", 3, "must be a positive finite number, auto or none; got 0.0"),
         ("--product-error 1e-2", 2, "--product-error must be below --tol"),
         ("--product-error 1e-7 --solver smo", 2, "smo evaluates the entries themselves"),
-        ("--hyper {wide} --product-error 1e-4", 2, "take --product-error"),
+        ("--hyper @wide --product-error 1e-4", 2, "take --product-error"),
     ],
     "classify by likelihood": [
         ("--method logistic --multi-class softmax --link probit", 2, "softmax goes with --link logit"),
@@ -331,7 +332,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--refine-probes 4", 2, "--refine-probes belongs to --refine"),
         ("--refine-probes 4 --refine-rank 5", 2, "belong to --refine"),
         ("--refine-only", 2, "--start FILE"),
-        ("--start {hyper} --refine-only --kernel rbf", 2, "leave --kernel out"),
+        ("--start @hyper --refine-only --kernel rbf", 2, "leave --kernel out"),
         ("--refine --refine-probes 1", 3, "--refine-probes must be at least 2"),
         ("--refine --refine-tol 2", 3, "relative residual"),
         ("--refine --refine-holdout -1", 3, "--refine-holdout must not be negative"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TRAIN = "train {train} --hyper {hyper}"
-SPARSE = "sparse {train} --hyper {hyper}"
-CLASSIFY = "classify {three} --cluster none"
-LIKELY = "classify {three} --cluster none --hyper {wide}"
+from tests.cli.invoke import Shell
+
+TRAIN = "train @train --hyper @hyper"
+SPARSE = "sparse @train --hyper @hyper"
+CLASSIFY = "classify @three --cluster none"
+LIKELY = "classify @three --cluster none --hyper @wide"
 OTHER_WEIGHTS = ("--class-weight balanced", "another class weight")
 
 
@@ -27,9 +29,9 @@ class Run:
     words: str
     rounds: int = 2
 
-    def typed(self, stores: dict[str, Any], out: Path, *more: object) -> list[str]:
+    def typed(self, stores: Mapping[str, Any], out: Path, *more: object) -> list[str]:
         """The arguments, with the places of `stores`."""
-        return [*shlex.split(self.command.format(**stores)), "--out", str(out), "--json", *map(str, more)]
+        return Shell(out.parent, stores).typed(self.command, "--out", out, "--json", *more)
 
     @property
     def logs(self) -> bool:
@@ -39,17 +41,17 @@ class Run:
 
 RUNS = {
     "gbcd": Run(f"{TRAIN} --solver gbcd --block-size 50", "--seed 1", "another seed"),
-    "gbcd, known noise": Run("train {noisy} --hyper {hyper} --solver gbcd --block-size 50", "--seed 1", "another seed"),
+    "gbcd, known noise": Run("train @noisy --hyper @hyper --solver gbcd --block-size 50", "--seed 1", "another seed"),
     "gbcd, linear mean": Run(f"{TRAIN} --solver gbcd --block-size 50 --mean linear", "--mean constant", "another mean"),
     "gbcd, bounded products": Run(
-        f"{TRAIN.replace('hyper}', 'narrow}')} --block-size 50 --product-error 1e-5",
+        f"{TRAIN.replace('@hyper', '@narrow')} --block-size 50 --product-error 1e-5",
         "--product-error 2e-5",
         "another product error",
     ),
     "cg": Run(f"{TRAIN} --solver cg", "--precision double", "another precision"),
-    "noise model": Run(f"{TRAIN.replace('hyper}', 'uneven}')} --solver cg", "--precision double", "another precision"),
+    "noise model": Run(f"{TRAIN.replace('@hyper', '@uneven')} --solver cg", "--precision double", "another precision"),
     "Student's t": Run(
-        f"{TRAIN.replace('hyper}', 'outliers}')} --solver cg", "--precision double", "another precision"
+        f"{TRAIN.replace('@hyper', '@outliers')} --solver cg", "--precision double", "another precision"
     ),
     "pcg, landmarks": Run(f"{TRAIN} --solver pcg --halo 0 --rank 20", "--rank 30", "another preconditioner"),
     "pcg, halo": Run(f"{TRAIN} --solver pcg --halo 24 --leaf 20 --rank 5", "--halo 30", "another preconditioner"),
@@ -69,7 +71,7 @@ RUNS = {
     "grid": Run(f"{CLASSIFY} --pool 30 --folds 3 --search grid", *OTHER_WEIGHTS, rounds=4),
     "exact": Run(f"{CLASSIFY} --method exact --solver cg --tol 1e-6", *OTHER_WEIGHTS),
     "exact, bounded products": Run(
-        f"{CLASSIFY} --hyper {{narrow_labels}} --method exact --solver cg --no-probability --product-error 1e-7",
+        f"{CLASSIFY} --hyper @narrow_labels --method exact --solver cg --no-probability --product-error 1e-7",
         "--product-error 2e-7",
         "another product error",
     ),
@@ -81,19 +83,19 @@ RUNS = {
     # Hyperparameters that are found beforehand come to the same bits, and are found again on resuming.
     "gp on a basis, tuned": Run(f"{CLASSIFY} --method gp --basis-size 40", *OTHER_WEIGHTS),
     "predictions": Run(
-        "predict {model} {test} --variance --chunk-rows 50 --cluster none", "--latent", "was started with"
+        "predict @model @test --variance --chunk-rows 50 --cluster none", "--latent", "was started with"
     ),
     "variances by neighbours": Run(
-        "predict {narrow_model} {test} --variance --variance-way neighbours --variance-batch 50 --chunk-rows 50 "
+        "predict @narrow_model @test --variance --variance-way neighbours --variance-batch 50 --chunk-rows 50 "
         "--cluster none",
         "--latent",
         "was started with",
     ),
     "sparse predictions": Run(
-        "predict {sparse} {test} --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
+        "predict @sparse @test --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
     ),
     "predictions with neighbours": Run(
-        "predict {near} {test} --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
+        "predict @near @test --variance --chunk-rows 50 --cluster none", "--latent", "or with other settings"
     ),
 }
 

@@ -11,8 +11,7 @@ import itertools
 import json
 import os
 import re
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 import zarr
 
 from dkgp.commands.signals import Interruption
-from tests.cli.invoke import document_of, run, run_json
+from tests.cli.invoke import Shell, document_of, run, run_json
 from tests.cli.runs import RUNS
 
 # "compare" or "record"; without it these tests are left out: elsewhere the arithmetic is another.
@@ -46,9 +45,9 @@ SPARSE = ("sd", "sr", "dtc", "fitc", "vfe", "vif", "sggp", "mpgp")
 BASES = ("uniform", "pivoted", "variance", "k-centre", "k-means", "entropy", "greedy")
 OBJECTIVES = ("bound", "fitc", "vif")
 MEANS = ("centred", "constant", "linear")
-TRAIN, TUNE, FEW = "train {train} --hyper {hyper}", "tune {train} --subset 100", "--basis-size 20 --cluster none"
-CLASSIFY = "classify {three} --cluster none"
-PREDICT, WITH = "predict {model} {test} --cluster none", "--variance --chunk-rows 100"
+TRAIN, TUNE, FEW = "train @train --hyper @hyper", "tune @train --subset 100", "--basis-size 20 --cluster none"
+CLASSIFY = "classify @three --cluster none"
+PREDICT, WITH = "predict @model @test --cluster none", "--variance --chunk-rows 100"
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -58,11 +57,11 @@ def commands() -> Iterator[tuple[str, str]]:
     for solver, mean in itertools.product(("gbcd", "cholesky", "pcg"), MEANS[1:]):
         yield f"train {solver}, mean {mean}", f"{TRAIN} --solver {solver} --mean {mean}"
     for solver in ("gbcd", "cholesky", "cg", "tiled-cholesky"):
-        yield f"train {solver}, known noise", f"train {{noisy}} --hyper {{hyper}} --solver {solver}"
+        yield f"train {solver}, known noise", f"train @noisy --hyper @hyper --solver {solver}"
     for paper in ("gbcd", "kcg", "smo"):
         yield f"train {paper} as in the paper", f"{TRAIN} --solver {paper} --as-in-the-paper"
     yield "train with variances", f"{TRAIN} --solver cholesky --with-variances"
-    yield "train, tuned", "train {train} --tune"
+    yield "train, tuned", "train @train --tune"
     yield "train, exhaustive", f"{TRAIN} --solver gbcd --exhaustive"
     yield "train, prefitting", f"{TRAIN} --solver gbcd --prefitting --block-size 20"
     for kernel in KERNELS:
@@ -71,7 +70,7 @@ def commands() -> Iterator[tuple[str, str]]:
         yield f"tune, mean {mean}", f"{TUNE} --mean {mean}"
     yield "tune loo", f"{TUNE} --objective loo"
     for objective in OBJECTIVES:
-        yield f"tune {objective}", f"tune {{train}} --objective {objective} --basis-size 20"
+        yield f"tune {objective}", f"tune @train --objective {objective} --basis-size 20"
     for model in ("linear", "gp", "auto"):
         yield f"tune noise model {model}", f"{TUNE} --noise-model {model}"
     yield "tune Student's t", f"{TUNE} --likelihood student-t"
@@ -80,58 +79,58 @@ def commands() -> Iterator[tuple[str, str]]:
     yield "tune prior, bounds, fix", f"{TUNE} --bounds gamma.a=0.01:1 --fix noise_variance=0.1"
     yield "tune learnt amplitude", f"{TUNE} --learn-variance"
     for likelihood in ("logit", "probit", "softmax"):
-        yield f"tune {likelihood}", f"tune {{three}} --subset 80 --likelihood {likelihood}"
+        yield f"tune {likelihood}", f"tune @three --subset 80 --likelihood {likelihood}"
     for method in SPARSE:
-        yield f"sparse {method}", f"sparse {{train}} --hyper {{hyper}} --method {method} {FEW}"
+        yield f"sparse {method}", f"sparse @train --hyper @hyper --method {method} {FEW}"
     for basis in BASES:
-        yield f"sparse basis {basis}", f"sparse {{train}} --hyper {{hyper}} --method fitc --basis {basis} {FEW}"
+        yield f"sparse basis {basis}", f"sparse @train --hyper @hyper --method fitc --basis {basis} {FEW}"
     for method in ("sd", "dtc", "fitc", "vif"):
-        yield f"sparse {method}, known noise", f"sparse {{noisy}} --hyper {{hyper}} --method {method} {FEW}"
+        yield f"sparse {method}, known noise", f"sparse @noisy --hyper @hyper --method {method} {FEW}"
     for method in ("sr", "sggp", "mpgp"):
         yield (
             f"sparse {method} as in the paper",
-            f"sparse {{train}} --hyper {{hyper}} --method {method} --as-in-the-paper --basis-size 30 --cluster none",
+            f"sparse @train --hyper @hyper --method {method} --as-in-the-paper --basis-size 30 --cluster none",
         )
-    yield "sparse certified", f"sparse {{train}} --hyper {{hyper}} --method dtc --certify-passes 3 {FEW}"
+    yield "sparse certified", f"sparse @train --hyper @hyper --method dtc --certify-passes 3 {FEW}"
     for labels, search in itertools.product(("two", "three"), ("shared", "grid", "profile", "annealing", "none")):
         yield (
             f"fixed-size {labels} {search}",
-            f"classify {{{labels}}} --cluster none --pool 25 --folds 3 --search {search}",
+            f"classify @{labels} --cluster none --pool 25 --folds 3 --search {search}",
         )
     for choice in ("k-centre", "uniform", "pivoted", "variance", "k-means", "entropy", "greedy"):
         yield f"fixed-size {choice}", f"{CLASSIFY} --pool 25 --folds 3 --prototypes {choice}"
     for intercept in ("first", "selected", "none"):
         yield f"fixed-size intercept {intercept}", f"{CLASSIFY} --pool 25 --folds 3 --intercept {intercept}"
     for solver in ("cg", "gbcd", "cholesky", "pcg"):
-        yield f"exact classifier {solver}", f"{CLASSIFY} --hyper {{wide}} --method exact --solver {solver}"
+        yield f"exact classifier {solver}", f"{CLASSIFY} --hyper @wide --method exact --solver {solver}"
     for method, labels, link in itertools.product(("logistic", "gp"), ("two", "three"), ("logit", "probit")):
         yield (
             f"{method} {labels} {link}",
-            f"classify {{{labels}}} --cluster none --hyper {{wide}} --method {method} --link {link} --multi-class ovr",
+            f"classify @{labels} --cluster none --hyper @wide --method {method} --link {link} --multi-class ovr",
         )
     for method, basis in itertools.product(("logistic", "gp"), ("pivoted", "greedy")):
         yield (
             f"{method} on a basis {basis}",
-            f"{CLASSIFY} --hyper {{wide}} --method {method} --basis-size 20 --basis {basis}",
+            f"{CLASSIFY} --hyper @wide --method {method} --basis-size 20 --basis {basis}",
         )
-    yield "softmax", f"{CLASSIFY} --hyper {{wide}} --method gp --multi-class softmax --basis-size 20"
-    yield "balanced", f"{CLASSIFY} --hyper {{wide}} --method logistic --class-weight balanced"
+    yield "softmax", f"{CLASSIFY} --hyper @wide --method gp --multi-class softmax --basis-size 20"
+    yield "balanced", f"{CLASSIFY} --hyper @wide --method logistic --class-weight balanced"
     for method in ("scdp", "omp", "mp", "lars", "lasso"):
-        yield f"pursue {method}", f"pursue {{train}} --method {method} --cluster none"
+        yield f"pursue {method}", f"pursue @train --method {method} --cluster none"
     for cardinality in ("best", "one-standard-error", "3"):
-        yield f"pursue {cardinality}", f"pursue {{train}} --cardinality {cardinality} --cluster none"
+        yield f"pursue {cardinality}", f"pursue @train --cardinality {cardinality} --cluster none"
     for model in ("model", "sparse", "near", "narrow_model"):
         for options in ("", "--variance", "--variance --latent"):
-            yield f"predict {model} {options}".strip(), f"predict {{{model}}} {{test}} --cluster none {options}"
+            yield f"predict {model} {options}".strip(), f"predict @{model} @test --cluster none {options}"
     for way in ("cholesky", "iterative"):
         yield f"predict {way}", f"{PREDICT} {WITH} --variance-way {way}"
     yield "predict, basis of each", f"{PREDICT} {WITH} --variance-basis 60"
     yield "predict, halo", f"{PREDICT} {WITH} --variance-way iterative --variance-halo 20"
     for model in ("logistic", "gp", "basis", "gp_near", "few"):
         for options in ("", "--plug-in") if model not in ("logistic", "few") else ("",):
-            yield f"predict {model} {options}".strip(), f"predict {{{model}}} {{labels}} --cluster none {options}"
-    yield "ingest", "ingest {kinds} {out} --labels kind"
-    yield "ingest with a test set", "ingest {kinds} {out} --labels kind --test-fraction 0.2 --test-out {out}.test"
+            yield f"predict {model} {options}".strip(), f"predict @{model} @labels --cluster none {options}"
+    yield "ingest", "ingest @kinds @out --labels kind"
+    yield "ingest with a test set", "ingest @kinds @out --labels kind --test-fraction 0.2 --test-out @out.test"
 
 
 COMMANDS = dict(commands())
@@ -194,10 +193,10 @@ def recorded() -> Iterator[Callable[[str, str], None]]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bits_are_those_on_record(
-    name: str, stores: dict[str, Any], recorded: Callable[[str, str], None], tmp_path: Path
+    name: str, stores: Mapping[str, Any], recorded: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    typed = [part.format(**stores, out=out) for part in shlex.split(COMMANDS[name])]
+    typed = Shell(tmp_path, stores).typed(COMMANDS[name])
     if str(out) not in typed:
         typed += ["--out", str(out)]
     result = run(*typed, "--json")
@@ -208,7 +207,7 @@ def test_bits_are_those_on_record(
 @pytest.mark.parametrize("name", RUNS)
 def test_bits_of_runs_and_of_resumed_ones_are_those_on_record(
     name: str,
-    stores: dict[str, Any],
+    stores: Mapping[str, Any],
     recorded: Callable[[str, str], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
 from dkgp.plan.machine import ClusterFigures, Network
-from tests.cli.invoke import document_of, refused, run, run_json
+from tests.cli.invoke import Places, Shell
 from tests.cli.measuring import measure_little
+
+LOCAL = "--hyper @hyper --cluster local"
 
 
 @pytest.fixture(scope="module")
-def problem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A dataset store and hyperparameters."""
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """A data set, the same one labelled, and hyperparameters."""
     folder = tmp_path_factory.mktemp("plan")
-    write_friedman1(folder / "train.zarr", None, 300)
+    write_friedman1(folder / "train", None, 300)
     hyper = {"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}
     (folder / "hyper.json").write_text(json.dumps(hyper))
-    return folder / "train.zarr", folder / "hyper.json"
+
+    def labelled() -> Path:
+        data = open_dataset(folder / "train")
+        codes, names = (data.all_targets()[:, 0] > 0).astype(float), data.feature_names
+        X = data.raw_inputs(0, data.n_samples)
+        dataset_from_arrays(folder / "labelled", X, codes, feature_names=names, classes=("high", "low"))
+        return folder / "labelled"
+
+    return Places({"train": lambda: folder / "train", "hyper": lambda: folder / "hyper.json", "labelled": labelled})
+
+
+@pytest.fixture
+def shell(places: Places, tmp_path: Path) -> Shell:
+    return Shell(tmp_path, places)
 
 
 @pytest.fixture
@@ -31,12 +45,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_plan_for_1_to_256_workers(problem: tuple[Path, Path], tmp_path: Path) -> None:
-    train, hyper = problem
-    figures, plot = tmp_path / "machine.json", tmp_path / "plan.png"
-    options = ("--hyper", hyper, "--cluster", "local", "--solver", "gbcd", "--block-size", 30, "--figures", figures)
-    result = run("plan", train, *options, "--plot", plot, "--json")
-    found = document_of(result)
+def test_a_plan_for_1_to_256_workers(shell: Shell) -> None:
+    line = f"plan @train {LOCAL} --solver gbcd --block-size 30 --figures @machine.json"
+    found = shell.json(f"{line} --plot @plan.png")
     assert [row["workers"] for row in found["workers"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert (found["n"], found["d"], found["p"], found["solver"]) == (300, 10, 1, "gbcd")
     assert found["settings"]["block_size"] == 30
@@ -51,11 +62,11 @@ def test_a_plan_for_1_to_256_workers(problem: tuple[Path, Path], tmp_path: Path)
         assert row["coordinator_memory_bytes"] == found["memory_plan"]["coordinator_bytes"]
     assert found["most_useful_workers"] == 1
     assert "beyond 1 worker " in found["limit"]
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert json.loads(figures.read_text())["benchmark"] == "machine"
+    assert shell["plan.png"].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(shell["machine.json"].read_text())["benchmark"] == "machine"
     # The same figures give the same plan again; other networks another one.
-    slow = ("--round-trip", 0.5, "--bandwidth", "1MiB", "--passes", 4, "--workers", "1,3", "--threads-per-worker", 2)
-    again = run_json("plan", train, *options, *slow)
+    slow = "--round-trip 0.5 --bandwidth 1MiB --passes 4 --workers 1,3 --threads-per-worker 2"
+    again = shell.json(f"{line} {slow}")
     assert again["machine"] == found["machine"]
     assert again["network"]["bytes_per_second"] == 2**20
     assert [row["threads"] for row in again["workers"]] == [2, 6]
@@ -66,106 +77,95 @@ def test_a_plan_for_1_to_256_workers(problem: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.usefixtures("quick")
-def test_no_link_is_faster_than_what_the_coordinator_moves(
-    problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, hyper = problem
+def test_no_link_is_faster_than_what_the_coordinator_moves(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(1e-3, 1e-3, 1e-4, 5e8)
     monkeypatch.setattr("dkgp.plan.plan.measure_cluster", lambda _: ClusterFigures(network, 1, 2**27, 0))
-    options = ("--hyper", hyper, "--cluster", "local", "--solver", "gbcd", "--block-size", 30, "--workers", 1)
+    line = f"plan @train {LOCAL} --solver gbcd --block-size 30 --workers 1 --bandwidth"
     for bandwidth, expected in (("1GiB", 5e8), ("100MiB", 100 * 2**20)):
-        found = run_json("plan", train, *options, "--bandwidth", bandwidth)
-        assert found["network"]["bytes_per_second"] == expected
+        assert shell.json(f"{line} {bandwidth}")["network"]["bytes_per_second"] == expected
+
+
+FORESEEN = [
+    # What is planned besides the exact model, its figures, phases, and words of the table.
+    (
+        "sparse",
+        "train --sparse sggp --basis-size 100",
+        {"method": "sggp", "basis": "greedy", "basis_size": 100, "model_bytes": 8 * 100 * (200 + 10 + 1)},
+        "reading choice fit algebra",
+        "",
+    ),
+    (
+        "sparse",
+        "train --sparse sggp --sparse vif --basis-size 20 --neighbours 40",  # the last one counts
+        {"method": "vif", "neighbours": 40},
+        "reading fit algebra neighbours leaves sums",
+        "",
+    ),
+    (
+        "sparse",
+        "train --sparse sggp --basis uniform",  # the default is more than there are
+        {"basis_size": 300},
+        "",
+        "sggp, 300 samples (uniform)",
+    ),
+    (
+        "classify",
+        "labelled --classify profile --pool 50",
+        {"pool": 50, "passes": 4},
+        "reading prototypes search paths fit",
+        "",
+    ),
+    ("classify", "labelled --classify profile", {"pool": 300}, "", "300 to choose among (k-centre)"),
+    (
+        "classify",
+        "labelled --classify gp --basis-size 20 --neighbours 40",
+        {"method": "gp", "basis_size": 20, "neighbours": 40},
+        "reading choice neighbours leaves steps",
+        "a basis of 20 samples (pivoted), 40 neighbours",
+    ),
+]
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_sparse_model_is_foreseen_beside_the_exact_one(problem: tuple[Path, Path], tmp_path: Path) -> None:
-    train, hyper = problem
-    options = ("--hyper", hyper, "--cluster", "local", "--solver", "cholesky", "--figures", tmp_path / "machine.json")
-    options += ("--workers", "1,4", "--sparse", "sggp")
-    found = run_json("plan", train, *options, "--basis-size", 100)
-    assert (found["sparse"]["method"], found["sparse"]["basis"], found["sparse"]["basis_size"]) == (
-        "sggp",
-        "greedy",
-        100,
-    )
-    assert found["sparse"]["model_bytes"] == 8 * 100 * (200 + 10 + 1)
-    for row in found["workers"]:
-        own = row["sparse"]
-        assert list(own["phases"]) == ["reading", "choice", "fit", "algebra"]
-        assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
-    # The last one counts.
-    near = run_json("plan", train, *options, "--sparse", "vif", "--basis-size", 20, "--neighbours", 40)
-    assert near["sparse"]["neighbours"] == 40
-    assert list(near["workers"][0]["sparse"]["phases"]) == ["reading", "fit", "algebra", "neighbours", "leaves", "sums"]
-    shown = run("plan", train, *options, "--basis", "uniform")
-    assert "sggp, 300 samples (uniform)" in " ".join(shown.stdout.split())  # the default is more than there are
-    refused(run("plan", train, *options, "--memory-limit", "1MiB"), "is projected to need")
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_classifier_is_foreseen_beside_the_exact_model(problem: tuple[Path, Path], tmp_path: Path) -> None:
-    train, hyper = problem
-    labelled, dataset = tmp_path / "labelled.zarr", open_dataset(train)
-    names = dataset.feature_names
-    codes = (dataset.all_targets()[:, 0] > 0).astype(float)
-    X = dataset.raw_inputs(0, dataset.n_samples)
-    dataset_from_arrays(labelled, X, codes, feature_names=names, classes=("high", "low"))
-    options = ("--hyper", hyper, "--cluster", "local", "--solver", "cholesky", "--figures", tmp_path / "machine.json")
-    options += ("--workers", "1,4", "--classify", "profile")
-    found = run_json("plan", labelled, *options, "--pool", 50)
-    assert (found["classify"]["pool"], found["classify"]["passes"]) == (50, 4)
-    for row in found["workers"]:
-        own = row["classify"]
-        assert list(own["phases"]) == ["reading", "prototypes", "search", "paths", "fit"]
-        assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
-    shown = " ".join(run("plan", labelled, *options).stdout.split())
-    assert f"{dataset.n_samples} to choose among (k-centre)" in shown  # the default is more than there are
-    near = ("--classify", "gp", "--basis-size", 20, "--neighbours", 40)
-    found = run_json("plan", labelled, *options, *near)
-    assert (found["classify"]["method"], found["classify"]["basis_size"], found["classify"]["neighbours"]) == (
-        "gp",
-        20,
-        40,
-    )
-    assert list(found["workers"][0]["classify"]["phases"]) == ["reading", "choice", "neighbours", "leaves", "steps"]
-    shown = run("plan", labelled, *options, *near)
-    assert "a basis of 20 samples (pivoted), 40 neighbours" in " ".join(shown.stdout.split())
-    refused(run("plan", labelled, *options, "--pool", 0), "--pool must be at least 1")
-    refused(run("plan", labelled, *options, "--memory-limit", "1MiB"), "is projected to need")
+def test_other_models_are_foreseen_beside_the_exact_one(shell: Shell) -> None:
+    more = f"{LOCAL} --solver cholesky --figures @machine.json --workers 1,4"
+    for kind, options, figures, phases, words in FORESEEN:
+        line = f"plan @{options} {more}"
+        found = shell.json(line)
+        assert found[kind] | figures == found[kind]
+        for row in found["workers"]:
+            own = row[kind]
+            assert not phases or list(own["phases"]) == phases.split()
+            assert sum(own["phases"].values()) == pytest.approx(own["seconds"])
+        assert not words or words in shell.told(line)
+    for options, words in (
+        ("train --sparse sggp --memory-limit 1MiB", "is projected to need"),
+        ("labelled --classify profile --memory-limit 1MiB", "is projected to need"),
+        ("labelled --classify profile --pool 0", "--pool must be at least 1"),
+    ):
+        shell.refuses(f"plan @{options} {more}", words)
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("options", "solver", "phases"),
     [
-        ((), "cholesky", {"matrix", "factor", "check"}),
-        (
-            ("--solver", "pcg", "--halo", 0, "--rank", 40),
-            "pcg",
-            {"landmarks", "factor", "products", "application", "check"},
-        ),
-        (("--solver", "pcg", "--rank", 0), "pcg", {"order", "factor", "products", "application", "check"}),
-        (("--solver", "gbcd"), "gbcd", {"solve", "products", "selection", "check"}),
+        ("auto", "cholesky", "matrix factor check"),
+        ("pcg --halo 0 --rank 40", "pcg", "landmarks factor products application check"),
+        ("pcg --rank 0", "pcg", "order factor products application check"),
+        ("gbcd", "gbcd", "solve products selection check"),
     ],
 )
-def test_the_solver_is_the_one_that_train_would_take(
-    options: tuple[Any, ...], solver: str, phases: set[str], problem: tuple[Path, Path]
-) -> None:
-    train, hyper = problem
-    given = (*(options or ("--solver", "auto")), "--cache-tiles", "none")
-    found = run_json("plan", train, "--hyper", hyper, "--cluster", "local", "--workers", 1, *given)
+def test_the_solver_is_the_one_that_train_would_take(shell: Shell, options: str, solver: str, phases: str) -> None:
+    found = shell.json(f"plan @train {LOCAL} --workers 1 --solver {options} --cache-tiles none")
     assert found["solver"] == solver
-    assert (found["auto"] is not None) == (not options)
-    assert set(found["workers"][0]["phases"]) == {"reading"} | phases
+    assert (found["auto"] is not None) == (options == "auto")
+    assert set(found["workers"][0]["phases"]) == {"reading", *phases.split()}
 
 
 @pytest.mark.usefixtures("quick")
-def test_tables_say_what_the_document_says(problem: tuple[Path, Path]) -> None:
-    train, hyper = problem
-    result = run(
-        "plan", train, "--hyper", hyper, "--cluster", "local", "--workers", "1,16", "--passes", 4, "--solver", "gbcd"
-    )
+def test_tables_say_what_the_document_says(shell: Shell) -> None:
+    result = shell.run(f"plan @train {LOCAL} --workers 1,16 --passes 4 --solver gbcd")
     assert result.exit_code == 0, result.stderr
     for words in ("passes", "4.0", "worker-hours", "Beyond 1 worker less than a tenth is saved"):
         assert words in result.stdout
@@ -174,12 +174,10 @@ def test_tables_say_what_the_document_says(problem: tuple[Path, Path]) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("quick")
-def test_variances_and_kept_tiles_are_foreseen(problem: tuple[Path, Path]) -> None:
-    train, hyper = problem
-    solver = ("--hyper", hyper, "--cluster", "local", "--workers", "1,2", "--solver", "pcg", "--halo", 0, "--rank", 40)
-    options = ("--cache-tiles", "100KiB", "--variance", "--test-samples", 50, "--variance-rank", 30, "--max-passes", 4)
-    result = run("plan", train, *solver, *options, "--passes", 9, "--json")
-    found = document_of(result)
+def test_variances_and_kept_tiles_are_foreseen(shell: Shell) -> None:
+    solver = f"plan @train {LOCAL} --workers 1,2 --solver pcg --halo 0 --rank 40 --passes 9"
+    line = f"{solver} --cache-tiles 100KiB --variance --test-samples 50 --variance-rank 30 --max-passes 4"
+    found = shell.json(line)
     variance = found["variance"]
     assert (variance["tests"], variance["rank"], variance["max_passes"]) == (50, 30, 4.0)
     assert found["settings"]["preconditioner"]["rank"] == 40  # the solver's
@@ -200,42 +198,32 @@ def test_variances_and_kept_tiles_are_foreseen(problem: tuple[Path, Path]) -> No
     one, two = (row["tiles"]["share"] for row in found["workers"])
     assert 0.0 < one < two <= 1.0
     assert "first product" in found["workers"][0]["phases"]
-    shown = run("plan", train, *solver, *options, "--passes", 9)
+    shown = shell.run(line)
     assert shown.exit_code == 0, shown.stderr
-    assert "A product with the matrix" in shown.stdout
-    for words in (
-        "Kept between products",
-        "saved",
-        "Variances",
-        "products in float64",
-        "samples a",
-        "a batch on",
-        "30, 0",
-    ):
-        assert words in shown.stdout
-    none = run("plan", train, *solver, "--cache-tiles", "none", "--passes", 9)
-    assert "Kept between" not in none.stdout
-    assert "Variances" not in none.stdout
+    words = (
+        "A product with the matrix|Kept between products|saved|Variances|products in float64|samples a|a batch on|30, 0"
+    )
+    for word in words.split("|"):
+        assert word in shown.stdout
+    none = shell.run(f"{solver} --cache-tiles none").stdout
+    assert "Kept between" not in none
+    assert "Variances" not in none
 
 
-def test_data_that_cannot_be_planned_for(tmp_path: Path, rng: np.random.Generator) -> None:
-    assert run("plan", tmp_path / "none.zarr").exit_code == 3
-    dataset_from_arrays(tmp_path / "d.zarr", rng.standard_normal((30, 2)), None)
-    refused(run("plan", tmp_path / "d.zarr"), "no targets")
-
-
-def test_a_figures_file_that_is_something_else_is_left_alone(problem: tuple[Path, Path], tmp_path: Path) -> None:
-    (tmp_path / "mine.json").write_text('{"mine": 1}')
-    refused(run("plan", problem[0], "--hyper", problem[1], "--figures", tmp_path / "mine.json"), "no record")
-    assert (tmp_path / "mine.json").read_text() == '{"mine": 1}'
+def test_data_and_figures_that_cannot_be_planned_with(shell: Shell, rng: np.random.Generator) -> None:
+    assert shell.run("plan @none").exit_code == 3
+    dataset_from_arrays(shell["d"], rng.standard_normal((30, 2)), None)
+    shell.refuses("plan @d", "no targets")
+    shell["mine.json"].write_text('{"mine": 1}')
+    shell.refuses("plan @train --hyper @hyper --figures @mine.json", "no record")
+    assert shell["mine.json"].read_text() == '{"mine": 1}'
 
 
 @pytest.mark.slow
-def test_a_plan_is_compared_with_real_runs(problem: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    train, hyper = problem
+def test_a_plan_is_compared_with_real_runs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.plan.validation.WORKERS", (1,))
-    options = ("--hyper", hyper, "--solver", "gbcd", "--block-size", 50, "--workers", "1,2", "--validate")
-    found = run_json("plan", train, *options)["validation"]
+    line = "plan @train --hyper @hyper --solver gbcd --block-size 50 --workers 1,2 --validate"
+    found = shell.json(line)["validation"]
     assert [row["workers"] for row in found["rows"]] == [1]
     assert found["taken"] > 1.0
     for row in found["rows"]:
@@ -245,14 +233,12 @@ def test_a_plan_is_compared_with_real_runs(problem: tuple[Path, Path], monkeypat
 
 
 @pytest.mark.slow
-def test_scaling_measures_workers_beside_the_ceiling(problem: tuple[Path, Path], tmp_path: Path) -> None:
-    out = tmp_path / "scaling.json"
-    options = ("--data", problem[0], "--samples", 200, "--hyper", problem[1], "--repeats", 1, "--out", out)
-    found = run_json("bench", "scaling", *options)
+def test_scaling_measures_workers_beside_the_ceiling(shell: Shell) -> None:
+    found = shell.json("bench scaling --data @train --samples 200 --hyper @hyper --repeats 1 --out @scaling.json")
     assert [row["workers"] for row in found["rows"]] == [1, 2]
     assert found["rows"][0]["product_speedup"] == 1.0
     assert found["figures"]["ceiling"] > 0.3
-    assert json.loads(out.read_text())["settings"]["machine_figures"]["d"] == 10
+    assert json.loads(shell["scaling.json"].read_text())["settings"]["machine_figures"]["d"] == 10
     # What was measured for scaling serves a plan.
-    plan = run("plan", problem[0], "--hyper", problem[1], "--bench", out, "--workers", 1, "--json")
-    assert document_of(plan)["machine"] == found["settings"]["machine_figures"]
+    plan = shell.json("plan @train --hyper @hyper --bench @scaling.json --workers 1")
+    assert plan["machine"] == found["settings"]["machine_figures"]

@@ -105,7 +105,7 @@ def test_any_workers_come_to_the_same_bits(
     # Averages take latent variances, whose bits are those of one plan: what workers share would make the batches.
     plan = ("--variance", "--variance-batch", 40) if name == "gp" else ()
     for out, model, where in (("one", whole(name), ("--cluster", "none")), ("other", tmp_path / "out", other)):
-        run_json("predict", model, stores["labels of three"], "--out", tmp_path / out, *plan, *where)
+        run_json("predict", model, stores["labels_of_three"], "--out", tmp_path / out, *plan, *where)
     one, several = (open_prediction(str(tmp_path / out)) for out in ("one", "other"))
     assert one.variables == several.variables
     for variable in one.variables:

@@ -195,12 +195,6 @@ def test_tokens_are_read_when_it_starts(tmp_path: Path) -> None:
         run_serve(ServiceSettings(str(tmp_path / "queue"), port=0, roots=(str(tmp_path),)), SilentReporter())
 
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users"),
-    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed (Debian: util-linux)"),
-]
-
 SECONDS = 100
 
 
@@ -273,6 +267,9 @@ def service_of(user: User) -> Iterator[tuple[str, int]]:
         process.communicate()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed (Debian: util-linux)")
 def test_the_same_user_just_submits_and_another_one_is_let_in_by_a_token_of_their_own(users: tuple[User, User]) -> None:
     alice, bob = users
     job = ("submit", "tune", alice.home / "train.zarr", "--out", alice.home / "hyper.json")

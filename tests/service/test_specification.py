@@ -21,6 +21,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
+from dkgp.commands.tune import TuneJob
 from dkgp.data import TableOptions
 from dkgp.errors import InputError, StoreError, UsageError
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
@@ -134,6 +135,41 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
     assert all(getattr(job.solver, name) == value for name, value in given_solver.items())  # type: ignore[union-attr]
 
 
+names = st.text(st.characters(categories=["L", "N"], include_characters="*?._[]"), min_size=1, max_size=12)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"dataset": st.just("/d.zarr"), "out": st.just("/h.json")},
+        optional={
+            "kernel": st.sampled_from(["rbf", "matern32 + linear"]),
+            "subset": st.integers(2, 10**6),
+            "subsets": st.integers(2, 100),
+            "objective": st.just("loo"),
+            "bounds": st.lists(names.map("{}=0.1:10".format), min_size=1, max_size=3, unique=True),
+            "fixed": st.tuples(names, st.floats(1e-6, 1e3)).map(lambda pair: [f"{pair[0]}={pair[1]}"]),
+            "priors": st.just(["gamma*=lognormal(0.1, 1)", "noise_variance=lognormal(0.01, 2)"]),
+            "start": st.just("/start.json"),
+            "holdout": st.floats(0.01, 0.99),
+            "plot": st.just("/scales.png"),
+            "learn_variance": st.just(True),
+        },
+    )
+    | st.fixed_dictionaries(
+        {"dataset": st.just("/d.zarr"), "out": st.just("/h.json")},
+        optional={
+            "likelihood": st.sampled_from(["logit", "probit", "softmax"]),
+            "subsets": st.integers(2, 100),
+            "folds": st.integers(2, 20),
+        },
+    )
+)
+def test_options_of_a_search_come_back_as_they_were(options: dict[str, Any]) -> None:
+    job = job_from_options("tune", options)
+    assert isinstance(job, TuneJob)
+    assert options_from_job(job) == options
+
+
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [
@@ -150,6 +186,21 @@ def test_every_job_comes_back_from_its_options(options: dict[str, Any]) -> None:
         ("train", {**TRAIN, "solver": {"exhaustive": True, "solver": "bcdc"}}, "belongs to the solver gbcd"),
         ("train", {**TRAIN, "plot": "/a.png", "log_json": "/a.png"}, "same file"),
         ("tune", {**TUNE, "subset": None}, "subset: .*got None"),
+        ("tune", {**TUNE, "bounds": "gamma*=1:2"}, "bounds: expected a valid (array|tuple)"),
+        ("tune", {**TUNE, "bounds": ["gamma*=2:1"]}, "LOW must be below HIGH"),
+        ("tune", {**TUNE, "fixed": ["noise_variance"]}, "`fixed` expects NAME=VALUE"),
+        ("tune", {**TUNE, "priors": ["gamma*=uniform(0, 1)"]}, "lognormal"),
+        ("tune", {**TUNE, "objective": "rmse"}, "objective: expected 'likelihood', 'loo', 'bound', 'fitc' or 'vif'"),
+        ("tune", {**TUNE, "objective": "bound", "subset": 100}, "leave out `subset`"),
+        ("tune", {**TUNE, "basis_size": 100}, "`basis_size` is of the objectives"),
+        (
+            "tune",
+            {**TUNE, "likelihood": "gauss"},
+            "likelihood: expected 'logit', 'probit', 'softmax', 'gaussian', 'student-t' or 'auto'",
+        ),
+        ("tune", {**TUNE, "likelihood": "logit", "objective": "loo"}, "`objective` loo is of regressions"),
+        ("tune", {**TUNE, "subsets": 2.5}, "subsets: expected a valid integer"),
+        ("tune", {**TUNE, "cluster": {"kind": "none"}}, "service's own cluster"),
         ("cook", TRAIN, "train, sparse, classify, tune, predict, evaluate, fit"),
         ("tune", [], "JSON object"),
         ("tune", {**TUNE, "seed": {1, 2}}, "seed: expected JSON"),
@@ -208,6 +259,12 @@ def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, 
         ("sparse", {**SPARSE, "memory_limit_bytes": 0}, "memory_limit_bytes"),
         ("sparse", {**SPARSE, "given_basis": "b.npy"}, "given_basis: expected an absolute path"),
         ("tune", {**TUNE, "subset": 1}, "subset must be at least 2"),
+        ("tune", {**TUNE, "subsets": 0}, "subsets must be at least 1"),
+        ("tune", {**TUNE, "holdout": 1.0}, "holdout must be a fraction"),
+        ("tune", {**TUNE, "folds": 1}, "folds must be from 2"),
+        ("tune", {**TUNE, "folds": 3000}, "folds must be from 2 to the subset's size, 2000"),
+        ("tune", {**TUNE, "plot": "/scales.txt"}, "plot: .*png"),
+        ("tune", {**TUNE, "start": "hyper.json"}, "start: expected an absolute path"),
         ("tune", {**TUNE, "restarts": 0}, "restarts must be at least 1"),
         ("tune", {**TUNE, "seed": -1}, "seed"),
         ("tune", {**TUNE, "tolerance": float("nan")}, "tolerance: expected a finite number"),
@@ -248,6 +305,20 @@ def test_paths_are_absolute_in_one_spelling_with_the_checkpoints_default_place()
     classify = {path.field: (path.url, path.access) for path in job_paths("classify", {**CLASSIFY, "hyper": "/h.json"})}
     assert classify["hyper"] == ("/h.json", "read")
     assert classify["checkpoint"] == ("/c.zarr.checkpoint", "write")
+
+
+def test_the_places_that_a_search_touches() -> None:
+    options = {**TUNE, "start": "/start.json", "plot": "/scales.png"}
+    found = {path.field: (path.url, path.access) for path in job_paths("tune", options)}
+    assert found == {
+        "dataset": ("/d.zarr", "read"),
+        "start": ("/start.json", "read"),
+        "out": ("/h.json", "write"),
+        "plot": ("/scales.png", "write"),
+    }
+    of_all = {path.field: path.url for path in job_paths("tune", {**TUNE, "objective": "bound", "basis_size": 50})}
+    assert of_all["checkpoint"] == "/h.json.checkpoint"
+    assert options_schema("tune")["properties"]["bounds"]["type"] == "array"
 
 
 def test_a_factor_that_is_kept_is_written_to_the_model() -> None:

@@ -1,14 +1,216 @@
-"""Tables of predictions and evaluations: what they say of variances, and that they say nothing without them."""
+"""What commands report: tables, documents, plots, record logs and other small files."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import matplotlib.image
+import numpy as np
 import pytest
 from rich.console import Console
 
-from dkgp.commands.reporting.tables import nothing_wrong, predicted_class_rows, tables
+from dkgp.codec import to_json
+from dkgp.commands.reporting.outputs import RecordLog, check_output_file, check_side_files, dump, plain, write_text
+from dkgp.commands.reporting.plots import plot_classes
+from dkgp.commands.reporting.tables import evaluated_class_tables, nothing_wrong, predicted_class_rows, tables
+from dkgp.data import dataset_from_arrays, open_dataset
+from dkgp.data.remote import storage
+from dkgp.data.remote.storage import open_new
+from dkgp.errors import InputError, OutputExistsError, StorageError
+from dkgp.models.classification.metrics import ClassMetrics, OperatingCurve, operating_curve
+from tests.models.classification.problems import class_metrics
+
+
+def measured(rng: np.random.Generator, count: int, *, probabilities: bool) -> tuple[ClassMetrics, list[OperatingCurve]]:
+    codes = rng.permutation(np.arange(20 * count) % count)
+    scores = np.where(codes[:, None] == np.arange(count), 1.0, 0.0) + rng.normal(size=(len(codes), count))
+    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    names = [f"class {number} [of] many" for number in range(count)]
+    decisions = scores if count > 2 else scores[:, 1:] - scores[:, :1]
+    metrics = class_metrics(
+        names,
+        codes,
+        scores.argmax(axis=1),
+        decisions=decisions,
+        probabilities=shares if probabilities else None,
+        certified=rng.random(len(codes)) < 0.5,
+        abstain=True,
+    )
+    curves = [OperatingCurve(name, *operating_curve(scores[:, c], codes == c)) for c, name in enumerate(names)]
+    return metrics, curves
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.slow), 40])
+def test_a_panel_for_each_thing_that_is_known(rng: np.random.Generator, tmp_path: Path, count: int) -> None:
+    metrics, curves = measured(rng, count, probabilities=True)
+    without, _ = measured(rng, count, probabilities=False)
+    widths = []
+    for number, (figures, shown) in enumerate([(metrics, curves), (without, curves), (without, [])]):
+        path = tmp_path / f"{number}.png"
+        plot_classes(path, figures, shown, title="classes")
+        widths.append(matplotlib.image.imread(path).shape[1])
+    assert widths == [3 * widths[2], 2 * widths[2], widths[2]]
+
+
+@pytest.mark.parametrize(("count", "matrix"), [(2, True), (12, True), (13, False)])
+def test_table_has_a_matrix_where_it_can_be_read(rng: np.random.Generator, count: int, matrix: bool) -> None:
+    metrics, _ = measured(rng, count, probabilities=True)
+    console = Console(width=300, record=True)
+    for table in evaluated_class_tables(to_json(metrics)):
+        console.print(table)
+    text = console.export_text()
+    assert ("True labels (rows)" in text) == matrix
+    assert ("class 0 [of] ma…" in text) == matrix
+    assert f"{metrics.error_rate:.2%}" in text
+    assert f"{metrics.abstained:.2%} of all" in text
+    assert ("each class against the rest" in text) == (count > 2)
+
+
+def test_numpy_values_become_plain() -> None:
+    document = {"a": np.float64(1.5), "b": np.arange(3), "c": (np.bool_(True), None), "d": Path("x") / "y"}
+    assert plain(document) == {"a": 1.5, "b": [0, 1, 2], "c": [True, None], "d": "x/y"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_what_json_has_no_word_for_becomes_null(value: float) -> None:
+    assert json.loads(dump({"value": [value]})) == {"value": [None]}
+
+
+def test_floats_survive_to_the_last_bit() -> None:
+    values = np.random.default_rng(0).standard_normal(100)
+    assert np.array(json.loads(dump({"v": values}))["v"]).tobytes() == values.tobytes()
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match="object"):
+        plain({"a": object()})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    dataset_from_arrays(tmp_path / "victim.zarr", rng.random((20, 2)), rng.random(20))
+    return tmp_path / "victim.zarr"
+
+
+@pytest.mark.parametrize("name", ["dkgp-manifest.json", "zarr.json", "new.json", "inputs/c/0/0", "some/where/run.json"])
+def test_nothing_is_written_inside_a_store(store: Path, tmp_path: Path, name: str) -> None:
+    for folder in (store, tmp_path / "link"):
+        if not folder.exists():
+            folder.symlink_to(store)
+        with pytest.raises(InputError, match=r"inside the dkgp store '.*victim\.zarr'"):
+            check_output_file(folder / name, replace=True, option="`log_json`")
+        with pytest.raises(InputError, match="inside the dkgp store"):
+            check_side_files(None, str(folder / name), replace=True)
+    (tmp_path / "beside.json").symlink_to(store / name)
+    with pytest.raises(InputError, match="inside the dkgp store"):
+        check_output_file(tmp_path / "beside.json", replace=True, option="`out`")
+    assert open_dataset(store).n_samples == 20
+
+
+def test_a_store_that_is_being_written_is_one(store: Path) -> None:
+    (store / "dkgp-manifest.json").unlink()
+    with pytest.raises(InputError, match="inside the dkgp store"):
+        check_output_file(store / "run.json", replace=True, option="`log_json`")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "content"),
+    [
+        ("run.png", "--plot", b"an important letter"),
+        ("run.pdf", "--plot", b"\x89PNG"),
+        ("run.svg", "--plot", b"%PDF"),
+        ("run.json", "`log_json`", b"s3cr3t-t0ken-of-somebody\n"),
+        ("token", "`log_json`", b"s3cr3t-t0ken-of-somebody\n"),
+        ("hyper.json", "--out", b"PK\x03\x04"),
+    ],
+)
+def test_only_a_file_of_its_kind_is_replaced(tmp_path: Path, name: str, option: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(OutputExistsError, match="is not replaced"):
+        check_output_file(tmp_path / name, replace=True, option=option)
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "content"),
+    [
+        ("run.png", "--plot", b"\x89PNG\r\n"),
+        ("run.svg", "--plot", b"\n<?xml version"),
+        ("run.log", "`log_json`", b'{"kind": "round"}\n'),
+        ("run.log", "`log_json`", b""),
+        ("pred.csv", "the table", b"row,mean\n"),
+    ],
+)
+def test_what_dkgp_has_written_is_replaced(tmp_path: Path, name: str, option: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    check_output_file(tmp_path / name, replace=True, option=option)
+    with pytest.raises(OutputExistsError, match="exists already"):
+        check_output_file(tmp_path / name, replace=False, option=option)
+
+
+def test_what_is_exchanged_for_a_link_after_the_check_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "of-somebody-else"
+    victim.write_text('{"precious": 1}')
+    for name in ("new.json", "earlier.json", "run.log"):
+        place = tmp_path / name
+        if name == "earlier.json":
+            place.write_text("{}")
+        option = "`log_json`" if name == "run.log" else "`out`"
+        check_output_file(place, replace=True, option=option)
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+        if option == "`log_json`":
+            with RecordLog(place) as log:
+                log.write({"iteration": 1})
+        else:
+            write_text(place, "[]")
+        assert not place.is_symlink()
+        assert victim.read_text() == '{"precious": 1}'
+        assert "precious" not in place.read_text()
+
+
+@pytest.mark.parametrize("write", [lambda place: write_text(place, "[]"), lambda place: open_new(place).close()])
+def test_a_pipe_that_is_exchanged_for_a_link_is_not_written_through(
+    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, place = tmp_path / "of-somebody-else", tmp_path / "pipe.json"
+    victim.write_text("precious")
+    os.mkfifo(place)
+    opened = storage._open_device
+
+    def exchanging(target: Path) -> int:
+        place.unlink()
+        place.symlink_to(victim)
+        return opened(target)
+
+    monkeypatch.setattr(storage, "_open_device", exchanging)
+    with pytest.raises(StorageError, match="it was exchanged, and is not written to"):
+        write(place)
+    assert victim.read_text() == "precious"
+
+
+def test_pipes_are_written_to(tmp_path: Path) -> None:
+    place = tmp_path / "pipe.json"
+    os.mkfifo(place)
+    with ThreadPoolExecutor() as pool:
+        content = pool.submit(place.read_text)
+        write_text(place, "[]")
+        assert content.result(10) == "[]"
+        content = pool.submit(place.read_text)
+        with open_new(place) as file:
+            file.write("{}")
+        assert content.result(10) == "{}"
+    assert place.is_fifo()
+
 
 PREDICTED = {
     "command": "predict",
