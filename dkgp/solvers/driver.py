@@ -260,6 +260,12 @@ class Loop:
         if done == (self.saved_iteration or 0) or self.url is None:
             raise interrupted(f"in {self._unit} {done + 1}", self._saved_url)
 
+    def pass_on(self, progress: Progress) -> None:
+        """During a round: heed an interruption (`heed_within`), and pass the progress of the work to the watch."""
+        self.heed_within(progress)
+        if self._watch.within is not None:
+            self._watch.within(progress)
+
     @property
     def _units(self) -> str:
         return self._unit + ("es" if self._unit.endswith("s") else "s")

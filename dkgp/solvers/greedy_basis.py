@@ -743,7 +743,7 @@ def choose_greedily(
     there are checkpoints.
     """
     loop = Loop(watch, identity(settings))
-    with operator.watched(loop.heed_within, watch.within):
+    with operator.watched(loop.pass_on):
         engine = GreedyEngine(operator, targets, settings)
         try:
             return engine.result(loop.run(engine))

@@ -548,7 +548,7 @@ def run(
     `dkgp.solvers.solve` documents the other arguments and the errors.
     """
     loop = Loop(watch, method.settings())
-    with single_threaded_blas(), operator.watched(loop.heed_within, watch.within):
+    with single_threaded_blas(), operator.watched(loop.pass_on):
         require_single_threaded_blas("the coordinator")
         solve = MethodRun(operator, rhs, method, rule, initial, initial_gradient)
         reason = loop.run(solve)

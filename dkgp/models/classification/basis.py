@@ -332,7 +332,7 @@ def opened(
     checkpoint = loop.latest()
     # Least squares that bound the loss from above have this noise, by which a greedy choice is judged.
     noise = regularisation / likelihood.loss.curvature_bound
-    with context.operator(kernel, noise, data.dataset) as operator, operator.watched(loop.heed_within, context.within):
+    with context.operator(kernel, noise, data.dataset) as operator, operator.watched(loop.pass_on):
         if checkpoint is not None:
             indices, prototypes = checkpoint.arrays.get("indices"), checkpoint.arrays["prototypes"]
         elif given is not None:

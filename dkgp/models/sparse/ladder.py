@@ -46,7 +46,7 @@ from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
 from dkgp.operators.exact_sums import unit_count
-from dkgp.progress import Progress, ProgressCallback
+from dkgp.progress import ProgressCallback
 from dkgp.solvers import Choice, GradientInfNorm, GreedyBlockCoordinateDescent, MaxPasses, Solver, StoppingRule, solve
 from dkgp.solvers.auto import GREEDY_OVERHEAD
 from dkgp.solvers.base import Clock
@@ -787,13 +787,7 @@ def climb(
         raise InputError("the `gap` of a basis that grows by itself is its target's; it was given twice")
     dataset, kernel, run = problem.dataset, problem.kernel, problem.context(context)
     loop = Loop(run, LadderPlan.identity(settings, target))
-
-    def within(progress: Progress) -> None:
-        loop.heed_within(progress)
-        if run.within is not None:
-            run.within(progress)
-
-    with problem.operator(run) as operator, operator.watched(within):
+    with problem.operator(run) as operator, operator.watched(loop.pass_on):
         exact = ExactModel.of(problem, run.executor, memory_bytes=memory_bytes, cache_bytes=cache_bytes)
         n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
 
@@ -802,6 +796,6 @@ def climb(
             return rung.memory(n, d, p, run.executor, cache_bytes, feature_width(kernel)).coordinator_bytes
 
         plan = LadderPlan(n, d, p, settings, target, exact, needed, memory_bytes)
-        ladder = Ladder(problem, operator, plan, within, rung_callback)
+        ladder = Ladder(problem, operator, plan, loop.pass_on, rung_callback)
         with closing(ladder):
             return ladder.trained(loop.run(ladder))

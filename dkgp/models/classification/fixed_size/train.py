@@ -183,7 +183,7 @@ class _Training:
         checkpoint = loop.latest()
         start, started_by = self._start(None if checkpoint is None else checkpoint.metadata["state"])
         clock.lap("start")
-        with context.operator(start, 1.0, dataset) as operator, operator.watched(loop.heed_within, context.within):
+        with context.operator(start, 1.0, dataset) as operator, operator.watched(loop.pass_on):
             if checkpoint is not None:
                 prototypes, indices = checkpoint.arrays["prototypes"], checkpoint.arrays.get("indices")
             else:
@@ -205,7 +205,7 @@ class _Training:
         assert best is not None
         weights = self.considered if search.weighted else data.weights
         with context.operator(best.kernel, best.noise_variance, dataset) as operator:
-            with operator.watched(loop.heed_within, context.within):
+            with operator.watched(loop.pass_on):
                 order, fitted, level = self._fitted(operator, prototypes, best, targets, weights)
                 clock.lap("fit")
                 decisions = _held_out_decisions(operator, best, prototypes, targets.folds)
