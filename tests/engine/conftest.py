@@ -15,10 +15,13 @@ import pytest
 
 import dkgp
 from dkgp.cluster import LocalExecutor
+from dkgp.data import ModelRecord, open_model
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.kernels import SquaredExponential
-from tests.engine.helpers import Bits, ManualCluster, Problem, bits
+from dkgp.models.exact import save
+from dkgp.solvers import MaxIterations
+from tests.engine.helpers import Bits, ManualCluster, Problem, TrainCommand, bits
 from tests.leaks import no_module_leaks as no_module_leaks
 from tests.leaks import nothing_leaks as nothing_leaks
 
@@ -45,6 +48,16 @@ def reference(problem: Problem) -> Bits:
     assert trained.solution.progress.iteration > 50
     assert trained.solution.refreshes > 1
     return bits(trained)
+
+
+@pytest.fixture(scope="session")
+def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> ModelRecord:
+    """A model after one round, in a store."""
+    url = str(tmp_path_factory.mktemp("model") / "model.zarr")
+    executor = LocalExecutor(1)
+    save(problem.train(executor, stopping=MaxIterations(1)), url, problem.dataset)
+    executor.close()
+    return open_model(url)
 
 
 @pytest.fixture
@@ -107,3 +120,9 @@ def manual_cluster(start_process: StartProcess, tmp_path: Path) -> Callable[...,
         return ManualCluster(str(path), scheduler, workers)
 
     return start
+
+
+@pytest.fixture
+def command(problem: Problem, reference: Bits, start_process: StartProcess, tmp_path: Path) -> TrainCommand:
+    """`dkgp train` on the problem, in the test's folder."""
+    return TrainCommand(problem, reference, start_process, tmp_path)

@@ -19,7 +19,8 @@ from distributed import Client
 from dkgp.cluster import BlockExecutor, ClusterOptions, PendingRound, open_executor
 from dkgp.cluster.executors.base import RoundTasks
 from dkgp.cluster.executors.sums import PendingTotal
-from dkgp.data import Dataset
+from dkgp.data import Dataset, open_model, open_prediction
+from dkgp.errors import ExitCode
 from dkgp.kernels import SquaredExponential
 from dkgp.models.exact import TrainedModel, train
 from dkgp.solvers import GradientInfNorm, GreedyBlockCoordinateDescent, MaxIterations
@@ -49,6 +50,12 @@ def bits(trained: TrainedModel) -> Bits:
     """What must not depend on who computed it: coefficients, gradient, and the number of rounds."""
     solution = trained.solution
     return solution.alpha.tobytes(), solution.gradient.tobytes(), solution.progress.iteration
+
+
+def content(url: Path) -> dict[str, bytes]:
+    """The arrays of a prediction store."""
+    stored = open_prediction(str(url))
+    return {name: stored.read(name).tobytes() for name in stored.variables}
 
 
 @contextlib.contextmanager
@@ -148,3 +155,45 @@ def wait_for_rounds(process: subprocess.Popen[str], log: Path, rounds: int) -> N
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until, f"the run did not get to round {rounds}"
         time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """`dkgp train` on a problem, in processes of its own: started, ended by a fault, and resumed to the same bits."""
+
+    problem: Problem
+    reference: Bits
+    start_process: Callable[..., subprocess.Popen[str]]
+    folder: Path
+
+    def start(self, *options: object, rounds: int = 0, **how: Any) -> subprocess.Popen[str]:
+        """Start training; return once it has done so many rounds."""
+        command = train_command(self.problem, self.folder, *options)
+        process = self.start_process(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+        if rounds:
+            wait_for_rounds(process, self.folder / "run.jsonl", rounds)
+        return process
+
+    def require_error(self, process: subprocess.Popen[str], code: ExitCode, seconds: float = 90.0) -> dict[str, Any]:
+        """Require that it ends by itself, with this exit code, without a model; return the error that it prints."""
+        began = time.monotonic()
+        stdout, stderr = process.communicate(timeout=120)
+        assert time.monotonic() - began < seconds
+        assert process.returncode == code, stderr
+        assert "Traceback" not in stderr
+        assert not (self.folder / "model.zarr").exists()
+        error: dict[str, Any] = json.loads(stdout)["error"]
+        return error
+
+    def require_resumed(self, *options: object, model: Path | None = None, resumed: bool = True) -> None:
+        """Require that the same command with `--resume` ends in the bits of an undisturbed run."""
+        process = self.start(*options, "--resume")
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
+        document = json.loads(stdout)
+        assert document["resumed"] is resumed
+        assert document["iterations"] == self.reference[2]
+        self.require_model(model)
+
+    def require_model(self, model: Path | None = None) -> None:
+        assert open_model(model or self.folder / "model.zarr").alpha.tobytes() == self.reference[0]

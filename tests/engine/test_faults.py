@@ -21,7 +21,7 @@ import pytest
 from dkgp.cluster import BlockExecutor, ClusterOptions, LocalExecutor, open_executor, worker_cache
 from dkgp.cluster.executors.base import RoundTasks
 from dkgp.cluster.executors.sums import PendingTotal
-from dkgp.data import CheckpointStore, open_model
+from dkgp.data import CheckpointStore
 from dkgp.errors import ClusterError, ExitCode
 from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.certificate import certify
@@ -40,12 +40,11 @@ from tests.engine.helpers import (
     Bits,
     ManualCluster,
     Problem,
+    TrainCommand,
     bits,
     client_of,
     kill_one,
     opened,
-    train_command,
-    wait_for_rounds,
     with_a_worker_killed,
     worker_pids,
 )
@@ -178,46 +177,25 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def test_ctrl_c_with_worker_processes_saves_and_resumes(
-    problem: Problem, reference: Bits, start_process: StartProcess, tmp_path: Path
-) -> None:
+def test_ctrl_c_with_worker_processes_saves_and_resumes(command: TrainCommand) -> None:
     """A terminal's Ctrl-C goes to every process of the foreground group, the workers and their nannies included."""
-    command = train_command(problem, tmp_path, "--cluster", "processes", "--workers", 2)
-    process = start_process(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    wait_for_rounds(process, tmp_path / "run.jsonl", 15)
+    process = command.start("--cluster", "processes", "--workers", 2, rounds=15, start_new_session=True)
     helpers = descendants(process.pid)
     assert len(helpers) >= 2
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.INTERRUPTED, stderr
-    assert "Traceback" not in stderr
-    error = json.loads(stdout)["error"]
-    assert error["type"] == "InterruptedRunError"
+    assert command.require_error(process, ExitCode.INTERRUPTED, 60.0)["type"] == "InterruptedRunError"
     assert not psutil.wait_procs(helpers, timeout=10.0)[1]
-    assert not (tmp_path / "model.zarr").exists()
-    resumed = start_process(*train_command(problem, tmp_path, "--resume"), stdout=subprocess.PIPE)
-    document = json.loads(resumed.communicate(timeout=60)[0])
-    assert resumed.returncode == 0
-    assert document["iterations"] == reference[2]
-    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed()
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_coordinator_leaves_no_orphans_and_resumes(
-    problem: Problem, reference: Bits, start_process: StartProcess, tmp_path: Path
-) -> None:
-    options = ("--cluster", "processes", "--workers", 1, "--checkpoint-every", 0.05)
-    process = start_process(*train_command(problem, tmp_path, *options))
-    wait_for_rounds(process, tmp_path / "run.jsonl", 25)
+def test_kill_9_of_the_coordinator_leaves_no_orphans_and_resumes(command: TrainCommand) -> None:
+    process = command.start("--cluster", "processes", "--workers", 1, "--checkpoint-every", 0.05, rounds=25)
     helpers = descendants(process.pid)
     process.kill()
     assert process.wait(timeout=10) == -signal.SIGKILL
     assert not psutil.wait_procs(helpers, timeout=30.0)[1]
-    resumed = start_process(*train_command(problem, tmp_path, "--resume", "--cluster", "local"), stdout=subprocess.PIPE)
-    document = json.loads(resumed.communicate(timeout=60)[0])
-    assert resumed.returncode == 0
-    assert document["resumed"] is True
-    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed("--cluster", "local")
 
 
 # Sparse models under faults: a worker killed in mid-tree of each kind of sum, a choice killed at random moments.

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,17 @@ import pytest
 from distributed import Client
 
 from dkgp.cluster import ClusterOptions, open_executor
-from dkgp.data import CheckpointStore, open_model
+from dkgp.data import CheckpointStore
 from dkgp.errors import ClusterError, ExitCode
 from dkgp.solvers import Checkpointing, Progress
 from tests.engine.helpers import (
     Bits,
     ManualCluster,
     Problem,
+    TrainCommand,
     bits,
     client_of,
     opened,
-    train_command,
-    wait_for_rounds,
     worker_pids,
 )
 from tests.full_disk import fill, mounted
@@ -162,104 +162,63 @@ def test_workers_all_out_of_memory_are_an_error_in_time_and_can_be_resumed(
 
 
 def test_a_frozen_scheduler_is_exit_code_5_by_the_deadline_of_a_round(
-    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+    command: TrainCommand, manual_cluster: StartCluster
 ) -> None:
     cluster = manual_cluster(1)
     options = ("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02, "--round-deadline", 6)
-    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for_rounds(process, tmp_path / "run.jsonl", 20)
+    process = command.start(*options, rounds=20)
     os.kill(cluster.scheduler.pid, signal.SIGSTOP)
-    began = time.monotonic()
     try:
-        stdout, stderr = process.communicate(timeout=120)
+        message = command.require_error(process, ExitCode.CLUSTER_LOST, 60.0)["message"]
     finally:
         os.kill(cluster.scheduler.pid, signal.SIGCONT)
-    assert time.monotonic() - began < 60.0
-    assert process.returncode == ExitCode.CLUSTER_LOST, stderr
-    message = json.loads(stdout)["error"]["message"]
     assert "did not finish a task within 6 s" in message
     assert "--round-deadline" in message
     assert "resume" in message
-    resumed = start_process(
-        *train_command(problem, tmp_path, "--resume"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    stdout, stderr = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, stderr
-    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed()
 
 
 def test_a_signal_ends_a_command_whose_workers_are_all_gone(
-    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+    command: TrainCommand, manual_cluster: StartCluster
 ) -> None:
     """A preempted job may lose its workers first: nobody waits for the round's deadline, 900 s by default."""
     cluster = manual_cluster(1, "--no-nanny")
-    options = ("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02)
-    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for_rounds(process, tmp_path / "run.jsonl", 3)
+    process = command.start("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02, rounds=3)
     cluster.workers[0].kill()
     time.sleep(1.0)
     assert process.poll() is None
-    began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=90)
-    assert time.monotonic() - began < 30.0
-    assert process.returncode == ExitCode.INTERRUPTED, stderr
-    message = json.loads(stdout)["error"]["message"]
+    message = command.require_error(process, ExitCode.INTERRUPTED, 30.0)["message"]
     assert message.startswith("interrupted while the cluster had no workers; what is done is saved in ")
     assert message.endswith("Go on with the same command and --resume")
-    resumed = start_process(
-        *train_command(problem, tmp_path, "--resume"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    stdout, stderr = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, stderr
-    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed()
 
 
 def test_a_scheduler_killed_under_a_command_is_exit_code_5_and_another_takes_over(
-    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+    command: TrainCommand, manual_cluster: StartCluster
 ) -> None:
     cluster = manual_cluster(1)
-    options = ("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02)
-    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for_rounds(process, tmp_path / "run.jsonl", 20)
+    process = command.start("--scheduler-file", cluster.scheduler_file, "--checkpoint-every", 0.02, rounds=20)
     cluster.scheduler.kill()
-    stdout, stderr = process.communicate(timeout=90)
-    assert process.returncode == ExitCode.CLUSTER_LOST, stderr
-    assert "Traceback" not in stderr
-    assert "resume" in json.loads(stdout)["error"]["message"]
-    assert not (tmp_path / "model.zarr").exists()
+    assert "resume" in command.require_error(process, ExitCode.CLUSTER_LOST)["message"]
     Path(cluster.scheduler_file).unlink()
     another = manual_cluster(1)
-    resumed = start_process(
-        *train_command(problem, tmp_path, "--resume", "--scheduler-file", another.scheduler_file),
-        stdout=subprocess.PIPE,
-    )
-    document = json.loads(resumed.communicate(timeout=120)[0])
-    assert resumed.returncode == 0, document
-    assert document["resumed"] is True
-    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed("--scheduler-file", another.scheduler_file)
 
 
 def test_two_jobs_at_once_on_one_cluster(
-    problem: Problem, reference: Bits, manual_cluster: StartCluster, start_process: StartProcess, tmp_path: Path
+    command: TrainCommand, reference: Bits, manual_cluster: StartCluster, tmp_path: Path
 ) -> None:
     cluster = manual_cluster(2)
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()
-    processes = [
-        start_process(
-            *train_command(problem, folder, "--scheduler-file", cluster.scheduler_file),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for folder in folders
-    ]
-    for process, folder in zip(processes, folders, strict=True):
+    jobs = [replace(command, folder=tmp_path / name) for name in ("one", "two")]
+    for job in jobs:
+        job.folder.mkdir()
+    processes = [job.start("--scheduler-file", cluster.scheduler_file) for job in jobs]
+    for process, job in zip(processes, jobs, strict=True):
         stdout, stderr = process.communicate(timeout=240)
         assert process.returncode == 0, stderr
         assert json.loads(stdout)["iterations"] == reference[2]
-        assert open_model(folder / "model.zarr").alpha.tobytes() == reference[0]
+        job.require_model()
 
 
 @pytest.fixture
@@ -269,53 +228,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_disk_that_fills_up_leaves_a_checkpoint_that_resumes(
-    problem: Problem, reference: Bits, start_process: StartProcess, small_disk: Path, tmp_path: Path
-) -> None:
-    checkpoints = small_disk / "checkpoints"
+def test_a_disk_that_fills_up_leaves_a_checkpoint_that_resumes(command: TrainCommand, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    options = ("--checkpoint", checkpoints, "--checkpoint-every", 0.02)
-    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for_rounds(process, tmp_path / "run.jsonl", 10)
+    options = ("--checkpoint", small_disk / "checkpoints", "--checkpoint-every", 0.02)
+    process = command.start(*options, rounds=10)
     with contextlib.suppress(OSError):
         ballast.write_bytes(bytes(16 * 1024**2))
-    stdout, stderr = process.communicate(timeout=90)
-    assert process.returncode == ExitCode.BAD_INPUT, stderr
-    error = json.loads(stdout)["error"]
+    error = command.require_error(process, ExitCode.BAD_INPUT)
     assert error["type"] == "StorageError"
     assert "the disk is full" in error["message"]
-    assert not (tmp_path / "model.zarr").exists()
     ballast.unlink()
-    resumed = start_process(*train_command(problem, tmp_path, *options, "--resume"), stdout=subprocess.PIPE)
-    document = json.loads(resumed.communicate(timeout=120)[0])
-    assert resumed.returncode == 0, document
-    assert document["resumed"] is True
-    assert open_model(tmp_path / "model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed(*options)
 
 
 def test_a_disk_too_full_for_the_model_keeps_the_checkpoint(
-    problem: Problem, reference: Bits, start_process: StartProcess, small_disk: Path, tmp_path: Path
+    command: TrainCommand, small_disk: Path, tmp_path: Path
 ) -> None:
     """The model does not fit where it is to go; nothing that looks like one is left, and the work is not lost."""
-    ballast = fill(small_disk, 16 * 1024)
-    (small_disk / "out").mkdir()
-    options = (
-        "--checkpoint",
-        tmp_path / "checkpoints",
-        "--checkpoint-every",
-        0.02,
-        "--out",
-        small_disk / "out/model.zarr",
-    )
-    process = start_process(*train_command(problem, tmp_path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == ExitCode.BAD_INPUT, stderr
-    assert "the disk is full" in json.loads(stdout)["error"]["message"]
+    ballast, model = fill(small_disk, 16 * 1024), small_disk / "out/model.zarr"
+    model.parent.mkdir()
+    options = ("--checkpoint", tmp_path / "checkpoints", "--checkpoint-every", 0.02, "--out", model)
+    error = command.require_error(command.start(*options), ExitCode.BAD_INPUT, 120.0)
+    assert "the disk is full" in error["message"]
     ballast.unlink()
-    resumed = start_process(
-        *train_command(problem, tmp_path, *options, "--resume", "--overwrite"), stdout=subprocess.PIPE
-    )
-    document = json.loads(resumed.communicate(timeout=120)[0])
-    assert resumed.returncode == 0, document
-    assert document["resumed"] is True
-    assert open_model(small_disk / "out/model.zarr").alpha.tobytes() == reference[0]
+    command.require_resumed(*options, "--overwrite", model=model)

@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from dkgp.cli import main
-from dkgp.data import Dataset, PredictionWriter, dataset_from_arrays, open_model, open_prediction
+from dkgp.data import Dataset, PredictionWriter, dataset_from_arrays, open_model
 from dkgp.kernels import SquaredExponential
 from dkgp.models.variance.batch import _Batch, _Single
 from dkgp.models.variance.nystrom import FactorSource
 from dkgp.operators import BlockedKernelOperator
 from tests.engine.conftest import REPOSITORY
-from tests.engine.helpers import Problem, hyperparameters
+from tests.engine.helpers import Problem, content, hyperparameters
 from tests.solvers.problems import arm_problem
 
 # A process that is killed just after it has sent out so many rounds of tasks, or called a method so often.
@@ -166,11 +166,6 @@ class Predicted:
     tests: Dataset
     content: dict[str, bytes]
     called: tuple[str, ...]
-
-
-def content(url: Path) -> dict[str, bytes]:
-    stored = open_prediction(str(url))
-    return {name: stored.read(name).tobytes() for name in stored.variables}
 
 
 def predict_command(model: str, tests: Dataset, out: Path, *more: str) -> list[str]:

@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
-from dkgp.data import ModelRecord, open_model, open_prediction
+from dkgp.data import ModelRecord, open_prediction
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import ClusterError
-from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import BlockedKernelOperator
-from dkgp.solvers import MaxIterations
 from tests.engine.helpers import Problem, bits, client_of, opened
 from tests.engine.plugins import Mortal
 from tests.engine.test_faults import chosen_greedily, classified, fitted
@@ -30,15 +28,6 @@ from tests.engine.test_faults import chosen_greedily, classified, fitted
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("quiet_dask")]
 
 Work = Callable[[BlockExecutor, Path], list[bytes]]
-
-
-@pytest.fixture(scope="module")
-def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> ModelRecord:
-    url = str(tmp_path_factory.mktemp("mortal") / "model.zarr")
-    executor = LocalExecutor(1)
-    save(problem.train(executor, stopping=MaxIterations(1)), url, problem.dataset)
-    executor.close()
-    return open_model(url)
 
 
 @pytest.fixture

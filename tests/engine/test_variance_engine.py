@@ -18,16 +18,14 @@ from distributed import Client
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import available_cores, process_threads
-from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
+from dkgp.data import Dataset, ModelRecord
 from dkgp.data.sources.synthetic import friedman1
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError
-from dkgp.models.exact import save
 from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.iterative import BatchLayout, IterativeRun
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.solvers import MaxIterations
-from tests.engine.helpers import AfterSubmit, Problem, opened
+from tests.engine.helpers import AfterSubmit, content, opened
 
 # Three batches, the last of them short, that take several passes each, and a plan that depends on no executor.
 PLANS = {
@@ -43,23 +41,9 @@ Expected = Callable[[str], Content]
 
 
 @pytest.fixture(scope="module")
-def model(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> ModelRecord:
-    url = str(tmp_path_factory.mktemp("variances") / "model.zarr")
-    executor = LocalExecutor(1)
-    save(problem.train(executor, stopping=MaxIterations(1)), url, problem.dataset)
-    executor.close()
-    return open_model(url)
-
-
-@pytest.fixture(scope="module")
 def tests(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     X, _ = friedman1(TESTS, n_features=6, seed=8, test=True)
     return dataset_from_arrays(str(tmp_path_factory.mktemp("tests") / "test.zarr"), X, None)
-
-
-def content(url: Path) -> Content:
-    stored = open_prediction(str(url))
-    return {name: stored.read(name).tobytes() for name in stored.variables}
 
 
 def threads_of(group: list[int]) -> list[int]:

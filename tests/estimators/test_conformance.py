@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from dask.base import collections_to_expr
 from distributed import Client
 from sklearn.base import BaseEstimator, clone, is_classifier
@@ -53,6 +55,10 @@ ESTIMATORS: dict[str, Any] = {
 }
 KEPT = [name for name in ESTIMATORS if name != "pursuit"]  # it is a linear model, and has no store of its own
 CLASSES = {type(estimator) for estimator in ESTIMATORS.values()}
+
+NAMES = ["east", "unused", "north", "depth"]
+# Batches of variances are cut by the chunks, and their intervals are as wide as asked for.
+BY_BATCHES = ("GP", "GP classifier")
 
 every = pytest.mark.parametrize("name", ESTIMATORS)
 every_kept = pytest.mark.parametrize("name", KEPT)
@@ -94,6 +100,18 @@ def assert_same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
+def means(model: Any, X: Any) -> np.ndarray:
+    return np.asarray((model.decision_function if is_classifier(model) else model.predict)(X))
+
+
+def table_of(X: np.ndarray, y: np.ndarray | None = None) -> xr.Dataset:
+    """A table with coordinates; the second feature is constant."""
+    variables = {name: ("time", X[:, column]) for column, name in enumerate(NAMES[: X.shape[1]])}
+    coordinates = {"time": np.arange(len(X)) * 10, "site": ("time", np.arange(len(X)) % 3)}
+    table = xr.Dataset(variables, coords=coordinates)
+    return table if y is None else table.assign(load=("time", y))
+
+
 def test_every_estimator_is_tried() -> None:
     public = [getattr(dkgp.estimators, name) for name in dkgp.estimators.__all__]
     ours = {one for one in public if isinstance(one, type) and issubclass(one, BaseEstimator)}
@@ -117,6 +135,8 @@ def test_a_store(name: str, samples: Callable[[str], Any], fitted: Callable[[str
     model.save(tmp_path / "model.zarr")
     with pytest.raises(OutputExistsError):
         model.save(tmp_path / "model.zarr")
+    with pytest.raises(OutputExistsError):  # of another kind
+        fitted("sparse GP" if name == "GP" else "GP").save(tmp_path / "model.zarr", overwrite=True)
     model.save(tmp_path / "model.zarr", overwrite=True)
     loaded = kind.load(tmp_path / "model.zarr")
     assert loaded.get_params() == model.get_params()
@@ -194,7 +214,7 @@ for name in {names!r}:
 @pytest.mark.filterwarnings("ignore:The feature")
 def test_data_frames_keep_their_names(name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]) -> None:
     X, y, X_new = samples(name).X, samples(name).y, samples(name).X_new
-    names = ["east", "unused", "north", "depth"][: X.shape[1]]
+    names = NAMES[: X.shape[1]]
     frame = pd.DataFrame(X, columns=names)
     target = pd.Series(y, name="load", dtype="category" if is_classifier(ESTIMATORS[name]) else None)
     model = clone(ESTIMATORS[name]).fit(frame, target)
@@ -230,10 +250,117 @@ def test_a_graph_holds_no_model_but_keeps_it(
     assert len(pickle.dumps(dict(collections_to_expr([lazy]).optimize().__dask_graph__()))) < 100 * 1_500
     assert model.predict(wide).name == lazy.name
     lazy = model.predict(da.from_array(X_new, chunks=((20, 25, 15), 2)))
-    assert lazy.chunks == ((20, 25, 15),)
     del model
     gc.collect()
     np.testing.assert_array_equal(lazy.compute(), fitted(name).predict(X_new))
+
+
+@every
+def test_dask_out_is_what_arrays_give(name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]) -> None:
+    X_new = samples(name).X_new
+    lazily = answers(fitted(name), da.from_array(X_new, chunks=((20, 25, 15), 2)))
+    assert all(isinstance(part, da.Array) and part.chunks[0] == (20, 25, 15) for part in lazily)
+    first, *others = zip(dask.compute(*lazily), answers(fitted(name), X_new), lazily, strict=True)
+    np.testing.assert_array_equal(*first[:2])
+    assert all(found.dtype == known.dtype == lazy.dtype for found, known, lazy in (first, *others))
+    close = {"rtol": 0.06, "atol": 1e-3} if name in BY_BATCHES else {"rtol": 1e-9}
+    for found, known, _ in others:
+        np.testing.assert_allclose(found, known, **({"rtol": 0.0} if name in ("LS-SVM", "fixed-size") else close))
+    if name == "GP":
+        (_, _, *ends), (_, _, *known) = dask.compute(*lazily[2:]), answers(fitted(name), X_new)[2:]
+        assert (ends[0] <= known[1]).all()
+        assert (ends[1] >= known[0]).all()
+
+
+@every
+def test_coordinates_are_kept_and_features_matched_by_name(
+    name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]
+) -> None:
+    one = samples(name)
+    model, table = clone(ESTIMATORS[name]).fit(table_of(one.X, one.y), "load"), table_of(one.X_new)
+    names = NAMES[: one.X.shape[1]]
+    assert model.feature_names_in_.tolist() == names
+    known = fitted(name).predict(one.X_new)
+    # A constant feature may be missing where it is of no account.
+    shuffled = table[[each for each in reversed(names) if each != "unused" or name not in KEPT]]
+    matrix = table[names[::-1]].to_dataarray("feature").transpose("time", "feature")
+    chunked = model.predict(table.chunk(time=25))
+    assert isinstance(chunked.data, da.Array)
+    assert chunked.data.chunks == ((25, 25, 10),)
+    found = model.predict(shuffled.assign(other=("time", one.X_new[:, 0])))
+    assert (found.name, found.dims) == ("load", ("time",))
+    xr.testing.assert_identical(found.coords.to_dataset(), table.coords.to_dataset())
+    for predicted in (found, chunked, model.predict(matrix)):
+        if is_classifier(model):
+            np.testing.assert_array_equal(predicted.values, known)
+        else:
+            np.testing.assert_allclose(predicted.values, known, rtol=1e-9)
+    assert model.score(table_of(one.X_new, one.y_new), "load") == pytest.approx(
+        fitted(name).score(one.X_new, one.y_new), rel=1e-9
+    )
+    if is_classifier(model):
+        chances = model.predict_proba(shuffled)
+        assert (chances.name, chances.dims) == ("load_probability", ("time", "class_name"))
+        assert chances.class_name.values.tolist() == list(model.classes_)
+        np.testing.assert_allclose(chances.values, fitted(name).predict_proba(one.X_new), rtol=1e-9)
+        if name == "LS-SVM":
+            assert model.decision_function(table, return_bounds=True)[1].name == "load_decision_error_bound"
+    elif name in KEPT:
+        std = model.predict(shuffled, return_std=True)[1]
+        assert (std.name, std.dims) == ("load_std", ("time",))
+
+
+@every_kept
+def test_training_on_lazy_data_or_a_store_is_training_on_arrays(
+    name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any], tmp_path: Path
+) -> None:
+    one, estimator = samples(name), clone(ESTIMATORS[name])
+    X, y = da.from_array(one.X, chunks=(90, 3)), da.from_array(one.y, chunks=70)
+    model = clone(estimator).set_params(store=str(tmp_path / "mine")).fit(X, y)
+    np.testing.assert_allclose(means(model, one.X_new), means(fitted(name), one.X_new), atol=1e-6)
+    (store,) = (tmp_path / "mine").iterdir()
+    again = clone(estimator).fit(store)
+    np.testing.assert_array_equal(means(again, one.X_new), means(model, one.X_new))
+    of_store = again.predict(store)
+    assert isinstance(of_store.data, da.Array)
+    assert of_store.dims == ("sample",)
+    np.testing.assert_array_equal(of_store.values, again.predict(one.X))
+    assert again.score(store) > 0.7
+    if is_classifier(model):
+        assert again.classes_.tolist() == model.classes_.tolist() == np.unique(one.y).tolist()
+    with pytest.raises(InputError, match="brings its own targets"):
+        clone(estimator).fit(store, one.y)
+    with pytest.raises(InputError, match="as many"):
+        clone(estimator).fit(X, y[:-5])
+    with pytest.raises(InputError, match="expected"):
+        model.predict(da.zeros((10, 2), chunks=5) if X.shape[1] > 3 else da.zeros((10, 7), chunks=5))
+
+
+@every_kept
+def test_rows_do_not_depend_on_their_neighbours(
+    name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]
+) -> None:
+    model, X_new = fitted(name), samples(name).X_new
+    together = model.predict(X_new)
+    np.testing.assert_array_equal([model.predict(row[None])[0] for row in X_new[:7]], together[:7])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "GP" else pytest.param(name, marks=pytest.mark.slow) for name in KEPT]
+)
+def test_workers_in_other_processes_get_what_they_need_from_stores(
+    name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any], outer_client: Client, tmp_path: Path
+) -> None:
+    one = samples(name)
+    model = clone(ESTIMATORS[name]).set_params(client=outer_client, store=str(tmp_path)).fit(one.X, one.y)
+    assert len(list(tmp_path.iterdir())) == 1  # the training set
+    np.testing.assert_allclose(means(model, one.X_new), means(fitted(name), one.X_new), atol=1e-6)
+    for found, known in zip(answers(model, one.X_new)[1:], answers(fitted(name), one.X_new)[1:], strict=True):
+        np.testing.assert_allclose(found, known, rtol=0.06, atol=1e-6)
+    lazy = model.predict(da.from_array(one.X_new, chunks=(30, one.X.shape[1])))
+    np.testing.assert_array_equal(outer_client.compute(lazy).result(), model.predict(one.X_new))
+    assert len(list(tmp_path.iterdir())) == 2  # and the model, which others have to read
+    assert outer_client.status == "running"
 
 
 @every

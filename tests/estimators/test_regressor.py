@@ -205,11 +205,6 @@ def test_training_data_may_change_afterwards(problem: Problem) -> None:
     np.testing.assert_array_equal(model.predict(problem.X_new), expected)
 
 
-def test_rows_do_not_depend_on_their_neighbours(problem: Problem, fitted: GPRegressor) -> None:
-    together = fitted.predict(problem.X_new)
-    np.testing.assert_array_equal([fitted.predict(row[None])[0] for row in problem.X_new[:7]], together[:7])
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

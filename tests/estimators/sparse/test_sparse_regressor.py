@@ -17,7 +17,6 @@ import pandas as pd
 import pytest
 import xarray as xr
 from click.testing import CliRunner
-from distributed import Client
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -27,8 +26,8 @@ from sklearn.preprocessing import PolynomialFeatures
 from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
-from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
-from dkgp.errors import ClusterError, InputError, NumericalError, OutputExistsError
+from dkgp.data import dataset_from_arrays, open_prediction
+from dkgp.errors import ClusterError, InputError, NumericalError
 from dkgp.estimators import OverconfidenceWarning, PredictionBounds
 from dkgp.kernels import SquaredExponential, White
 from dkgp.models import Hyperparameters, write_hyperparameters
@@ -36,7 +35,7 @@ from dkgp.models.sparse.certificate import SparseCertificate
 from dkgp.models.sparse.stored import open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from tests.estimators.conftest import KERNEL, NOISE, Problem
-from tests.estimators.test_lazy import NAMES, table_of
+from tests.estimators.test_conformance import table_of
 from tests.models.posteriors import sparse_posterior
 from tests.models.sparse.dense_models import Dense
 
@@ -295,11 +294,6 @@ def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: 
         GPRegressor(optimizer="bound").fit(X, y)
 
 
-def test_rows_do_not_depend_on_their_neighbours(problem: Problem, sparse: SparseGPRegressor) -> None:
-    together = sparse.predict(problem.X_new)
-    np.testing.assert_array_equal([sparse.predict(row[None])[0] for row in problem.X_new[:7]], together[:7])
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -458,14 +452,6 @@ def test_it_is_what_the_engine_saves_and_opens(problem: Problem, sparse: SparseG
     np.testing.assert_array_equal(loaded.predict(problem.X_new), mean)
 
 
-def test_models_of_another_kind_are_not_replaced(
-    problem: Problem, fitted: GPRegressor, sparse: SparseGPRegressor, tmp_path: Path
-) -> None:
-    fitted.save(tmp_path / "exact.zarr")
-    with pytest.raises(OutputExistsError):
-        sparse.save(tmp_path / "exact.zarr", overwrite=True)
-
-
 def test_a_training_set_in_a_temporary_folder_goes_with_the_fit(problem: Problem, tmp_path: Path) -> None:
     with dask.config.set({"temporary-directory": str(tmp_path)}):
         X = da.from_array(problem.X, chunks=(90, 4))
@@ -479,16 +465,6 @@ def test_a_training_set_in_a_temporary_folder_goes_with_the_fit(problem: Problem
 # ------------------------------------------------------------------------------------------------------------- lazily
 
 
-def test_dask_out_is_what_arrays_give(problem: Problem, sparse: SparseGPRegressor) -> None:
-    found = sparse.predict(da.from_array(problem.X_new, chunks=((20, 25, 15), 2)), **ALL)
-    assert all(isinstance(part, da.Array) for part in (*found[:3], *found[3]))
-    assert all(part.chunks == ((20, 25, 15),) for part in (*found[:3], *found[3]))
-    computed, known = dask.compute(*found), sparse.predict(problem.X_new, **ALL)
-    np.testing.assert_array_equal(computed[0], known[0])
-    for mine, theirs in zip((*computed[1:3], *computed[3]), (*known[1:3], *known[3]), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9)
-
-
 def test_a_graph_elsewhere_needs_the_model_where_it_was_stored(problem: Problem, sparse: SparseGPRegressor) -> None:
     model = pickle.loads(pickle.dumps(sparse))
     sent = pickle.dumps(model.predict(da.from_array(problem.X_new, chunks=(30, 4)), return_var=True)[0])
@@ -499,54 +475,13 @@ def test_a_graph_elsewhere_needs_the_model_where_it_was_stored(problem: Problem,
         pickle.loads(sent).compute()
 
 
-def test_labels_are_kept_and_features_matched_by_name(problem: Problem, sparse: SparseGPRegressor) -> None:
+def test_noise_of_samples_may_have_coordinates(problem: Problem, sparse: SparseGPRegressor) -> None:
     model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60)
     model.fit(table_of(problem.X, problem.y), "load", relative_noise=xr.DataArray(np.ones(300), dims="time"))
-    assert model.feature_names_in_.tolist() == NAMES
-    known = sparse.predict(problem.X_new)
-    shuffled = table_of(problem.X_new)[["depth", "north", "east"]]
-    mean, std = model.predict(shuffled, return_std=True)
-    assert (mean.name, std.name, mean.dims) == ("load", "load_std", ("time",))
-    np.testing.assert_allclose(mean.values, known, rtol=1e-9)
-    chunked = model.predict(table_of(problem.X_new).chunk(time=25))
-    assert isinstance(chunked.data, da.Array)
-    np.testing.assert_array_equal(chunked.values, mean.values)
-
-
-def test_training_on_a_store(problem: Problem, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="The feature"):
-        dataset_from_arrays(tmp_path / "train.zarr", problem.X, problem.y)
-    model = SparseGPRegressor(KERNEL, noise_variance=NOISE, basis_size=60).fit(tmp_path / "train.zarr")
-    lazily = model.predict(tmp_path / "train.zarr")
-    assert isinstance(lazily.data, da.Array)
-    model.save(tmp_path / "model.zarr")
-    dataset = open_dataset(tmp_path / "train.zarr")
-    found = sparse_posterior(open_sparse(tmp_path / "model.zarr"))(problem.X[:, dataset.standardisation.kept])
-    np.testing.assert_array_equal(lazily.values, found["mean"][:, 0])
-    assert model.score(tmp_path / "train.zarr") > 0.9
-    with pytest.raises(InputError, match="expected"):
-        model.predict(da.zeros((10, 2), chunks=5))
+    np.testing.assert_allclose(model.predict(problem.X_new), sparse.predict(problem.X_new), rtol=1e-9)
 
 
 # ----------------------------------------------------------------------------------------------------------- on workers
-
-
-@pytest.mark.slow
-def test_workers_in_other_processes_come_to_the_same_bits(
-    problem: Problem, sparse: SparseGPRegressor, outer_client: Client, tmp_path: Path
-) -> None:
-    parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 60}
-    model = SparseGPRegressor(**parameters, client=outer_client, store=str(tmp_path))
-    model.fit(problem.X, problem.y)
-    assert len(list(tmp_path.iterdir())) == 1  # the training set
-    found = model.predict(problem.X_new, **ALL)
-    assert len(list(tmp_path.iterdir())) == 2  # and the model, now that others have to read it
-    for mine, theirs in zip(found[:3], sparse.predict(problem.X_new, **ALL)[:3], strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9)
-    lazy = model.predict(da.from_array(problem.X_new, chunks=(30, 4)))
-    np.testing.assert_array_equal(outer_client.compute(lazy).result(), found[0])
-    assert len(list(tmp_path.iterdir())) == 2
-    assert outer_client.status == "running"
 
 
 # ------------------------------------------------------------------------------------------------ on the command line
