@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dkgp.cluster import BlockExecutor
+from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.data import open_factor, open_model
+from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError
-from dkgp.kernels import SquaredExponential, TileEvaluator, White, parse_kernel
+from dkgp.kernels import SquaredExponential, TileEvaluator, UserKernel, White, parse_kernel
 from dkgp.models import Hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.exact import save, train
@@ -221,3 +222,22 @@ def test_gammas_of_zero_alone_in_any_part_of_a_file_are_a_slip() -> None:
         Hyperparameters.from_json({"kernel": {"type": "scaled", "scale": 2.0, "kernel": part}, "noise_variance": 0.1})
     isotropic = Hyperparameters(SquaredExponential((0.3,), n_features=3), 0.1)
     assert isotropic.gamma.tolist() == [0.3] * 3
+
+
+# Training with a kernel that a user wrote starts with a look at its matrix.
+
+
+def indefinite(s):
+    return 1.0 - s if s < 1.0 else 0.0
+
+
+def test_training_refuses_a_function_that_is_not_positive_definite(tmp_path, rng: np.random.Generator) -> None:
+    X = rng.standard_normal((400, 2))
+    dataset = dataset_from_arrays(tmp_path / "train.zarr", X, X.sum(axis=1))
+    kernel = SquaredExponential((0.5, 0.5)) + 2.0 * UserKernel(indefinite, (0.5, 0.5))
+    executor = LocalExecutor(1)
+    try:
+        with pytest.raises(InputError, match="not positive definite: its matrix on 256 samples has the eigenvalue -"):
+            train(dataset, kernel, 0.01, executor)
+    finally:
+        executor.close()

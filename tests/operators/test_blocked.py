@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +22,16 @@ from hypothesis import strategies as st
 from dkgp.cluster import LocalExecutor, worker_cache
 from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.base import split_evenly
-from dkgp.errors import ClusterError, InputError
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import dataset_from_arrays
+from dkgp.errors import ClusterError, InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential, parse_kernel
 from dkgp.kernels.tiles.blocks import LANES
-from dkgp.operators import ArrayInputs, BlockedKernelOperator, DenseKernelOperator
+from dkgp.operators import ArrayInputs, BlockedKernelOperator, CachedColumnsOperator, DenseKernelOperator
+from dkgp.operators.blas import blas, lapack
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.cached_columns import cached_columns_bytes
 
 N, D, NOISE_VARIANCE = 1500, 4, 0.05
 KERNEL = SquaredExponential(gamma=(0.3, 0.2, 0.5, 0.1), variance=1.2)
@@ -356,3 +363,155 @@ def test_token_in_another_process_says_so() -> None:
     )
     assert result.returncode != 0
     assert "ClusterError: A task asked for rows that are in another process's memory" in result.stderr
+
+
+# Kept columns: the same products as the operator's own, each column evaluated once.
+
+
+CACHED_N = 700
+
+
+@pytest.fixture
+def operator(rng: np.random.Generator) -> CachedColumnsOperator:
+    X = rng.normal(size=(CACHED_N, 5))
+    kernel = SquaredExponential(gamma=(0.3, 0.2, 0.1, 0.4, 0.05), variance=1.7)
+    return CachedColumnsOperator(BlockedKernelOperator(kernel, 0.1, ArrayInputs(X), LocalExecutor(2)))
+
+
+def test_each_column_is_evaluated_once(operator: CachedColumnsOperator, rng: np.random.Generator) -> None:
+    first, second = np.arange(100), np.arange(60, 180)
+    assert operator.columns_to_evaluate(first) == 100
+    before = operator.kernel_evaluations
+    operator.apply_columns(first, rng.normal(size=(100, 1)))
+    assert operator.kernel_evaluations - before == 100 * CACHED_N
+    assert operator.columns_to_evaluate(second) == 80
+    assert operator.columns_to_evaluate(second, "double") == 120
+    operator.apply_columns(second, rng.normal(size=(120, 1)))
+    operator.apply_columns(first, rng.normal(size=(100, 1)))
+    assert operator.kernel_evaluations - before == 180 * CACHED_N
+    assert cached_columns_bytes(CACHED_N) == 4 * CACHED_N * CACHED_N
+
+
+# .
+
+
+CACHED_KERNEL = SquaredExponential(gamma=(0.5, 0.5))
+
+
+def test_matrix_beyond_the_budget_is_refused_with_both_numbers() -> None:
+    with pytest.raises(MemoryBudgetError, match=r"of 1000 samples takes 8,000,000 bytes; the budget is 7,999,999 "):
+        DenseKernelOperator(CACHED_KERNEL, 0.1, np.zeros((1000, 2)), budget_bytes=7_999_999)
+    operator = DenseKernelOperator(CACHED_KERNEL, 0.1, np.zeros((1000, 2)), budget_bytes=8_000_000)
+    assert operator.matrix.nbytes == 8_000_000
+
+
+def test_budget_is_checked_before_anything_is_allocated() -> None:
+    with pytest.raises(MemoryBudgetError, match="raise budget_bytes"):
+        DenseKernelOperator(CACHED_KERNEL, 0.1, np.zeros((2_000_000, 2)))
+
+
+def test_inputs_must_be_rows() -> None:
+    with pytest.raises(InputError, match=r"shape \(n, d\); got shape \(4,\)"):
+        DenseKernelOperator(CACHED_KERNEL, 0.1, np.zeros(4))
+
+
+def test_diagonal_is_not_the_matrixs_own() -> None:
+    operator = DenseKernelOperator(CACHED_KERNEL, 0.1, np.zeros((3, 2)))
+    operator.diagonal()[:] = 0.0
+    np.testing.assert_array_equal(operator.diagonal(), np.full(3, 1.1))
+
+
+# BLAS and LAPACK by their own interface: right letters, counts and numbers, and the GIL let go.
+
+
+both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+@both_types
+def test_a_product_in_the_arrays_type(rng: np.random.Generator, dtype: type) -> None:
+    left, right = (np.asfortranarray(rng.normal(size=shape), dtype) for shape in ((5, 3), (3, 4)))
+    total = np.asfortranarray(rng.normal(size=(5, 4)), dtype)
+    expected = 2.0 * left @ right - 0.5 * total
+    # A count may be NumPy's, as lengths and strides often are; other numbers are never taken for one.
+    blas("gemm", b"N", b"N", 5, np.int64(4), 3, 2.0, left, 5, right, 3, np.float64(-0.5), total, 5)
+    np.testing.assert_allclose(total, expected, atol=100 * np.finfo(dtype).eps)
+
+
+@both_types
+def test_a_factor_and_what_is_wrong_with_one(dtype: type) -> None:
+    matrix = np.asfortranarray([[4.0, 2.0], [2.0, 5.0]], dtype)
+    assert lapack("potrf", b"L", 2, matrix, 2) == 0
+    np.testing.assert_allclose(np.tril(matrix), [[2.0, 0.0], [1.0, 2.0]])
+    assert lapack("potrf", b"L", 2, np.asfortranarray([[4.0, 0.0], [2.0, 1.5]], dtype), 2) == 0
+    assert lapack("potrf", b"L", 2, np.asfortranarray([[4.0, 0.0], [2.0, 0.5]], dtype), 2) == 2
+
+
+def test_a_routine_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="dgemmm"):
+        blas("gemmm", np.zeros(1))
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """Held, the GIL would not let the counter go on before the product is done."""
+    n, counted = 1000, 0
+    matrix, total = np.zeros((n, n), order="F"), np.zeros((n, n), order="F")
+    ended = threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not ended.is_set():
+            time.sleep(1e-4)
+            counted += 1
+
+    with single_threaded_blas():
+        thread = threading.Thread(target=count)
+        thread.start()
+        time.sleep(0.01)
+        before = counted
+        for _ in range(3):
+            blas("gemm", b"N", b"N", n, n, n, 1.0, matrix, n, matrix, n, 0.0, total, n)
+        after = counted
+        ended.set()
+        thread.join()
+    # Three turns would come between three calls; a product takes tens of milliseconds.
+    assert after - before > 10
+
+
+# The preload module of workers: after it, a first task neither imports anything nor loads Numba's tables.
+
+
+PROGRAM = """
+import json, pickle, sys
+import numpy as np
+if sys.argv[1] == "preloaded":
+    from dkgp.operators import preload
+    preload.dask_setup(None)
+before = set(sys.modules)
+context, V = pickle.loads(bytes.fromhex(sys.stdin.read()))
+from dkgp.operators.full_products import RangeRows, cut_of, matmat_task, scale_of
+cut = cut_of(context.n_blocks, 1, 1)
+ranges = {name: RangeRows(cut.blocks(name), V) for name in cut.names}
+scale = scale_of(V, np.ones(context.n), "single", context.n_blocks)
+(totals,) = matmat_task(context, scale, "single", None, ranges, cut.tasks[0])
+print(json.dumps([sorted(set(sys.modules) - before), totals[0].tolist()]))
+"""
+
+
+def first_task(how: str, pickled: str) -> list[list[object]]:
+    run = [sys.executable, "-c", PROGRAM, how]
+    result: list[list[object]] = json.loads(
+        subprocess.run(run, input=pickled, capture_output=True, text=True, check=True).stdout
+    )
+    return result
+
+
+@pytest.mark.long
+def test_a_preloaded_worker_loads_nothing_with_its_first_task(tmp_path: Path) -> None:
+    X = np.linspace(0.0, 1.0, 60).reshape(30, 2)
+    dataset = dataset_from_arrays(str(tmp_path / "samples.zarr"), X, X[:, :1])
+    context = BlockContext("preload", dataset, SquaredExponential(gamma=(1.0, 2.0)), 30)
+    pickled = pickle.dumps((context, np.ones((30, 1)))).hex()
+    (preloaded, totals), (plain, same) = (first_task(how, pickled) for how in ("preloaded", "plain"))
+    assert [name for name in preloaded if str(name).startswith(("dkgp", "numba", "zarr", "scipy"))] == []
+    assert len(plain) > 500
+    assert totals == same

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dkgp.commands.predict.lines import LineColumns
 from dkgp.data import Dataset, TableOptions, ingest
 from dkgp.data.sources import csv as csv_source
 from dkgp.data.sources.csv import SPACES, find_delimiter, split_fields
-from dkgp.errors import InputError, UsageError
+from dkgp.data.sources.tables.encoding import NOTATIONS, PLAIN, Encoding, Notation, Unit, around
+from dkgp.data.sources.tables.survey import RefusedColumnsError
+from dkgp.data.stores.dataset import TrainingColumns
+from dkgp.errors import InputError, StoreError, UsageError
+from tests.cli.invoke import refused, run, run_json
 
 ROWS = "1 1.5 2 3\n2 2.5 3 4\n3 3.5 5 5\n"
 
@@ -210,3 +219,258 @@ def test_archives_and_workbooks_are_refused_in_words(tmp_path: Path, name: str, 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words):
         ingest(tmp_path / name, tmp_path / "t.zarr", target="y")
+
+
+# Numbers written for people: pandas' reading of decimal commas and thousands, units, and what is not guessed.
+
+
+GERMAN = "preis;menge;rate;y\n1.234,56;1.234;0,5;3\n500;2.000;-1,25;4\n-1.000,5;17;1e3;5,5\n,9;1.234.567;3;6\n"
+
+
+def written(tmp_path: Path, text: str, name: str = "table.csv") -> Path:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path / name
+
+
+def raw(dataset: Dataset) -> np.ndarray:
+    """All features and targets."""
+    return np.c_[dataset.raw_inputs(0, dataset.n_samples), dataset.all_targets(standardised=False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "of_pandas"),
+    [
+        (GERMAN, {"decimal": ",", "thousands": "."}, {"sep": ";", "decimal": ",", "thousands": "."}),
+        ('a,y\n"1,234.5",1\n"-12,345,678",2\n7,3\n', {"thousands": ","}, {"thousands": ","}),
+        ("a;y\n1,5;1\n2;2,25\n-3,;3\n", {"decimal": ","}, {"sep": ";", "decimal": ","}),
+        ("a;y\n1'234.5;1\n12'345;2\n3;3\n", {"thousands": "'"}, {"sep": ";", "thousands": "'"}),
+        *(
+            (f"a;y\n1{blank}234,5;1\n-12{blank}345{blank}678;2\n3;3\n", {"decimal": ",", "thousands": " "}, None)
+            for blank in " \u00a0\u202f"
+        ),
+    ],
+)
+def test_marks_are_read_as_pandas_reads_them(
+    tmp_path: Path, text: str, options: dict[str, Any], of_pandas: dict[str, Any] | None
+) -> None:
+    path = written(tmp_path, text)
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=TableOptions(**options)).train
+    if of_pandas is None:  # pandas takes one character: the text without blanks
+        text, of_pandas = re.sub("[ \u00a0\u202f]", "", text), {"sep": ";", "decimal": ","}
+    np.testing.assert_array_equal(raw(train), pd.read_csv(io.StringIO(text), **of_pandas).to_numpy())
+
+
+def test_a_table_is_recognised_and_its_line_reads_it(tmp_path: Path) -> None:
+    path = written(tmp_path, GERMAN)
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    message = str(caught.value)
+    assert (
+        "'preis': reads like numbers with a decimal comma and points between thousands, such as '1.234,56'" in message
+    )
+    assert "'menge': reads like numbers with points between thousands, such as '1.234.567'" in message
+    assert message.endswith("--decimal , --thousands .")
+    assert caught.value.survey.unclear(TableOptions()) == []
+    document = run_json("ingest", path, tmp_path / "t.zarr", "--target", "y", *message.rsplit(": ", 1)[1].split())
+    assert document["features"] == ["preis", "menge", "rate"]
+
+
+def test_units_currencies_and_parentheses_are_left_off(tmp_path: Path) -> None:
+    text = "m;p;c;t;y\n3.5 kg;12 %;$1,200;\u22123 °C;(2.5)\n400 kg;7%;-$5;4 °C;4\n1e3 kg;0.5 %;$0.25;5 °C;1,000\n"
+    path = written(tmp_path, text)
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    message = str(caught.value)
+    assert "'m': reads like numbers with 'kg' behind, such as '3.5 kg'" in message
+    assert "'c': reads like numbers with commas between thousands and '$' in front, such as '$1,200'" in message
+    assert message.endswith("--number m,p,c,t,y --thousands ,")
+    table = caught.value.survey.table(TableOptions())
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=table).train
+    expected = [[3.5, 12, 1200, -3, -2.5], [400, 7, -5, 4, 4], [1000, 0.5, 0.25, 5, 1000]]
+    np.testing.assert_array_equal(raw(train), expected)
+    new = written(tmp_path, "m;p;c;t\n2 kg;1 %;$1,000;0 °C\n3 lb;1 %;$1;0 °C\n", "new.csv")
+    with pytest.raises(InputError, match="'m' holds the text '3 lb' in line 3 .*expected a number with .*'kg' behind"):
+        ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr")
+    written(tmp_path, "m;p;c;t\n2 kg;1 %;$1,000;0 °C\n", "new.csv")
+    inputs = ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr").train.raw_inputs(0, 1)
+    np.testing.assert_array_equal(inputs, [[2, 1, 1000, 0]])
+
+
+def test_numbers_with_a_few_other_texts_are_no_categories(tmp_path: Path) -> None:
+    """Texts that are rare among many numbers are missing values; a column of few numbers and texts has categories."""
+    rows = [f"{k + 0.5},{k % 4},{k % 2 or 'b'},{k}" for k in range(200)]
+    rows[7] = "ERROR,x,b,7"
+    path = written(tmp_path, "\n".join(["rare,few,both,y", *rows]) + "\n")
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    message = str(caught.value)
+    assert "'rare': text in 1 of 200 rows of 1 different values, first 'ERROR' in line 9" in message
+    assert "numbers otherwise, so that such text is read as a missing value" in message
+    assert message.endswith("--categorical few,both --missing ERROR --impute median")
+    table = caught.value.survey.table(TableOptions())
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=table).train
+    assert "few=x" in train.raw_feature_names
+    rare = train.raw_inputs(0, 200)[:, train.raw_feature_names.index("rare")]
+    numbers = np.array([float(line.split(",")[0]) for line in rows if not line.startswith("ERROR")])
+    np.testing.assert_array_equal(np.delete(rare, 7), numbers)
+    assert rare[7] == np.median(numbers)
+
+
+def test_a_typographic_minus_alone_is_told_of_and_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,y\n\u22121.5,1\n2,2\n3,\u22123\n")
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    assert "'a': reads like numbers with negative ones in parentheses or with a typographic minus" in str(caught.value)
+    assert str(caught.value).endswith("--number a,y")
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=caught.value.survey.table(TableOptions())).train
+    np.testing.assert_array_equal(raw(train), [[-1.5, 1], [2, 2], [3, -3]])
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        ('a,b,y\n"1,234",7,1\n"2,345",8,2\n"3,456",9,3\n', "a", "whose commas are decimal marks or stand between"),
+        ("a;b;y\n1,5;2.5;1\n2,5;3;2\n3,5;4;3\n", "a", "with a decimal comma, such as '1,5' in line 2"),
+    ],
+)
+def test_notations_that_the_values_do_not_tell_are_reported(tmp_path: Path, text: str, name: str, words: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    assert words in str(caught.value)
+    assert caught.value.survey.unclear(TableOptions()) == [name]
+    assert caught.value.survey.options() == {}
+    refused(run("fit", path, "--target", "y", "--out", tmp_path / "fit"), words)
+    assert not (tmp_path / "fit").exists()
+
+
+def test_an_option_or_another_column_settles_what_a_column_does_not_tell(tmp_path: Path) -> None:
+    path = written(tmp_path, 'a,b,y\n"1,234",7,1\n"2,345",8,2\n"3,456",9,3\n')
+    values = {}
+    for name, table in {
+        "comma": TableOptions(decimal=","),
+        "thousands": TableOptions(thousands=","),
+    }.items():
+        values[name] = ingest(path, tmp_path / f"{name}.zarr", target="y", table=table).train.raw_inputs(0, 1)[0, 0]
+    assert values == {"comma": 1.234, "thousands": 1234.0}
+    written(tmp_path, 'a,b,y\n"1,234",0.5,1\n"2,345",8,2\n"3,456",9,3\n')
+    with pytest.raises(RefusedColumnsError, match=r"--thousands ,$"):
+        ingest(path, tmp_path / "t.zarr", target="y")
+
+
+@pytest.mark.parametrize("column", ["3 kg;500 g", "A12;B7", "2024-01-31;2024-02-01", "12:30;13:00", "1.2.3.4;10.0.0.1"])
+def test_other_texts_are_no_numbers(tmp_path: Path, column: str) -> None:
+    first, second = column.split(";")
+    path = written(tmp_path, f"a,b,y\n{first},1,1\n{second},2,2\n{first},4,3\n")
+    with pytest.raises(RefusedColumnsError) as caught:
+        ingest(path, tmp_path / "t.zarr", target="y")
+    assert caught.value.survey.options().keys() <= {"categorical", "date"}
+
+
+def test_labels_keep_their_texts(tmp_path: Path) -> None:
+    path = written(tmp_path, 'a,y\n"1,5",10 %\n"2,5",20 %\n"4,25",10 %\n')
+    with pytest.raises(RefusedColumnsError, match=r"--decimal ,$"):
+        ingest(path, tmp_path / "t.zarr", labels="y")
+    train = ingest(path, tmp_path / "t.zarr", labels="y", table=TableOptions(decimal=",")).train
+    assert train.classes == ("10 %", "20 %")
+    with pytest.raises(UsageError, match="labels 'y' are among `numbers`; labels keep their texts"):
+        ingest(path, tmp_path / "n.zarr", labels=-1, table=TableOptions(decimal=",", numbers=("y",)))
+
+
+def test_marks_in_wrong_places_are_refused_where_pandas_takes_them(tmp_path: Path) -> None:
+    path = written(tmp_path, 'a,y\n"1,234",1\n"1,5",2\n3,3\n')
+    with pytest.raises(InputError, match="'a' holds the text '1,5' in line 3 .*a number with commas between thousands"):
+        ingest(path, tmp_path / "t.zarr", target="y", table=TableOptions(thousands=","))
+
+
+def test_gaps_among_written_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path, "a;y\n1,5;1\n?;2\n2,5;3\n;4\n")
+    with pytest.raises(
+        RefusedColumnsError, match="(?s)1 times '\\?' among numbers.*--decimal , --missing '\\?' --impute"
+    ):
+        ingest(path, tmp_path / "t.zarr", target="y")
+    table = TableOptions(decimal=",", gap_texts=("?",), impute="median")
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=table).train
+    np.testing.assert_array_equal(train.raw_inputs(0, 4)[:, 0], [1.5, 2.0, 2.5, 2.0])
+
+
+def test_rules_are_kept_for_files_and_lines_of_new_data(tmp_path: Path) -> None:
+    path = written(tmp_path, "a;b;y\n1.234,5;2 %;1\n2,25;3 %;2\n3;4 %;4\n")
+    table = TableOptions(decimal=",", thousands=".", numbers=("b",))
+    train = ingest(path, tmp_path / "t.zarr", target="y", table=table).train
+    encoding = TrainingColumns.read(train.url).encoding
+    assert encoding is not None
+    assert Encoding.from_json(encoding).to_json() == encoding
+    new = written(tmp_path, "b;a\n5 %;-9.000,25\n", "new.csv")
+    like = ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr").train
+    np.testing.assert_array_equal(like.raw_inputs(0, 1), [[-9000.25, 5]])
+    kept = SimpleNamespace(kept=np.array([True, True]))
+    model: Any = SimpleNamespace(encoding=encoding, feature_names=("a", "b"), standardisation=kept)
+    for lines in (["-9.000,25;5 %"], ["b;a", "5 %;-9.000,25"]):
+        columns = LineColumns(model)
+        assert columns.begin(lines[0]) is (len(lines) == 2)
+        np.testing.assert_array_equal(columns.inputs(lines[-1], "line 1"), [-9000.25, 5])
+    with pytest.raises(StoreError, match="encoding in the manifest is damaged"):
+        Encoding.from_json({**encoding, "notation": [",", ","]})
+
+
+def test_a_refusal_of_new_data_takes_the_notation_of_the_training_set(tmp_path: Path) -> None:
+    path = written(tmp_path, "a;b;k;y\n1.234,5;1,5;u;1\n2,25;2,5;v;2\n3;3,5;u;4\n")
+    table = TableOptions(decimal=",", thousands=".", categorical=("k",))
+    ingest(path, tmp_path / "t.zarr", target="y", table=table)
+    new = written(tmp_path, "a;b;k\n1,5;;u\n2,5;x;v\n", "new.csv")
+    with pytest.raises(InputError, match="'b' holds the text 'x' in line 3 .*a number with a decimal comma") as caught:
+        ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr")
+    assert "reads like numbers" not in str(caught.value)
+    assert "'k'" not in str(caught.value)
+    assert "Add these options" not in str(caught.value)
+
+
+def test_new_data_need_no_column_that_makes_no_feature(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,note,y\n1,u,$1\n2,v,$2\n4,w,$3\n")
+    ingest(path, tmp_path / "t.zarr", target="y", table=TableOptions(numbers=("y",), drop=("note",)))
+    new = written(tmp_path, "a\n7\n", "new.csv")
+    assert ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr").train.raw_inputs(0, 1)[0, 0] == 7.0
+
+
+def test_typed_text_of_other_sources_is_read_too(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", a=np.array(["1,5", "2,5", "4"]), y=np.array([1.0, 2.0, 3.0]))
+    train = ingest(tmp_path / "t.npz", tmp_path / "t.zarr", target="y", table=TableOptions(decimal=",")).train
+    np.testing.assert_array_equal(train.raw_inputs(0, 3)[:, 0], [1.5, 2.5, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decimal": ";"}, "`decimal` is ';'; expected a point or a comma"),
+        ({"thousands": "x"}, "`thousands` is 'x'; expected"),
+        ({"decimal": ",", "thousands": ","}, "both ','"),
+        ({"numbers": ("a",), "drop": ("a",)}, "named twice"),
+    ],
+)
+def test_marks_that_are_none(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        TableOptions(**options)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(NOTATIONS), st.booleans())
+def test_every_number_comes_back(value: float, notation: Notation, scientific: bool) -> None:
+    text = repr(value) if scientific else f"{value:,.3f}"
+    if not scientific and not notation.thousands:
+        text = text.replace(",", "")
+    expected = float(text.replace(",", ""))
+    text = text.translate({ord(","): notation.thousands, ord("."): notation.decimal})
+    if len(text) <= 400:
+        assert notation.number(text) == expected
+        if not scientific:
+            parts = around(f"{text} kg")
+            assert parts is not None
+            assert parts[0] == Unit("", "kg")
+            assert notation.number(parts[1]) == expected
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,23,4", ",123", "12,34,567.8.9", "1_000", "", "e5", "0x10", "1 234", "١٢"])
+def test_texts_that_are_no_number_with_commas(text: str) -> None:
+    assert Notation(".", ",").number(text) is None
+    assert PLAIN.number("12,34,567") is None
+    assert Notation(".", ",").number("12,34,567") == 1234567.0, "as India groups digits"

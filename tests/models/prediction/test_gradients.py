@@ -25,8 +25,7 @@ from dkgp.models.variance.whole_matrix import WholeFactor
 from dkgp.operators import cross_sums
 from dkgp.operators.cells.cross import SOURCE_LEAF
 from dkgp.solvers import GreedyBlockCoordinateDescent
-from tests.models.exact_gp import entry, mp, numbers
-from tests.models.exact_gradients import ExactGradients
+from tests.models.exact_gp import ExactGradients, entry, mp, numbers
 from tests.models.proof_problems import Problem
 from tests.models.test_proofs import attacks
 

@@ -30,7 +30,7 @@ from dkgp.operators.block_tasks import ArrayInputs, BlockContext
 from dkgp.solvers import ConjugateGradient, GradientInfNorm
 from tests.models.posteriors import exact_posterior
 from tests.models.proof_problems import Problem
-from tests.models.test_sample_noise import CASES, Case, trained_on
+from tests.models.test_noise import SAMPLE_NOISE_CASES, Case, trained_on
 
 RUNS = count()
 WAYS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "factor alone": {"max_passes": 0.0},
     "auto": {},
 }
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize("case", SAMPLE_NOISE_CASES.values(), ids=SAMPLE_NOISE_CASES)
 
 
 def model_of(case: Case, executor: LocalExecutor) -> ModelRecord:
@@ -121,7 +121,7 @@ def test_predictions_of_a_store(case: Case, settings: dict[str, Any], executor: 
 
 
 def test_a_factor_of_the_whole_matrix_is_kept(executor: LocalExecutor, tmp_path: Path) -> None:
-    case = CASES["growing"]
+    case = SAMPLE_NOISE_CASES["growing"]
     dataset = dataset_from_arrays(tmp_path / "data.zarr", case.X, case.y)
     problem = (dataset, case.kernel, case.noise_variance, executor)
     save(train(*problem, sample_noise=case.sample_noise), str(tmp_path / "model.zarr"), dataset)
@@ -139,13 +139,13 @@ def test_a_factor_of_the_whole_matrix_is_kept(executor: LocalExecutor, tmp_path:
 
 
 def test_a_partial_factor_is_not_kept(executor: LocalExecutor) -> None:
-    model = model_of(CASES["growing"], executor)
+    model = model_of(SAMPLE_NOISE_CASES["growing"], executor)
     with pytest.raises(InputError, match="`keep_factor` is of use with a model .* whose samples have one noise"):
         exact_posterior(model, "refused", VarianceSettings(keep_factor=True))
 
 
 def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
-    case = CASES["growing"]
+    case = SAMPLE_NOISE_CASES["growing"]
     trained = trained_on(case, executor).model(memory_dataset(case.X, case.y))
     model = replace(trained, sample_noise=np.full(240, 1e300)).resident()
     with pytest.raises(InputError, match="too far for variances"):
@@ -156,7 +156,7 @@ def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
     "kernel", [SquaredExponential((0.5, 0.4), 1.3), pytest.param(Linear((1.0, 0.5), 0.7), marks=pytest.mark.slow)]
 )
 def test_functions_drawn_have_the_posteriors_moments(kernel: Any, executor: LocalExecutor) -> None:
-    case = CASES["growing"]
+    case = SAMPLE_NOISE_CASES["growing"]
     case = Case(case.X, case.y, 30.0 * case.v, kernel, 0.01)
     version = f"drawn-{next(RUNS)}"
     draws = PosteriorFunctions(model_of(case, executor), version, count=1500, seed=1, tolerance=1e-6)
