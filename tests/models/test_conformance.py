@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -27,7 +28,8 @@ from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic import RiskSettings, train_gp, train_logistic
 from dkgp.models.classification.near import NearSettings, train_near
 from dkgp.models.classification.trained import TrainedClassifier
-from dkgp.solvers import Checkpointing, GreedyBlockCoordinateDescent
+from dkgp.solvers import Checkpointing, ConjugateGradient, FactorPreconditioning, GreedyBlockCoordinateDescent
+from dkgp.solvers.risk import RISK_METHODS
 from tests.covering import few
 from tests.models.classification.problems import noisy_sine
 
@@ -70,8 +72,12 @@ def near_with(given: np.ndarray | None = None, **changes: Any) -> Trainer:
     return lambda data, context: train_near(data, HYPERPARAMETERS, context, settings, likelihood=LOGIT, given=given)
 
 
-def risk_with(*changes: Any) -> Trainer:
-    return lambda data, context: train_logistic(data, HYPERPARAMETERS, context, RiskSettings(*changes))
+def risk_with(*changes: Any, **named: Any) -> Trainer:
+    return lambda data, context: train_logistic(data, HYPERPARAMETERS, context, RiskSettings(*changes, **named))
+
+
+def fixed_size_by(search: Any) -> Trainer:
+    return lambda data, context: train_fixed_size(data, FixedSizeSettings(24, folds=3, search=search), context)
 
 
 # The classifiers with other settings, which a checkpoint does not belong to.
@@ -95,6 +101,22 @@ CHANGED: dict[str, list[Trainer]] = {
         lambda data, context: train_fixed_size(data, FixedSizeSettings(25, folds=3), context)
     ],
 }  # fmt: skip
+# With other settings, on three classes.
+SOFTMAX = Likelihood("softmax", 3)
+VARIANTS: dict[str, Trainer] = {
+    "exact LS-SVM by preconditioned conjugate gradients": lambda data, context: train_exact(
+        data, HYPERPARAMETERS, context, ExactSettings(ConjugateGradient(FactorPreconditioning(rank=50)))
+    ),
+    "GP on a basis, coupled": lambda data, context: train_on_basis(
+        data, HYPERPARAMETERS, context, BasisSettings(30, certify=True), likelihood=SOFTMAX, form="gp"
+    ),
+    **{
+        f"logistic by {method}, coupled": risk_with(SOFTMAX, 0.5, method=method)
+        for method in RISK_METHODS
+        if method not in ("gradient", "paramcg")  # which take thousands of products
+    },
+    **{f"fixed-size LS-SVM by {search}": fixed_size_by(search) for search in ("shared", "profile", "annealing")},
+}
 # Of a summary: what a run did, however often it was stopped.
 COUNTS = {"iterations", "passes", "basis_size", "cardinality"}
 
@@ -213,6 +235,34 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     }
 
 
+class KilledError(Exception):
+    """As good as a kill: nothing is done about it."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_settings_keep_their_bits_on_any_workers_and_after_a_kill(
+    name: str, executor: BlockExecutor, others: tuple[BlockExecutor, ...], tmp_path: Path
+) -> None:
+    trainer, data = VARIANTS[name], LabelledData(*noisy_sine(np.random.default_rng(0), 150, 3))
+    whole = trainer(data, RunContext(executor))
+    for other in others:
+        assert bits_of(trainer(data, RunContext(other))) == bits_of(whole)
+    for rounds in (1, 5):
+        store, told = CheckpointStore(str(tmp_path / f"{rounds}")), list[Any]()
+
+        def cut(record: Any, told: list[Any] = told, rounds: int = rounds) -> None:
+            told.append(record)
+            if len(told) == rounds:
+                raise KilledError
+
+        with contextlib.suppress(KilledError):
+            trainer(data, RunContext(executor, callback=cut, checkpointing=Checkpointing(store, 0.0)))
+        resumed = trainer(data, RunContext(executor, checkpointing=Checkpointing(store, 0.0, resume=True)))
+        assert bits_of(resumed) == bits_of(whole)
+        assert getattr(resumed, "path", None) == getattr(whole, "path", None)
+
+
 @every_classifier
 def test_a_checkpoint_of_other_labels_weights_or_settings_is_refused(
     name: str, data: LabelledData, executor: BlockExecutor, tmp_path: Path
@@ -261,6 +311,7 @@ def test_a_classifiers_store_holds_what_was_trained(
     stored = open_classifier(str(tmp_path / "model.zarr"))
     assert stored.classes == data.labels.classes
     assert stored.form == record.form
+    assert (stored.regularisation, stored.likelihood) == (record.regularisation, record.likelihood)
     assert bits_of(stored) == bits_of(record)
     trained = vars(model) | vars(getattr(model, "model", model))
     arrays = [array for array in model.fields() if isinstance(trained.get(array), np.ndarray)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from dkgp.cluster import BlockExecutor, ClusterOptions, LocalExecutor, PendingRound, open_executor
+from dkgp.cluster import BlockExecutor, LocalExecutor, PendingRound
 from dkgp.data import Dataset, ModelRecord, open_model, open_prediction
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import InputError, InterruptedRunError, NumericalError
@@ -275,37 +275,6 @@ def expected(world: World, model: ModelRecord) -> FloatArray:
     return predicted(world.folder / "expected")
 
 
-@pytest.mark.parametrize("chunk_rows", [pytest.param(1, marks=pytest.mark.slow), 7, 100, 229, 5000])
-def test_chunks_make_no_difference(
-    world: World, model: ModelRecord, executor: BlockExecutor, expected: FloatArray, tmp_path: Path, chunk_rows: int
-) -> None:
-    predict(model, world.test, Destination(str(tmp_path / "p"), chunk_rows=chunk_rows), executor)
-    assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("kind", "workers"), [("none", 3), ("local", 2), pytest.param("processes", 2, marks=pytest.mark.slow)]
-)
-def test_whoever_computes_makes_no_difference(
-    world: World, model: ModelRecord, expected: FloatArray, tmp_path: Path, kind: str, workers: int
-) -> None:
-    options = ClusterOptions(kind=kind, workers=workers, threads_per_worker=1)  # type: ignore[arg-type]
-    with open_executor(options, 10**6) as executor:
-        predict(model, world.test, str(tmp_path / "p"), executor)
-    assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
-
-
-def test_features_are_matched_by_name(
-    world: World, model: ModelRecord, executor: BlockExecutor, expected: FloatArray, tmp_path: Path
-) -> None:
-    order = [4, 2, 0, 3, 1]
-    shuffled = np.column_stack([world.X_test[:, order], np.arange(230.0)])
-    names = (*(NAMES[column] for column in order), "extra")
-    dataset = dataset_from_arrays(tmp_path / "d", shuffled, None, feature_names=names)
-    predict(model, dataset, str(tmp_path / "p"), executor)
-    assert predicted(tmp_path / "p").tobytes() == expected.tobytes()
-
-
 def test_a_feature_that_varied_in_training_only_still_counts(
     world: World, model: ModelRecord, executor: BlockExecutor, tmp_path: Path
 ) -> None:
@@ -319,15 +288,6 @@ def test_a_feature_that_varied_in_training_only_still_counts(
     mean, _ = dense_gp(X[:, [0, 1, 3, 4]], y, same_wind[:, [0, 1, 3, 4]])
     scale = y.std(axis=0)
     np.testing.assert_allclose(predicted(tmp_path / "p") / scale, mean / scale, atol=1e-7, rtol=0)
-
-
-def test_a_missing_feature_is_bad_input_and_nothing_is_written(
-    world: World, model: ModelRecord, executor: BlockExecutor, tmp_path: Path
-) -> None:
-    dataset = dataset_from_arrays(tmp_path / "d", world.X_test[:, :4], None, feature_names=NAMES[:4])
-    with pytest.raises(InputError, match="lacks the feature 'wind'"):
-        predict(model, dataset, str(tmp_path / "p"), executor)
-    assert not (tmp_path / "p").exists()
 
 
 def test_progress_counts_up_to_all(world: World, model: ModelRecord, executor: BlockExecutor, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from scipy import integrate, stats
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.codec import from_json, to_json
-from dkgp.data import Dataset, append_rows, dataset_from_arrays, ingest, memory_dataset, open_model
+from dkgp.data import append_rows, dataset_from_arrays, ingest, memory_dataset, open_model
 from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.errors import CheckpointError, InputError, StoreError
@@ -377,27 +377,6 @@ def test_a_store_refuses_noise_of_other_samples(executor: LocalExecutor, tmp_pat
         with pytest.raises(InputError, match="sample_noise"):
             save(TrainedModel(**{**vars(model), "sample_noise": noise}), str(tmp_path / "a.zarr"), dataset)
     assert not (tmp_path / "a.zarr").exists()
-
-
-@every_case
-def test_new_samples_bring_their_noise(case: Case, executor: LocalExecutor) -> None:
-    old = len(case.y) - 9
-    order = np.random.default_rng(0).permutation(len(case.y))
-    X, y = case.X[order], case.y[order]
-    dataset: Dataset = memory_dataset(X[:old], y[:old])
-    noise = case.v[order] / dataset.standardisation.target_std[0] ** 2
-    problem = (case.kernel, case.noise_variance, executor)
-    model = train(dataset, *problem, sample_noise=noise[:old])
-    more = append_rows(dataset, X[old:], y[old:])
-    initial = model.solution.alpha, model.solution.gradient
-    updated = update(more, *problem, initial, sample_noise=noise)
-    inputs, targets = more.inputs(0, len(y)), more.all_targets()
-    matrix = case.kernel(inputs, inputs) + np.diag(case.noise_variance + noise)
-    exact = np.linalg.solve(matrix, targets)
-    assert np.abs(matrix @ updated.solution.alpha - targets).max() <= 1.01e-4
-    assert np.linalg.norm(updated.solution.alpha - exact) <= updated.certificate.alpha_error_bound[0]
-    np.testing.assert_array_equal(updated.sample_noise, noise)
-    assert updated.noise_variance == case.noise_variance
 
 
 def test_rows_that_are_added_leave_the_known_noise_to_the_others(executor: LocalExecutor, tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ def test_each_column_is_evaluated_once(operator: CachedColumnsOperator, rng: np.
     assert cached_columns_bytes(CACHED_N) == 4 * CACHED_N * CACHED_N
 
 
-# .
+# The dense operator: its matrix within the budget.
 
 
 CACHED_KERNEL = SquaredExponential(gamma=(0.5, 0.5))

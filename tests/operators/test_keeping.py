@@ -20,7 +20,6 @@ from dkgp.cluster.cache import MODEST_BYTES, TileBudget
 from dkgp.kernels import SquaredExponential
 from dkgp.kernels.tiles.evaluator import KeptTiles, fresh_array
 from dkgp.operators import ArrayInputs, BlockedKernelOperator, keeping
-from dkgp.operators import keeping as keeping_module
 from dkgp.operators.keeping import (
     Keeping,
     TileCache,
@@ -398,11 +397,11 @@ def test_what_a_whole_product_passed_by_makes_room() -> None:
 @pytest.mark.parametrize("later", [1.0, 800.0])
 def test_tiles_of_another_run_stay_until_it_is_long_gone(monkeypatch: pytest.MonkeyPatch, later: float) -> None:
     cache, now = TileCache(), [1000.0]
-    monkeypatch.setattr(keeping_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
     use(cache, (0, 0), 7, ROOM, "old")
     use(cache, (0, 0), 1, ROOM, "new")
     assert not use(cache, (0, 0), 2, ROOM, "new")
-    now[0] += keeping_module.FORGOTTEN_SECONDS + later
+    now[0] += keeping.FORGOTTEN_SECONDS + later
     use(cache, (0, 0), 3, ROOM, "new")
     assert use(cache, (0, 0), 4, ROOM, "new")
     assert not use(cache, (0, 0), 8, ROOM, "old")
@@ -420,7 +419,7 @@ def test_a_run_is_forgotten_as_a_whole() -> None:
 
 def test_nothing_is_kept_where_the_machine_has_little_left(monkeypatch: pytest.MonkeyPatch) -> None:
     found = psutil.virtual_memory()
-    monkeypatch.setattr(keeping_module.psutil, "virtual_memory", lambda: found._replace(available=found.total // 50))
+    monkeypatch.setattr(keeping.psutil, "virtual_memory", lambda: found._replace(available=found.total // 50))
     cache = TileCache()
     assert not use(cache, (0, 0), 1)
     assert not use(cache, (0, 0), 2)
@@ -432,8 +431,8 @@ def test_what_is_kept_is_not_of_the_memory_that_stays_free(
     monkeypatch: pytest.MonkeyPatch, more: int, kept: bool
 ) -> None:
     found, total = psutil.virtual_memory(), 10**9
-    free = int(keeping_module.SPARED_SHARE * total) + ROOM + more
-    monkeypatch.setattr(keeping_module.psutil, "virtual_memory", lambda: found._replace(available=free, total=total))
+    free = int(keeping.SPARED_SHARE * total) + ROOM + more
+    monkeypatch.setattr(keeping.psutil, "virtual_memory", lambda: found._replace(available=free, total=total))
     cache = TileCache()
     use(cache, (0, 0), 1)
     assert use(cache, (0, 0), 2) is kept

@@ -281,7 +281,7 @@ def test_rows_that_are_not_there(local: Path, factor: Factor) -> None:
         record.columns(900, 1001)
 
 
-# .
+# A factor that is torn, spoilt or replaced.
 
 
 def test_a_torn_factor_does_not_count_and_goes_when_the_next_is_begun(model: str, factor: Factor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.gaussian_process.kernels import RBF
 
 from dkgp.cluster import LocalExecutor
-from dkgp.codec import to_json
-from dkgp.data import open_classifier, save_classifier
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models.classification.basis import BASES, BasisSettings
-from dkgp.models.classification.labels import LabelledData, label_weights
+from dkgp.models.classification.labels import label_weights
 from dkgp.models.classification.laplace import BasisPosterior
 from dkgp.models.memory import TrainingSizes
 from tests.models.classification.problems import KERNEL, samples, trained
@@ -123,34 +120,6 @@ def exact_repeated(X: np.ndarray, codes: np.ndarray, Z: np.ndarray) -> np.ndarra
         hessian = K.T @ ((p * (1.0 - p))[:, None] * K) + inner
         beta = beta - np.linalg.solve(hessian, inner @ beta - K.T @ (y * p))
     return beta
-
-
-@pytest.mark.parametrize("threads", [1, 5])
-def test_the_bits_do_not_depend_on_the_threads(threads: int, rng: np.random.Generator) -> None:
-    dataset, labels = samples(rng, 900, 3)
-    more = {"form": "gp", "settings": {"certify": True}}
-    one = trained(dataset, labels, **more)
-    other = trained(dataset, labels, threads=threads, **more)
-    for name in ("weights", "prototypes", "posterior_lower", "kernel_lower"):
-        assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
-    assert one.certificate == other.certificate
-    assert one.summary["evidence"] == other.summary["evidence"]
-
-
-@pytest.mark.parametrize(("form", "multi_class"), [("logistic", "softmax"), ("gp", "ovr"), ("gp", "softmax")])
-def test_a_store_holds_the_model(form: str, multi_class: str, rng: np.random.Generator, tmp_path: Path) -> None:
-    dataset, labels = samples(rng, 150, 3)
-    found = trained(dataset, labels, form=form, multi_class=multi_class, size=12, settings={"certify": True})
-    url = str(tmp_path / "model.zarr")
-    save_classifier(url, found.record(LabelledData(dataset, labels)))
-    record = open_classifier(url)
-    assert record.is_sparse
-    assert (record.form, record.regularisation) == (form, 1.0)
-    assert record.likelihood == to_json(found.likelihood)
-    assert record.certificate == found.certificate.to_json()
-    assert record.weights.tobytes() == found.weights.tobytes()
-    if form == "gp":
-        assert record.posterior_lower.tobytes() == np.ascontiguousarray(found.posterior_lower).tobytes()
 
 
 def test_what_is_refused(rng: np.random.Generator) -> None:

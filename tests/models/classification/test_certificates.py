@@ -258,28 +258,6 @@ def test_the_bound_is_met_where_hardly_any_kernel_is_left(shift: float, tilt: fl
     assert error <= bound * (1.0 + 1e-12) <= 1.0001 * error
 
 
-def test_the_margin_of_every_other_class_counts() -> None:
-    decisions = np.array([[0.5, 0.1, -0.9], [0.5, 0.45, -0.9], [np.nan, 0.5, 0.1]])
-    assert certified_labels(decisions, np.full((3, 3), 0.1)).tolist() == [True, False, False]
-    assert certified_labels(np.array([[0.2], [-0.2], [0.1], [np.nan]]), np.full((4, 1), 0.1)).tolist() == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    # A third class whose own bound is wide: the two largest alone would be certified.
-    wide = np.array([[0.1, 0.1, 3.0]])
-    assert certified_labels(decisions[:1], wide).tolist() == [False]
-
-
-def test_json_and_back(rng: np.random.Generator) -> None:
-    X = rng.normal(size=(20, 2))
-    for intercept in (True, False):
-        problem = LabelProblem(X, np.arange(20) % 3, X[:3], SquaredExponential((1.0, 1.0)), 0.1, None, intercept)
-        certificate = problem.trained.certificate
-        assert DecisionCertificate.from_json(certificate.to_json()) == certificate
-
-
 ONCE: dict[str, Any] = {"tolerance": 1e-300, "limits": MaxIterations(1)}
 TWICE: dict[str, Any] = {"tolerance": 1e-300, "limits": MaxIterations(2), "precision": "double"}
 LOOSE: dict[str, Any] = {"gap": 1e-2}

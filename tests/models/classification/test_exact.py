@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.codec import to_json
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
@@ -83,24 +82,6 @@ def trained(found: LabelProblem, workers: int = 1, **more: Any) -> Any:
         return train_exact(data, hyperparameters, context, settings)
     finally:
         executor.close()
-
-
-@pytest.mark.parametrize(
-    "solver",
-    [
-        pytest.param(GreedyBlockCoordinateDescent(), marks=pytest.mark.slow),  # tests/models/test_conformance.py
-        ConjugateGradient(FactorPreconditioning(rank=50)),
-    ],
-)
-def test_the_bits_do_not_depend_on_the_workers(solver: Any, rng: np.random.Generator) -> None:
-    found = problem(rng, 3, n=900)
-    one, two, five = (trained(found, workers, solver=solver, calibrate=True) for workers in (1, 2, 5))
-    for other in (two, five):
-        assert other.alpha.tobytes() == one.alpha.tobytes()
-        assert other.ones.tobytes() == one.ones.tobytes()
-        assert other.intercept.tobytes() == one.intercept.tobytes()
-        assert other.certificate == one.certificate
-        assert to_json(other.calibration) == to_json(one.calibration)
 
 
 def test_calibration_orders_the_classes(rng: np.random.Generator) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,13 +41,6 @@ from dkgp.solvers import Checkpointing
 from tests.models.classification.letter import annealed, rounded
 from tests.watching import in_context
 from tests.workers import on_dask
-
-
-@pytest.fixture
-def one_thread() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(1)
-    yield executor
-    executor.close()
 
 
 def rings(rng: np.random.Generator, n: int, classes: int = 2) -> tuple[NDArray[np.float64], Labels]:
@@ -115,10 +108,6 @@ def test_the_fit_is_that_of_a_dense_factorisation(
     np.testing.assert_allclose(model.decisions(inputs), reference, rtol=0.0, atol=1e-8)
 
 
-class KilledError(Exception):
-    """As good as a kill: nothing is done about it."""
-
-
 def same(first: TrainedFixedSize, second: TrainedFixedSize) -> None:
     for name in ("prototypes", "weights", "intercept"):
         np.testing.assert_array_equal(getattr(first.model, name), getattr(second.model, name))
@@ -127,28 +116,6 @@ def same(first: TrainedFixedSize, second: TrainedFixedSize) -> None:
     assert first.path == second.path
     assert first.history == second.history
     assert first.summary["misclassification"] == second.summary["misclassification"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("search", ["shared", "profile", "annealing"])
-def test_a_search_that_was_cut_off_goes_on_to_the_same_bits(
-    rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path, search: str
-) -> None:
-    X, labels = rings(rng, 150)
-    whole = trained(X, labels, one_thread, search=search, pool=30)
-    for after in (1, 5):
-        store, seen = CheckpointStore(str(tmp_path / f"{after}")), 0
-
-        def cut(record: dict[str, Any], after: int = after) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == after:
-                raise KilledError
-
-        with pytest.raises(KilledError):
-            trained(X, labels, one_thread, search=search, pool=30, callback=cut, checkpointing=Checkpointing(store))
-        resumed = Checkpointing(store, resume=True)
-        same(whole, trained(X, labels, one_thread, search=search, pool=30, checkpointing=resumed))
 
 
 def test_an_interruption_says_what_was_saved(

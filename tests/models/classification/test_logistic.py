@@ -51,7 +51,6 @@ from dkgp.operators.product_error import ProductError
 from dkgp.solvers import MaxIterations
 from dkgp.solvers.losses import LogisticLoss, ProbitLoss
 from dkgp.solvers.risk import RISK_METHODS
-from tests.covering import few
 from tests.models.classification.problems import RiskProblem, noisy_sine
 from tests.models.classification.references import dense_minimiser, losses_of
 from tests.models.posteriors import class_posterior
@@ -135,17 +134,6 @@ def test_a_class_without_samples_has_no_weight(rng: np.random.Generator) -> None
     few = problem(rng, n=12)
     few.codes, few.weights = np.zeros(12, int), np.arange(12.0)
     assert few.record.class_weights == {"c0": 5.5}
-
-
-@pytest.mark.parametrize("method", few(FAST, FAST[0]))  # tests/models/test_conformance.py has them too
-def test_the_bits_do_not_depend_on_the_workers(method: str, rng: np.random.Generator) -> None:
-    found = problem(rng, "softmax", 3, n=700)
-    more = {"method": method, "limits": MaxIterations(12)}
-    one, two, five = (trained(found, workers, **more) for workers in (1, 2, 5))
-    for other in (two, five):
-        assert other.alpha.tobytes() == one.alpha.tobytes()
-        assert other.curvature.tobytes() == one.curvature.tobytes()
-        assert other.certificate == one.certificate
 
 
 def test_a_gap_stops_it_too(rng: np.random.Generator) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,27 +11,24 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.codec import from_json, to_json
+from dkgp.codec import to_json
 from dkgp.data import (
     ClassifierRecord,
     Dataset,
-    PredictionWriter,
     dataset_from_arrays,
     memory_classifier,
-    memory_dataset,
     open_classifier,
     open_prediction,
     save_classifier,
 )
 from dkgp.data.stores.models.classifier import FixedSizeRecord
 from dkgp.data.stores.models.model import about_model
-from dkgp.errors import InputError, InterruptedRunError
+from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.calibration import Calibration
 from dkgp.models.classification.exact import ExactSettings, train_exact
 from dkgp.models.classification.labels import LabelledData, labels_of
-from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance.settings import VarianceSettings
 from tests.models.posteriors import class_posterior
@@ -78,15 +74,13 @@ def predicted(
     unseen: Dataset,
     folder: Path,
     *,
-    interrupted: Callable[[], bool] | None = None,
     variance: VarianceSettings | None = None,
     **place: Any,
 ) -> dict[str, np.ndarray]:
     save_classifier(folder / "model.zarr", record, overwrite=True)
     with closing(LocalExecutor(2)) as executor:
-        context = RunContext(executor, interrupted=interrupted)
         out = Destination(str(folder / "pred.zarr"), **place)
-        predict(open_classifier(folder / "model.zarr"), unseen, out, context, variance=variance)
+        predict(open_classifier(folder / "model.zarr"), unseen, out, executor, variance=variance)
     stored = open_prediction(str(folder / "pred.zarr"))
     return {name: stored.read(name) for name in stored.variables}
 
@@ -136,88 +130,15 @@ def test_an_exact_ones_decisions_are_within_their_bounds_of_the_dense_solution(
     assert summary.largest_mean_error_bound is None
 
 
-def test_an_interrupted_prediction_goes_on_where_it_was(
-    train: Dataset, unseen: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = fixed(train, 3)
-    whole = predicted(record, unseen, tmp_path, chunk_rows=ROWS)
-    asked: list[int] = []
-
-    def after_two() -> bool:
-        asked.append(1)
-        return len(asked) > 2
-
-    with pytest.raises(InterruptedRunError, match="interrupted after 400 of 700 test samples"):
-        predicted(record, unseen, tmp_path, chunk_rows=ROWS, overwrite=True, interrupted=after_two)
-    written: list[int] = []
-    write = PredictionWriter.write
-    monkeypatch.setattr(
-        PredictionWriter, "write", lambda self, start, **given: written.append(start) or write(self, start, **given)
-    )
-    with closing(LocalExecutor(2)) as executor:
-        model = open_classifier(tmp_path / "model.zarr")
-        summary = predict(model, unseen, Destination(str(tmp_path / "pred.zarr"), resume=True), executor)
-        assert written == [400, 600]
-        stored = open_prediction(str(tmp_path / "pred.zarr"))
-        for name, values in whole.items():
-            assert stored.read(name).tobytes() == values.tobytes()
-        assert summary.classes is not None
-        counts = np.bincount(stored.labels(), minlength=3)
-        assert summary.classes["counts"] == dict(zip("abc", counts.tolist(), strict=True))
-        assert summary.classes["computed"] == 300
-        other = replace(model, fingerprint="other")
-        with pytest.raises(InputError, match="was predicted from another model"):
-            predict(other, unseen, Destination(str(tmp_path / "pred.zarr"), resume=True), executor)
-
-
 def test_variances_are_refused(train: Dataset, unseen: Dataset, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`variance`: .* is a classifier, which has no variances"):
         predicted(fixed(train, 2), unseen, tmp_path, variance=VarianceSettings())
     assert not (tmp_path / "pred.zarr").exists()
 
 
-# A classifier's predictor of rows in memory, against a naive sum over its points.
-
-
-ONE_KERNEL = SquaredExponential(gamma=(0.7, 0.2))
-
-
-def fixed_size(rng: np.random.Generator, names: tuple[str, ...], calibrated: bool = True) -> ClassifierRecord:
-    t = 1 if len(names) == 2 else len(names)
-    dataset = memory_dataset(rng.normal(size=(30, 2)) * (3.0, 0.1) + 5.0, np.arange(30) % len(names), classes=names)
-    calibration = Calibration(rng.uniform(1.0, 3.0, size=t), rng.normal(size=t))
-    return memory_classifier(
-        ClassifierRecord(
-            **about_model(dataset, kernel=ONE_KERNEL.to_json(), noise_variance=0.1),
-            form="fixed-size",
-            classes=names,
-            intercept=rng.normal(size=t),
-            prototypes=rng.normal(size=(7, 2)),
-            weights=rng.normal(size=(7, t)),
-            calibration=to_json(calibration) if calibrated else None,
-        )
-    )
-
-
-@pytest.mark.parametrize("names", [("no", "yes"), ("ape", "bee", "cat")])
-def test_decisions_are_sums_over_prototypes(rng: np.random.Generator, names: tuple[str, ...]) -> None:
-    record = fixed_size(rng, names)
-    # More than one piece.
-    X = rng.normal(size=(3000, 2)) * (3.0, 0.1) + 5.0
-    assert record.prototypes is not None
-    assert record.weights is not None
-    known = ONE_KERNEL(record.standardisation.inputs(X), record.prototypes) @ record.weights + record.intercept
-    found = class_posterior(record, f"test-sums-{len(names)}")(X)
-    np.testing.assert_allclose(found["decision"], known, rtol=1e-10, atol=1e-12)
-    codes = (known[:, 0] >= 0.0).astype(int) if len(names) == 2 else known.argmax(axis=1)
-    np.testing.assert_array_equal(found["class"].astype(int), codes)
-    assert record.calibration is not None
-    np.testing.assert_allclose(found["probability"], from_json(Calibration, record.calibration).probabilities(known))
-
-
-def test_what_is_not_there_is_said(rng: np.random.Generator) -> None:
-    predictor = class_posterior(fixed_size(rng, ("no", "yes"), calibrated=False), "test-missing")
-    found = predictor(np.zeros((2, 2)))
+def test_what_is_not_there_is_said(train: Dataset) -> None:
+    predictor = class_posterior(memory_classifier(replace(fixed(train, 2), calibration=None)), "test-missing")
+    found = predictor(np.zeros((2, 3)))
     assert "decision_error_bound" not in found
     with pytest.raises(InputError, match="trained without probabilities"):
         _ = found["probability"]

@@ -22,7 +22,14 @@ from dkgp.models import RunContext
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.linear import LinearSettings, train_linear
 from dkgp.models.prediction.posterior import Columns, Want, forget
-from dkgp.models.prediction.predict import POSTERIORS, Destination, PosteriorSource, posterior_of, predict
+from dkgp.models.prediction.predict import (
+    POSTERIORS,
+    Destination,
+    PosteriorSource,
+    PredictSummary,
+    posterior_of,
+    predict,
+)
 from dkgp.models.prediction.table import PredictionTable, RowTable
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.sparse.stored import sparse_record
@@ -109,11 +116,17 @@ def dask() -> Iterator[BlockExecutor]:
         yield executor
 
 
-def stored(model: Any, case: Case, unseen: Dataset, url: Path, executor: BlockExecutor, **place: Any) -> Columns:
-    out = Destination(str(url), chunk_rows=ROWS, **place)
-    predict(model, unseen, out, executor, variance=case.variance)
+def predicted(
+    model: Any, case: Case, unseen: Dataset, url: Path, executor: BlockExecutor | RunContext, **place: Any
+) -> tuple[PredictSummary, Columns]:
+    out = Destination(str(url), **{"chunk_rows": ROWS, **place})
+    summary = predict(model, unseen, out, executor, variance=case.variance)
     prediction = open_prediction(str(url))
-    return Columns({name: prediction.read(name) for name in prediction.variables})
+    return summary, Columns({name: prediction.read(name) for name in prediction.variables})
+
+
+def stored(*arguments: Any, **place: Any) -> Columns:
+    return predicted(*arguments, **place)[1]
 
 
 def in_memory(model: Any, case: Case, X: np.ndarray, threads: int | None = None) -> Columns:
@@ -129,6 +142,19 @@ def require_equal(found: Columns, known: Columns, near: bool = False) -> None:
     for name, values in known.items():
         same = np.testing.assert_allclose if near else np.testing.assert_array_equal
         same(found[name].reshape(values.shape), values, **CLOSE if near else {}, err_msg=name)
+
+
+def require_figures(summary: PredictSummary, columns: Columns, computed: int | None) -> None:
+    """Require figures of all rows, whoever computed them, and that so many were computed now."""
+    figures = summary.classes or summary.variance or {"computed": computed}
+    assert computed is None or figures["computed"] == computed
+    if summary.classes is not None:
+        counts = list(summary.classes["counts"].values())
+        assert counts == np.bincount(columns["class"].ravel().astype(int), minlength=len(counts)).tolist()
+    elif "gap_mean" in figures and "outside" in figures:
+        lower, upper, own = (columns[name] for name in ("variance_lower", "variance_upper", "variance"))
+        assert figures["outside"] == np.mean(((own < lower) | (own > upper)).any(axis=1))
+        assert figures["gap_mean"] == pytest.approx(np.mean((upper - lower) / upper))
 
 
 def test_every_kind_of_model_is_tried(saved: Callable[[str], Any]) -> None:
@@ -151,6 +177,24 @@ def test_a_store_has_what_rows_in_memory_get_by_any_threads(
     source = PosteriorSource(model.url, f"source-{next(_VERSIONS)}", None, case.variance, TESTS)
     require_equal(source.posterior()(X), rows)
     forget(source.version)
+
+
+@every_case
+def test_neither_chunks_nor_the_order_of_features_make_a_difference(
+    name: str, saved: Callable[[str], Any], unseen: Dataset, executor: BlockExecutor, tmp_path: Path
+) -> None:
+    case, model, X = CASES[name], saved(name), unseen.raw_inputs(0, TESTS)
+    whole = stored(model, case, unseen, tmp_path / "whole", executor)
+    for rows in (7, TESTS - 1, 5000):
+        found = stored(model, case, unseen, tmp_path / f"{rows}", executor, chunk_rows=rows)
+        require_equal(found, whole, case.near)
+    names, columns = ("x2", "extra", "x0", "x1"), np.insert(X[:, [2, 0, 1]], 1, np.arange(TESTS), axis=1)
+    shuffled = dataset_from_arrays(tmp_path / "shuffled.zarr", columns, None, feature_names=names)
+    require_equal(stored(model, case, shuffled, tmp_path / "p", executor), whole)
+    fewer = dataset_from_arrays(tmp_path / "fewer.zarr", X[:, :2], None, feature_names=("x0", "x1"))
+    with pytest.raises(InputError, match="lacks the feature 'x2'"):
+        stored(model, case, fewer, tmp_path / "none", executor)
+    assert not (tmp_path / "none").exists()
 
 
 @every_case
@@ -202,10 +246,22 @@ def test_an_interrupted_store_goes_on_to_the_same_bits_on_any_workers(
     answers = iter([False, True])
     context = RunContext(executor, interrupted=lambda: next(answers, True))
     with pytest.raises(InterruptedRunError, match=f"of {TESTS} test samples; continue with `resume`"):
-        stored(model, case, unseen, tmp_path / "p", context)  # type: ignore[arg-type]
+        stored(model, case, unseen, tmp_path / "p", context)
     other = replace(model, fingerprint="another")
     with pytest.raises(InputError, match="from another model or other data, or with other settings"):
         stored(other, case, unseen, tmp_path / "p", executor, resume=True)
-    require_equal(stored(model, case, unseen, tmp_path / "p", dask, resume=True), whole)
+    elsewhere = dataset_from_arrays(tmp_path / "t", unseen.raw_inputs(0, TESTS) + 1.0, None)
+    with pytest.raises(InputError, match="other data"):
+        stored(model, case, elsewhere, tmp_path / "p", executor, resume=True)
+    if case.variance is not None:
+        turned = replace(case, variance=replace(case.variance, latent=not case.variance.latent))
+        with pytest.raises(InputError, match="other settings|was started with"):
+            stored(model, turned, unseen, tmp_path / "p", executor, resume=True)
+    summary, resumed = predicted(model, case, unseen, tmp_path / "p", dask, resume=True)
+    require_equal(resumed, whole)
+    require_figures(summary, whole, None if case.near else TESTS - ROWS)
+    summary, again = predicted(model, case, unseen, tmp_path / "p", executor, resume=True)
+    require_equal(again, whole)
+    require_figures(summary, whole, 0)
     with closing(LocalExecutor(1)) as one:
         require_equal(stored(model, case, unseen, tmp_path / "one", one), whole)

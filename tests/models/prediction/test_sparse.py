@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from dkgp.data import (
     open_prediction,
     open_sparse_model,
 )
-from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
+from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import Matern32
-from dkgp.models.context import RunContext
 from dkgp.models.metrics import evaluate
 from dkgp.models.prediction.posterior import standardised
 from dkgp.models.prediction.predict import Destination, predict
@@ -29,7 +28,7 @@ from dkgp.models.prediction.sparse import PIECE_ROWS, plan_prediction
 from dkgp.models.sparse.stored import OpenedSparse, open_sparse, save_sparse
 from dkgp.models.sparse.train import SparseSettings, train_sparse
 from dkgp.models.variance.settings import VarianceSettings
-from tests.engine.helpers import opened
+from tests.engine.helpers import content, opened
 from tests.models.exact_gp import ExactGP, mp
 from tests.models.posteriors import share_outside, sparse_posterior
 
@@ -68,11 +67,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         )
     executor.close()
     return World(folder, train, test, T[:, :2])
-
-
-def content(url: Path) -> dict[str, bytes]:
-    stored = open_prediction(str(url))
-    return {name: stored.read(name).tobytes() for name in stored.variables}
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +121,10 @@ def test_of_the_function_and_of_observations_differ_by_the_noise(world: World, t
 
 
 @pytest.mark.slow
-def test_the_same_bits_in_other_processes(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
-    settings = VarianceSettings()
-    with opened("processes", 2) as executor:
-        predict(
-            world.model("vfe"),
-            world.test,
-            Destination(str(tmp_path / "p"), chunk_rows=CHUNK),
-            executor,
-            variance=settings,
-        )
-        resident = memory_sparse_model(world.model("vfe"))
-        with pytest.raises(Exception, match="dkgp-model"):
-            predict(resident, world.test, str(tmp_path / "q"), executor)
-    assert content(tmp_path / "p") == expected
+def test_a_model_that_is_not_stored_is_refused_by_other_processes(world: World, tmp_path: Path) -> None:
+    resident = memory_sparse_model(world.model("vfe"))
+    with opened("processes", 2) as executor, pytest.raises(Exception, match="dkgp-model"):
+        predict(resident, world.test, str(tmp_path / "q"), executor)
     assert not (tmp_path / "q").exists()
 
 
@@ -151,32 +135,6 @@ def test_means_alone_and_a_model_that_is_not_stored(world: World, expected: dict
     assert summary.variance is None
     assert open_prediction(str(tmp_path / "p")).variables == ("mean", "mean_error_bound")
     assert content(tmp_path / "p")["mean"] == expected["mean"]
-
-
-def test_interrupted_and_resumed_to_the_same_bits(world: World, expected: dict[str, bytes], tmp_path: Path) -> None:
-    url, settings, model = str(tmp_path / "p"), VarianceSettings(), world.model("vfe")
-    answers = iter([False, True])
-    with opened("none", 1) as executor:
-        out, resumed_out = Destination(url, chunk_rows=CHUNK), Destination(url, chunk_rows=CHUNK, resume=True)
-        with pytest.raises(InterruptedRunError, match="continue with `resume`"):
-            predict(model, world.test, out, RunContext(executor, interrupted=lambda: next(answers)), variance=settings)
-        for other in (world.model("sr"), replace(model, fingerprint="another")):
-            with pytest.raises(InputError, match="from another model or other data, or with other settings"):
-                predict(other, world.test, resumed_out, executor, variance=settings)
-        with pytest.raises(InputError, match="other settings"):
-            predict(model, world.test, Destination(url, resume=True), executor, variance=VarianceSettings(latent=True))
-        resumed = predict(model, world.test, resumed_out, executor, variance=settings)
-        again = predict(model, world.test, resumed_out, executor, variance=settings)
-    assert content(tmp_path / "p") == expected
-    assert resumed.variance is not None
-    assert again.variance is not None
-    assert resumed.variance["computed"] == TESTS - CHUNK
-    assert again.variance["computed"] == 0
-    stored = open_prediction(url)
-    lower, upper, own = (stored.read(name) for name in ("variance_lower", "variance_upper", "variance"))
-    outside = np.mean(((own < lower) | (own > upper)).any(axis=1))
-    assert resumed.variance["outside"] == again.variance["outside"] == outside
-    assert again.variance["gap_mean"] == pytest.approx(np.mean((upper - lower) / upper))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from dkgp.models.variance.greedy import BasisBounds, BasisSearch
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators import ArrayInputs
 from dkgp.solvers.greedy_basis import DUAL_STREAM, GreedySettings
+from tests.engine.helpers import content
 from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem
-from tests.models.variance.variance_world import NAMES, TARGETS, TESTS, N, World, content, draw
+from tests.models.variance.variance_world import NAMES, TARGETS, TESTS, N, World, draw
 from tests.solvers.paper import dealt, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")

@@ -35,7 +35,8 @@ from dkgp.solvers import MaxIterations
 from dkgp.solvers.conjugate.preconditioner import Batches
 from dkgp.solvers.prices import Sizes
 from tests.covering import few
-from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, TESTS, Counting, N, World, content, gaps
+from tests.engine.helpers import content
+from tests.models.variance.variance_world import KERNEL, NOISE, QUICK, TESTS, Counting, N, World, gaps
 
 pytestmark = pytest.mark.filterwarnings("ignore:The feature:UserWarning")
 

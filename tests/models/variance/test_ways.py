@@ -28,8 +28,9 @@ from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.tile_factor import BrokenDownError, TileFactor
 from dkgp.solvers.prices import Prices
+from tests.engine.helpers import content
 from tests.models.variance.variance_problems import draw
-from tests.models.variance.variance_world import TESTS, World, content
+from tests.models.variance.variance_world import TESTS, World
 
 AUTO = VarianceSettings(gap=0.01, batch_size=30)
 

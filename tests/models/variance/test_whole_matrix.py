@@ -33,8 +33,9 @@ from dkgp.models.variance.whole_matrix import FOLDER, WholeFactor, WholeRounding
 from dkgp.operators import ArrayInputs
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers.cholesky.tile_factor import MemoryTiles, SystemOf, TileContext, TileFactor, TileLayout, substitute
+from tests.engine.helpers import content
 from tests.models.variance.variance_problems import KINDS, Long, VarianceProblem, draw, exact_in_50_digits, long_kernel
-from tests.models.variance.variance_world import TESTS, Counting, N, World, content
+from tests.models.variance.variance_world import TESTS, Counting, N, World
 
 _RUNS = itertools.count()
 

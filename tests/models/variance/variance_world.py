@@ -11,7 +11,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.cluster import BlockExecutor, PendingRound
-from dkgp.data import Dataset, ModelRecord, Prediction, open_model, open_prediction
+from dkgp.data import Dataset, ModelRecord, Prediction, open_model
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.errors import NumericalError
 from dkgp.kernels import SquaredExponential
@@ -70,11 +70,6 @@ def make_world(folder: Path, executor: BlockExecutor) -> World:
     kept = [0, 1, 3]
     latent, noise = dense_variance(X[:, kept], y, X_test[:, kept])
     return World(folder, train_set, test_set, open_model(str(folder / "model")), latent, noise)
-
-
-def content(url: Path) -> dict[str, bytes]:
-    stored = open_prediction(str(url))
-    return {name: stored.read(name).tobytes() for name in stored.variables}
 
 
 def gaps(stored: Prediction) -> np.ndarray:
