@@ -23,8 +23,7 @@ from dkgp.models.trend import Drift, MeanValue
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver
-from tests.models.exact_gp import ExactGP, mp, numbers
-from tests.models.exact_gradients import ExactGradients
+from tests.models.exact_gp import ExactGP, ExactGradients, mp, numbers
 from tests.models.posteriors import exact_posterior
 
 _RUNS = itertools.count()
