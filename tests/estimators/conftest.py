@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dkgp import GPRegressor
+from dkgp.estimators import outputs
 from dkgp.kernels import SquaredExponential
 
 NOISE = 0.01
@@ -45,6 +46,16 @@ def problem() -> Problem:
 def fitted(problem: Problem) -> GPRegressor:
     """With hyperparameters that are given; not to be changed by a test."""
     return GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Samples of each block that is predicted."""
+    found, compute = [], outputs._PredictBlock.__call__
+    monkeypatch.setattr(
+        outputs._PredictBlock, "__call__", lambda self, block: found.append(len(block)) or compute(self, block)
+    )
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from dkgp import (
     KernelLogisticClassifier,
     SparseGPRegressor,
 )
-from dkgp.errors import InputError, OutputExistsError, StoreError
+from dkgp.errors import ClusterError, InputError, OutputExistsError, StoreError
 from dkgp.kernels import SquaredExponential
 from tests.estimators.classification.conftest import Labelled, make_labelled
 from tests.estimators.conftest import Problem, make_problem
@@ -249,10 +249,16 @@ def test_a_graph_holds_no_model_but_keeps_it(
     lazy = model.predict(wide)
     assert len(pickle.dumps(dict(collections_to_expr([lazy]).optimize().__dask_graph__()))) < 100 * 1_500
     assert model.predict(wide).name == lazy.name
-    lazy = model.predict(da.from_array(X_new, chunks=((20, 25, 15), 2)))
+    lazy, known = model.predict(da.from_array(X_new, chunks=((20, 25, 15), 2))), fitted(name).predict(X_new)
+    sent = pickle.dumps(lazy)
     del model
     gc.collect()
-    np.testing.assert_array_equal(lazy.compute(), fitted(name).predict(X_new))
+    np.testing.assert_array_equal(lazy.compute(), known)
+    np.testing.assert_array_equal(pickle.loads(sent).compute(), known)
+    del lazy
+    gc.collect()
+    with pytest.raises(ClusterError, match="store="):
+        pickle.loads(sent).compute()
 
 
 @every

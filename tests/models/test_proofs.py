@@ -6,6 +6,7 @@ All by the public path, from raw numbers by training, certificate and prediction
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,7 @@ from dkgp.solvers import (
     GradientInfNorm,
     GreedyBlockCoordinateDescent,
     MaxPasses,
+    Solution,
     Solver,
     solve,
 )
@@ -115,18 +117,24 @@ def exact_gradient(X: np.ndarray, y: np.ndarray, kernel: Kernel, noise: float, a
     return np.array([[float(value) for value in row] for row in gp.gradient(alpha)])
 
 
+def solved(X: np.ndarray, y: np.ndarray, kernel: Kernel, noise: float, **how: Any) -> tuple[Solution, np.ndarray, Any]:
+    """With its true gradient, and errors of rows."""
+    with (
+        closing(LocalExecutor(1)) as executor,
+        BlockedKernelOperator(kernel, noise, ArrayInputs(X), executor) as operator,
+    ):
+        solution, errors = solve(operator, y, **how), operator.row_errors()
+    return solution, exact_gradient(X, y, kernel, noise, solution.alpha), errors
+
+
 @pytest.mark.parametrize("solver", [Cholesky(), GreedyBlockCoordinateDescent(block_size=20)], ids=lambda s: s.name)
 def test_inputs_far_from_the_origin_are_centred(solver: Solver) -> None:
     """The gradient that a solve goes by is the true one, wherever the inputs lie."""
     rng = np.random.default_rng(1)
     X, kernel = 1e6 + rng.standard_normal((60, 10)), SquaredExponential((0.1,) * 10)
     y = np.sin(X[:, :1])
-    executor = LocalExecutor(1)
-    with BlockedKernelOperator(kernel, 0.01, ArrayInputs(X), executor) as operator:
-        solution = solve(operator, y, solver=solver, stopping=GradientInfNorm(1e-6) | MaxPasses(50))
-        errors = operator.row_errors()
-    executor.close()
-    true = exact_gradient(X, y, kernel, 0.01, solution.alpha)
+    stopping = GradientInfNorm(1e-6) | MaxPasses(50)
+    solution, true, errors = solved(X, y, kernel, 0.01, solver=solver, stopping=stopping)
     assert solution.converged
     assert np.abs(true).max() <= 1e-6 + 1e-12
     certificate = Certificate.of(solution.alpha, solution.gradient, y, 0.01, 1.0, errors)
@@ -137,17 +145,8 @@ def test_a_gradient_is_evaluated_anew_before_it_is_reported() -> None:
     rng = np.random.default_rng(2)
     X, kernel = rng.standard_normal((60, 2)), SquaredExponential((1.0, 1.0))
     y = np.sin(3.0 * X[:, :1])
-    executor = LocalExecutor(1)
-    with BlockedKernelOperator(kernel, 1e-6, ArrayInputs(X), executor) as operator:
-        solution = solve(
-            operator,
-            y,
-            solver=ConjugateGradient(precision="double"),
-            stopping=GradientInfNorm(1e-12) | MaxPasses(2000),
-        )
-        errors = operator.row_errors()
-    executor.close()
-    true = exact_gradient(X, y, kernel, 1e-6, solution.alpha)
+    stopping = GradientInfNorm(1e-12) | MaxPasses(2000)
+    solution, true, errors = solved(X, y, kernel, 1e-6, solver=ConjugateGradient(precision="double"), stopping=stopping)
     certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-6, 1.0, errors)
     assert np.linalg.norm(true) <= certificate.proven_residual_norm[0]
     assert np.linalg.norm(true - solution.gradient) <= certificate.residual_rounding[0]
@@ -185,21 +184,17 @@ def test_a_mixed_solve_is_certified_by_a_round_that_computes_its_gradient() -> N
     rng = np.random.default_rng(4)
     X, kernel = rng.standard_normal((60, 2)), SquaredExponential((1.0, 1.0))
     y = np.hstack([np.sin(3.0 * X[:, :1]), X[:, 1:] ** 2])
-    executor, shapes, few = LocalExecutor(1), set(), ConjugateGradient(FactorPreconditioning(20, 10, 5))
+    shapes, few = set(), ConjugateGradient(FactorPreconditioning(20, 10, 5))
     # Which of these end in a round that steps too is a matter of roundings, and so of the processor.
     for tolerance in (1e-4, 3e-5, 1e-5, 3e-6, 1e-6):
-        with BlockedKernelOperator(kernel, 1e-2, ArrayInputs(X), executor) as operator:
-            solution = solve(operator, y, solver=few, stopping=GradientInfNorm(tolerance))
-            errors = operator.row_errors()
+        solution, true, errors = solved(X, y, kernel, 1e-2, solver=few, stopping=GradientInfNorm(tolerance))
         assert solution.converged
         assert "check" in solution.history[-1].timings
-        true = exact_gradient(X, y, kernel, 1e-2, solution.alpha)
         certificate = Certificate.of(solution.alpha, solution.gradient, y, 1e-2, 1.0, errors, stepped=solution.stepped)
         assert np.abs(true).max() <= tolerance + 1e-10
         assert (np.linalg.norm(true - solution.gradient, axis=0) <= certificate.residual_rounding).all()
         assert max(certificate.residual_rounding) < 1e-8
         shapes.add(solution.stepped.shape)
-    executor.close()
     assert y.shape in shapes
 
 

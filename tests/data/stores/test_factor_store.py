@@ -523,28 +523,21 @@ def test_a_missing_tile(store: TileStore) -> None:
         store.read("00000-00000", (2, 2), FLOAT32)
 
 
-@pytest.mark.parametrize("position", [0, 9, TILE_HEADER_BYTES, -1])
-def test_a_flipped_bit_is_found(tmp_path: Path, position: int) -> None:
+@pytest.mark.parametrize(
+    ("flipped", "change"),
+    [*((at, 0) for at in (0, 9, TILE_HEADER_BYTES, -1)), *((None, change) for change in (-1, 1, -80))],
+)
+def test_a_flipped_bit_and_a_wrong_size_are_found(tmp_path: Path, flipped: int | None, change: int) -> None:
     store = TileStore(tmp_path / "tiles")
     store.create({})
     store.write("00000-00000", np.ones((4, 4), np.float32))
     file = tmp_path / "tiles" / "00000-00000.tile"
-    content = bytearray(file.read_bytes())
-    content[position] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(StoreError, match="damaged: its checksum does not match. Run again with the same folder"):
-        store.read("00000-00000", (4, 4), FLOAT32)
-
-
-@pytest.mark.parametrize("change", [-1, 1, -80])
-def test_a_wrong_size_is_found(tmp_path: Path, change: int) -> None:
-    store = TileStore(tmp_path / "tiles")
-    store.create({})
-    store.write("00000-00000", np.ones((4, 4), np.float32))
-    file = tmp_path / "tiles" / "00000-00000.tile"
-    content = file.read_bytes()
+    content, words = bytearray(file.read_bytes()), f"has {max(0, 76 + change)} bytes; expected 76"
+    if flipped is not None:
+        content[flipped] ^= 1
+        words = "damaged: its checksum does not match. Run again with the same folder"
     file.write_bytes(content[:change] if change < 0 else content + bytes(change))
-    with pytest.raises(StoreError, match=f"has {max(0, 76 + change)} bytes; expected 76"):
+    with pytest.raises(StoreError, match=words):
         store.read("00000-00000", (4, 4), FLOAT32)
 
 

@@ -27,7 +27,7 @@ from dkgp import GPRegressor, SparseGPRegressor
 from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
 from dkgp.data import dataset_from_arrays, open_prediction
-from dkgp.errors import ClusterError, InputError, NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.estimators import OverconfidenceWarning, PredictionBounds
 from dkgp.kernels import SquaredExponential, White
 from dkgp.models import Hyperparameters, write_hyperparameters
@@ -463,16 +463,6 @@ def test_a_training_set_in_a_temporary_folder_goes_with_the_fit(problem: Problem
 
 
 # ------------------------------------------------------------------------------------------------------------- lazily
-
-
-def test_a_graph_elsewhere_needs_the_model_where_it_was_stored(problem: Problem, sparse: SparseGPRegressor) -> None:
-    model = pickle.loads(pickle.dumps(sparse))
-    sent = pickle.dumps(model.predict(da.from_array(problem.X_new, chunks=(30, 4)), return_var=True)[0])
-    np.testing.assert_array_equal(pickle.loads(sent).compute(), sparse.predict(problem.X_new))
-    del model
-    gc.collect()
-    with pytest.raises(ClusterError, match="store="):
-        pickle.loads(sent).compute()
 
 
 def test_noise_of_samples_may_have_coordinates(problem: Problem, sparse: SparseGPRegressor) -> None:

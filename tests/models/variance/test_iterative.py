@@ -235,8 +235,9 @@ def interrupt(world: World, executor: BlockExecutor, url: Path, settings: Varian
     assert str(caught.value.checkpoint) == str(url)
 
 
+@pytest.mark.parametrize("settings", [QUICK, VarianceSettings(gap=0.01)], ids=["repeated", "sizes left out"])
 def test_an_interrupted_run_goes_on_where_it_was(
-    world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
+    settings: Any, world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
 ) -> None:
     interrupt(world, executor, tmp_path / "p")
     counting, seen = Counting(executor), []
@@ -245,7 +246,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
         world.test,
         Destination(str(tmp_path / "p"), resume=True),
         RunContext(counting, within=lambda now: seen.append(now.done)),
-        variance=QUICK,
+        variance=settings,
     ).variance
     assert counting.batches == [(30, 60), (60, 90)]
     assert seen == [60, 90]
@@ -253,20 +254,6 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert (summary["computed"], summary["met"]) == (60, 90)
     assert content(tmp_path / "p") == content(whole[0])
     assert open_prediction(str(tmp_path / "p")).attributes == open_prediction(str(whole[0])).attributes
-
-
-def test_sizes_left_out_are_those_of_the_run_to_resume(
-    world: World, executor: BlockExecutor, whole: tuple[Path, PredictSummary], tmp_path: Path
-) -> None:
-    interrupt(world, executor, tmp_path / "p")
-    predict(
-        world.model,
-        world.test,
-        Destination(str(tmp_path / "p"), resume=True),
-        executor,
-        variance=VarianceSettings(gap=0.01),
-    )
-    assert content(tmp_path / "p") == content(whole[0])
 
 
 def test_a_failed_run_keeps_what_was_done(

@@ -260,36 +260,32 @@ def interruptible(executor: BlockExecutor, asked: Iterator[bool]) -> RunContext:
     return RunContext(executor, interrupted=lambda: next(asked))
 
 
+@pytest.mark.parametrize(
+    ("started", "way", "other"),
+    [(AUTO, "cholesky", "iterative"), (replace(AUTO, way="iterative"), "iterative", "cholesky")],
+    ids=["auto", "iterative"],
+)
 def test_a_resumed_run_keeps_to_the_way_that_it_was_started_by(
-    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: VarianceSettings,
+    way: str,
+    other: Any,
+    world: World,
+    executor: BlockExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    predicted(world, executor, tmp_path / "whole")
+    predicted(world, executor, tmp_path / "whole", started)
     asked, again = iter([False, True]), Destination(str(tmp_path / "p"), resume=True)
     with pytest.raises(InterruptedRunError):
-        predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=AUTO)
-    with pytest.raises(
-        InputError, match="started by the cholesky `way`, not 'iterative'; leave it out, or `overwrite`"
-    ):
-        predict(world.model, world.test, again, executor, variance=replace(AUTO, way="iterative"))
+        predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=started)
+    with pytest.raises(InputError, match=f"started by the {way} `way`, not '{other}'; leave it out, or `overwrite`"):
+        predict(world.model, world.test, again, executor, variance=replace(AUTO, way=other))
     with pytest.raises(InputError, match="repeat these, or `overwrite`"):
         predict(world.model, world.test, again, executor, variance=replace(AUTO, gap=0.5))
     monkeypatch.setattr(ways, "_Choice", never)
     summary = predict(world.model, world.test, again, executor, variance=AUTO)
     assert summary.variance is not None
     assert summary.variance["computed"] < TESTS
-    assert content(tmp_path / "p") == content(tmp_path / "whole")
-
-
-def test_one_started_by_the_iterative_way_goes_on_by_it(
-    world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = replace(AUTO, way="iterative")
-    predicted(world, executor, tmp_path / "whole", started)
-    asked, again = iter([False, True]), Destination(str(tmp_path / "p"), resume=True)
-    with pytest.raises(InterruptedRunError):
-        predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=started)
-    monkeypatch.setattr(ways, "_Choice", never)
-    predict(world.model, world.test, again, executor, variance=AUTO)
     assert content(tmp_path / "p") == content(tmp_path / "whole")
 
 
