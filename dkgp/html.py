@@ -111,7 +111,9 @@ def dataset_panel(dataset: Any) -> Panel:
     to = dataset.standardisation
     means, spreads = to.input_mean.tolist(), to.input_std.tolist()
     features = list(zip(dataset.feature_names, means, spreads, strict=True))
-    dropped = [name for name in dataset.raw_feature_names if name not in set(dataset.feature_names)]
+    dropped = [
+        name for name in dataset.raw_feature_names if name not in {*dataset.feature_names, *dataset.covariate_names}
+    ]
     if dataset.classes is not None:
         counts = dataset.class_counts or ("",) * len(dataset.classes)
         labels = list(zip(dataset.classes, counts, strict=True))

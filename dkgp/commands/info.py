@@ -114,8 +114,11 @@ def _dataset(url: str) -> Document:
         "p": dataset.n_targets,
         "features": dataset.feature_names,
         "dropped_features": [
-            name for name, kept in zip(dataset.raw_feature_names, dataset.standardisation.kept, strict=True) if not kept
+            name
+            for name, kept in zip(dataset.raw_feature_names, dataset.standardisation.kept, strict=True)
+            if not kept and name not in dataset.covariate_names
         ],
+        **({"covariates": list(dataset.covariate_names)} if dataset.covariate_names else {}),
         "targets": dataset.target_names,
         **({"transforms": to_json(dataset.standardisation.transforms)} if dataset.standardisation.transforms else {}),
         **(
@@ -138,6 +141,7 @@ def _described(model: KernelModel) -> Document:
         "d": model.n_features,
         "p": model.n_targets,
         "features": model.feature_names,
+        **({"covariates": list(covariates)} if (covariates := model.standardisation.covariate_names) else {}),
         "targets": model.target_names,
         "kernel": model.kernel,
         "noise_variance": model.noise_variance,

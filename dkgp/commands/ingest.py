@@ -65,6 +65,11 @@ LIKE = Option(
     group=FURTHER,
 )
 UNSEEN = Option(help="With `like`: treatment of a level that the store does not have.", group=FURTHER)
+COVARIATES = replace(
+    NAMES,
+    help="Columns that enter the mean of `dkgp train --mean` alone and are no features of the kernel: external drift.",
+    group=COLUMNS,
+)
 SCALE = Option(
     help="Divide every feature by its own standard deviation (each), or all by the largest of these (common), which "
     "keeps distances between samples: for coordinates in one unit and a kernel with one length scale.",
@@ -123,6 +128,7 @@ class IngestJob:
     like: Annotated[str | None, LIKE] = None
     unseen: Annotated[Unseen, UNSEEN] = "refuse"
     transform: Annotated[TransformName | None, TRANSFORM] = None
+    covariates: Annotated[tuple[str, ...], COVARIATES] = field(default=(), metadata=rule(omit_default=True))
     scale: Annotated[Scale, SCALE] = field(default="each", metadata=rule(omit_default=True))
     options: Annotated[Mapping[str, Any], ByName(format_options)] = field(default_factory=dict)
 
@@ -151,6 +157,7 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
             like=job.like,
             unseen=job.unseen,
             transform=job.transform,
+            covariates=job.covariates,
             scale=job.scale,
             progress=progress,
             **job.options,

@@ -234,7 +234,7 @@ class TrainRun(TrainingRun):
     """
 
     command, record = "train", ModelRecord
-    knows_noise_models = True
+    knows_noise_models = knows_covariates = True
     job: TrainJob
     hyperparameters: Hyperparameters
     solver: Solver

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import compress
 from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
@@ -159,7 +158,8 @@ class KernelEstimator(ClientEstimator):
         names = feature_names_of(self)
         if names is not None:
             # Those that were constant are not asked for.
-            names = tuple(compress(names, self._fitted.record.standardisation.kept))
+            to = self._fitted.record.standardisation
+            names = tuple(name for name, kept in zip(names, to.kept, strict=True) if kept or name in to.covariate_names)
         return read_inputs(X, names)
 
     def _keep(

@@ -155,7 +155,7 @@ class Fitted(ABC):
         record: Any = self.record
         dataset = self._training_set()
         return (
-            np.concatenate([record.inputs(*chunk) for chunk in record.row_chunks()]),
+            np.concatenate([record.rows(*chunk) for chunk in record.row_chunks()]),
             np.zeros((record.n_support, record.n_targets)) if dataset is None else dataset.all_targets(),
             record.standardisation,
             record.feature_names,

@@ -341,6 +341,7 @@ def _rows_for_client(inputs: Any) -> Any:
 
 def _require_features(fitted: Fitted, inputs: Any) -> None:
     """Make sure that inputs have the model's features; `InputError` where they have not."""
-    raw, kept = fitted.record.standardisation.n_raw_features, fitted.record.n_features
+    to = fitted.record.standardisation
+    raw, kept = to.n_raw_features, fitted.record.n_features + len(to.covariates)
     if inputs.ndim != 2 or inputs.shape[1] not in (raw, kept):
         raise InputError(f"X has shape {inputs.shape}; expected (n, {raw}), the features of the training set")

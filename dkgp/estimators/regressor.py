@@ -34,7 +34,7 @@ from dkgp.estimators.settings import (
     solver_for_update,
     stopping_of,
 )
-from dkgp.estimators.targets import EstimatorMean, fits_groups, of_groups, require_centred
+from dkgp.estimators.targets import EstimatorMean, covariates_of, fits_groups, of_groups, require_centred
 from dkgp.estimators.training_set import BOTH, SampleNoise, training_set
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
@@ -108,6 +108,9 @@ class GPRegressor(GPEstimator):
         variances and in the bounds: `solution_["mean"]` has them. Or the known mean, in the targets' units, about
         which nothing is uncertain. Or a regressor of scikit-learn's, which is fitted first, and the Gaussian process
         on its residuals: its own uncertainty is in no variance, and bounds are of the process alone.
+    covariates : sequence of str or int, default ()
+        Features that enter the mean alone, and not the kernel, by name or index: external drift. For a `mean` with
+        coefficients. A dataset store may have others.
     with_variances : bool, default False
         Prepare variances in `fit`: a Cholesky factor of all samples, of 4 n^2 bytes, so that each takes one
         solve with it, from the first on. By default they go by the way that suits the samples asked for.
@@ -154,6 +157,7 @@ class GPRegressor(GPEstimator):
     noise_model: NoiseKind = "none"
     likelihood: NoiseLikelihood = "gaussian"
     mean: CheckedElsewhere = "centred"
+    covariates: CheckedElsewhere = ()
     with_variances: bool = False
     product_error: AllowedError = "auto"
 
@@ -200,6 +204,8 @@ class GPRegressor(GPEstimator):
         X, y, noise = SampleNoise.of(sample_noise, sample_weight).without_weightless(X, y)
         mean = EstimatorMean.of(self.mean, X, y)
         dataset, several = training_set(self, X, mean.taken_off(X, y), workspace)
+        dataset = dataset.with_covariates(covariates_of(self.covariates, dataset.raw_feature_names))
+        mean = replace(mean, drift=mean.drift.over(dataset))
         noise.of_dataset(dataset)
         hyperparameters = self._hyperparameters(dataset, seed, noise)
         problem = Problem(dataset, hyperparameters.kernel, self._noise_of(noise, hyperparameters, dataset), mean.drift)

@@ -9,7 +9,7 @@ proofs hold.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data import Dataset
-from dkgp.data.types import FloatArray
+from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import is_dask, is_plain, numbers_of, numeric_samples, take_rows
 from dkgp.estimators.outputs import PredictionBounds, framed
@@ -340,6 +340,21 @@ class EstimatorMean:
                 f"nothing is known of the derivatives of the regressor of mean=, {type(self.regressor).__name__}; take "
                 'mean="linear", or another of dkgp\'s own'
             )
+
+
+def covariates_of(columns: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns that are given by name or by index, as in `covariates`; `InputError` for others."""
+    if isinstance(columns, str) or not np.iterable(columns):
+        raise InputError(f"covariates= takes a sequence of names or indices of features; got {columns!r}")
+    taken: list[str] = []
+    for column in columns:
+        if isinstance(column, int | np.integer) and not isinstance(column, bool) and -len(names) <= column < len(names):
+            taken.append(names[int(column)])
+        elif isinstance(column, str) and column in names:
+            taken.append(column)
+        else:
+            raise InputError(f"covariates= takes names or indices of features; got {column!r} of {quoted(names)}")
+    return tuple(taken)
 
 
 def drift_of(estimator: Any) -> Drift:

@@ -50,6 +50,12 @@ def training_set(estimator: Any, X: Any, y: Any, workspace: Workspace) -> tuple[
         width = len(table.names) if table.names is not None else table.inputs.shape[1]
         note_features(estimator, width, table.names)
     if table.dataset is not None:
+        covariates = table.dataset.covariate_names
+        if covariates and not hasattr(estimator, "covariates"):
+            raise InputError(
+                f"'{table.dataset.url}' has the covariates {', '.join(covariates)}, which enter the mean of a "
+                f"GPRegressor alone; {type(estimator).__name__} has no such mean. Ingest without `covariates`"
+            )
         return table.dataset, table.several_targets
     feature_names = table.names or tuple(f"x{column}" for column in range(table.inputs.shape[1]))
     target_names = table.target_names or default_targets(table.targets)

@@ -24,7 +24,7 @@ TRAIN, TEST, HYPER, MODEL, PREDICTIONS = "train.zarr", "test.zarr", "hyper.json"
 STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE)
 DEFAULT_TEST_FRACTION, DEFAULT_SECONDS = 0.1, 600.0
 # Options of an ingestion that a fit decides itself, or has in another form.
-WITHOUT = ("out", "test_out", "overwrite", "like", "unseen", "chunk_rows", "transform", "scale")
+WITHOUT = ("out", "test_out", "overwrite", "like", "unseen", "chunk_rows", "transform", "covariates", "scale")
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import scipy.linalg
 
 from dkgp.codec import Json, from_json, rule
-from dkgp.data import Dataset
+from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
@@ -64,12 +64,16 @@ class Drift:
         Degree of the polynomial in all features. None: nothing is fitted.
     value : float, optional
         With no degree, the known mean of every target, in its units. None: the average of the targets.
+    columns : tuple of c str
+        Names of covariates, which enter linearly beside the polynomial: external drift. Rows of samples hold the d
+        features, then the c covariates.
     box : tuple of d pairs of floats
         c_l and w_l from degree 2 on, which `over` takes from the samples; empty: features stay as they are.
     """
 
     degree: int | None = None
     value: float | None = None
+    columns: tuple[str, ...] = ()
     box: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -104,8 +108,9 @@ class Drift:
         """Return the word of the option, the known number, or for higher degrees an object with degree and box."""
         if self.value is not None:
             return self.value
-        if self.box or self.degree not in _DEGREES.values():
-            return {"degree": self.degree, "box": [list(pair) for pair in self.box]}
+        if self.columns or self.box or self.degree not in _DEGREES.values():
+            columns = {"columns": list(self.columns)} if self.columns else {}
+            return {"degree": self.degree, **columns, "box": [list(pair) for pair in self.box]}
         return self.word
 
     @property
@@ -122,7 +127,18 @@ class Drift:
         return self.degree is not None
 
     def over(self, dataset: Dataset) -> Drift:
-        """Return the drift with its box, which it takes from the data set unless it has one."""
+        """Return the drift with the covariates of the data set, and its box unless it has one.
+
+        Raises `InputError` if the data set has covariates, and the mean no coefficients.
+        """
+        names = dataset.covariate_names
+        if self.degree is None and names:
+            raise InputError(
+                f"'{dataset.url}' has the covariates {', '.join(names)}, which enter a mean with coefficients, and "
+                f"`mean` is {self.word}. Take `mean` constant or linear, or ingest without `covariates`"
+            )
+        if names != self.columns:
+            return replace(self, columns=names).over(dataset)
         if self.degree is None or self.degree < 2 or self.box:
             return self
         parts = [dataset.inputs(*rows) for rows in dataset.row_chunks()]
@@ -137,7 +153,7 @@ class Drift:
 
     def count(self, n_features: int) -> int:
         """Return the number of columns q."""
-        return 0 if self.degree is None else math.comb(n_features + self.degree, self.degree)
+        return 0 if self.degree is None else math.comb(n_features + self.degree, self.degree) + len(self.columns)
 
     def _monomials(self, n_features: int) -> list[tuple[int, ...]]:
         """Return the features of each column's factors, by degree: (), (0,), (1,), (0, 0), (0, 1), ..."""
@@ -155,16 +171,24 @@ class Drift:
         """Relative error of a column and of its derivatives, in units of the last place."""
         return 0.0 if self.degree is None or self.degree < 2 else 3.0 * self.degree
 
-    def columns_at(self, inputs: FloatArray) -> FloatArray:
-        """Return h(x)' at standardised inputs (r, d): (r, q), one first, then the features, then their products."""
-        ones = np.ones((len(inputs), 1))
+    def features(self, rows: FloatArray) -> FloatArray:
+        """Return the features of standardised rows (r, d + c): (r, d)."""
+        return np.ascontiguousarray(rows[:, : -len(self.columns)]) if self.columns else rows
+
+    def columns_at(self, rows: FloatArray) -> FloatArray:
+        """Return h(x)' at standardised rows (r, d + c): (r, q).
+
+        One is first, then the features, their products, and the covariates.
+        """
+        ones, inputs = np.ones((len(rows), 1)), self.features(rows)
+        covariates = [rows[:, inputs.shape[1] :]] if self.columns else []
         if self.degree is None:
             return ones[:, :0]
         if self.degree == 0:
-            return ones
+            return np.column_stack([ones, *covariates]) if covariates else ones
         moved, monomials = self._moved(inputs), self._monomials(inputs.shape[1])
         products = [moved[:, list(factors)].prod(axis=1) for factors in monomials if len(factors) > 1]
-        return np.column_stack([ones, moved, *products])
+        return np.column_stack([ones, moved, *products, *covariates])
 
     def slopes_at(self, inputs: FloatArray, feature: int) -> FloatArray:
         """Return dh / dx_l' at standardised inputs (r, d), for one feature l: (r, q)."""
@@ -180,16 +204,17 @@ class Drift:
 
     def of(self, dataset: Dataset) -> FloatArray:
         """Return H, the columns of all samples of a data set: (n, q)."""
-        return np.concatenate([self.columns_at(dataset.inputs(*rows)) for rows in dataset.row_chunks()])
+        return np.concatenate([self.columns_at(dataset.rows(*rows)) for rows in dataset.row_chunks()])
 
     def names(self, feature_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the columns' names: constant, a, b, a^2, a*b, b^2."""
-        return tuple(_monomial_name(factors, feature_names) for factors in self._monomials(len(feature_names)))
+        """Return the columns' names: constant, a, b, a^2, a*b, b^2, and those of covariates."""
+        monomials = self._monomials(len(feature_names))
+        return (*(_monomial_name(factors, feature_names) for factors in monomials), *self.columns)
 
     def unmoved(self, n_features: int) -> FloatArray:
         """Return the matrix (q, q) that maps coefficients of monomials of u to those of monomials of the features."""
         monomials = self._monomials(n_features)
-        place, result = {factors: index for index, factors in enumerate(monomials)}, np.zeros((len(monomials),) * 2)
+        place, result = {factors: index for index, factors in enumerate(monomials)}, np.eye(self.count(n_features))
         for column, factors in enumerate(monomials):
             terms: dict[tuple[int, ...], float] = {(): 1.0}
             for feature in factors:
@@ -200,14 +225,15 @@ class Drift:
                     grown[longer] = grown.get(longer, 0.0) + weight / width
                     grown[term] = grown.get(term, 0.0) - weight * centre / width
                 terms = grown
+            result[:, column] = 0.0
             for term, weight in terms.items():
-                result[place[term], column] += weight
+                result[place[term], column] = weight
         return result
 
-    def units(self, input_std: FloatArray) -> FloatArray:
+    def units(self, to: Standardisation) -> FloatArray:
         """Return one over the unit of each column: (q,)."""
-        over = 1.0 / np.asarray(input_std)
-        return np.array([math.prod(over[list(factors)]) for factors in self._monomials(len(over))])
+        over, covariates = 1.0 / np.asarray(to.input_std), [1.0 / covariate.std for covariate in to.covariates]
+        return np.array([*(math.prod(over[list(factors)]) for factors in self._monomials(len(over))), *covariates])
 
     def require_independent(self, columns: FloatArray, feature_names: tuple[str, ...]) -> None:
         """Refuse columns H (n, q) if one is a linear combination of the others; `InputError`."""
@@ -235,7 +261,8 @@ CENTRED = Drift()
 def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
     try:
         box = tuple((float(centre), float(width)) for centre, width in document.get("box", ()))
-        return {"degree": int(document["degree"]), "box": box}
+        columns = tuple(str(name) for name in document.get("columns", ()))
+        return {"degree": int(document["degree"]), "columns": columns, "box": box}
     except (KeyError, TypeError, ValueError):
         raise InputError(f"the mean of this model is {dict(document)}, which has no degree; train it again") from None
 
@@ -334,7 +361,7 @@ class Trend:
         return EVALUATION * np.asarray(np.linalg.norm((errors * (1.0 + 4.0 * EPS) + roundings) @ whitener.T, axis=1))
 
     def at(
-        self, mean: FloatArray, bound: FloatArray, inputs: FloatArray, product_error: FloatArray | None = None
+        self, mean: FloatArray, bound: FloatArray, rows: FloatArray, product_error: FloatArray | None = None
     ) -> Known:
         """Combine the predictions of all right-hand sides.
 
@@ -342,13 +369,13 @@ class Trend:
         ----------
         mean, bound : (r, p + q) float64
             k_x'A as computed, and its bounds: those of targets by the certificate that `fit_trend` returns.
-        inputs : (r, d) float64
-            Standardised.
+        rows : (r, d + c) float64
+            Standardised features and covariates.
         product_error : (r, p + q) float64, optional
             Part of the bounds: the error of the sums k_x'A where not every entry was added up. The certificate of
             A_y - A_H beta does not include it.
         """
-        return self._taken(mean, bound, self.kind.columns_at(inputs), product_error)
+        return self._taken(mean, bound, self.kind.columns_at(rows), product_error)
 
     def slopes_at(
         self, gradient: FloatArray, bound: FloatArray, inputs: FloatArray, product_error: FloatArray | None = None
@@ -405,7 +432,7 @@ class Trend:
         The constant is the mean at the average of all features, and products are of deviations from these averages.
         """
         to, d = dataset.standardisation, dataset.n_features
-        over, unmoved = self.kind.units(to.input_std), self.kind.unmoved(d)
+        over, unmoved = self.kind.units(to), self.kind.unmoved(d)
         spread = np.linalg.norm(np.array(self.whitener) @ unmoved.T, axis=0) * over  # of targets of unit variance
         targets = {}
         for target, scale, offset, column in zip(

@@ -353,3 +353,56 @@ def test_what_does_not_go_together_is_refused(curve: Any) -> None:
         fitted(curve, LinearRegression()).predict(lazy)
     with pytest.raises(InputError, match="nothing is known of the derivatives of the regressor of mean=, LinearReg"):
         fitted(curve, LinearRegression()).predict_gradients(X)
+
+
+def test_covariates_enter_the_mean_alone(tmp_path: Path) -> None:
+    """The same model from arrays, frames and dask arrays, of columns by index and name; kept, pickled and updated."""
+    rng = np.random.default_rng(7)
+    X, T = (
+        np.column_stack([rng.uniform(0.0, high, n), rng.uniform(0.0, 4.0, (n, 2))])
+        for n, high in ((160, 5.0), (20, 15.0))
+    )
+    y = 3.0 + 6.0 * X[:, 0] + np.sin(3.0 * X[:, 1]) + 0.1 * rng.standard_normal(160)
+    frame = pd.DataFrame(X, columns=["height", "a", "b"])
+    options: dict[str, Any] = {"noise_variance": 1e-3, "mean": "constant", "tol": 1e-10, "variance_gap": 1e-6}
+    kernel = SquaredExponential((1.0, 0.3), 0.1)
+    gp = GPRegressor(kernel, covariates=[0], **options).fit(X, y)
+    x, t = (X - X.mean(axis=0)) / X.std(axis=0), (T - X.mean(axis=0)) / X.std(axis=0)
+    H, h = (np.column_stack([np.ones(len(rows)), rows[:, 0]]) for rows in (x, t))
+    inverse, k = np.linalg.inv(kernel(x[:, 1:], x[:, 1:]) + 1e-3 * np.eye(160)), kernel(t[:, 1:], x[:, 1:])
+    G, scaled = H.T @ inverse @ H, (y - y.mean()) / y.std()
+    beta = np.linalg.solve(G, H.T @ inverse @ scaled)
+    R = h - k @ inverse @ H
+    expected = (h @ beta + k @ inverse @ (scaled - H @ beta)) * y.std() + y.mean()
+    variance = 0.1 - np.einsum("ij,ij->i", k @ inverse, k) + np.einsum("ij,ij->i", R, np.linalg.solve(G, R.T).T)
+    mean, deviation = gp.predict(T, return_std=True, latent=True)
+    np.testing.assert_allclose(mean, expected, rtol=1e-8)
+    np.testing.assert_allclose(deviation, np.sqrt(variance) * y.std(), rtol=1e-5)
+    draws = gp.sample_y(T, 3, random_state=1)
+    by_name = GPRegressor(kernel, covariates=["height"], **options).fit(frame, y)
+    rows = pd.DataFrame(T, columns=["height", "a", "b"])
+    np.testing.assert_allclose(by_name.predict(rows), mean, rtol=1e-11)
+    lazy = GPRegressor(kernel, covariates=["x0"], store=str(tmp_path / "store"), **options)
+    np.testing.assert_allclose(lazy.fit(da.from_array(X, chunks=(50, 3)), y).predict(T), mean, rtol=1e-9)
+    np.testing.assert_allclose(gp.predict(da.from_array(T, chunks=(7, 3))).compute(), mean, rtol=1e-9)
+    gp.save(tmp_path / "model")
+    for again in (GPRegressor.load(tmp_path / "model"), pickle.loads(pickle.dumps(gp))):
+        np.testing.assert_allclose(again.predict(T), mean, rtol=1e-12)
+        np.testing.assert_allclose(again.sample_y(T, 3, random_state=1), draws, rtol=1e-6)
+    first = GPRegressor(kernel, covariates=[0], **options).fit(X[:100], y[:100])
+    assert first.update(X[100:], y[100:]).solution_["mean"]["coefficients"]["y"].keys() == {"constant", "x0"}
+    tuned = GPRegressor(covariates=[0], mean="constant", subset_size=100).fit(X, y)
+    assert tuned.kernel_.n_features == 2
+    for wrong, words in (
+        (GPRegressor(kernel, covariates=[0], noise_variance=1e-3), "has the covariates x0, which enter a mean"),
+        (
+            GPRegressor(covariates=["z"], mean="linear"),
+            "covariates= takes names or indices of features; got 'z' of 'x0'",
+        ),
+        (GPRegressor(covariates="x0", mean="linear"), "takes a sequence of names or indices of features; got 'x0'"),
+        (GPRegressor(covariates=[7], mean="linear"), "got 7 of 'x0', 'x1', 'x2'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            wrong.fit(X, y)
+    with pytest.raises(InputError, match="the mean of this model has the covariates x0"):
+        gp.predict_gradients(T)

@@ -41,19 +41,22 @@ class LineColumns:
     def __init__(self, model: AnyModel | LinearRecord) -> None:
         encoding = Encoding() if model.encoding is None else Encoding.from_json(model.encoding)
         origins = {name: column for column, rule in encoding.rules.items() for name in rule.names(column)}
-        made_of = [origins.get(feature, feature) for feature in model.feature_names]
+        to = model.standardisation
+        of_model = (*model.feature_names, *to.covariate_names)
+        columns = [of_model[place] for place in to.raw_order]
+        made_of = [origins.get(feature, feature) for feature in columns]
         self.names = tuple(dict.fromkeys(made_of))
         self._features = {
-            column: [feature for feature, origin in zip(model.feature_names, made_of, strict=True) if origin == column]
+            column: [feature for feature, origin in zip(columns, made_of, strict=True) if origin == column]
             for column in self.names
         }
         self._notation = encoding.notation
         self._rules = {column: rule for column in self.names if (rule := encoding.rule(column)) is not None}
         # For tables of numbers a line may contain the constant features too, which have no names here.
-        kept = np.flatnonzero(model.standardisation.kept).tolist()
+        needed = sorted([*np.flatnonzero(to.kept).tolist(), *(covariate.column for covariate in to.covariates)])
         self._widths = {len(self.names): list(range(len(self.names)))}
         if not encoding.changes_columns:
-            self._widths[len(model.standardisation.kept)] = kept
+            self._widths[len(to.kept)] = needed
         self._delimiter: str | None = None
         self._positions: dict[str, int] | None = None
         self._width = 0
@@ -83,7 +86,7 @@ class LineColumns:
         return True
 
     def inputs(self, line: str, place: str) -> FloatArray:
-        """Return the model's features (d,) of a line; messages refer to it by `place`, such as "line 3".
+        """Return the model's features and covariates (d + c,) of a line; messages name its `place`, such as "line 3".
 
         Raises `InputError`: a wrong number of fields, or a field that is not a finite number, a level or a date.
         """

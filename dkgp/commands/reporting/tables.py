@@ -87,6 +87,7 @@ _ingest = _sheet(
     Figure("training store", "{train}: {n_train:,} samples"),
     Figure("test store", lambda of: None if of["test"] is None else f"{of['test']}: {of['n_test']:,} samples"),
     Figure("features", "{d}: {features:names}"),
+    may("covariates of the mean", "{covariates:names}"),
     Figure("targets", lambda of: names(of["targets"]) or "none"),
     Figure("classes", _counted_classes),
     may("known noise", "{noise}"),

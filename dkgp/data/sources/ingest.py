@@ -68,6 +68,7 @@ class IngestReport:
             "d": self.train.n_features,
             "p": self.train.n_targets,
             "features": list(self.train.feature_names),
+            **({"covariates": list(self.train.covariate_names)} if self.train.covariate_names else {}),
             "targets": list(self.train.target_names),
             "ids": list(self.train.id_names),
             **({} if self.train.noise_name is None else {"noise": self.train.noise_name}),
@@ -102,6 +103,7 @@ def ingest(
     like: Location | None = None,
     unseen: Unseen = "refuse",
     transform: TransformName | None = None,
+    covariates: Sequence[str] = (),
     scale: Scale = "each",
     progress: ProgressCallback | None = None,
     **options: Any,
@@ -160,6 +162,9 @@ def ingest(
         "log" or "yeo-johnson": the transform of the targets before they are standardised, so that models are of
         transformed targets; the stores keep them as they are. Of Yeo and Johnson's, lambda is the training targets' by
         maximum likelihood, between 0 and 2.
+    covariates
+        Names of columns, as they are encoded, that enter the mean of a model alone: they are no features of its kernel,
+        and predictions need them. With a `target`; new data read `like` a store have those of the store.
     scale
         "each": every feature is divided by its standard deviation. "common": all features are divided by the largest
         of these, so that a kernel of one length scale stays isotropic in features that share a unit, such as metres.
@@ -196,6 +201,12 @@ def ingest(
         raise UsageError(
             "Got `transform` and a column of known noise, which is that of the target as it is; leave one of them out."
         )
+    if covariates and (target is None or like is not None):
+        raise UsageError(
+            "Got `covariates` without `targets`, or beside `like`, whose store has its own; leave them out."
+        )
+    if covariates and features is not None:
+        choice = replace(choice, features=[*features, *(name for name in covariates if name not in features)])
     outputs = [normalise_url(url) for url in (out, test_out) if url is not None]
     for url in outputs:
         ensure_writable(url, overwrite, DATASET_KIND)
@@ -216,9 +227,8 @@ def ingest(
         source = EncodedSource(raw, encoding) if encoding.changes_columns else raw
         if choice.features is None and training is not None:
             choice = replace(choice, features=training.features)
-        passes = Passes(
-            source, select_columns(source, choice, split.column), progress, encoding, transform, scale, training
-        )
+        passes = Passes(source, select_columns(source, choice, split.column), progress, encoding, transform, training)
+        passes.scale, passes.covariates = scale, tuple(covariates)
         passes.check()
     except ColumnError as error:
         raise _refusal(error, raw, asked, split, table, progress, like is None) from error

@@ -5,6 +5,7 @@ So bad input is found while nothing has been written and nothing that was there 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -52,7 +53,15 @@ class Passes:
 
     Memory holds a byte a sample where there is a test mask among the columns, and two where there are labels. Samples
     that nothing can be learnt from are refused, unless `training` names the training set that they are tests for.
+
+    Attributes
+    ----------
+    scale, covariates
+        As for `ingest`; may be set before `write`.
     """
+
+    scale: Scale = "each"
+    covariates: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -61,7 +70,6 @@ class Passes:
         progress: ProgressCallback | None,
         encoding: Encoding | None = None,
         transform: TransformName | None = None,
-        scale: Scale = "each",
         training: TrainingColumns | None = None,
     ) -> None:
         self.n_samples = 0
@@ -69,7 +77,7 @@ class Passes:
         # Of the training set, where these samples have none.
         self._standardisation: Standardisation | None = None
         self._source, self._selection, self._progress = source, selection, progress
-        self._encoding, self._transform, self._scale = encoding or None, transform, scale
+        self._encoding, self._transform = encoding or None, transform
         self._repeats, self._sample = RepeatedRows(), _RowSample()
         # Of the features and of targets that are numbers, after the first pass.
         self._lowest, self._highest = np.empty(0), np.empty(0)
@@ -185,13 +193,14 @@ class Passes:
                 [(kept.name, kept.width) for kept in selection.id_texts],
                 None if selection.noise is None else selection.weights[0].name,
             )
+            names = dataclasses.replace(names, covariates=self.covariates)
             writers = [
                 stack.enter_context(DatasetWriter.of_names(url, names, chunk_rows, overwrite, size))
                 for url, size in zip(outputs, (self.n_samples - n_test, n_test), strict=False)
             ]
             for writer in writers:
                 writer.encoding = None if self._encoding is None else self._encoding.to_json()
-                writer.transform, writer.scale = self._transform, self._scale
+                writer.transform, writer.scale = self._transform, self.scale
             start = 0
             for block in self._blocks("write"):
                 parts = self._parts(block.values)

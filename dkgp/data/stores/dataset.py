@@ -30,7 +30,7 @@ from dkgp.data.stores.manifest import (
     texts,
     typed,
 )
-from dkgp.data.stores.row_arrays import RowArray
+from dkgp.data.stores.row_arrays import MemoryArray, RowArray
 from dkgp.data.stores.standardisation import Standardisation, standardised_noise
 from dkgp.data.types import FloatArray, IntArray, Json, Location, quoted
 from dkgp.errors import InputError, StoreError
@@ -72,7 +72,7 @@ class Dataset:
         The map applied by reads.
     fingerprint
         SHA-256 (hexadecimal) of names, shapes and raw values; it does not depend on chunks, place or
-        standardisation, apart from a scale that all features share.
+        standardisation, apart from a scale that all features share and from covariates.
     """
 
     def __init__(
@@ -182,6 +182,11 @@ class Dataset:
         return sum(self.standardisation.kept)
 
     @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """Names of the columns that enter the mean alone, length c."""
+        return self.standardisation.covariate_names
+
+    @property
     def n_targets(self) -> int:
         """Number of targets, p."""
         return len(self.target_names)
@@ -229,8 +234,14 @@ class Dataset:
             A chunk is missing or damaged; the message names it.
         """
         if standardised and self._standard_inputs is not None:
-            return self._standard_inputs.read(start, stop)
+            return self._features(self._standard_inputs.read(start, stop))
         return self._map_inputs(self._input_array.read(start, stop), standardised)
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Standardised features and covariates of the samples [start, stop), (stop - start, d + c). Errors as there."""
+        if self._standard_inputs is not None:
+            return self._standard_inputs.read(start, stop)
+        return self._map_rows(self._input_array.read(start, stop))
 
     def input_rows(self, indices: IntArray, standardised: bool = True) -> FloatArray:
         """Inputs of the samples at `indices`, in that order; reads only the chunks touched.
@@ -238,8 +249,14 @@ class Dataset:
         Returns (len(indices), d) float64, bit-identical to the same rows of `inputs`. Errors as there.
         """
         if standardised and self._standard_inputs is not None:
-            return self._standard_inputs.rows(indices)
+            return self._features(self._standard_inputs.rows(indices))
         return self._map_inputs(self._input_array.rows(indices), standardised)
+
+    def rows_at(self, indices: IntArray) -> FloatArray:
+        """Standardised features and covariates of the samples at `indices`, (len(indices), d + c)."""
+        if self._standard_inputs is not None:
+            return self._standard_inputs.rows(indices)
+        return self._map_rows(self._input_array.rows(indices))
 
     def targets(self, start: int, stop: int, standardised: bool = True) -> FloatArray:
         """Targets of the samples [start, stop), shape (stop - start, p) float64. Errors as for `inputs`."""
@@ -337,6 +354,22 @@ class Dataset:
         moved._standard_targets = None
         return moved
 
+    def with_covariates(self, names: Sequence[str]) -> Dataset:
+        """Return the data with some features as covariates, which enter the mean alone.
+
+        Raises `InputError`: names that are no features, or constant, or all features.
+        """
+        if not names:
+            return self
+        earlier = (*self.feature_names, *self.covariate_names)
+        seen = copy.copy(self)
+        seen.standardisation = self.standardisation.with_covariates(names, self.raw_feature_names)
+        if self._standard_inputs is not None:
+            order = [earlier.index(name) for name in (*seen.feature_names, *seen.covariate_names)]
+            rows = self._standard_inputs.read(0, self.n_samples)
+            seen._standard_inputs = MemoryArray(np.ascontiguousarray(rows[:, order]))
+        return seen
+
     def as_seen_by(
         self,
         feature_names: Sequence[str],
@@ -363,11 +396,13 @@ class Dataset:
         InputError
             A feature is missing here, or `classes` lack a class that has samples here; the message lists the ones here.
         """
-        missing = [name for name in feature_names if name not in self.raw_feature_names]
+        wanted = (*feature_names, *standardisation.covariate_names)
+        missing = [name for name in wanted if name not in self.raw_feature_names]
         if missing:
+            kind = "feature" if set(missing) <= set(feature_names) else "column"
             raise InputError(
-                f"'{self.url}' lacks the feature{'s' if len(missing) > 1 else ''} {quoted(missing)}; "
-                f"it has {quoted(self.raw_feature_names)}. Ingest data with the features of the training set."
+                f"'{self.url}' lacks the {kind}{'s' if len(missing) > 1 else ''} {quoted(missing)}; "
+                f"it has {quoted(self.raw_feature_names)}. Ingest data with the {kind}s of the training set."
             )
         stored_targets = self._stored_target_names
         shared = set(target_names) & set(stored_targets)
@@ -377,8 +412,8 @@ class Dataset:
             )
         seen = copy.copy(self)
         seen._standard_inputs = seen._standard_targets = None
-        seen._input_columns = np.array([self.raw_feature_names.index(name) for name in feature_names], dtype=np.int64)
-        seen.standardisation = dataclasses.replace(standardisation, kept=(True,) * len(feature_names))
+        seen._input_columns = np.array([self.raw_feature_names.index(name) for name in wanted], dtype=np.int64)
+        seen.standardisation = standardisation.in_order()
         if shared:
             seen.target_names = tuple(target_names)
             seen._target_columns = np.array([stored_targets.index(name) for name in target_names], dtype=np.int64)
@@ -452,6 +487,13 @@ class Dataset:
             raw = raw[:, self._input_columns]
         return self.standardisation.inputs(raw) if standardised else self.standardisation.keep(raw)
 
+    def _map_rows(self, raw: FloatArray) -> FloatArray:
+        return self.standardisation.rows(raw if self._input_columns is None else raw[:, self._input_columns])
+
+    def _features(self, rows: FloatArray) -> FloatArray:
+        """Return the features of standardised rows (r, d + c): (r, d)."""
+        return rows if not self.standardisation.covariates else np.ascontiguousarray(rows[:, : self.n_features])
+
     def raw_inputs(self, start: int, stop: int) -> FloatArray:
         """Inputs of the samples [start, stop) as stored, dropped features included, shape (stop - start, d_raw)."""
         return self._input_array.read(start, stop)
@@ -492,6 +534,8 @@ class ColumnNames:
     `noise` is the name of the column of the one target's known noise, where there is one.
 
     `ids` are the columns that identify samples: their names, and how many bytes of UTF-8 their longest texts take.
+
+    `covariates` are features that enter the mean of a model alone.
     """
 
     features: tuple[str, ...]
@@ -500,6 +544,7 @@ class ColumnNames:
     weight: str | None = None
     ids: tuple[tuple[str, int], ...] = ()
     noise: str | None = None
+    covariates: tuple[str, ...] = ()
 
     @classmethod
     def checked(
@@ -630,12 +675,18 @@ class TrainingColumns:
                 f"'{address}' is a {kind} store; expected a dataset or a model store, which know their columns."
             )
         with described_whole(address, "write the store again"):
-            return cls(
+            features, standardisation = (
                 texts(metadata["feature_names"]),
+                Standardisation.from_json(metadata["standardisation"]),
+            )
+            if len(features) == standardisation.input_mean.size:  # of a model, whose covariates are no features
+                features += standardisation.covariate_names
+            return cls(
+                features,
                 texts(metadata["target_names"]),
                 metadata.get("encoding"),
                 plain_names(metadata.get("classes")),
-                Standardisation.from_json(metadata["standardisation"]),
+                standardisation,
             )
 
     def standardisation_of(self, features: Sequence[str], targets: Sequence[str]) -> Standardisation | None:
@@ -643,6 +694,9 @@ class TrainingColumns:
         mapped, kept = self.standardisation, self.features
         if len(kept) == mapped.n_raw_features:
             kept = tuple(name for name, keep in zip(kept, mapped.kept, strict=True) if keep)
+        kept = tuple(name for name in kept if name not in mapped.covariate_names)
+        if not set(mapped.covariate_names) <= set(features):
+            return None
         position = {name: index for index, name in enumerate(kept)}
         target_position = {name: index for index, name in enumerate(self.targets)}
         chosen = [position[name] for name in features if name in position]
@@ -658,5 +712,6 @@ class TrainingColumns:
             target_mean=mapped.target_mean[order],
             target_std=mapped.target_std[order],
             kept=tuple(name in position for name in features),
+            covariates=tuple(replace(each, column=list(features).index(each.name)) for each in mapped.covariates),
             transforms=tuple(mapped.transforms[index] for index in order.tolist()) if mapped.transforms else (),
         )

@@ -35,8 +35,8 @@ from dkgp.data.types import BoolArray, FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError
 
 MINIMUM_TRAINING_SAMPLES = 2
-# The format of a data set without a column of known noise.
-WITHOUT_NOISE = 3
+# The formats of a data set without a column of known noise, and without covariates.
+WITHOUT_NOISE, WITHOUT_COVARIATES = 3, 4
 
 
 class DatasetWriter(AbstractContextManager["DatasetWriter"]):
@@ -134,8 +134,10 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         if chunk_rows is not None and chunk_rows < 1:
             raise InputError(f"chunk_rows must be at least 1; got {chunk_rows}.")
         rows = chunk_rows or sample_chunk_rows(n_samples, len(names.features) + len(names.targets))
-        # A dkgp without known noise must not train on a store with such a column, and can read any other.
-        version = WITHOUT_NOISE if names.noise is None else None
+        # A dkgp without known noise, or covariates, must not train on such a store, and can read any other.
+        version = None
+        if not names.covariates:
+            version = WITHOUT_NOISE if names.noise is None else WITHOUT_COVARIATES
         with new_store(normalise_url(url), DATASET_KIND, names.to_json(), overwrite, version) as store:
             return cls(store, names, rows, n_samples)
 
@@ -310,6 +312,8 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         if self.scale == "common":
             # Models under one scale are not those under the other, and checkpoints and models know data by this.
             digest.update(b"common scale")
+        for name in self._names.covariates:
+            digest.update(b"covariate" + name.encode())
         return digest.hexdigest()
 
     def _computed_standardisation(self) -> Standardisation:
@@ -339,10 +343,10 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         for name in np.array(self.feature_names, dtype=object)[~kept]:
             self.warnings.append(f"The feature '{name}' is constant on the training set and was dropped.")
         mean, std = (targets.mean, targets.std) if self.classes is None else (np.zeros(1), np.ones(1))
-        scales = inputs.std[kept]
+        plain = Standardisation(inputs.mean[kept], inputs.std[kept], mean, std, tuple(kept.tolist()))
+        plain = plain.with_covariates(self._names.covariates, self.feature_names)
         if self.scale == "common":
-            scales = np.full_like(scales, scales.max())
-        plain = Standardisation(inputs.mean[kept], scales, mean, std, tuple(kept.tolist()))
+            plain = dataclasses.replace(plain, input_std=np.full_like(plain.input_std, plain.input_std.max()))
         return plain if self.transform is None or self.classes is not None else self._transformed(plain, self.transform)
 
     def _transformed(self, plain: Standardisation, name: TransformName) -> Standardisation:

@@ -44,10 +44,10 @@ MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
 # samples, 3 transform targets. Predictions: 2 may hold decisions, classes and probabilities, 3 intervals of these, 4
 # be of transformed targets, as may 2 of models; classifiers: 2 may hold a likelihood. Data sets of 4,
-# models of 3 and predictions of 5 have known noise of the samples, models of 4 a mean with coefficients, classifiers of
-# 3 neighbours; all are written for such alone.
+# models of 3 and predictions of 5 have known noise of the samples, data sets of 5 covariates, models of 4 a mean with
+# coefficients, classifiers of 3 neighbours; all are written for such alone.
 FORMAT_VERSIONS = {
-    "dataset": 4,
+    "dataset": 5,
     "prediction": 5,
     "classifier": 3,
     "model": 4,

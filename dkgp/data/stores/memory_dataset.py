@@ -133,9 +133,10 @@ def assembled_dataset(
     `feature_names` are those kept by the standardisation. Where the names of all, `raw_feature_names`, are not known,
     the others, which were constant, get names of their own.
     """
-    kept = iter(feature_names)
+    kept, covariates = iter(feature_names), {each.column: each.name for each in standardisation.covariates}
     raw_names = tuple(raw_feature_names or ()) or tuple(
-        next(kept) if keep else f"(constant {index})" for index, keep in enumerate(standardisation.kept)
+        next(kept) if keep else covariates.get(index, f"(constant {index})")
+        for index, keep in enumerate(standardisation.kept)
     )
     names = ColumnNames(raw_names, tuple(target_names), None if classes is None else tuple(classes))
     return _assembled((inputs, targets), standardisation, names, fingerprint, origin=" of a model")
@@ -176,19 +177,20 @@ def standardisation_of(
 
 
 class InputsOf:
-    """The standardised inputs of a data set as a row array."""
+    """The standardised features and covariates of a data set as a row array."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self.shape: tuple[int, ...] = (dataset.n_samples, dataset.n_features)
+        width = dataset.n_features + len(dataset.covariate_names)
+        self.shape: tuple[int, ...] = (dataset.n_samples, width)
 
     def read(self, start: int, stop: int) -> FloatArray:
         """Rows [start, stop)."""
-        return self._dataset.inputs(start, stop)
+        return self._dataset.rows(start, stop)
 
     def rows(self, indices: IntArray) -> FloatArray:
         """The rows at `indices`, in that order."""
-        return self._dataset.input_rows(indices)
+        return self._dataset.rows_at(indices)
 
     def reads(self, url: str) -> bool:
         """Return True if rows lie in the store at an address."""
@@ -217,8 +219,8 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
     standardisation = dataset.standardisation
     if dataset.classes is not None:
         codes_of_targets(targets[:, 0], len(dataset.classes), "the rows added")
-    added = standardisation.inputs(inputs), standardisation.targets(targets)
-    for role, raw, values in zip(("input", "target"), (standardisation.keep(inputs), targets), added, strict=True):
+    added = standardisation.rows(inputs), standardisation.targets(targets)
+    for role, raw, values in zip(("input", "target"), (standardisation.keep_rows(inputs), targets), added, strict=True):
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(

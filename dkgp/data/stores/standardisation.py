@@ -9,14 +9,15 @@ and 2, so that every number is the transform of some target, and intervals and m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from dkgp.codec import fields_from_json, rule, to_json
-from dkgp.data.types import BoolArray, FloatArray, Json
+from dkgp.data.types import BoolArray, FloatArray, Json, quoted
 from dkgp.errors import InputError
 
 TransformName: TypeAlias = Literal["log", "yeo-johnson"]
@@ -318,6 +319,25 @@ class RunningMoments:
             )
 
 
+@dataclass(frozen=True)
+class Covariate:
+    """A column that enters the mean of a model and is no feature of its kernel: external drift.
+
+    Attributes
+    ----------
+    name
+    column
+        Its place among the raw features.
+    mean, std
+        Of the training set, in the units of the column.
+    """
+
+    name: str
+    column: int
+    mean: float
+    std: float
+
+
 @dataclass(frozen=True, eq=False)
 class Standardisation:
     """The affine map of raw inputs and targets to zero mean and unit variance of the training set.
@@ -332,6 +352,8 @@ class Standardisation:
         For each raw feature whether it is kept, length d_raw; a feature that is constant on the training set is not.
     transforms
         The transform of each target before it is standardised, length p; empty without transforms.
+    covariates
+        Columns that enter the mean alone, c of them. They are not kept as features.
     """
 
     input_mean: FloatArray
@@ -340,6 +362,7 @@ class Standardisation:
     target_std: FloatArray
     kept: tuple[bool, ...]
     transforms: tuple[TargetTransform, ...] = field(default=(), metadata=rule(omit_default=True))
+    covariates: tuple[Covariate, ...] = field(default=(), metadata=rule(omit_default=True))
 
     def __post_init__(self) -> None:
         for name in ("input_mean", "input_std", "target_mean", "target_std"):
@@ -385,14 +408,100 @@ class Standardisation:
         with np.errstate(over="ignore"):  # readers of inputs of another training set refuse infinite ones
             return (self.keep(raw) - self.input_mean) / self.input_std
 
+    @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """Names of the columns that enter the mean alone, length c."""
+        return tuple(covariate.name for covariate in self.covariates)
+
+    @property
+    def row_mean(self) -> FloatArray:
+        """Means of features and covariates, shape (d + c,)."""
+        return np.append(self.input_mean, [covariate.mean for covariate in self.covariates])
+
+    @property
+    def row_std(self) -> FloatArray:
+        """Standard deviations of features and covariates, shape (d + c,)."""
+        return np.append(self.input_std, [covariate.std for covariate in self.covariates])
+
+    def rows(self, raw: FloatArray) -> FloatArray:
+        """Standardised rows, shape (rows, d + c), features before covariates, of raw ones, shape (rows, d_raw)."""
+        if not self.covariates:
+            return self.inputs(raw)
+        _require_columns("Inputs", raw, len(self.kept))
+        with np.errstate(over="ignore"):
+            return np.asarray((self.keep_rows(raw) - self.row_mean) / self.row_std)
+
+    def keep_rows(self, raw: FloatArray) -> FloatArray:
+        """Features and covariates, unscaled, (rows, d + c), of raw inputs (rows, d_raw), or of those columns alone.
+
+        Columns are in the order of the raw inputs, with or without those that the map drops.
+        """
+        if not self.covariates:
+            return self.keep(raw) if raw.shape[1] == len(self.kept) else raw
+        places = self._places if raw.shape[1] == len(self.kept) else np.argsort(self.raw_order)
+        return np.ascontiguousarray(raw[:, places])
+
+    @property
+    def _places(self) -> NDArray[np.intp]:
+        return np.append(np.flatnonzero(self.kept), [each.column for each in self.covariates]).astype(np.intp)
+
+    @property
+    def raw_order(self) -> NDArray[np.intp]:
+        """Places among features and covariates of the columns that are needed, in the order of the raw inputs."""
+        return np.argsort(self._places)
+
+    def with_covariates(self, names: Sequence[str], feature_names: Sequence[str]) -> Standardisation:
+        """Return the map with some of the features as covariates; `feature_names` are those of all raw features.
+
+        Raises `InputError`: names that are no features, or constant on the training set, or all features.
+        """
+        place = {name: column for column, name in enumerate(feature_names)}
+        wrong = [name for name in names if name not in place]
+        if wrong:
+            raise InputError(
+                f"there is no column {quoted(wrong)} for `covariates`; expected some of {quoted(feature_names)}."
+            )
+        kept, moved = np.array(self.kept), dict.fromkeys(names)
+        constant = [name for name in moved if not kept[place[name]]]
+        if constant:
+            raise InputError(
+                f"the covariate {quoted(constant)} is constant on the training set, as the constant of the mean is. "
+                "Leave it out of `covariates`."
+            )
+        scales = np.cumsum(kept) - 1  # place among the features that are kept
+        covariates = tuple(
+            Covariate(name, place[name], float(self.input_mean[at]), float(self.input_std[at]))
+            for name in moved
+            for at in (scales[place[name]],)
+        )
+        features = kept.copy()
+        features[[covariate.column for covariate in covariates]] = False
+        if covariates and not features.any():
+            raise InputError("all features are among `covariates`; the kernel needs at least one that is none.")
+        return replace(
+            self,
+            input_mean=self.input_mean[features[kept]],
+            input_std=self.input_std[features[kept]],
+            kept=tuple(features.tolist()),
+            covariates=(*self.covariates, *covariates),
+        )
+
+    def in_order(self) -> Standardisation:
+        """Return the map of rows that hold the features, then the covariates, and nothing else."""
+        d = self.input_mean.size
+        covariates = tuple(replace(each, column=d + index) for index, each in enumerate(self.covariates))
+        return replace(self, kept=(True,) * d + (False,) * len(covariates), covariates=covariates)
+
     def keep(self, raw: FloatArray) -> FloatArray:
         """The kept columns of raw inputs, unscaled, shape (rows, d)."""
         return raw if all(self.kept) else raw[:, np.array(self.kept)]
 
     def inputs_back(self, standardised: FloatArray, dropped: FloatArray) -> FloatArray:
-        """Raw inputs (rows, d_raw) of standardised ones (rows, d); `dropped` (d_raw,) fills the other columns."""
+        """Raw inputs (rows, d_raw) of standardised rows (rows, d + c); `dropped` (d_raw,) fills the other columns."""
         result = np.tile(dropped, (len(standardised), 1))
-        result[:, np.array(self.kept)] = standardised * self.input_std + self.input_mean
+        raw = standardised * self.row_std + self.row_mean
+        result[:, np.array(self.kept)] = raw[:, : self.input_mean.size]
+        result[:, [covariate.column for covariate in self.covariates]] = raw[:, self.input_mean.size :]
         return result
 
     def targets(self, raw: FloatArray) -> FloatArray:

@@ -235,7 +235,7 @@ class ExactPosterior(Posterior[ModelRecord]):
             if ends is not None:
                 bound = self._certificate.by_variance(bound, self._context.kernel, ends.upper)
             depends = self._trend is not None or (self._noise is not None and ends is not None)
-            return self._columns(mean, bound, off, rows.inputs(start, stop) if depends else None, ends)
+            return self._columns(mean, bound, off, rows.rows(start, stop) if depends else None, ends)
 
         return Pending(rounds, conclude)
 
@@ -249,10 +249,10 @@ class ExactPosterior(Posterior[ModelRecord]):
         return self._start("kmean", task, arguments, sums.pieces(start, stop)), order
 
     def _columns(
-        self, mean: FloatArray, bound: FloatArray, off: list[FloatArray], inputs: FloatArray | None, ends: Ends | None
+        self, mean: FloatArray, bound: FloatArray, off: list[FloatArray], rows: FloatArray | None, ends: Ends | None
     ) -> Columns:
-        """Return standardised predictions in the targets' units; inputs are known where a trend or noise needs them."""
-        taken = None if self._trend is None or inputs is None else self._trend.at(mean, bound, inputs, *off)
+        """Return standardised predictions in the targets' units; rows are known where a trend or noise needs them."""
+        taken = None if self._trend is None or rows is None else self._trend.at(mean, bound, rows, *off)
         if taken is not None:
             mean, bound = taken.mean, taken.bound
         to = self.model.standardisation
@@ -262,7 +262,8 @@ class ExactPosterior(Posterior[ModelRecord]):
         lower, upper = ends.lower, ends.upper
         if taken is not None:
             lower, upper = taken.widened(lower, upper)
-        if self._noise is not None and inputs is not None:
+        if self._noise is not None and rows is not None:
+            inputs = rows[:, : self.model.n_features]
             if not self._latent:
                 lower, upper = self._noise.widened(lower, upper, inputs)
             columns["noise"] = self._noise.beyond_least(inputs)[:, None] * self._scale**2

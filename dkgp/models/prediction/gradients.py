@@ -107,6 +107,11 @@ class MeanGradients(GradientPredictor):
         self._slopes = SlopeSums(BlockContext(version, SupportInputs.of(model, version), kernel, model.n_samples))
         self._certificate = Certificate.from_json(dict(model.certificate))
         self._trend = Trend.held(model.trend)
+        if model.standardisation.covariates:
+            raise InputError(
+                f"the mean of this model has the covariates {', '.join(model.standardisation.covariate_names)}, in "
+                "which its derivatives are not known; predict at points beside each other instead"
+            )
 
     def _at(self, rows: FloatArray) -> Gradients:
         sizes = self._slopes.evaluator.sizes(rows)

@@ -90,22 +90,23 @@ class PosteriorFunctions:
         return self._prior is not None
 
     def __call__(self, inputs: FloatArray) -> FloatArray:
-        """Values at standardised inputs (r, d), in the targets' units: (r, p, count).
+        """Values at standardised rows (r, d + c), in the targets' units: (r, p, count).
 
         Raises `InputError`: too many points for values that have to be drawn jointly. Raises `NumericalError`: values
         that overflow.
         """
-        r, p = len(inputs), self._model.n_targets
+        r, p, rows = len(inputs), self._model.n_targets, inputs
+        inputs = self._drift.features(rows)
         with single_threaded_blas(), np.errstate(over="ignore", invalid="ignore"):
             if self._prior is None:
-                values = self._joint(inputs)
+                values = self._joint(inputs, rows)
             else:
                 values = self._prior(inputs)
                 if self._drift.is_fitted:
-                    values += self._drift.columns_at(inputs) @ self._beta
+                    values += self._drift.columns_at(rows) @ self._beta
                 for start in range(0, r, PIECE_ROWS):
-                    rows = slice(start, start + PIECE_ROWS)
-                    values[rows] += cross_products(self._context, inputs[rows], self._weights)
+                    piece = slice(start, start + PIECE_ROWS)
+                    values[piece] += cross_products(self._context, inputs[piece], self._weights)
         values, standardisation = finite_sums(values, inputs), self._model.standardisation
         paths = values.reshape(r, p, self._count)
         scaled: FloatArray = paths * standardisation.target_std[:, None] + standardisation.target_mean[:, None]
@@ -135,7 +136,7 @@ class PosteriorFunctions:
     def _about_mean(self, weights: FloatArray) -> FloatArray:
         """Return the weights Kbar^-1 (y - f0(X) - e) without their part along the mean's columns; beta is kept."""
         model = self._model
-        columns = np.concatenate([self._drift.columns_at(model.inputs(*rows)) for rows in model.row_chunks()])
+        columns = np.concatenate([self._drift.columns_at(model.rows(*rows)) for rows in model.row_chunks()])
         solved = model.alpha[:, model.n_targets :]
         self._beta = np.asarray(np.linalg.solve(columns.T @ solved, columns.T @ weights), dtype=np.float64)
         return np.asarray(weights - solved @ self._beta)
@@ -150,7 +151,7 @@ class PosteriorFunctions:
             factor_for(self._model, self._kernel, self._noise, together, tolerance=tolerance, seed=self._seed)
         )
 
-    def _joint(self, inputs: FloatArray) -> FloatArray:
+    def _joint(self, inputs: FloatArray, rows: FloatArray) -> FloatArray:
         """Return values at these inputs, drawn from their joint posterior: (r, p count)."""
         model, kernel = self._model, self._kernel
         n, r = model.n_samples, len(inputs)
@@ -170,7 +171,7 @@ class PosteriorFunctions:
         means = cross.T @ model.alpha
         trend = Trend.held(model.trend)
         if trend is not None:
-            rests = self._drift.columns_at(inputs) - means[:, model.n_targets :]
+            rests = self._drift.columns_at(rows) - means[:, model.n_targets :]
             whitened = rests @ np.array(trend.whitener).T
             posterior += whitened @ whitened.T
             means = means[:, : model.n_targets] + rests @ np.array(trend.coefficients)

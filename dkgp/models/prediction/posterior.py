@@ -291,11 +291,11 @@ class Posterior(ABC, Generic[M]):
         return None
 
     def at(self, rows: FloatArray) -> Columns:
-        """Predict at standardised rows in memory, (r, d)."""
+        """Predict at standardised rows in memory, (r, d), or (r, d + c) with the covariates of the mean."""
         if not len(rows):
             return Columns({name: np.empty((0, *self._shape(name))) for name in self.variables})
         with single_threaded_blas():
-            return self.submit(SentRows(rows), 0, len(rows)).result()
+            return self.submit(SentRows(rows, self.model.n_features), 0, len(rows)).result()
 
     def __call__(self, inputs: FloatArray) -> Columns:
         """Predict at raw inputs of the model's features: (r, d), or (r, d_raw) with those that were constant.
@@ -328,22 +328,25 @@ def pieces_of(start: int, stop: int, rows: int) -> list[tuple[int, int]]:
 def standardised(model: Model, inputs: FloatArray) -> FloatArray:
     """Raw inputs (r, d), or (r, d_raw) with the features that were constant, as the model sees them: (r, d).
 
+    Covariates of the mean are further columns, among the raw ones in the order of the training set, and in the result
+    after the features: (r, d + c).
+
     Raises `InputError`: another number of features, or values that are not finite.
     """
     standardisation = model.standardisation
-    if inputs.ndim == 2 and inputs.shape[1] == standardisation.n_raw_features:
-        inputs = standardisation.keep(inputs)
-    elif inputs.ndim != 2 or inputs.shape[1] != model.n_features:
+    names = (*model.feature_names, *standardisation.covariate_names)
+    if inputs.ndim != 2 or inputs.shape[1] not in (standardisation.n_raw_features, len(names)):
         raise InputError(
             f"inputs have shape {inputs.shape}; expected (rows, {standardisation.n_raw_features}), or the "
-            f"{model.n_features} features that vary"
+            f"{len(names)} features that vary"
         )
+    inputs = standardisation.keep_rows(inputs)
     with np.errstate(over="ignore", invalid="ignore"):  # refused below
-        result: FloatArray = (inputs - standardisation.input_mean) / standardisation.input_std
+        result: FloatArray = (inputs - standardisation.row_mean) / standardisation.row_std
     if not np.isfinite(result).all():
         row, column = np.argwhere(~np.isfinite(result))[0]
         raise InputError(
-            f"the feature '{model.feature_names[column]}' is {inputs[row, column]} in row {row}, {result[row, column]} "
+            f"the feature '{names[column]}' is {inputs[row, column]} in row {row}, {result[row, column]} "
             "when standardised; predictions need finite inputs. Remove or fill in such rows"
         )
     return result

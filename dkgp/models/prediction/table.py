@@ -246,8 +246,9 @@ class RowTable:
 
     @property
     def middle(self) -> FloatArray:
-        """Raw inputs in the middle of the training set, (d,)."""
-        return self._model.standardisation.input_mean
+        """Raw inputs in the middle of the training set, (d,), or (d + c,) with covariates."""
+        to = self._model.standardisation
+        return to.row_mean[to.raw_order]
 
     def __call__(self, inputs: FloatArray) -> Table:
         """Columns (r,) by name, of raw inputs (r, d) or, with features that were constant, (r, d_raw).

@@ -527,16 +527,15 @@ class Choices:
         """The mean of the function."""
         return Drift.parse(self.mean)
 
-    def columns(self, inputs: FloatArray, feature_names: tuple[str, ...] | None = None) -> FloatArray | None:
-        """Return the columns of the mean at samples (m, d), (m, q), or None if it has no coefficients.
+    def columns(self, rows: FloatArray, feature_names: tuple[str, ...]) -> FloatArray | None:
+        """Return the columns of the mean at samples (m, d + c), (m, q), or None if it has no coefficients.
 
-        With `feature_names`, raise `InputError` if the columns depend on each other.
+        Raises `InputError` if the columns depend on each other.
         """
         if not self.drift.is_fitted:
             return None
-        columns = self.drift.columns_at(inputs)
-        if feature_names is not None:
-            self.drift.require_independent(columns, feature_names)
+        columns = self.drift.columns_at(rows)
+        self.drift.require_independent(columns, feature_names)
         return columns
 
     def _check_mean(self) -> None:

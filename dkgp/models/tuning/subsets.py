@@ -124,7 +124,7 @@ class Subsets:
         return cls(dataset, plan, noises=tuple(noise.rows(indices) for indices in drawn))
 
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Return inputs (m, d) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
+        """Return rows (m, d + c) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
         return self._read(self.plan.subset(index))
 
     def held_out(self) -> tuple[FloatArray, FloatArray]:
@@ -148,7 +148,7 @@ class Subsets:
             first, last = np.searchsorted(indices, [start, stop])
             if first < last:
                 blocks.append(dataset.targets(start, stop)[indices[first:last] - start])
-        inputs, targets = dataset.input_rows(indices), np.concatenate(blocks)
+        inputs, targets = dataset.rows_at(indices), np.concatenate(blocks)
         require_finite("inputs", inputs, "the subset's row")
         require_finite("targets", targets, "the subset's row")
         return inputs, targets

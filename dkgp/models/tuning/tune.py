@@ -140,6 +140,7 @@ def tune_dataset(
     choices = Choices(**fields_of(Choices, options))
     if holdout is not None:
         choices.require_centred("a score on a holdout")
+    choices = replace(choices, mean=choices.drift.over(dataset))
     dataset = choices.drift.about(dataset)
     source, relative = Subsets(dataset, plan), options.get("relative_noise")
     known = options.get("sample_noise")
@@ -379,6 +380,7 @@ class CachedSubset:
     family: KernelFamily
     weights: FloatArray | None
     noise: Noise
+    columns: FloatArray | None  # of the mean, (m, q)
 
     @property
     def nbytes(self) -> int:
@@ -436,9 +438,10 @@ class TuningContext:
         """Return a subset's rows, from this worker's cache or their source."""
 
         def build() -> CachedSubset:
-            inputs, targets = self.source.rows(index)
+            rows, targets = self.source.rows(index)
             weights, noise = self.source.weights(index), self.source.noise(index)
-            return CachedSubset(inputs, targets, self.family(inputs), weights, noise)
+            inputs, columns = self.choices.drift.features(rows), self.choices.columns(rows, self.feature_names)
+            return CachedSubset(inputs, targets, self.family(inputs), weights, noise, columns)
 
         return worker_cache().get((self.run_id, index), build)
 
@@ -459,9 +462,8 @@ def summary_task(context: TuningContext, subsets: list[int]) -> list[SubsetSumma
         subset = context.subset(index)
         targets = subset.targets
         deviations = targets.std(axis=0) if context.choices.likelihood is None else np.zeros(0)
-        columns = context.choices.columns(subset.inputs, context.feature_names)
-        if columns is not None:
-            independent = LogMarginalLikelihood.independent_about(targets, columns)
+        if subset.columns is not None:
+            independent = LogMarginalLikelihood.independent_about(targets, subset.columns)
         else:
             independent = context.kind.independent(targets, subset.weights)
         copies = count_repeated_rows(np.column_stack([subset.inputs, targets])) or 0
@@ -480,9 +482,10 @@ def evaluate_task(
     outcomes = []
     for index in subsets:
         subset = context.subset(index)
-        columns = context.choices.columns(subset.inputs)
         with context.matrices(len(subset.inputs)).lent() as matrices:
-            objective = context.kind(subset.family, subset.targets, matrices, subset.weights, subset.noise, columns)
+            objective = context.kind(
+                subset.family, subset.targets, matrices, subset.weights, subset.noise, subset.columns
+            )
             objective.start = starts[index]
             outcomes.append((objective(parameters), objective.reached))
     return outcomes

@@ -117,6 +117,10 @@ class ScaledTest:
         rows = self.base.inputs(start, stop)
         return np.column_stack([rows, np.ones(len(rows))])
 
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Rows start:stop; variances take no covariates."""
+        return self.inputs(start, stop)
+
 
 # Rows at most this far apart are read together.
 READ_TOGETHER = 64

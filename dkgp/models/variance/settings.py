@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Protocol
 
+import numpy as np
+
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray
 from dkgp.options import SEED, check_ranges, documented
@@ -24,23 +26,37 @@ class TestRows(Protocol):
         """Their number."""
 
     def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised rows start:stop."""
+        """Standardised features of the rows start:stop."""
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Standardised features and covariates of the rows start:stop."""
 
 
 @dataclass(frozen=True)
 class SentRows:
-    """A few test samples that are sent with a task: standardised `rows` (n, d), which any process can read."""
+    """A few test samples that are sent with a task: standardised `values` (n, d + c), which any process can read.
 
-    rows: FloatArray
+    The first `n_features` columns are features, by default all.
+    """
+
+    values: FloatArray
+    n_features: int | None = None
 
     @property
     def n_samples(self) -> int:
         """Their number."""
-        return len(self.rows)
+        return len(self.values)
 
     def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised rows start:stop."""
-        return self.rows[start:stop]
+        """Standardised features of the rows start:stop."""
+        rows = self.values[start:stop]
+        if self.n_features is None or self.n_features == rows.shape[1]:
+            return rows
+        return np.ascontiguousarray(rows[:, : self.n_features])
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Standardised features and covariates of the rows start:stop."""
+        return self.values[start:stop]
 
 
 WAYS = ("auto", "cholesky", "iterative", "neighbours")

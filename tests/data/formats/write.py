@@ -110,6 +110,9 @@ def write(folder: Path, work: Path) -> None:
         run("ingest", work / "test.csv", noisy_test, *chosen, "--noise-column", "v")
         at = noisy_test
         trained("model with noise", "train", noisy, *hyper, variance=True)
+    covered = work / "covered.zarr"
+    if run("ingest", work / "data.csv", covered, *chosen, "--covariates", "b"):
+        keep("dataset with covariates", folder, {"store": covered}, {"arrays": arrays_of(covered), "names": ["a", "b"]})
     command = ("train", data, *hyper, "--solver", "gbcd", "--block-size", 2, "--tol", 1e-9, *LOCAL)
     place = work / "unfinished.checkpoint"
     run(*command, "--out", work / "unfinished.zarr", "--checkpoint", place, "--max-passes", 1)

@@ -77,7 +77,7 @@ def test_versions_are_of_each_kind() -> None:
         kind: store_attributes(kind)["dkgp_format_version"]
         for kind in ("dataset", "model", "prediction", "classifier", "variance factor")
     }
-    assert versions == {"dataset": 4, "model": 4, "prediction": 5, "classifier": 3, "variance factor": 1}
+    assert versions == {"dataset": 5, "model": 4, "prediction": 5, "classifier": 3, "variance factor": 1}
 
 
 def test_chunks_and_their_rows() -> None:
@@ -308,6 +308,7 @@ def test_data_sets(name: str, tmp_path: Path) -> None:
     if noise is not None:
         np.testing.assert_array_equal(noise, arrays["noise"])
     assert (dataset.classes is None) == name.startswith("dataset")
+    assert dataset.covariate_names == (("b",) if "covariates" in name else ())
 
 
 @of_kind("prediction")

@@ -43,11 +43,12 @@ class Case:
     tolerance: float = 1e-4
     sample_noise: np.ndarray | None = None
     product_error: float | None = None
+    covariates: tuple[str, ...] = ()  # of the columns of X and T, x0, x1, ...
     share: float | None = None  # of the solution that the solve is handed, to stop where it starts
 
     @cached_property
     def dataset(self) -> Any:
-        return memory_dataset(self.X, self.Y)
+        return memory_dataset(self.X, self.Y).with_covariates(self.covariates)
 
     @cached_property
     def drift(self) -> Drift:
@@ -90,13 +91,14 @@ class Case:
     def solution(self) -> np.ndarray:
         """Kbar^-1 [y, H]."""
         x = self.dataset.inputs(0, len(self.X))
-        right = np.column_stack([self.dataset.all_targets(), self.drift.columns_at(x)])
+        right = np.column_stack([self.dataset.all_targets(), self.drift.of(self.dataset)])
         return np.asarray(np.linalg.solve(self.kernel(x, x) + self.noise_variance * np.eye(len(x)), right))
 
     def dense(self) -> tuple[np.ndarray, np.ndarray]:
         """Means (t, p) and latent variances (t,), standardised: equations 2.41 and 2.42 as they are printed."""
         x, y, t = self.dataset.inputs(0, len(self.X)), self.drift.about(self.dataset).all_targets(), self.tests
-        H, H_star = self.drift.columns_at(x).T, self.drift.columns_at(t).T
+        H, H_star = self.drift.of(self.dataset).T, self.drift.columns_at(t).T
+        t = self.drift.features(t)
         K_y = self.kernel(x, x) + np.diag(np.broadcast_to(self.model.noise, len(x)))
         K_star = self.kernel(x, t)
         inverse = np.linalg.inv(K_y)
@@ -119,13 +121,17 @@ class Case:
             for row in self.Y
         ]
         x = self.dataset.inputs(0, len(self.X))
-        H = numbers(self.drift.columns_at(x))
+        H = numbers(self.drift.of(self.dataset))
         q = len(H[0])
         # Means of the right-hand sides h_j are k'Kbar^-1 H; at the samples, with Kbar^-1 = (I - K Kbar^-1) / N, they
         # give A.
         columns = [row + h for row, h in zip(rows, H, strict=True)]
         if q == 0:
-            return ExactGP(x, self.tests, columns, self.kernel, self.model.noise), mp.matrix(0), [mp.matrix(0)] * p
+            return (
+                ExactGP(x, self.drift.features(self.tests), columns, self.kernel, self.model.noise),
+                mp.matrix(0),
+                [mp.matrix(0)] * p,
+            )
         at_samples = ExactGP(x, x, columns, self.kernel, self.model.noise)
         noise = [mp.mpf(float(value)) for value in np.broadcast_to(self.model.noise, len(x))]
         solved = [
@@ -136,7 +142,7 @@ class Case:
             [[mp.fsum(h[i] * row[j] for h, row in zip(H, solved, strict=True)) for j in range(p + q)] for i in range(q)]
         )
         A = products[:, p:]
-        at_tests = ExactGP(x, self.tests, columns, self.kernel, self.model.noise)
+        at_tests = ExactGP(x, self.drift.features(self.tests), columns, self.kernel, self.model.noise)
         return at_tests, A, [mp.lu_solve(A, products[:, target]) for target in range(p)]
 
     def exact(self) -> tuple[list[list[Any]], list[Any]]:

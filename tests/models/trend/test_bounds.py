@@ -58,6 +58,13 @@ ATTACKS = {
     "quadratic, hardly any noise": Case(
         **steep(25), kernel=Matern32((3.0, 3.0)), noise_variance=1e-7, mean="quadratic", solver=Cholesky()
     ),
+    "linear, with covariates": Case(
+        **steep(26, d=3),
+        kernel=SquaredExponential((1.0,), 0.3, 1),
+        noise_variance=0.05,
+        covariates=("x1", "x2"),
+        tolerance=0.01,
+    ),
     "known mean": Case(
         **steep(26), kernel=SquaredExponential((1.0, 0.5), 0.3), noise_variance=0.05, mean=300.0, tolerance=0.01
     ),
@@ -74,7 +81,7 @@ def test_bounds_hold(name: str) -> None:
     assert wrong <= 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "by trees"])
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in ("by trees", "linear, with covariates")])
 def test_bounds_of_gradients_hold(name: str) -> None:
     ratio, relative = ATTACKS[name].slope_violations()
     assert 0.0 < ratio <= 1.0

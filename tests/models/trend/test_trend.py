@@ -21,6 +21,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, Matern12, Matern32, SquaredExponential, parse_kernel
 from dkgp.models import predict
 from dkgp.models.exact import save, train, update
+from dkgp.models.prediction.gradients import MeanGradients
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.trend import Drift, MeanValue, Trend
 from dkgp.models.variance.settings import VarianceSettings
@@ -76,6 +77,86 @@ def test_kriging_is_that_of_other_tools(mean: MeanValue) -> None:
     predicted = kriged(mean).predicted(gap=1e-12)
     np.testing.assert_allclose(predicted["mean"][:, 0], KRIGED[mean][0], rtol=1e-13)
     np.testing.assert_allclose(predicted["variance"][:, 0], KRIGED[mean][1], rtol=1e-12)
+
+
+DISTANCES, AT_CELLS = np.array([0.0, 1.0, 0.3, 2.0, 1.7, 2.9]), np.array([0.8, 1.6, 0.0])
+WITH_EXTERNAL_DRIFT = (
+    [1.5625351903103937, 2.4569804624684513, 0.948316891805075],
+    [1.316661080943181, 1.3335888596294292, 0.2262227215498304],
+)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_kriging_with_external_drift_is_that_of_other_tools(place: int, tmp_path: Path) -> None:
+    """The covariate is a column anywhere among the features, of arrays, of a store, and of a model with its inputs."""
+    X, T = (np.insert(Z, place, z, axis=1) for Z, z in ((PLACES, DISTANCES), (CELLS, AT_CELLS)))
+    plain = kriged("constant")
+    case = Case(X, VALUES, T, plain.kernel, plain.noise_variance, "constant", solver=Cholesky(), tolerance=1e-12)
+    case.covariates = (f"x{place}",)
+    assert case.dataset.feature_names == tuple(f"x{l}" for l in range(3) if l != place)
+    dataset = dataset_from_arrays(str(tmp_path / "train"), X, VALUES).with_covariates(case.covariates)
+    executor = LocalExecutor(1)
+    trained = train(dataset, case.kernel, case.noise_variance, executor, mean="constant", solver=Cholesky())
+    save(trained, str(tmp_path / "model"), dataset)
+    stored = open_model(str(tmp_path / "model"))
+    assert stored.feature_names == case.dataset.feature_names
+    assert Drift.from_model(stored) == Drift(0, columns=case.covariates)
+    test = dataset_from_arrays(str(tmp_path / "test"), T, None)
+    predict(stored, test, str(tmp_path / "out"), executor, variance=VarianceSettings(latent=True, gap=1e-12))
+    executor.close()
+    prediction, predicted = open_prediction(str(tmp_path / "out")), case.predicted(gap=1e-12)
+    for mean, variance in (
+        (predicted["mean"], predicted["variance"]),
+        (
+            prediction.read("mean", 0, 3),
+            0.5 * (prediction.read("variance_lower", 0, 3) + prediction.read("variance_upper", 0, 3)),
+        ),
+    ):
+        np.testing.assert_allclose(mean[:, 0], WITH_EXTERNAL_DRIFT[0], rtol=1e-13)
+        np.testing.assert_allclose(variance[:, 0], WITH_EXTERNAL_DRIFT[1], rtol=1e-12)
+    # Narrow rows hold the features, then the covariates; a state of training goes on from all of them.
+    state = stored.training_state()
+    assert state is not None
+    np.testing.assert_array_equal(Drift.from_model(stored).of(state[0]), case.drift.of(case.dataset))
+    (told,) = trained.summary["mean"]["coefficients"].values()
+    assert list(told) == ["constant", f"x{place}"]
+    lacking = dataset_from_arrays(str(tmp_path / "lacking"), CELLS, None, feature_names=stored.feature_names)
+    with pytest.raises(InputError, match=f"lacks the column 'x{place}'"):
+        predict(stored, lacking, str(tmp_path / "none"), LocalExecutor(1))
+
+
+def test_covariates_are_updated_drawn_and_refused() -> None:
+    problem = steep(140, d=3, p=1)
+    first = memory_dataset(problem["X"][:100], problem["Y"][:100]).with_covariates(["x2"])
+    kernel, executor, stopping = SquaredExponential((1.0, 0.5), 0.3), LocalExecutor(1), GradientInfNorm(1e-10)
+    before = train(first, kernel, 0.05, executor, mean="linear", stopping=stopping)
+    whole = append_rows(first, problem["X"][100:], problem["Y"][100:])
+    state = before.solution.alpha, before.solution.gradient
+    after = update(whole, kernel, 0.05, executor, state, mean="linear", stopping=stopping)
+    again = train(whole, kernel, 0.05, executor, mean="linear", stopping=stopping)
+    assert after.trend is not None
+    assert again.trend is not None
+    assert after.trend.count == 4
+    np.testing.assert_allclose(after.trend.coefficients, again.trend.coefficients, atol=1e-7)
+    with pytest.raises(InputError, match="has the covariates x2, which enter a mean with coefficients"):
+        train(first, kernel, 0.05, executor)
+    with pytest.raises(InputError, match="has the covariates x2.* `mean` is 3"):
+        train(first, kernel, 0.05, executor, mean=3.0)
+    executor.close()
+    with pytest.raises(InputError, match="no column 'x9' for `covariates`; expected some of 'x0', 'x1'"):
+        memory_dataset(problem["X"], problem["Y"]).with_covariates(["x9"])
+    with pytest.raises(InputError, match="all features are among `covariates`"):
+        memory_dataset(problem["X"], problem["Y"]).with_covariates(["x0", "x1", "x2"])
+    constant = np.column_stack([problem["X"], np.ones(140)])
+    with pytest.raises(InputError, match="the covariate 'x3' is constant on the training set"):
+        memory_dataset(constant, problem["Y"]).with_covariates(["x3"])
+    twice = np.column_stack([problem["X"], 2.0 * problem["X"][:, 1]])
+    dependent = memory_dataset(twice, problem["Y"]).with_covariates(["x3"])
+    with pytest.raises(InputError, match="cannot tell x1 and x3 apart"):
+        train(dependent, SquaredExponential((1.0,) * 3), 0.1, LocalExecutor(1), mean="linear")
+    model = before.model(first).resident()
+    with pytest.raises(InputError, match="the mean of this model has the covariates x2"):
+        MeanGradients(model, "covariates")
 
 
 def test_a_quadratic_mean_is_universal_kriging_with_plain_monomials() -> None:
@@ -289,7 +370,7 @@ def test_a_solve_that_says_nothing_of_the_coefficients_is_no_model() -> None:
     [pytest.param(SquaredExponential((1.0, 0.5), 0.3), marks=pytest.mark.slow), parse_kernel("periodic + rbf", 2)],
 )
 def test_drawn_functions_have_the_mean_and_the_variance(kernel: Kernel) -> None:
-    case = Case(**steep(60, p=1), kernel=kernel, noise_variance=0.05, tolerance=1e-8)
+    case = Case(**steep(60, d=3, p=1), kernel=kernel, noise_variance=0.05, tolerance=1e-8, covariates=("x1",))
     draws = PosteriorFunctions(case.model, f"draws-{kernel.type_name}", count=1500, seed=0, tolerance=1e-6)
     values = draws(case.tests)[:, 0]
     (means, variances), to = case.dense(), case.model.standardisation

@@ -406,15 +406,26 @@ class SupportedModel(KernelModel):
 
         Raises `StoreError` if a chunk is missing or damaged.
         """
+        if isinstance(self._support, Dataset):
+            return self._support.inputs(start, stop)
+        return self._features(self.rows(start, stop))
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Standardised support inputs and covariates [start, stop), shape (stop - start, d + c). Errors as there."""
         assert self._support is not None
         return (
-            self._support.inputs(start, stop) if isinstance(self._support, Dataset) else self._support.read(start, stop)
+            self._support.rows(start, stop) if isinstance(self._support, Dataset) else self._support.read(start, stop)
         )
 
     def input_rows(self, indices: IntArray) -> FloatArray:
         """Standardised support inputs at `indices`, shape (len(indices), d). Errors as for `inputs`."""
         assert self._support is not None
-        return self._support.input_rows(indices) if isinstance(self._support, Dataset) else self._support.rows(indices)
+        if isinstance(self._support, Dataset):
+            return self._support.input_rows(indices)
+        return self._features(self._support.rows(indices))
+
+    def _features(self, rows: FloatArray) -> FloatArray:
+        return rows if not self.standardisation.covariates else np.ascontiguousarray(rows[:, : self.n_features])
 
     def row_chunks(self) -> list[tuple[int, int]]:
         """Row ranges [start, stop) of the chunks of the support inputs, in order."""
@@ -457,7 +468,8 @@ class SupportedModel(KernelModel):
         """As for every model; support inputs besides."""
         layouts = super().layouts(about, shapes)
         n = shapes.get("alpha", (0,))[0]
-        return {**layouts, "inputs": ((n, len(about["feature_names"])), ("sample", "feature"))}
+        width = len(about["feature_names"]) + len(about["standardisation"].covariates)
+        return {**layouts, "inputs": ((n, width), ("sample", "feature"))}
 
     def _check(self, by_reference: bool) -> None:
         self._require_noise()
@@ -472,14 +484,15 @@ class SupportedModel(KernelModel):
             check_reference(self._support.url)
 
     def _write_more(self, store: NewStore, content: Json) -> None:
-        """Copy the standardised inputs of the training set, unless the store refers to them."""
+        """Copy the standardised inputs and covariates of the training set, unless the store refers to them."""
         if content["by_reference"] or self.is_sparse:
             return
-        names = {"names": list(self.feature_names), "scale": "standardised"}
-        shape = (self.n_support, self.n_features)
+        columns = [*self.feature_names, *self.standardisation.covariate_names]
+        names = {"names": columns, "scale": "standardised"}
+        shape = (self.n_support, len(columns))
         inputs = store.create_array("inputs", shape, ("sample", "feature"), self.chunk_rows, names)
         for start, stop in self.row_chunks():
-            inputs.write(start, self.inputs(start, stop))
+            inputs.write(start, self.rows(start, stop))
 
 
 class TrainingFacts(TypedDict, total=False):
