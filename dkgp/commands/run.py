@@ -48,6 +48,7 @@ class Run(ABC):
     """
 
     command: ClassVar[str]
+    knows_covariates: ClassVar[bool] = False
     job: Any
     dataset: Dataset
     checkpointing: Checkpointing | None = None
@@ -141,10 +142,15 @@ class Run(ABC):
         """Save the result unless it is saved already, and return the record."""
 
     def open_data(self) -> Dataset:
-        """Open the data of a regression; `InputError` if it has no targets."""
+        """Open the data of a regression; `InputError` without targets, or with covariates that no mean takes."""
         dataset = open_dataset(self.job.dataset)
         if dataset.n_targets == 0:
             raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
+        if dataset.covariate_names and not self.knows_covariates:
+            raise InputError(
+                f"'{dataset.url}' has the covariates {', '.join(dataset.covariate_names)}, which enter the mean of "
+                f"dkgp train alone; dkgp {self.command} has no such mean. Ingest without `covariates`"
+            )
         return dataset
 
 

@@ -59,7 +59,6 @@ class TrainingRun(Run):
 
     record: ClassVar[type[Any]]
     knows_noise_models: ClassVar[bool] = False
-    knows_covariates: ClassVar[bool] = False
     hyperparameters: Hyperparameters | None
     _overwrite = False
     _earlier: Any | None = None  # the model at `job.out`, in a resumed run
@@ -82,11 +81,6 @@ class TrainingRun(Run):
     def open(self) -> None:
         """Open data and hyperparameters."""
         self.dataset = self.open_data()
-        if self.dataset.covariate_names and not self.knows_covariates:
-            raise InputError(
-                f"'{self.dataset.url}' has the covariates {', '.join(self.dataset.covariate_names)}, which enter the "
-                f"mean of dkgp train alone; dkgp {self.command} has no such mean. Ingest without `covariates`"
-            )
         self.hyperparameters = self.read_hyperparameters(self.job.hyper)
 
     def keep_to_products(self) -> None:

@@ -516,7 +516,8 @@ class TuneRun(Run):
             self.reporter.note(
                 "the target is a label: tuned is the regression on the signs of its classes, for classification"
             )
-        job.choices(None).drift.over(dataset)  # refuses covariates that no mean takes
+        if dataset.covariate_names:
+            job.choices(None).drift.over(dataset)  # refuses covariates that no mean takes
         self.dataset = dataset
         if job.start is not None:
             self.start = read_hyperparameters(job.start, feature_names=dataset.feature_names)

@@ -168,6 +168,10 @@ def train(
     noise, context = Noise.of(noise_variance, sample_noise), RunContext.of(context)
     how = _Solve(solver, stopping or GradientInfNorm(), initial, initial_gradient)
     if isinstance(noise.law, StudentT):
+        if Drift.parse(mean) != CENTRED:
+            raise InputError(
+                f"Student's t is of a centred mean; got `mean` {Drift.parse(mean).word}. Leave one of them out"
+            )
         return _train_in_turns(dataset, kernel, noise.law, context, how)
     problem = Problem.of(dataset, kernel, noise, mean)
     if has_user_function(problem.kernel):

@@ -94,6 +94,7 @@ def test_covariates_are_resumed_and_refused_elsewhere(drifting: Path) -> None:
         (command, "enter a mean with coefficients"),
         (["tune", drifting / "train.zarr"], "enter a mean with coefficients"),
         (["sparse", *command[1:4], "--basis-size", "20"], "dkgp sparse has no such mean"),
+        (["pursue", drifting / "train.zarr"], "dkgp pursue has no such mean"),
     ):
         refused = run(*words, "--out", drifting / "other.zarr")
         assert refused.exit_code == 3, refused.stderr

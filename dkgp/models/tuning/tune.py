@@ -110,7 +110,7 @@ def tune_dataset(
         Known noise variances of the samples beside s2, standardised; by default those of the data set.
     relative_noise : (n,) float64, optional
         The multiple of s2 that each sample has.
-    mean : {"centred", "constant", "linear", "quadratic"}, float or Drift, default "centred"
+    mean : {"centred", "constant", "linear", "quadratic"} or float, default "centred"
         The mean to train with, see `dkgp.models.exact.train`. The restricted likelihood, without its coefficients, is
         maximised; the amplitude is then always free, and there are no scores.
     executor : BlockExecutor, optional

@@ -21,6 +21,7 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, Matern12, Matern32, SquaredExponential, parse_kernel
 from dkgp.models import predict
 from dkgp.models.exact import save, train, update
+from dkgp.models.noise import Noise, StudentT
 from dkgp.models.prediction.gradients import MeanGradients
 from dkgp.models.prediction.pathwise import PosteriorFunctions
 from dkgp.models.trend import Drift, MeanValue, Trend
@@ -250,6 +251,9 @@ def test_a_drift_is_stored_as_earlier_versions_stored_it(drift: Drift, document:
 
 
 def test_other_means_are_refused() -> None:
+    outliers = Noise(0.1, law=StudentT(4.0, 0.1))
+    with pytest.raises(InputError, match="Student's t is of a centred mean; got `mean` linear"):
+        train(memory_dataset(PLACES, VALUES), Matern12((1.0, 1.0)), outliers, LocalExecutor(1), mean="linear")
     for mean in ("cubic", True, float("nan"), None):
         with pytest.raises(InputError, match="`mean` (is one of 'centred', 'constant', .* or a number|must be finite)"):
             Drift.parse(mean)  # type: ignore[arg-type]
