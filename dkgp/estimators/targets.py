@@ -344,7 +344,7 @@ class EstimatorMean:
 
 def covariates_of(columns: Any, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of columns that are given by name or by index, as in `covariates`; `InputError` for others."""
-    if isinstance(columns, str) or not np.iterable(columns):
+    if not isinstance(columns, list | tuple | np.ndarray):
         raise InputError(f"covariates= takes a sequence of names or indices of features; got {columns!r}")
     taken: list[str] = []
     for column in columns:

@@ -10,7 +10,7 @@ import pytest
 from dkgp.data import open_dataset, open_model, open_prediction
 from dkgp.models import read_hyperparameters
 from tests.cli.invoke import run, run_json
-from tests.cli.test_predict_lines import answered, lines_of
+from tests.cli.test_predict import answered, lines_of
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ SWITCHES = {
 }
 CHOICES = {
     *("cardinality", "choice", "intercept", "likelihood", "link", "method", "multi_class", "noise_model", "optimizer"),
-    *("prototypes", "search", "solver", "kernel", "mean", "client"),
+    *("prototypes", "search", "solver", "kernel", "client"),
 }
 
 
@@ -101,6 +101,10 @@ def test_a_parameter_is_taken_or_named(
         assert others in ([5, 5.0, 5.5], [0, 5, 5.0, 5.5], []), others
     elif parameter in SWITCHES:
         assert others in ([True], []), others
+    elif parameter == "mean":
+        assert others == [-1, 0, 5, 5.0, 5.5], others  # known means
+    elif parameter == "covariates":
+        assert others == [[]], others
     elif parameter in CHOICES:
         assert others == [], others
     else:
