@@ -213,7 +213,12 @@ def tune_by_bound(
     loop = Loop(watch, {}, unit="evaluation", waits=False)
     search = BasisSearch(dataset, watch, problem, targets, basis_size, loop, note)
     with closing(search):
-        loop.run(search)
+        try:
+            loop.run(search)
+        finally:
+            # An error loses no evaluation either.
+            if search.iteration > (loop.saved_iteration or 0):
+                loop.save(search)
         return search.result()
 
 

@@ -215,6 +215,20 @@ def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
     assert len(evaluated) - 2 * whole in (0, 1)
 
 
+def test_an_error_loses_no_evaluation(
+    dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, evaluated: list[float]
+) -> None:
+    def broken(progress: Any) -> None:
+        if len(evaluated) > 5:
+            raise OSError("a worker is lost")
+
+    with pytest.raises(OSError, match="a worker is lost"):
+        searched(dataset, one_thread, basis_size=8, checkpointing=saved_in(tmp_path), within=broken)
+    latest = saved_in(tmp_path, resume=True).latest()
+    assert latest is not None
+    assert latest.sequence_number == 5
+
+
 def test_an_interruption_without_checkpoints_says_that_nothing_is_saved(
     dataset: Dataset, one_thread: LocalExecutor
 ) -> None:
