@@ -56,15 +56,11 @@ class TrainedClassifier:
     # Points that decisions are sums over.
     support: ClassVar[Support] = "samples"
 
-    @property
-    def kind(self) -> type[ClassifierRecord]:
-        """Class of the stored model."""
-        return FORMS[self.form, self.support]
-
     def fields(self) -> dict[str, Any]:
         """Return the fields of the stored model that are attributes here, except those of every kernel model."""
         mine = {each.name for each in fields(self)} - _OF_EVERY_MODEL
-        values = {each.name: getattr(self, each.name) for each in fields(self.kind) if each.name in mine}
+        stored = [each.name for each in fields(FORMS[self.form, self.support]) if each.name in mine]
+        values = {name: getattr(self, name) for name in stored}
         values |= {name: to_json(values[name]) for name in ("calibration", "likelihood") if name in values}
         return {"intercept": np.zeros(1 if len(self.classes) == 2 else len(self.classes)), **values}
 
@@ -82,7 +78,7 @@ class TrainedClassifier:
             certificate=self.proofs(),
             summary=self.summary if summary is None else summary,
         )
-        return self.kind(**about, class_weights=data.class_weights(), **self.fields())
+        return FORMS[self.form, self.support](**about, class_weights=data.class_weights(), **self.fields())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

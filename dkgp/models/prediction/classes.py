@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,7 +85,7 @@ class ClassifierSupport(SupportInputs):
     """The points of a classifier: all samples, or a few prototypes."""
 
     def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
-        """Return sqrt(W) of the points start:stop in a column; see `PrecisionSource`.
+        """Return sqrt(W) of the points start:stop in a column.
 
         This applies to a Gaussian process of all samples. W is taken to be at least `LEAST_CURVATURE`; bounds allow for
         the difference.
@@ -431,7 +432,7 @@ class ClassVariances:
         rows, tests = want.rows(model.n_features), None if want.test is not None else want.n_test
         self._runs: list[IterativeRun] = []
         for column in range(t):
-            source = ScaledInputs(context.source, column)
+            source = ScaledInputs(context.source, partial(context.source.precision_roots, column))
             column_context = BlockContext(f"{context.run_id}/column-{column}", source, kernel, n)
             plan = None if stored is None else stored[column]
             subject = Subject(ScaledSupport(source), kernel, column_context)
@@ -525,7 +526,8 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
         points = ClassifierSupport.of(model, want.version)
         self._context = BlockContext(want.version, points, kernel, model.n_support)
-        self._require_sums(want)
+        if want.test is not None:
+            model.inputs(0, min(1, model.n_support))  # report missing points before anything is written
         decider = self._decider = decider_of(model, plug_in=want.plug_in)
         self._variances: ClassVariances | None = None
         averages = isinstance(decider, GaussianDecider)
@@ -547,12 +549,6 @@ class ClassPosterior(Posterior[ClassifierRecord]):
         self.n_support, self.assumes, self.variables = model.n_support, decider.assumes, decider.variables
         self.attributes = self._described(want)
         want.say(decider.lacks)
-
-    def _require_sums(self, want: Want) -> None:
-        model = self.model
-        if want.test is None:
-            return
-        model.inputs(0, min(1, model.n_support))  # report missing points before anything is written
 
     def _refuse_variances(self, want: Want) -> None:
         if self.model.form == "gp" and not want.plug_in:

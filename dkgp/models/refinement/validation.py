@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import scipy.linalg
@@ -29,7 +30,7 @@ from dkgp.models.variance.nystrom import FactorSource
 from dkgp.models.variance.scaled import ScaledInputs, scaled_kernel
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray, IndexArray
-from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
+from dkgp.operators.block_tasks import BlockContext, InputSource
 from dkgp.solvers import (
     ConjugateGradient,
     FactorPreconditioning,
@@ -312,9 +313,8 @@ def _subject(
         return context, of_landmarks, inputs
     roots = np.sqrt(operator.noise_variance / operator.noise)
     kernel = scaled_kernel(context.kernel, inputs.shape[1])
-    scaled = BlockContext(
-        f"{context.run_id}/noise", ScaledInputs(_WithRoots(context.source, roots), 0), kernel, operator.n
-    )
+    source = ScaledInputs(context.source, partial(_rows_of, roots))
+    scaled = BlockContext(f"{context.run_id}/noise", source, kernel, operator.n)
     return (
         scaled,
         np.column_stack([of_landmarks, roots[landmarks]]),
@@ -322,35 +322,8 @@ def _subject(
     )
 
 
-@dataclass(frozen=True)
-class _WithRoots:
-    """Rows of a source, with `roots` (n,)."""
-
-    source: InputSource
-    roots: FloatArray
-
-    @property
-    def n_samples(self) -> int:
-        """Number of rows."""
-        return self.source.n_samples
-
-    @property
-    def n_features(self) -> int:
-        """Number of features d."""
-        return self.source.n_features
-
-    @property
-    def centre(self) -> FloatArray | None:
-        """The source's."""
-        return centre_of(self.source)
-
-    def inputs(self, start: int, stop: int) -> FloatArray:
-        """Rows start:stop."""
-        return self.source.inputs(start, stop)
-
-    def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
-        """Roots of rows start:stop."""
-        return self.roots[start:stop]
+def _rows_of(values: FloatArray, start: int, stop: int) -> FloatArray:
+    return values[start:stop]
 
 
 def _means(context: BlockContext, executor: BlockExecutor, inputs: FloatArray, alpha: FloatArray) -> FloatArray:

@@ -15,8 +15,8 @@ has a relative error of 4u. V grows with the noise, and no faster, so its relati
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -32,13 +32,6 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
 
 
-class PrecisionSource(InputSource, Protocol):
-    """Rows of inputs of samples with individual noise."""
-
-    def precision_roots(self, column: int, start: int, stop: int) -> FloatArray:
-        """Return sqrt(W_i) >= 0, one over the deviation of each sample's noise, of rows start:stop of a column."""
-
-
 def scaled_kernel(kernel: Kernel, n_features: int) -> Kernel:
     """Return the kernel s(x) s(x') k(x, x') for inputs (x, s) with d + 1 features."""
     width = n_features + 1
@@ -48,10 +41,13 @@ def scaled_kernel(kernel: Kernel, n_features: int) -> Kernel:
 
 @dataclass(frozen=True)
 class ScaledInputs:
-    """Rows (x, s) of a source with noise by sample."""
+    """Rows (x, s) of a source whose samples have noise of their own.
 
-    base: PrecisionSource
-    column: int  # column of the noise
+    `roots(start, stop)` returns s >= 0, the inverse deviation of the noise of those rows.
+    """
+
+    base: InputSource
+    roots: Callable[[int, int], FloatArray]
 
     @property
     def n_samples(self) -> int:
@@ -71,8 +67,7 @@ class ScaledInputs:
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Rows start:stop."""
-        roots = self.base.precision_roots(self.column, start, stop)
-        return np.column_stack([self.base.inputs(start, stop), roots])
+        return np.column_stack([self.base.inputs(start, stop), self.roots(start, stop)])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -221,7 +222,7 @@ class Rows:
 def intervals(
     rows: Rows, kernel: Kernel, test: FloatArray, threads: int = 2, **settings: object
 ) -> tuple[FloatArray, FloatArray]:
-    source = ScaledInputs(rows, 0)
+    source = ScaledInputs(rows, partial(rows.precision_roots, 0))
     context = BlockContext(f"scaled-{next(RUNS)}", source, scaled_kernel(kernel, rows.n_features), rows.n_samples)
     subject, queries = Subject(ScaledSupport(source), context.kernel, context), ArrayInputs(test)
     executor = LocalExecutor(threads)
@@ -282,7 +283,8 @@ def test_with_hardly_any_curvature_the_variance_is_the_priors(rng: np.random.Gen
 
 def test_rows_are_read_in_their_order_and_the_centre_has_none_for_the_scale(rng: np.random.Generator) -> None:
     rows = noisy(rng, 500)
-    support = ScaledSupport(ScaledInputs(dataclasses.replace(rows, centre=np.ones(3)), 0))
+    rows = dataclasses.replace(rows, centre=np.ones(3))
+    support = ScaledSupport(ScaledInputs(rows, partial(rows.precision_roots, 0)))
     chosen = rng.permutation(500)[:60]
     np.testing.assert_array_equal(support.input_rows(chosen), support.source.inputs(0, 500)[chosen])
     assert support.source.centre is not None

@@ -58,6 +58,7 @@ class ClassifierRecord(SupportedModel):
     derived: ClassVar[tuple[str, ...]] = ("form",)
 
     form: ClassVar[ClassifierForm]
+    support: ClassVar[Support] = "prototypes"
 
     classes: tuple[str, ...]
     intercept: FloatArray = field(metadata=array("output"))
@@ -78,6 +79,11 @@ class ClassifierRecord(SupportedModel):
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes by code."""
         return self.classes
+
+    @property
+    def is_sparse(self) -> bool:
+        """True for a model of prototypes, which needs no training set."""
+        return self.support != "samples"
 
     @property
     def averages(self) -> bool:
@@ -113,11 +119,12 @@ class ClassifierRecord(SupportedModel):
 class _OfSamples(ClassifierRecord):
     """A classifier whose decisions are sums over all samples, with coefficients `alpha` (n, t)."""
 
+    support = "samples"
+
     alpha: FloatArray = field(metadata=array("sample", "output"))
 
     @property
     def coefficients(self) -> FloatArray:
-        """Weights of the kernel's columns, (n, t)."""
         return self.alpha
 
 
@@ -140,22 +147,14 @@ class _OfPrototypes(ClassifierRecord):
     indices: IntArray | None = field(default=None, metadata=array("basis"))
 
     @property
-    def is_sparse(self) -> bool:
-        """True: the model needs no training set."""
-        return True
-
-    @property
     def coefficients(self) -> FloatArray:
-        """Weights of the kernel's columns, (m, t)."""
         return self.weights
 
     @property
     def without_sums(self) -> str | None:
-        """Reason why decisions are no sums over all training samples."""
         return f"is a sum over {self.n_support:,} prototypes, which takes no time"
 
     def inputs(self, start: int, stop: int) -> FloatArray:
-        """Standardised prototypes [start, stop), shape (stop - start, d)."""
         return self.prototypes[start:stop]
 
 
@@ -251,6 +250,7 @@ class NearProcessRecord(NearArrays, _OfLikelihood, _OfPrototypes):
     """
 
     form, called = "gp", "A classifier with neighbours"
+    support = "neighbours"
 
     neighbours: int = field()
     kernel_lower: FloatArray = field(metadata=array("basis", "column"))
@@ -261,15 +261,11 @@ class NearProcessRecord(NearArrays, _OfLikelihood, _OfPrototypes):
     near_normal: FloatArray = field(metadata=array("target", "basis", "column"))
 
 
-FORMS: dict[tuple[ClassifierForm, Support], type[ClassifierRecord]] = {
-    ("fixed-size", "prototypes"): FixedSizeRecord,
-    ("exact", "samples"): ExactClassifierRecord,
-    ("logistic", "samples"): LogisticRecord,
-    ("logistic", "prototypes"): BasisLogisticRecord,
-    ("gp", "samples"): ProcessRecord,
-    ("gp", "prototypes"): BasisProcessRecord,
-    ("gp", "neighbours"): NearProcessRecord,
-}
+_CLASSES: tuple[type[ClassifierRecord], ...] = (
+    FixedSizeRecord, ExactClassifierRecord, LogisticRecord, ProcessRecord,
+    BasisLogisticRecord, BasisProcessRecord, NearProcessRecord,
+)  # fmt: skip
+FORMS = {(kind.form, kind.support): kind for kind in _CLASSES}
 """The class of each form's models."""
 
 
