@@ -30,7 +30,10 @@ from dkgp.cli.service import cancel, jobs, logs, resume, serve, status, submit, 
 )
 @click.version_option(__version__, prog_name="dkgp")
 def main() -> None:
-    """Exact Gaussian process regression for data that outgrow memory, by greedy block coordinate descent on Dask."""
+    """Gaussian process regression and classification for data that outgrow memory.
+
+    Models are exact with proven bounds, or sparse. Commands run on one machine or on a Dask cluster.
+    """
 
 
 add_commands(main, JOB_COMMANDS)

@@ -207,7 +207,7 @@ class InfoCommand(JobCommand):
         """Print the tables; raise `StoreError` if a store's own description does not fit into any table."""
         from dkgp.data.stores.manifest import described_whole
 
-        with described_whole(str(document.get("location")), "--json shows what it tells as it is"):
+        with described_whole(str(document.get("location")), "--json prints the contents unchanged"):
             super().show(document, output)
 
 

@@ -131,7 +131,7 @@ def output_parameters() -> list[click.Parameter]:
         for names, text in (
             (("--json", "as_json"), "Print one JSON document on standard output."),
             (("-q", "--quiet"), "Show no progress, only warnings and errors."),
-            (("-v", "--verbose"), "Also show the solver's figures: rounds, passes, residuals, rates."),
+            (("-v", "--verbose"), "Also show rounds, passes, residuals and rates."),
             (("--debug",), "Show the traceback of an error."),
         )
     ]

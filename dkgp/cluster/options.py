@@ -53,7 +53,7 @@ def _setting(value: str) -> tuple[str, Any]:
     """Read KEY=VALUE, the value JSON where it is, else text; or KEY=@FILE, KEY=@env:NAME, which hold it."""
     name, separator, text = value.partition("=")
     if not separator or not name.strip():
-        raise ValueError("expected KEY=VALUE, such as queue=short; there is no '='.")
+        raise ValueError("expected KEY=VALUE, such as queue=short; got no '='.")
     if (secret := read_secret(text)) is not None:
         return name.strip(), secret
     try:
@@ -71,51 +71,57 @@ def _amount(value: str) -> tuple[str, float]:
         raise ValueError("expected NAME=AMOUNT, such as dkgp=1.") from None
 
 
-SCHEDULER = Option(help="Running Dask scheduler, tcp://host:port or tls://...", metavar="ADDRESS", group=WHERE)
-SCHEDULER_FILE = Option(help="File that a Dask scheduler wrote its address to.", metavar="FILE", group=WHERE)
+SCHEDULER = Option(
+    help="Address of a running Dask scheduler, tcp://host:port or tls://host:port.", metavar="ADDRESS", group=WHERE
+)
+SCHEDULER_FILE = Option(help="File to which a running Dask scheduler wrote its address.", metavar="FILE", group=WHERE)
 KIND = Option("cluster", late=_kinds, spellings=("--cluster",), group=WHERE)
-WORKERS = Option(help="Workers to start, or to wait for at a scheduler.", metavar="N", group=WHERE)
-ADAPTIVE = Option(help="As many workers as the work needs, instead.", metavar="MIN MAX", group=WHERE)
-THREADS = Option(help="Threads of each worker started here.", metavar="N", group=WHERE)
+WORKERS = Option(help="Number of workers to start, or to wait for at a scheduler.", metavar="N", group=WHERE)
+ADAPTIVE = Option(
+    help="Start between MIN and MAX workers, as the work needs, instead of `workers`.", metavar="MIN MAX", group=WHERE
+)
+THREADS = Option(help="Threads per worker started here.", metavar="N", group=WHERE)
 MEMORY = Option(
-    help="Memory of each worker started here, such as 8GiB.",
+    help="Memory per worker started here, such as 8GiB.",
     type=byte_count,
     spellings=("--worker-memory",),
     metavar="SIZE",
     group=WHERE,
 )
 TILES = Option(
-    help="What each worker's process may keep of the kernel matrix between products. auto: nothing unless the run "
-    "should take a twentieth less time for it, and then at most 1 GiB; up to a third of its memory where a quarter "
-    "less. A greedy basis' columns: the third.",
+    help="Memory in each worker process for tiles of the kernel matrix, kept between products. auto: none, unless a "
+    "forecast says that it saves 5 % of the time (then at most 1 GiB) or 25 % (then at most a third of the "
+    "worker's memory). For the columns of a greedy basis: a third.",
     type=byte_budget,
     metavar="SIZE|auto|none",
     group=WHERE,
 )
 WAIT = Option(
-    help="How long workers may take to come.  [default: 120; 600 from a queue]",
+    help="How long to wait for workers to start.  [default: 120; 600 for a queueing system]",
     spellings=("--worker-wait",),
     metavar="SECONDS",
     group=WHERE,
 )
 DEADLINE = Option(
-    help="How long a round of tasks may go on without another task done before the cluster counts as lost, and the run "
-    "ends to be resumed.  [default: 900]",
+    help="How long a round of tasks may run without finishing a task. After that the cluster counts as lost, and the "
+    "run ends; it can be resumed.  [default: 900]",
     spellings=("--round-deadline",),
     metavar="SECONDS",
     group=WHERE,
 )
-AUTHORITY = Option(help="Authority that signed the cluster's certificates (PEM).", metavar="FILE", group=WHERE)
+AUTHORITY = Option(
+    help="Certificate of the authority that signed the cluster's certificates (PEM).", metavar="FILE", group=WHERE
+)
 CERTIFICATE = Option(help="Certificate of this process and of workers started here.", metavar="FILE", group=WHERE)
-KEY = Option(help="Its key.  [default: in the certificate's file]", metavar="FILE", group=WHERE)
+KEY = Option(help="Key of `tls_cert`.  [default: in the certificate's file]", metavar="FILE", group=WHERE)
 PLAIN_TEXT = Option(
-    help="Start the cluster without certificates, which are made for the run otherwise: whoever reaches its ports can "
-    "run code there.",
+    help="Start the cluster without TLS. By default certificates are made for the run. Without them, anybody who can "
+    "reach the ports can run code there.",
     group=WHERE,
 )
 SETTINGS = Option(
-    help="For the class that starts the cluster, by its own names, such as queue=short; VALUE may be JSON, or @FILE "
-    "or @env:NAME, which hold it: a secret does not belong on a command line. May be repeated.",
+    help="Argument of the class that starts the cluster, such as queue=short. VALUE may be JSON. For a secret, write "
+    "@FILE or @env:NAME to read it from a file or an environment variable. May be repeated.",
     type=_setting,
     spellings=("--cluster-option",),
     metavar="KEY=VALUE",
@@ -123,15 +129,15 @@ SETTINGS = Option(
     group=WHERE,
 )
 RESOURCES = Option(
-    help="Dask's resources that each task takes of its worker, such as dkgp=1: of a running scheduler only workers "
-    "that were started with such resources get tasks, and so many at once. May be repeated.",
+    help="Dask resources that each task needs, such as dkgp=1. At a running scheduler, only workers started with "
+    "these resources get tasks, and the amounts limit the tasks per worker. May be repeated.",
     type=_amount,
     metavar="NAME=AMOUNT",
     multiple=True,
     group=WHERE,
 )
 CONFIG_FILE = Option(
-    help="YAML file with these options under dkgp.cluster, and anything else that dask's configuration knows.",
+    help="YAML file with these options under dkgp.cluster. It may also contain any other configuration of Dask.",
     spellings=("--cluster-config",),
     metavar="FILE",
     group=WHERE,
@@ -139,7 +145,7 @@ CONFIG_FILE = Option(
 
 
 PERFORMANCE_REPORT = Option(
-    help="Write Dask's performance report of the run, an HTML page; the scheduler needs bokeh.",
+    help="Write Dask's performance report of the run as an HTML page. The scheduler needs bokeh.",
     metavar="FILE",
     group=WHERE,
 )

@@ -132,7 +132,7 @@ class ClassifyRun(TrainingRun):
         by = "marginal likelihood of a subset's labels"
         if self.evidence is not None:
             by = f"evidence of a subset's labels ({self.evidence})"
-        self.reporter.note(f"finding hyperparameters by the {by}")
+        self.reporter.note(f"tuning hyperparameters by the {by}")
         with self.reporter.search("tune") as progress:
             search = LabelTuning(
                 seed=self.job.settings.seed,
@@ -212,8 +212,8 @@ class ClassifyRun(TrainingRun):
     def of_rare(self, summary: Mapping[str, Any]) -> str:
         """Return the caution about a model with a rare class."""
         return (
-            "a low error rate may hide that it is never found. Look at the balanced error, or give `class_weight` "
-            "balanced"
+            "a low error rate does not show whether this class is ever predicted. Check the balanced error, or give "
+            "`class_weight` balanced"
         )
 
     def warnings(self, outcome: Outcome) -> list[str]:
@@ -316,8 +316,8 @@ class FixedSizeRun(ClassifyRun):
         )  # fmt: skip
         balanced = " with and without class weights" if weighings > 1 else ""
         self.reporter.note(
-            f"foreseen: {foreseen.passes} passes over {n:,} samples at most, about {about_seconds(foreseen.seconds)} "
-            f"of idle cores: up to {most_widths(settings.search)} widths judged by {foreseen.judging:,} prototypes, "
+            f"forecast: at most {foreseen.passes} passes over {n:,} samples, about {about_seconds(foreseen.seconds)} "
+            f"on idle cores: up to {most_widths(settings.search)} widths judged by {foreseen.judging:,} prototypes, "
             f"then all {foreseen.pool:,}{balanced}"
         )
 
@@ -396,7 +396,7 @@ class ExactRun(ClassifyRun):
         if choice:
             reason = choice["auto"]["reason"]
             told = f"the solver is {solver.name}"
-            self.reporter.note(f"{told}, which should be quickest", f"{told}: {reason}")
+            self.reporter.note(f"{told}, the fastest by a forecast", f"{told}: {reason}")
         self._check_limit(hyperparameters)
         plan = planned_solve(
             self,

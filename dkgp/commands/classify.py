@@ -44,86 +44,92 @@ BASIS = Group("Options of logistic and gp on a basis (and --tol)", ON_BASIS)
 
 
 def _solvers() -> dict[str, Any]:
-    risks = "of logistic and gp one of " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
+    risks = "for logistic and gp one of " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
     return {
         "choices": tuple(dict.fromkeys((AUTO, *solver_names(), *RISK_METHODS))),
-        "help": f"Who solves for it. Of exact as for `dkgp train`; {risks}. auto: the quickest.",
+        "help": f"Solver. For exact as for `dkgp train`; {risks}. auto: the fastest.",
     }
 
 
 METHOD = Option(
-    help="fixed-size: a sum over a few prototypes, chosen by sparse conjugate directions pursuit; exact: the LS-SVM of "
-    "all samples, each decision within a proven bound; logistic: kernel logistic regression, each probability within a "
-    "proven interval; gp: Gaussian process classification by Laplace's approximation, probabilities averaged over it.",
+    help="fixed-size: LS-SVM on a few prototypes, chosen by sparse conjugate directions pursuit; exact: LS-SVM on all "
+    "samples, with a proven bound on each decision; logistic: kernel logistic regression, with a proven interval "
+    "for each probability; gp: Gaussian process classification by Laplace's approximation, with averaged "
+    "probabilities.",
 )
 START = Option(
-    help="Hyperparameters to start from, as `dkgp tune` writes them.  [default: found from the labels]",
+    help="Initial hyperparameters, as `dkgp tune` writes them.  [default: tuned on the labels]",
     metavar="FILE",
     place="read",
 )
 CLASS_WEIGHT = Option(
-    help="What a sample of a class counts: all classes the same together, all samples the same, or each class by name; "
-    "repeatable.  [default: the same; fixed-size tries balanced too where a class is rare]",
+    help="Weight of the samples of a class. balanced: all classes have the same total weight; none: all samples have "
+    "the same weight; NAME=WEIGHT: one class. May be repeated.  [default: none; fixed-size also tries balanced if "
+    "a class is rare]",
     metavar="balanced|none|NAME=W",
 )
 GIVEN_NOISE = Option(
-    help="Take the noise variance of `hyper` as it is. Without it, a fixed-size one has its own, by cross-validation.",
+    help="Use the noise variance of `hyper` unchanged. By default, fixed-size chooses its own by cross-validation.",
     group=FIXED_SIZE,
 )
 LINK = Option(
-    help="Probability of a class by its latent function f: 1 / (1 + exp(-f)), or the normal distribution's.",
+    help="Probability of a class as a function of its latent function f. logit: 1 / (1 + exp(-f)); probit: the normal "
+    "distribution function.",
     group=LIKELIHOODS,
     decides=False,  # the likelihood decides, together with the classes of the data
 )
 MULTI_CLASS = Option(
-    help="Several classes together, or each against the rest.  [default: softmax of logistic, ovr of gp]",
+    help="Treatment of several classes. softmax: together; ovr: one against the rest.  [default: softmax for "
+    "logistic, ovr for gp]",
     group=LIKELIHOODS,
     decides=False,
 )
 REGULARISATION = Option(
-    help="Of logistic: the penalty's weight; hyperparameters that are found from the labels are for 1.",
+    help="Weight of the penalty of logistic. Hyperparameters tuned on the labels assume 1.",
     metavar="LAMBDA",
     above=0,
     group=LOGISTIC,
 )
 SOLVER = Option(late=_solvers, group=SAMPLES)
 TOLERANCE = Option(
-    help="Solve until decisions are about so near to the exact ones (of a basis, to its own best), whose margins are "
-    "at -1 and 1; a probability is then within a quarter of it.",
+    help="Solve until decisions are within about this distance of the exact ones (on a basis: of the optimum on that "
+    "basis). Margins are at -1 and 1. The error of a probability is at most a quarter of it.",
     spellings=("--tol",),
     above=0,
     group=TO_SOLVE,
 )
 GAP = Option(
-    help="Of logistic and gp: stop where the risk is proven to be within this share of the least, instead.",
+    help="For logistic and gp: stop when the risk is proven to be within this relative distance of its minimum, "
+    "instead of --tol.",
     metavar="SHARE",
     above=0,
     group=RISKS,
 )
 BASIS_SIZE = Option(
-    help="Train on a basis of so many samples, whose predictions take as many kernel entries.  [default: on all "
-    "samples]",
+    help="Train on a basis of this number of samples. Each prediction then evaluates as many kernel entries.  "
+    "[default: on all samples]",
     metavar="M",
     least=1,
     group=BASIS,
 )
 BASIS_CHOICE = Option(
-    help=f"How the basis is chosen among the samples.  [default: {DEFAULT_BASIS}]", choices=BASES, group=BASIS
+    help=f"How the basis is chosen from the samples.  [default: {DEFAULT_BASIS}]", choices=BASES, group=BASIS
 )
 CERTIFY = Option(
-    help="Also prove how far decisions are from those of the minimiser over all functions: a product more.",
+    help="Also prove the distance of decisions from those of the minimiser over all functions. This takes one more "
+    "product.",
     group=BASIS,
 )
 NEAR = Group("Options of gp on a basis", ("gp on a basis",))
 NEIGHBOURS = Option(
-    help="Also stand each prediction on so many nearest samples: the basis has what reaches far, they what is near.",
+    help="Number of nearest samples that each prediction also uses. The basis covers long-range dependence, the "
+    "neighbours short-range dependence.",
     metavar="SAMPLES",
     least=1,
     group=NEAR,
 )
 SEARCH_SAMPLES = Option(
-    help="Of `neighbours`: samples that each search for them looks at, at most, those that seem nearest first.  "
-    f"[default: {SEARCHED}]",
+    help=f"Largest number of samples that each search for `neighbours` looks at, nearest first.  [default: {SEARCHED}]",
     metavar="SAMPLES",
     least=1,
     group=NEAR,
@@ -201,7 +207,9 @@ class ClassifyJob(TrainingJob):
             return None
         for name in (BALANCED, UNWEIGHTED):
             if name in self.class_weight and len(self.class_weight) > 1:
-                raise UsageError(f"`class_weight` {name} is for all classes; leave out the others, or {name}")
+                raise UsageError(
+                    f"`class_weight` {name} applies to all classes. Leave out the other weights, or {name}"
+                )
         if BALANCED in self.class_weight:
             return "balanced"
         if UNWEIGHTED in self.class_weight:
@@ -215,9 +223,9 @@ class ClassifyJob(TrainingJob):
             except ValueError:
                 separator, weight = "", math.nan
             if not separator:
-                raise UsageError(f"`class_weight` is balanced, none, or NAME=WEIGHT such as yes=2.5; got '{text}'")
+                raise UsageError(f"`class_weight` must be balanced, none, or NAME=WEIGHT such as yes=2.5; got '{text}'")
             if name in weights:
-                raise UsageError(f"`class_weight` has the class '{name}' twice; give it once")
+                raise UsageError(f"`class_weight` names the class '{name}' twice; give it once")
             if not (math.isfinite(weight) and weight > 0.0):
                 raise InputError(f"`class_weight` must be positive and finite; got {value} for the class '{name}'")
             weights[name] = weight
@@ -236,15 +244,18 @@ class ClassifyJob(TrainingJob):
 def _check_fixed_size(job: ClassifyJob) -> None:
     """Refuse contradictory noise options; the settings check themselves."""
     if job.given_noise and job.hyper is None:
-        raise UsageError("`given_noise` is that of `hyper`; give it, or leave `given_noise` out")
+        raise UsageError("`given_noise` uses the noise variance of `hyper`; give `hyper`, or leave `given_noise` out")
     if job.given_noise and job.settings.noise_variances is not None:
-        raise UsageError("`given_noise` and `noise_variances` both say which noise to take; leave one of them out")
+        raise UsageError("`given_noise` and `noise_variances` both set the noise; leave one of them out")
 
 
 def _check_exact(job: ClassifyJob) -> None:
     """Refuse a selected intercept, solvers of other methods, and `product_error` where it has no effect."""
     if job.settings.intercept == "selected":
-        raise UsageError("`intercept` selected competes with prototypes; `method` exact has none of them")
+        raise UsageError(
+            "`intercept` selected is for prototypes, and `method` exact has no prototypes. Choose "
+            "`intercept` first or none"
+        )
     _check_solver(job, solver_names())
     check_product_error(ProductError.of(job.product_error), job.tolerance, job.solver)
 
@@ -258,9 +269,7 @@ def _check_solver(job: ClassifyJob, names: Iterable[str]) -> None:
 def _check_likelihood(job: ClassifyJob) -> None:
     """Refuse softmax with the probit link."""
     if job.link == "probit" and job.multi_class == "softmax":
-        raise UsageError(
-            "`multi_class` softmax goes with `link` logit; take ovr with probit, one class against the rest"
-        )
+        raise UsageError("`multi_class` softmax needs `link` logit. With probit, use ovr (one class against the rest)")
 
 
 def _check_risk(job: ClassifyJob) -> None:
@@ -268,7 +277,7 @@ def _check_risk(job: ClassifyJob) -> None:
     _check_likelihood(job)
     _check_solver(job, RISK_METHODS)
     if job.gap is not None and job.tolerance != DECISION_TOLERANCE:
-        raise UsageError("`gap` and `tolerance` both say when to stop; leave one of them out")
+        raise UsageError("`gap` and `tolerance` both set when to stop; leave one of them out")
     tolerance = job.tolerance if job.gap is None else math.inf
     check_product_error(ProductError.of(job.product_error), tolerance, job.solver)
 
@@ -278,13 +287,13 @@ def _check_gp_on_basis(job: ClassifyJob) -> None:
     _check_likelihood(job)
     if job.neighbours is None:
         if job.search_samples is not None:
-            raise UsageError("`search_samples` is of `neighbours`: give those, or leave it out")
+            raise UsageError("`search_samples` needs `neighbours`; give both, or leave it out")
     elif job.certify:
-        raise UsageError("nothing is proven of a basis with `neighbours`: leave `certify` out, or the neighbours")
+        raise UsageError("there are no proofs for a basis with `neighbours`. Leave out `certify`, or the neighbours")
     elif job.multi_class == "softmax":
         raise UsageError(
-            "`neighbours` are of one latent function, and softmax couples the classes: take `multi_class` ovr, or "
-            "leave the neighbours out"
+            "`neighbours` need one latent function for each class, and softmax couples the classes. Use `multi_class` "
+            "ovr, or leave out the neighbours"
         )
 
 
@@ -319,9 +328,9 @@ def _refusal(job: ClassifyJob, declared: Declared) -> str:
     methods = () if option.group is None else option.group.methods
     if (job.method if on_basis else f"{job.method} on a basis") in methods:
         if on_basis:
-            return f"`{option.name}` is of a model of all samples, `basis_size` of one on a basis; leave one out"
-        size = "say how many samples that has with `basis_size`"
-        return f"`{option.name}` is of a model on a basis; {size}, or leave it out"
+            return f"`{option.name}` is for a model of all samples, `basis_size` for a model on a basis; leave one out"
+        size = "set its number of samples with `basis_size`"
+        return f"`{option.name}` is for a model on a basis; {size}, or leave it out"
     names = [name for name in CHECKS if name in methods and name not in ON_BASIS]
     names = names or [name.removesuffix(" on a basis") for name in methods]
     owners = " or ".join(", ".join(part) for part in (names[:-1], names[-1:]) if part)

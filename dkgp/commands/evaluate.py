@@ -28,16 +28,16 @@ FloatArray = NDArray[np.float64]
 
 PREDICTION = Option(place="read", argument=True)
 NOISE_FREE = Option(
-    help="The targets are values of the function itself: compare them with variances without the noise."
+    help="The targets are noise-free values of the function. Compare them with variances without noise."
 )
-ABSTAIN = Option(help="Of classes: leave out the samples whose labels are not certified, and say how many these are.")
+ABSTAIN = Option(help="For classes: leave out samples whose labels are not certified, and count them.")
 COMPARE = Option(
-    help="Of numbers: hold the error against the mean's, a linear model's and, with scikit-learn, boosting's, fitted "
-    "to the training set that the model names."
+    help="For numbers: compare the error with those of the mean, a linear model and (if scikit-learn is installed) "
+    "gradient boosting, fitted to the model's training set."
 )
 PLOT = Option(
-    help="Draw predictions against the truth, and how well variances are calibrated, into a .png, .pdf or .svg; of "
-    "classes the confusion, operating curves and how well probabilities are calibrated.",
+    help="Plot predictions against true targets, and the calibration of variances, into a .png, .pdf or .svg file. "
+    "For classes: the confusion matrix, operating curves and the calibration of probabilities.",
     metavar="FILE",
     place="write",
 )
@@ -98,7 +98,7 @@ def run_evaluate(job: EvaluateJob, reporter: Reporter) -> Document:
 def _evaluate_numbers(job: EvaluateJob, prediction: Prediction, dataset: Dataset, reporter: Reporter) -> Document:
     if job.abstain:
         raise InputError(
-            f"`abstain` is about labels, and '{prediction.url}' holds predictions of numbers; leave it out"
+            f"`abstain` is for labels, and '{prediction.url}' contains predictions of numbers; leave it out"
         )
     method = METHODS.get(str(prediction.attributes.get("method")))
     if method is not None and method.caution is not None and "variance" in prediction.variables:
@@ -140,14 +140,17 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
     for name in ("noise_free", "compare"):
         if getattr(job, name):
             raise InputError(
-                f"`{name}` is about targets that are numbers, and '{prediction.url}' holds predictions of classes; "
-                "leave it out"
+                f"`{name}` is for targets that are numbers, and '{prediction.url}' contains predictions of classes; "
+                f"leave it out"
             )
     figures = evaluate_classes(prediction, dataset, abstain=job.abstain, curves=job.plot is not None)
     if job.plot is not None:
         title = f"{figures.metrics.n:,} samples, error {figures.metrics.error_rate:.2%}"
         if figures.metrics.abstained is not None:
-            title += f" of certified labels; {figures.metrics.abstained:.2%} of all samples abstained from"
+            title += (
+                f" of certified labels; {figures.metrics.abstained:.2%} of all samples samples without a "
+                f"certified label"
+            )
         plot_classes(job.plot, figures.metrics, figures.curves, title=title)
     verdict = [to_json(finding) for finding in label_findings(figures.metrics)]
     return {**plain(figures.metrics), "verdict": verdict}

@@ -24,42 +24,45 @@ from dkgp.registry import FURTHER, Option
 SOURCES = Option(place="read", argument=True)
 OUT = Option(place="write", argument=True, required=True)
 TARGETS = Option(
-    help="Target column by name, or by index from 0 (negative from the end); an array's name, or NAME:COLUMN, for "
-    "sources of named arrays. May be given several times. Without one: inputs to be predicted at.",
+    help="Target column by name, or by index from 0 (negative: from the end). For sources of named arrays: the "
+    "array's name, or NAME:COLUMN. May be repeated. Without it, the store has only inputs, for predictions.",
     spellings=("--target",),
     metavar="NAME",
 )
 LABELS = Option(
-    help="Instead of a target, the column of labels to classify by: text or numbers, two classes or more.",
+    help="Column of labels for classification, instead of a target: text or numbers, at least two classes.",
     metavar="NAME",
 )
 WEIGHTS = Option(
     help="With `labels`, the column of the samples' weights, positive numbers.", metavar="NAME", group=FURTHER
 )
 NOISE_COLUMN = Option(
-    help="Column of the known noise of each sample's target, as a variance in its units squared.", metavar="NAME"
+    help="Column of the known noise variance of each sample, in the target's units squared.", metavar="NAME"
 )
-NOISE_STD_COLUMN = Option(help="The same, as a standard deviation.", metavar="NAME")
+NOISE_STD_COLUMN = Option(
+    help="Column of the known noise of each sample as a standard deviation, in the target's units.", metavar="NAME"
+)
 FEATURES = replace(
     NAMES, help="Feature columns, separated by commas; a name with a comma in double quotes.  [default: all others]"
 )
 IDS = replace(
     NAMES,
-    help="Columns that identify samples: no features, kept as text, and put into tables of predictions.",
+    help="Columns that identify samples. They are not features; they are kept as text and copied into tables of "
+    "predictions.",
     spellings=("--id",),
     group=COLUMNS,
 )
 TEST_FRACTION = Option(help="Share of the samples, drawn at random, for the test store.")
-TEST_OUT = Option(help="Where the test samples go.", metavar="STORE", place="write")
+TEST_OUT = Option(help="Store of the test samples.", metavar="STORE", place="write")
 TEST_MASK = Option(help="Column of zeros and ones that marks the test samples.", metavar="NAME[:COLUMN]", group=FURTHER)
 STRATIFY = Option(
     help="Whether `test_fraction` takes the same share of every class.  [default: with `labels`]",
     spellings=("--stratify/--no-stratify",),
     group=FURTHER,
 )
-CHUNK_ROWS = Option(help="Rows of a chunk.  [default: about 8192]", group=FURTHER)
+CHUNK_ROWS = Option(help="Rows per chunk.  [default: about 8192]", group=FURTHER)
 LIKE = Option(
-    help="Encode columns as those of this dataset or model store were, for new data to predict at or to evaluate on.",
+    help="Encode columns like those of this dataset or model store. Use it for new data to predict or evaluate.",
     metavar="STORE",
     place="read",
     group=FURTHER,
@@ -76,8 +79,8 @@ SCALE = Option(
     group=FURTHER,
 )
 TRANSFORM = Option(
-    help="Model the logarithm of the target, or its power transform after Yeo and Johnson, whose lambda is found. "
-    "Evaluations come back in the target's own units.",
+    help="Model the logarithm of the target, or its Yeo-Johnson power transform with a fitted lambda. Evaluations are "
+    "in the target's own units.",
     group=COLUMNS,
 )
 

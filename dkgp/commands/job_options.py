@@ -13,23 +13,23 @@ from dkgp.registry import FURTHER, Group, Option, byte_count
 FILES = Group("Checkpoints, records and limits", place=2)
 
 DATASET = Option(place="read", argument=True)
-MODEL_OUT = Option(help="Where the model goes.", metavar="STORE", place="write")
+MODEL_OUT = Option(help="Store to write the model to.", metavar="STORE", place="write")
 HYPER = Option(
     help="Hyperparameters, as `dkgp tune` writes them.",
     metavar="FILE",
     place="read",
-    lacking="Find hyperparameters first: dkgp tune DATASET --out hyper.json; then name that file here.",
+    lacking="Tune hyperparameters first with dkgp tune DATASET --out hyper.json, then give that file.",
 )
-BY_REFERENCE = Option(help="Let the model refer to DATASET instead of copying its inputs.", group=FURTHER)
+BY_REFERENCE = Option(help="Store a reference to DATASET in the model instead of a copy of its inputs.", group=FURTHER)
 AS_IN_THE_PAPER = Option(
-    help="Take the settings that the method's paper prints, listed below in this help; flags beside it win.",
+    help="Use the settings of the method's paper, listed below. Other flags override them.",
     type=bool,
     group=FURTHER,
 )
-MAX_PASSES = Option(help="Stop after so many passes over the kernel's columns.", above=0)
-MAX_SECONDS = Option(help="Stop after so many seconds.", above=0)
+MAX_PASSES = Option(help="Stop after this number of passes over the kernel matrix.", above=0)
+MAX_SECONDS = Option(help="Stop after this number of seconds.", above=0)
 MEMORY_LIMIT = Option(
-    help="Refuse to start where more is projected, such as 4GiB.  [default: available memory]",
+    help="Refuse to start if the run is projected to need more memory, such as 4GiB.  [default: available memory]",
     type=byte_count,
     spellings=("--memory-limit",),
     metavar="SIZE",
@@ -37,18 +37,18 @@ MEMORY_LIMIT = Option(
     group=FILES,
 )
 CHECKPOINT = Option(
-    help="Where to save the state every so often and on Ctrl-C.  [default: OUT.checkpoint]",
+    help="Folder for checkpoints, which are saved regularly and on Ctrl-C.  [default: OUT.checkpoint]",
     metavar="DIR",
     place="write",
     group=FILES,
 )
 CHECKPOINT_SECONDS = Option(
-    help="How often.", spellings=("--checkpoint-every",), metavar="SECONDS", least=0, group=FILES
+    help="Time between checkpoints.", spellings=("--checkpoint-every",), metavar="SECONDS", least=0, group=FILES
 )
-RESUME = Option(help="Go on from the checkpoint, to the bit-same result.")
-PLOT = Option(help="Draw the course of the run into a .png, .pdf or .svg.", metavar="FILE", place="write")
-LOG_JSON = Option(help="Write one JSON line for each round.", metavar="FILE", place="write", group=FILES)
-OVERWRITE = Option(help="Replace outputs that exist.")
+RESUME = Option(help="Continue from the last checkpoint. The result has the same bits as an uninterrupted run.")
+PLOT = Option(help="Plot the course of the run into a .png, .pdf or .svg file.", metavar="FILE", place="write")
+LOG_JSON = Option(help="Write one JSON line per round.", metavar="FILE", place="write", group=FILES)
+OVERWRITE = Option(help="Replace existing outputs.")
 
 
 @dataclass(frozen=True, kw_only=True)

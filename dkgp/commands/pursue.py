@@ -22,7 +22,9 @@ from dkgp.options import Part, check_ranges
 from dkgp.registry import Option
 
 PLOT = Option(
-    help="Draw weights and errors against their number into a .png, .pdf or .svg.", metavar="FILE", place="write"
+    help="Plot weights and errors against the number of weights into a .png, .pdf or .svg file.",
+    metavar="FILE",
+    place="write",
 )
 
 
@@ -73,8 +75,8 @@ class PursueRun(Run):
         warn_of_labels(self.dataset, None, self.reporter)
         if self.dataset.noise_name is not None:
             self.reporter.warn(
-                f"the known noise '{self.dataset.noise_name}' plays no part in a linear regression: all samples count "
-                "alike"
+                f"the known noise '{self.dataset.noise_name}' is not used by a linear regression: all samples have "
+                f"the same weight"
             )
 
     def work(self, executor: BlockExecutor) -> TrainedLinear:
@@ -131,11 +133,11 @@ def _choice(settings: LinearSettings) -> str:
     if not settings.validates:
         return f"{settings.cardinality} weights were asked for"
     if settings.held_out is not None:  # a single fold has no standard deviation
-        return f"least error, on {settings.held_out:.0%} of the samples, held out"
+        return f"least error on a held-out {settings.held_out:.0%} of the samples"
     rule = {
         "best": "least error",
-        "tenth": "the fewest weights within a tenth of the deviation of the least error",
-        "one-standard-error": "the fewest weights within a standard error of the least error",
+        "tenth": "the fewest weights whose error is within a tenth of a standard deviation of the least error",
+        "one-standard-error": "the fewest weights whose error is within one standard error of the least error",
     }
     return f"{rule[str(settings.cardinality)]}, on {settings.folds} folds"
 
@@ -188,12 +190,12 @@ def _warn(job: PursueJob, trained: TrainedLinear, reporter: Reporter, dataset: D
             reporter.warn(f"the path of '{name}' ends at {some.path.longest} of {cardinality} weights: {some.reason}")
         if some.cardinality == 0:
             reporter.warn(
-                f"no feature lowers the error of '{name}' on samples that were left out; it is its mean alone"
+                f"no feature lowers the error of '{name}' on held-out samples, so the model predicts its mean"
             )
         elif some.scores is not None and int(np.argmin(some.scores)) == job.settings.most(dataset.n_features) < (
             dataset.n_features
         ):
             reporter.warn(
-                f"the error of '{name}' on samples that were left out is least at the path's end, {some.path.longest} "
-                "features; a longer one (`longest`) may lower it"
+                f"the error of '{name}' on held-out samples is smallest at the end of the path, with "
+                f"{some.path.longest} features. A longer path (`longest`) may lower it"
             )

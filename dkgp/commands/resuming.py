@@ -48,7 +48,8 @@ def checkpointing_of(
     if not job.resume:
         if has_checkpoint(store):
             reporter.warn(
-                f"the checkpoint in '{url}' is of an earlier run and will be replaced; `resume` would go on from it"
+                f"the checkpoint in '{url}' is from an earlier run and will be replaced; to continue that run, give "
+                f"`resume`"
             )
         return checkpointing
     latest = checkpointing.latest()
@@ -56,7 +57,7 @@ def checkpointing_of(
         reporter.warn(f"there is no checkpoint in '{url}' to resume; training starts from the beginning")
         return checkpointing
     for name in latest.skipped:
-        reporter.warn(f"the checkpoint {name} in '{url}' is damaged; going on from the one before it")
+        reporter.warn(f"the checkpoint {name} in '{url}' is damaged; continuing from the one before it")
     if solver is None:
         held = dict(latest.metadata.get("identity") or {})
         compared = {*identity, OLD_NAME, "product_error"}
@@ -68,9 +69,8 @@ def checkpointing_of(
     differences = process_arithmetic().differences(latest.metadata.get("arithmetic"))
     if differences is not None:
         reporter.warn(
-            f"the checkpoint in '{url}' was written where the arithmetic is another ({differences}): the model will "
-            "meet its tolerance and its certificate will hold, but its last bits may differ from those of a run that "
-            "had stayed there"
+            f"the checkpoint in '{url}' was written on a machine with different arithmetic ({differences}). The model "
+            f"will meet its tolerance and its certificate will hold, but its last bits may differ"
         )
     return checkpointing
 
@@ -84,8 +84,8 @@ def going_on(checkpointing: Checkpointing | None) -> Iterator[None]:
         if checkpointing is None or not has_checkpoint(checkpointing.store):
             raise
         url = checkpointing.store.url
-        kept = "" if error.checkpoint is not None else f"; what is done is saved in {url}"
-        raise InterruptedRunError(f"{error}{kept}. Go on with the same command and `resume`", url) from None
+        kept = "" if error.checkpoint is not None else f"; the state is saved in {url}"
+        raise InterruptedRunError(f"{error}{kept}. Continue with the same command and `resume`", url) from None
 
 
 def remove_checkpoint(store: CheckpointStore) -> None:
@@ -131,16 +131,20 @@ def _require_same(url: str, found: object, expected: dict[str, Any]) -> None:
     held = found if isinstance(found, dict) else {}
     if held.get(OLD_NAME) is not None:
         raise CheckpointError(
-            f"the checkpoint in '{url}' is of a run of an earlier version with `{OLD_NAME}` {held[OLD_NAME]!r}; its "
-            "kind of products is gone, and the run cannot go on to the same result. Start afresh without `resume`, "
-            f"with `product_error` {held[OLD_NAME]!r} for the same bound"
+            f"the checkpoint in '{url}' is from an earlier version of dkgp, with `{OLD_NAME}` {held[OLD_NAME]!r}, "
+            f"which "
+            f"this version no longer has. The run cannot continue to the same result. Start again without `resume` "
+            f"and with `product_error` {held[OLD_NAME]!r} for the same bound"
         )
     other = difference(renamed(held), expected)
     if other is not None:
-        same = f"what it was written with ({resuming(held)})" if "solver" in expected else "the same data and options"
+        same = (
+            f"the options that it was written with ({resuming(held)})"
+            if "solver" in expected
+            else ("the same data and options")
+        )
         raise CheckpointError(
-            f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start afresh without "
-            "`resume`"
+            f"the checkpoint in '{url}' belongs to another {other}. Resume with {same}, or start again without `resume`"
         )
 
 

@@ -161,6 +161,6 @@ def warn_of_labels(dataset: Dataset, hyperparameters: Hyperparameters | None, re
     if dataset.classes is not None:
         reporter.warn(
             f"'{dataset.target_names[0]}' is a label of the {len(dataset.classes)} classes "
-            f"{quoted(dataset.classes)}; this regression takes their codes, 0 to {len(dataset.classes) - 1}, for "
-            "numbers. To tell the classes apart, run dkgp classify"
+            f"{quoted(dataset.classes)}; this regression uses their codes, 0 to {len(dataset.classes) - 1}, as "
+            f"numbers. For classification, run dkgp classify"
         )

@@ -59,7 +59,7 @@ class Interruption:
         The main thread may be writing to the same stream, and a handler must not re-enter that stream.
         """
         self._asked = True
-        more = "" if _supervised else "; once more ends at once"
+        more = "" if _supervised else "; a second signal ends the command at once"
         message = f"{StopSignal(number)}: finishing this round and saving a checkpoint{more}"
         self._announced.acquire()
         _thread.start_new_thread(self._tell, (message,))

@@ -37,18 +37,25 @@ GREEDY = "gbcd"
 
 
 def _solvers() -> dict[str, Any]:
-    helps = {AUTO: "the one that a probe of the problem says is quickest"}
+    helps = {AUTO: "the fastest solver for this problem, by a forecast from a probe"}
     helps |= {name: declaration_of(name).help for name in solver_names()}
     return {"choices": tuple(helps), "help": "; ".join(f"{name}: {text}" for name, text in helps.items()) + "."}
 
 
 SOLVER = Option(late=_solvers)
-PRECISION = Option(help="mixed: float32 kernel tiles under float64 vectors, finished in float64.", group=FURTHER)
+PRECISION = Option(
+    help="mixed: float32 kernel tiles with float64 vectors, and the last rounds in float64; double: "
+    "float64 throughout.",
+    group=FURTHER,
+)
 TOLERANCE = Option(
-    help="Converged when max |gradient| is at or below this, recomputed in float64.", spellings=("--tol",), above=0
+    help="The run has converged when max |gradient|, recomputed in float64, is at most this.",
+    spellings=("--tol",),
+    above=0,
 )
 DUALITY_GAP = Option(
-    help="Converged, too, when the regularised risk is proven to be within this share of the least.",
+    help="The run has also converged when the regularised risk is proven to be within this relative distance of its "
+    "minimum.",
     metavar="SHARE",
     above=0,
     group=FURTHER,

@@ -79,7 +79,9 @@ def planned_solve(
                 raise
     if bounded is None or plan is None:
         run.product_error, bounded = EVERY_ENTRY, ProductMemory()
-        run.reporter.note("products evaluate every kernel entry: there is no memory for others")
+        run.reporter.note(
+            "products evaluate every kernel entry, since there is too little memory for approximate products"
+        )
         plan = within_budget(bounded)
     repeats = memory.repeats_products and not bounded.kept_bytes
     tiles = replace(executor.tiles, bytes=executor.tiles.bytes if repeats else 0, products=products)

@@ -55,46 +55,47 @@ def size_or_auto(text: str) -> int | Literal["auto"]:
     try:
         return int(text.replace("_", "").replace(",", ""))
     except ValueError:
-        raise ValueError(f"{text!r} is no number of basis samples, and not auto.") from None
+        raise ValueError(f"{text!r} is neither a number of basis samples nor auto.") from None
 
 
 BASIS_SIZE = Option(
-    help="Basis samples. auto: as many as `target_distance` or `gap` takes.  [default: 1000, or all of fewer]",
+    help="Number of basis samples. auto: as many as `target_distance` or `gap` needs.  [default: 1000, or all samples "
+    "if there are fewer]",
     type=size_or_auto,
     metavar="M|auto",
     least=1,
 )
 LARGEST_BASIS = Option(
-    help="Of `basis_size` auto: grow up to M samples, whatever the exact model costs.  [default: while it is cheaper "
-    "than the exact model]",
+    help="For `basis_size` auto: largest number of basis samples.  [default: as many as are cheaper than the exact "
+    "model]",
     metavar="M",
     group=FURTHER,
 )
 GIVEN_BASIS = Option(
-    help="Take this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any format "
-    "that `dkgp ingest` reads; a dataset store; the basis of another sparse model; or that of `hyper`'s file, where "
-    "`dkgp tune --objective bound` wrote it: the bound is this basis'.",
+    help="Use this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any format "
+    "that `dkgp ingest` reads; a dataset store; another sparse model; or the file of `hyper`, if `dkgp tune "
+    "--objective bound` wrote its basis to it.",
     metavar="FILE",
     place="read",
     group=FURTHER,
 )
 GAP = Option(
-    help="Smola and Bartlett's duality gap that a greedy basis, or `basis_size` auto, is to reach; exit code 4 where "
-    "it does not.",
+    help="Target for Smola and Bartlett's duality gap of a greedy basis or of `basis_size` auto. If it is not "
+    "reached, the exit code is 4.",
     group=GREEDY,
 )
 TARGET_DISTANCE = Option(
-    help="Root-mean-square distance to the exact mean over the training samples that is to be proven, in standard "
-    "deviations of the targets; exit code 4 where it is not.",
+    help="Target for the proven root-mean-square distance to the exact mean over the training samples, in standard "
+    "deviations of the targets. If it is not reached, the exit code is 4.",
     metavar="SHARE",
     above=0,
 )
 
 PASSES_ERROR = replace(
     PRODUCT_ERROR,
-    help="Of `certify_passes`: allowed error of an entry of a product with the kernel matrix. E: at most E, proven "
-    "(kernels that fall with the distance, few features). auto, none: every kernel entry is evaluated. The certificate "
-    "allows for it.",
+    help="For `certify_passes`: allowed error of each entry of a product with the kernel matrix. E: a proven error of "
+    "at most E (for kernels that fall with the distance, and few features). auto, none: evaluate every kernel "
+    "entry. The certificate includes this error.",
 )
 
 
@@ -171,18 +172,17 @@ class SparseJob(TrainingJob):
             A value out of range.
         """
         if self.basis_size != "auto" and self.largest_basis is not None:
-            raise UsageError("`largest_basis` belongs to a basis that grows; give `basis_size` auto, or leave it out")
+            raise UsageError("`largest_basis` needs a growing basis; give `basis_size` auto, or leave it out")
         if self.basis_size == "auto" and self.target_distance is None and self._gap is None:
             raise UsageError("`basis_size` auto grows until `target_distance` or `gap` is met; give one of them")
         if self.given_basis is not None:
             other = {"basis_size": self.basis_size, "basis": self.settings.basis, "gap": self._gap}
             for name, value in other.items():
                 if value is not None:
-                    raise UsageError(f"`given_basis` is the basis as it stands; leave out `{name}`, or `given_basis`")
+                    raise UsageError(f"`given_basis` fixes the basis; leave out `{name}`, or `given_basis`")
         if not isinstance(self.product_error, str) and not self.settings.certify_passes:
             raise UsageError(
-                "`product_error` is of the products of `certify_passes`, and there are none; give `certify_passes`, or "
-                "leave it out"
+                "`product_error` is for the products of `certify_passes`; give `certify_passes`, or leave it out"
             )
         if self.basis_size == "auto" or self.target_distance is not None:
             self.settings.refuse_target()
@@ -194,7 +194,7 @@ class SparseJob(TrainingJob):
                 if option.group == GREEDY and getattr(self.settings, name) != option.default:
                     raise UsageError(f"`{name}` belongs to a greedy basis; choose `basis` greedy, or leave it out")
             if self.plot is not None and not self.grows:
-                raise UsageError("`plot` shows a basis as it grows, greedily or by `basis_size` auto; leave it out")
+                raise UsageError("`plot` needs a growing basis (`basis` greedy or `basis_size` auto); leave it out")
 
     def sized(self, n: int, given: int | None = None) -> SparseJob:
         """Return the job with its basis size for n samples, or with the size of a given basis.
@@ -211,9 +211,7 @@ class SparseJob(TrainingJob):
         size = self.settings.basis_size if self.basis_size is None else self.basis_size
         if size > n:
             if self.basis_size is not None or size != DEFAULTS["basis_size"]:
-                raise InputError(
-                    f"a basis of {size:,} samples was asked for; there are {n:,}. Give `basis_size` {n} at most"
-                )
+                raise InputError(f"got `basis_size` {size:,}, but there are only {n:,} samples. Give at most {n}")
             size = n
         return replace(self, settings=self._settled(size))
 
@@ -259,7 +257,7 @@ def read_given_basis(location: str, dataset: Dataset) -> IndexArray | FloatArray
     places = expand_locations(location)
     if places != [location]:
         # An access rule for the job's paths was checked for this path, not for the files that match a pattern.
-        raise InputError(f"a basis is one file or store; '{location}' stands for what it leads to")
+        raise InputError(f"expected one file or store with a basis; got '{location}', a pattern or a folder of files")
     source = open_source(places, {})
     by_name, expected = {column.name: column for column in source.columns}, len(dataset.raw_feature_names)
     if set(dataset.feature_names) <= by_name.keys():
@@ -312,7 +310,8 @@ def _values(source: Source, columns: Sequence[Column]) -> FloatArray:
         if len(bad):
             row, column = bad[0]
             raise InputError(
-                f"a basis has finite numbers alone; column '{columns[column].name}' has {block.values[row, column]} in "
+                f"expected finite numbers in the basis; column '{columns[column].name}' has "
+                f"{block.values[row, column]} in "
                 f"{block.place(int(row))}"
             )
         parts.append(block.values)
@@ -378,7 +377,7 @@ class SparseRun(TrainingRun):
         warn_of_labels(self.dataset, self.hyperparameters, self.reporter)
         n, size = self.dataset.n_samples, self._requested.settings.basis_size
         if self.basis is None and self.job.basis_size is None and size > n:
-            self.reporter.note(f"the basis is all {n:,} samples: the default of {size:,} is more than there are")
+            self.reporter.note(f"the basis has all {n:,} samples, since there are fewer than the default of {size:,}")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -474,7 +473,8 @@ class SparseRun(TrainingRun):
             summary["reason"] = f"proven distance {worst:.3g} {'<=' if met else '>'} {target:.3g}: {summary['reason']}"
             if not met:
                 summary["advice"] = (
-                    "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
+                    "a larger `basis_size` brings the mean closer to the exact one; more `certify_passes` tighten the "
+                    "proof"
                 )
         return replace(trained, summary=summary)
 
@@ -505,18 +505,18 @@ class SparseRun(TrainingRun):
         summary, messages = outcome.summary, []
         if not summary["converged"]:
             advice = f"; {summary['advice']}" if summary["advice"] else ""
-            messages.append(f"not proven to be as near as was asked for: {summary['reason']}{advice}")
+            messages.append(f"the requested distance is not proven: {summary['reason']}{advice}")
         if summary["method"] == "sr":
             messages.append(
-                "the variances of `method` sr are overconfident: they go to nothing away from the basis. The interval "
-                "of the exact variance beside them holds; `method` dtc has the same mean with variances that count"
+                "the variances of `method` sr are too small: they go to zero far from the basis. The interval of the "
+                "exact variance is valid. `method` dtc has the same mean and better variances"
             )
         worst = max(summary["rms_bound"])
         if worst >= SAYS_LITTLE:
             messages.append(
-                f"the proven distance to the exact mean, {worst:.2g} standard deviations of the targets, says little: "
-                "the targets' own mean is about as near. The sparse mean may be much nearer than that; "
-                "`certify_passes` or a larger `basis_size` proves more"
+                f"the proven distance to the exact mean, {worst:.2g} standard deviations of the targets, is not "
+                f"informative: the mean of the targets is about as close. The sparse mean may be much closer than "
+                f"proven; use `certify_passes` or a larger `basis_size` for a tighter proof"
             )
         return messages
 

@@ -46,34 +46,34 @@ from dkgp.solvers.registry import AUTO, Need, said, solver_memory, solver_names,
 
 
 def _tiles() -> dict[str, str]:
-    place = f"Where {' or '.join(solvers_that_need(Need.FOLDER))} keeps its factor"
-    return {"help": f"{place}, to go on with after an interruption.  [default: OUT.tiles]"}
+    place = f"Where {' or '.join(solvers_that_need(Need.FOLDER))} stores its factor,"
+    return {"help": f"{place} so that an interrupted run can continue.  [default: OUT.tiles]"}
 
 
 TILES = Option(metavar="FOLDER", place="write", late=_tiles, group=FURTHER)
 TUNE = Option(
-    help="Find hyperparameters first, as `dkgp tune` does at its defaults, and write them to `hyper`.  [default of "
+    help="First tune hyperparameters with the defaults of `dkgp tune`, and write them to `hyper`.  [default of "
     "`hyper` then: OUT.hyper.json]"
 )
 # Without either option, the error message of `dkgp train` names both.
 HYPER_OR_TUNE = replace(
     HYPER,
-    lacking=f"{HYPER.lacking} Or give --tune, which finds them, at the defaults of `dkgp tune`, before it trains.",
+    lacking=f"{HYPER.lacking} Or give --tune, which first tunes them with the defaults of `dkgp tune`.",
     instead=Instead("tune", lambda options: f"{str(options['out']).rstrip('/')}.hyper.json"),
 )
 WITH_VARIANCES = Option(
-    help="Keep with the model a Cholesky factor of all samples, by which each variance takes one solve: 4 n^2 bytes, "
-    "and n^3/3 operations once.",
+    help="Store a Cholesky factor of all samples with the model, so that each variance takes one solve. It takes 4 "
+    "n^2 bytes, and n^3/3 operations once.",
 )
 WARM_START = Option(
-    help="Start from a model of the same data, exact or sparse.", metavar="MODEL", place="read", group=FURTHER
+    help="Start from an exact or sparse model of the same data.", metavar="MODEL", place="read", group=FURTHER
 )
 
 
 @command(
     """
     Solves (K + s2 I) alpha = y without ever holding the kernel matrix. A run that stops before its tolerance saves its
-    model, says so, and ends with exit code 4; --resume continues it from its checkpoint.
+    model with a message and ends with exit code 4. --resume continues it from its checkpoint.
     """,
     "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
     "dkgp train train.zarr --out model.zarr --tune",
@@ -150,8 +150,8 @@ def warm_start(
     model = open_any_model(url)
     if model.kind == ClassifierRecord.kind:
         raise InputError(
-            f"'{url}' is a classifier, whose coefficients are no regression's; a warm start needs a model of the same "
-            "targets. Leave `warm_start` out, or name such a model"
+            f"'{url}' is a classifier; a warm start needs a regression model of the same targets. Leave `warm_start` "
+            f"out, or name such a model"
         )
     if model.fingerprint != dataset.fingerprint:
         raise InputError(
@@ -191,8 +191,8 @@ def _sparse_start(
     made = {"fingerprint": model.fingerprint, "kernel": model.kernel, "noise_variance": model.noise_variance}
     if difference(made, {name: identity[name] for name in made}) is not None:
         reporter.warn(
-            f"the sparse model '{model.url}' has other hyperparameters than this run: its residual says nothing of the "
-            "solution, and the solve starts from zero. Choose a sparse model of the same ones, or an exact model"
+            f"the sparse model '{model.url}' has other hyperparameters than this run, so the solve starts from zero. "
+            f"Choose a sparse model with the same hyperparameters, or an exact model"
         )
         return Start()
     kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
@@ -202,13 +202,13 @@ def _sparse_start(
     start = start_from_sparse(dataset, opened_sparse(model), kernel, noise_variance)
     shares = ", ".join(f"{100.0 * share:.3g} %" for share in start.share)
     gain = (
-        f"the residual of {model.basis_size:,} basis samples leaves {shares} of the way from zero to the solution's "
-        f"objective, by {start.rows:,} rows of a product"
+        f"the residual of {model.basis_size:,} basis samples leaves {shares} of the distance from zero to the "
+        f"solution's objective, estimated from {start.rows:,} rows of a product"
     )
     if start.alpha is None:
-        reporter.note(f"the sparse model is no start: {gain}; the solve starts from zero, and saves its product")
+        reporter.note(f"the sparse model would not help: {gain}. The solve starts from zero")
     else:
-        reporter.note(f"the solve starts from the sparse model, which takes one product in float64: {gain}")
+        reporter.note(f"the solve starts from the sparse model (one product in float64): {gain}")
     return Start(start.alpha)
 
 
@@ -259,8 +259,8 @@ class TrainRun(TrainingRun):
             require_one_target(self.dataset)
             if self.job.mean != "centred":
                 raise InputError(
-                    f"`mean` {self.job.mean} is of noise with a normal distribution, and '{self.job.hyper}' has "
-                    "Student's t; leave it out, or tune with the normal one"
+                    f"`mean` {self.job.mean} needs normal noise, and '{self.job.hyper}' has Student's t. Leave it "
+                    f"out, or tune with normal noise"
                 )
         noise = self.hyperparameters.noise_of(self.dataset)
         self.problem = Problem.of(self.dataset, self.hyperparameters.kernel, noise, self.job.mean)
@@ -276,7 +276,9 @@ class TrainRun(TrainingRun):
         """Report the solver that "auto" selects, and the reason."""
         if self.choice is not None:
             solver, reason = self.choice.solver, self.choice.reason
-            self.reporter.note(f"the solver is {solver}, which should be quickest", f"the solver is {solver}: {reason}")
+            self.reporter.note(
+                f"the solver is {solver}, the fastest by a forecast", f"the solver is {solver}: {reason}"
+            )
 
     def choose_solver(self, *, one_arithmetic: bool = True) -> None:
         """Replace the solver "auto" by its selection, which depends on whether all workers produce identical bits."""
@@ -298,8 +300,8 @@ class TrainRun(TrainingRun):
         job.check_tiles()
         if self.hyperparameters.student_t is not None and job.solver.needs(Need.FOLDER):
             raise UsageError(
-                f"`solver` {job.solver.solver} keeps one factor, and Student's t solves under other weights time and "
-                "again; take another solver, or hyperparameters with the normal distribution"
+                f"`solver` {job.solver.solver} keeps one factor, but Student's t solves with changing weights. Choose "
+                f"another solver, or hyperparameters with normal noise"
             )
         if self.problem.mean.is_fitted:
             self.problem.require_columns()
@@ -386,7 +388,7 @@ class TrainRun(TrainingRun):
         try:
             self.reporter.note(keep_whole(model, executor))
         except (StorageError, NumericalError) as error:
-            self.reporter.warn(f"the model is saved, without a factor for its variances: {error}")
+            self.reporter.warn(f"the model is saved without a factor for variances: {error}")
         finally:
             executor.close()
 

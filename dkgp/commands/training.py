@@ -110,8 +110,8 @@ class TrainingRun(Run):
         if (found.noise_model or found.student_t) is not None and not self.knows_noise_models:
             what = "the noise model" if found.student_t is None else "Student's t"
             self.reporter.warn(
-                f"dkgp {self.command} takes the noise for normal and the same everywhere, with its mean variance: "
-                f"{what} in '{location}' is for dkgp train"
+                f"dkgp {self.command} assumes normal noise with the same variance everywhere and uses the mean "
+                f"variance. {what} in '{location}' is for dkgp train"
             )
         return found
 
@@ -173,9 +173,9 @@ class TrainingRun(Run):
         except InputError:
             return None
         if other is not None:
-            self.reporter.note(f"the model '{job.out}' is of a run with another {other}")
+            self.reporter.note(f"the model '{job.out}' is from a run with another {other}")
             return None
-        self.reporter.note(f"the model '{job.out}' is done: it was complete when an earlier run ended")
+        self.reporter.note(f"the model '{job.out}' is already complete: an earlier run finished it")
         check_side_files(job.plot, job.log_json, replace=True)
         if job.log_json is not None and not Path(job.log_json).exists():
             with RecordLog(job.log_json) as log:

@@ -67,49 +67,50 @@ from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option
 from dkgp.solvers import Checkpointing
 
-VALUES = Group("What values hyperparameters may have")
-OUT = Option(help="Where the hyperparameters go, as JSON.", metavar="FILE", place="write")
+VALUES = Group("Constraints on hyperparameters")
+OUT = Option(help="JSON file to write the hyperparameters to.", metavar="FILE", place="write")
 KERNEL = Option(
     help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\". "
-    "auto: the best of a few on held-out samples.  [default: that of `start`, else rbf]",
+    "auto: the best of a few kernels on held-out samples.  [default: the kernel of `start`, else rbf]",
     metavar="TEXT",
 )
 KERNEL_SECONDS = Option(
-    help="Of `kernel` auto: compare no further kernel that would end later.", above=0, group=FURTHER
+    help="For `kernel` auto: time limit. A kernel is only tried if it is expected to finish within it.",
+    above=0,
+    group=FURTHER,
 )
-SUBSET = Option(help="Samples of a subset, drawn at random.")
+SUBSET = Option(help="Number of samples in a subset, drawn at random.")
 SUBSETS = Option(
-    help="How many subsets; disjoint where the data suffice. Their log likelihoods are added, each computed by a task "
-    "of its own."
+    help="Number of subsets, which are disjoint if there are enough samples. Each is one task; their log likelihoods "
+    "are added."
 )
 OBJECTIVE = Option(
-    help="likelihood: the marginal likelihood; loo: the predictive likelihood of each sample given the subset's "
-    "others, at twice the cost, where the kernel may not fit the data well. For a sparse model, on all samples: bound, "
-    "the variational bound on the marginal likelihood; fitc, FITC's likelihood; vif, the likelihood where what the "
-    "basis leaves of a sample depends on its nearest neighbours, of numbers or, with `likelihood` logit or probit, of "
-    "labels.",
+    help="likelihood: the marginal likelihood of subsets; loo: the predictive likelihood of each sample given the "
+    "others of its subset, at twice the cost, for kernels that may not fit the data well. For sparse models, on "
+    "all samples: bound: the variational bound on the marginal likelihood; fitc: FITC's likelihood; vif: the "
+    "likelihood of the Vecchia-inducing-points model, also for labels (`likelihood` logit or probit).",
 )
 LIKELIHOOD = Option(
-    help="Of numbers, the distribution of their noise: student-t, under which outliers count for less; auto: what "
-    "held-out samples say, that or the normal one (gaussian, the default). Of labels: maximise their evidence by a "
-    "Gaussian process classifier, in Laplace's approximation; several classes each against the rest, or coupled by "
-    "softmax, which takes smaller subsets. Without it labels are tuned as a regression on signs, for an LS-SVM."
+    help="For numbers: distribution of the noise. gaussian (default); student-t: outliers have less influence; auto: "
+    "the better of both on held-out samples. For labels: maximise the evidence of a Gaussian process classifier "
+    "by Laplace's approximation. logit, probit: each class against the rest; softmax: classes together, which "
+    "needs smaller subsets. Without it, labels are tuned as a regression on signs, for an LS-SVM."
 )
 BASIS_SIZE = Option(
-    help="Basis samples of the objectives bound, fitc and vif; they are chosen again as the hyperparameters move.  "
-    "[default: 1000, of vif 200, or all]",
+    help="Number of basis samples of the objectives bound, fitc and vif. They are chosen again when the "
+    "hyperparameters change.  [default: 1000, for vif 200, or all samples if there are fewer]",
     metavar="M",
     group=FURTHER,
 )
-RESTARTS = Option(help="Starting points; the best result is kept.")
-LEARN_VARIANCE = Option(help="Tune the amplitude of a plain kernel too, instead of fixing it at 1.", group=VALUES)
+RESTARTS = Option(help="Number of starting points; the best result is kept.")
+LEARN_VARIANCE = Option(help="Also tune the amplitude of a plain kernel, instead of fixing it at 1.", group=VALUES)
 BOUNDS = Option(
     help="Keep a hyperparameter between LOW and HIGH. NAME may be a pattern: gamma.lat is the gamma of the feature "
-    "lat, 'gamma*' those of all; noise_variance is the noise. May be repeated, as --fix and --prior may.",
+    "lat, 'gamma*' those of all features. noise_variance is the noise. May be repeated, like --fix and --prior.",
     metavar="NAME=LOW:HIGH",
     group=VALUES,
 )
-FIXED = Option(help="Hold a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE", group=VALUES)
+FIXED = Option(help="Fix a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE", group=VALUES)
 PRIORS = Option(
     help="Add the log density of log(NAME), normal around log(MEDIAN) with deviation SIGMA, to the objective.",
     spellings=("--prior",),
@@ -117,40 +118,43 @@ PRIORS = Option(
     group=VALUES,
 )
 START = Option(help="Start from these hyperparameters, as `dkgp tune` writes them.", metavar="FILE", place="read")
-TOLERANCE = Option(help="Of the search.", spellings=("--tol",), group=FURTHER)
+TOLERANCE = Option(help="Tolerance of the search.", spellings=("--tol",), group=FURTHER)
 FOLDS = Option(
-    help="Score the result by F folds of each subset, each predicted from its others, without tuning again.",
+    help="Score the result by F-fold cross-validation on each subset, without tuning again.",
     metavar="F",
 )
 HOLDOUT = Option(
-    help="Score the result on rows that no subset holds, as many as this fraction of a subset.", metavar="FRACTION"
+    help="Score the result on samples outside all subsets. Their number is this fraction of a subset.",
+    metavar="FRACTION",
 )
-PLOT = Option(help="Draw the length scales by feature into a .png, .pdf or .svg.", metavar="FILE", place="write")
+PLOT = Option(
+    help="Plot the length scale of each feature into a .png, .pdf or .svg file.", metavar="FILE", place="write"
+)
 RESUME = Option(
-    help="Take the file at `out` for done where this same command wrote it; otherwise a search on all samples goes on "
-    "from OUT.checkpoint, to the bit-same result, and one on subsets starts from the beginning. For batch systems that "
-    "run a command again."
+    help="Do nothing if this command already wrote `out`. Otherwise a search on all samples continues from "
+    "OUT.checkpoint with the same bits, and a search on subsets starts again. For batch systems that rerun "
+    "commands."
 )
 REFINING = Group("With --refine")
 REFINE = Part(
     "refine",
-    "Go on from the subsets' result on all samples: a few steps on stochastic gradients of the full marginal "
-    "likelihood. Samples held out of it decide which values are kept.",
+    "After the subsets, refine the result on all samples: a few steps along stochastic gradients of the full marginal "
+    "likelihood. Held-out samples decide whether the refined values are kept.",
     implied_by=("refine_only",),
     prefix="refine_",
     group=REFINING,
 )
 NOISE_MODEL = Option(
-    help="Let the noise depend on the inputs, and move the kernel with it, on a subset: the logarithm of its variance "
-    "linear in the inputs, or a Gaussian process (gp); auto: what held-out samples say, none included. `dkgp train` "
-    "and what follows it then know it."
+    help="Let the noise depend on the inputs. linear: the logarithm of its variance is linear in the inputs; gp: it "
+    "is a Gaussian process; auto: the best on held-out samples, or no dependence. It is tuned with the kernel on "
+    "a subset. `dkgp train` and later commands use it."
 )
 MEAN_TO_TRAIN = replace(
     MEAN,
-    help="The mean that `dkgp train --mean` is to take: the coefficients of a polynomial of degree 0, 1 or 2 are left "
-    "out of the likelihood; M: the known mean, in the target's units.",
+    help="Prior mean for `dkgp train --mean`. For a polynomial of degree 0, 1 or 2, tuning maximises the restricted "
+    "likelihood, which does not depend on its coefficients. M: the known mean, in the target's units.",
 )
-REFINE_ONLY = Option(help="Refine the values of `start`; no search on subsets.", group=REFINING)
+REFINE_ONLY = Option(help="Only refine the values of `start`, without a search on subsets.", group=REFINING)
 
 # Ranges that depend on the number of samples are checked for this largest number.
 MANY_SAMPLES = 2**31
@@ -724,7 +728,8 @@ class BoundRun(TuneRun):
             check_output_file(checkpoint, replace=True, option="`out`", local=False)
         if not self.job.resume and has_checkpoint(SearchStore(checkpoint)):
             self.reporter.warn(
-                f"the checkpoint '{checkpoint}' is of an earlier run and will be replaced; `resume` would go on from it"
+                f"the checkpoint '{checkpoint}' is from an earlier run and will be replaced; to continue that run, "
+                "give `resume`"
             )
 
     def check_memory(self, executor: BlockExecutor) -> None:

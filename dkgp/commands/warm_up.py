@@ -25,8 +25,8 @@ _BEHIND_SECONDS = 1.0
 
 
 INTO = Option(
-    help="A folder to be read only, by processes in whose environment DKGP_COMPILED=FOLDER.  [default: the cache that "
-    "runs of this user use: NUMBA_CACHE_DIR, or beside dkgp's files]",
+    help="Write the compiled code to FOLDER. Processes with DKGP_COMPILED=FOLDER in their environment read it and "
+    "never write to it.  [default: this user's cache: NUMBA_CACHE_DIR, or next to dkgp's files]",
     metavar="FOLDER",
     place="write",
 )
@@ -43,7 +43,9 @@ def _count(text: str) -> int:
     return count
 
 
-PROCESSES = Option(help="How many compile at the same time.  [default: one a core]", type=_count, metavar="INTEGER")
+PROCESSES = Option(
+    help="Number of processes that compile at the same time.  [default: one per core]", type=_count, metavar="INTEGER"
+)
 
 
 @command(

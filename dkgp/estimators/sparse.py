@@ -245,7 +245,9 @@ class SparseGPRegressor(GPEstimator):
         far = self.target_distance is not None and certificate.rms_bound.max() > self.target_distance
         if not self.solution_["converged"] or target is None or not far:
             return super()._shortfall()
-        advice = "a larger `basis_size` brings the mean nearer, more `certify_passes` prove more of it"
+        advice = (
+            "a larger `basis_size` brings the mean closer to the exact one; more `certify_passes` tighten the proof"
+        )
         return f"not converged: {target.status(certificate)} with {self.solution_['reason']}; {advice}. {self._holds()}"
 
     def _holds(self) -> str:

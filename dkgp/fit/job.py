@@ -35,7 +35,7 @@ def duration(text: str) -> float:
     try:
         return float(number) * _UNITS[unit]
     except (KeyError, ValueError):
-        raise ValueError(f"{text!r} is no duration; expected one such as 90s, 5min or 2h.") from None
+        raise ValueError(f"{text!r} is not a duration; expected one such as 90s, 5min or 2h.") from None
 
 
 def _transforms(choice: str) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def _transforms(choice: str) -> dict[str, Any]:
 
 
 OUT = Option(
-    help="Folder for everything: train.zarr, test.zarr, hyper.json, model.zarr, pred.zarr, report.html.",
+    help="Folder for all outputs: train.zarr, test.zarr, hyper.json, model.zarr, pred.zarr, report.html.",
     metavar="DIR",
     place="write",
 )
 SECONDS = Option(
-    help="Time limit for all steps, such as 90s, 5min or 2h: forecasts decide between the exact model and smaller "
-    "ones. A run is not broken off where they err.",
+    help="Time limit for all steps, such as 90s, 5min or 2h. Forecasts decide between the exact model and smaller "
+    "ones. If a forecast is too low, the run still continues to its end.",
     type=duration,
     spellings=("--time",),
     metavar="TIME",
@@ -63,23 +63,26 @@ MEMORY = Option(
     spellings=("--memory",),
     metavar="SIZE",
 )
-KERNEL = Option(help="Of a target, as for `dkgp tune`; auto compares a few on held-out samples.", metavar="TEXT")
+KERNEL = Option(
+    help="Kernel for a target, as for `dkgp tune`. auto compares a few kernels on held-out samples.", metavar="TEXT"
+)
 AUTO_COLUMNS = Option(
-    help="If the table has text, dates or gaps, use the options that a survey of all columns suggests, and print them.",
+    help="If the table has text, dates or missing values, survey all columns, use the suggested options, and print "
+    "them.",
     spellings=("--auto-columns/--no-auto-columns",),
     shown="auto-columns",
 )
 AUTO_TRANSFORM = replace(
     TRANSFORM,
     name="transform",
-    help=f"{TRANSFORM.help} auto tries both where predictions of training samples show noise that grows with the mean, "
-    "or skew, and takes one only where it predicts clearly better.",
+    help=f"{TRANSFORM.help} Transform of the target. auto tries both transforms if the noise of training samples "
+    f"grows with the mean or is skewed. It uses one only if it predicts clearly better.",
     choices=("auto", "none", "log", "yeo-johnson"),
     sets=_transforms,
     shown="auto",
 )
-RESUME = Option(help="Go on with a fit that was stopped or killed; steps that are done stay.")
-OVERWRITE = Option(help="Replace an earlier fit in the folder.")
+RESUME = Option(help="Continue a fit that was stopped or killed. Completed steps are not repeated.")
+OVERWRITE = Option(help="Replace the fit of an earlier run in the folder.")
 
 
 @command(

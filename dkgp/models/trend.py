@@ -292,9 +292,9 @@ def read_mean(text: str) -> MeanValue:
 
 
 MEAN = Option(
-    help="Mean of the function. centred: the targets' average. constant, linear, quadratic: a polynomial of the "
-    "features of degree 0, 1 or 2, with coefficients found in the same solve, which extrapolates and has its part in "
-    "every variance. M: the known mean, in the target's units; nothing is fitted.",
+    help="Prior mean of the function. centred: the targets' average. constant, linear, quadratic: a polynomial of "
+    "degree 0, 1 or 2 in the features, with coefficients fitted in the same solve. It extrapolates, and its "
+    "uncertainty is part of every variance. M: a known mean, in the target's units.",
     type=read_mean,
     metavar="centred|constant|linear|quadratic|M",
     values=Values(_is_mean, MEAN_VALUES),

@@ -283,9 +283,9 @@ def compile_bounded_products() -> None:
 
 
 PRODUCT_ERROR = Option(
-    help="Allowed error of an entry of a product with the kernel matrix. E: at most E, proven (kernels that fall with "
-    "the distance, few features). none: every kernel entry is evaluated. auto: the quicker of these by a forecast, "
-    "within a tenth of `tolerance`. Certificates allow for it.",
+    help="Allowed error of each entry of a product with the kernel matrix. E: a proven error of at most E (for "
+    "kernels that fall with the distance, and few features). none: evaluate every kernel entry. auto: the faster "
+    "of these by a forecast, with an error of at most a tenth of `tolerance`. Certificates include this error.",
     type=read_product_error,
     metavar="E|auto|none",
     values=Values(is_product_error, VALUES),

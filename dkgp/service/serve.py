@@ -128,7 +128,10 @@ def run_serve(
         def stopping() -> None:
             if announcement is not None:
                 announcement.withdraw()
-            reporter.note("stopping: jobs that run save their state and go back to the queue; once more ends at once")
+            reporter.note(
+                "stopping: jobs that run save their state and go back to the queue; a second signal ends "
+                "the command at once"
+            )
             service.close()
 
         latest_end = LatestEnd()

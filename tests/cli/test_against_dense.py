@@ -453,7 +453,7 @@ def test_a_finished_run_is_known_and_that_of_another_noise_or_mean_is_not(ran: C
         (
             "a noise model",
             "sparse @train --hyper @hyper --out @w --overwrite --basis-size 20",
-            "takes the noise for normal and the same everywhere",
+            "assumes normal noise with the same variance everywhere",
         ),
         ("Student's t", "sparse @train --hyper @hyper --out @w --overwrite --basis-size 20", "Student's t in"),
     ],
@@ -486,7 +486,7 @@ BOUND = ("one noise variance for all", "'s'")
         (
             "Student's t",
             "train @train --hyper @hyper --out @no --solver tiled-cholesky",
-            ("solves under other weights time and again",),
+            ("solves with changing weights",),
             2,
         ),
     ],

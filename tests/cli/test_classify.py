@@ -97,7 +97,7 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(shell: Shell) -> N
     first = r"pass 1 of 4 at most: width 1, penalty \S+: error \d+\.\d\d% with 40 prototypes; \d+ s left"
     assert re.match(first, stages[0])
     assert re.search(rf"error {100 * best['error']:.2f}% with \d+ prototypes", stages[-1])
-    assert re.search(r"foreseen: 4 passes over [\d,]+ samples at most, about \d+ s of idle cores", result.stderr)
+    assert re.search(r"forecast: at most 4 passes over [\d,]+ samples, about \d+ s on idle cores", result.stderr)
     assert "scale" not in result.stderr
     assert shell.names == {"m", "path.png", "log.jsonl"}
     shown = shell.told("info @m")
@@ -303,8 +303,8 @@ def test_a_search_for_neighbours_that_was_limited_is_told_of(shell: Shell) -> No
     assert 0.02 < found["neighbours_unproven"] <= 1.0
     assert 0.0 < found["left"] < 0.9
     share, shown = 100.0 * found["neighbours_unproven"], shell.told("info @m")
-    assert f"neighbours not proven nearest {share:.3g} % of the samples (of 65 looked at)" in shown
-    assert f"left of k(x, x) {found['left']:.2g} of it" in shown
+    assert f"samples whose neighbours may not be the nearest {share:.3g} % (each search looked at 65 samples)" in shown
+    assert f"residual share of k(x, x) {found['left']:.2g} of it" in shown
     predicted = shell.told("predict @m @labels --out @p --cluster none")
     assert "each search looked at 65 samples at most, and is exact with more" in predicted
 
@@ -594,23 +594,30 @@ def test_verdict_of_classes(files: Files, tmp_path: Path) -> None:
 
 
 def test_rivals_are_for_numbers(files: Files) -> None:
-    refused(run("evaluate", files.prediction, files.test, "--compare"), "--compare is about targets that are numbers")
+    refused(run("evaluate", files.prediction, files.test, "--compare"), "--compare is for targets that are numbers")
 
 
 def test_table_names_the_figures_and_the_classes_as_they_are(files: Files) -> None:
     result = run("evaluate", files.prediction, files.test, "--abstain")
     assert result.exit_code == 0
-    words = ("balanced error", "area under the curve", "Brier score", "certified labels", "abstained from", *NAMES)
+    words = (
+        "balanced error",
+        "area under the curve",
+        "Brier score",
+        "certified labels",
+        "samples without a certified label",
+        *NAMES,
+    )
     for word in words:
         assert word in result.stdout, word
 
 
 def test_options_of_the_other_kind_are_refused(files: Files, tmp_path: Path) -> None:
-    refused(run("evaluate", files.prediction, files.test, "--noise-free"), "--noise-free is about targets that are")
+    refused(run("evaluate", files.prediction, files.test, "--noise-free"), "--noise-free is for targets that are")
     writer = PredictionWriter.create(tmp_path / "numbers.zarr", 80, ["kind"], ("mean",))
     writer.write(0, mean=np.zeros(80))
     writer.commit()
-    refused(run("evaluate", tmp_path / "numbers.zarr", files.test, "--abstain"), "--abstain is about labels")
+    refused(run("evaluate", tmp_path / "numbers.zarr", files.test, "--abstain"), "--abstain is for labels")
 
 
 def test_an_unseen_label_is_named_and_no_plot_is_left(files: Files, tmp_path: Path) -> None:

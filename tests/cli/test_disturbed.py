@@ -25,7 +25,7 @@ SAVE = "dkgp.data.stores.checkpoint:CheckpointStore.save"
 PASS = "dkgp.models.classification.fixed_size.search:fold_systems"
 # A model is being laid out, and about to be whole.
 LAYOUT, COMMIT = "dkgp.data.stores.writable:create_array", "dkgp.data.stores.writable:commit"
-FRESH, RESUMING, COMPLETE = "there is no checkpoint", "resuming after round", "was complete when an earlier run ended"
+FRESH, RESUMING, COMPLETE = "there is no checkpoint", "resuming after round", "is already complete"
 
 # Run, place, and what is said when it is resumed; a number: at which call.
 KILLS = [
@@ -130,7 +130,7 @@ def test_a_signal_names_the_checkpoint_and_the_run_resumes_to_the_same_bits(
     stdout, stderr = signalled(command, number, log, 8)
     error = json.loads(stdout)["error"]
     assert error["type"] == "InterruptedRunError"
-    assert f"{out}.checkpoint. Go on with the same command and --resume" in stderr
+    assert f"{out}.checkpoint. Continue with the same command and --resume" in stderr
     assert error["checkpoint"] == f"{out}.checkpoint"
     assert not out.exists()
     assert CheckpointStore(error["checkpoint"]).load_latest() is not None

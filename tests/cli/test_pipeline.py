@@ -201,7 +201,7 @@ def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(pipeline: dict[str,
     assert 0 < kept["300KiB"]["bytes"] <= 300 * 1024 < kept["1GiB"]["bytes"] == 4 * round(kept["1GiB"]["bytes"] / 4)
     assert kept["auto"]["reason"]
     shown = shell.run(f"{line} 1GiB --out @1GiB --overwrite --verbose").stdout
-    for words in ("kept of the kernel matrix", "100%", ": as asked for"):
+    for words in ("share of the kernel matrix kept in memory", "100%", ": as asked for"):
         assert words in shown
 
 
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_before_there_was_a_halo_is_resumed_or_refused_in_words(
     store.save(latest.sequence_number, latest.arrays, metadata)
     written = "(--solver pcg, --halo 0, --rank 20)"
     for other in ("--rank 20", "--halo 24", "--halo 0 --rank 30"):
-        words = ("belongs to another preconditioner", f"Resume with what it was written with {written}")
+        words = ("belongs to another preconditioner", f"Resume with the options that it was written with {written}")
         shell.refuses(f"{TRAIN} --solver pcg {other} --resume", *words)
     shell.refuses(f"{TRAIN} --solver gbcd --resume", "another solver", written)
     shell.json(f"{line} --resume")

@@ -107,11 +107,11 @@ def test_a_line_that_is_no_row_has_its_own_answer(stores: dict[str, Any], tmp_pa
     assert result.stdout.splitlines() == [good[0], *["nan,nan"] * len(bad), good[1]]
     refused(
         result,
-        "line 2 has 2 fields; expected 6 fields, of which the model takes 'a', 'b', 'c', 'd', 'e', 'f'",
+        "line 2 has 2 fields; expected 6 fields; the model uses 'a', 'b', 'c', 'd', 'e', 'f'",
         "line 3 is empty",
         "line 4 has 'x' for 'c'; expected a number",
         "line 5 has '' for 'c'; expected a number",
-        "line 6 has 'inf' for 'c'; expected a finite value",
+        "line 6 has 'inf' for 'c'; expected a finite number",
         "line 7: the feature 'a' is 1e+308",
         "line 8 has 1 fields",
         "7 of 9 lines could not be predicted",
@@ -121,7 +121,7 @@ def test_a_line_that_is_no_row_has_its_own_answer(stores: dict[str, Any], tmp_pa
 
 def test_a_header_that_lacks_a_column_is_refused_at_once(stores: dict[str, Any]) -> None:
     result = answered("a,b,c,d,e\n1,2,3,4,5\n", stores["model"])
-    refused(result, "the header in line 1 has no column 'f'", "leave the header out")
+    refused(result, "the header in line 1 has no column 'f'", "leave out the header")
     assert result.stdout == ""
 
 

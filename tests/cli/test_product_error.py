@@ -177,7 +177,9 @@ def test_auto_without_memory_evaluates_every_entry(
     monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda *_: (bytes_needed, 2**50))
     result = shell.run(f"{BY_CG} --json".replace("--quiet", ""))
     assert result.exit_code == 0
-    assert "products evaluate every kernel entry: there is no memory for others" in result.stderr
+    assert (
+        "products evaluate every kernel entry, since there is too little memory for approximate products"
+    ) in result.stderr
     assert json.loads(result.stdout)["certificate"]["product_error"] == 0.0
 
 
@@ -196,7 +198,7 @@ def test_auto_says_why_and_enters_the_identity(shell: Shell, monkeypatch: pytest
     # A finished run is taken for done, and another one for another run's.
     assert shell.json(f"{line} --resume")["resumed"]
     result = shell.run(f"{line} --resume --product-error none --overwrite")
-    assert "is of a run with another product error" in result.stderr
+    assert "is from a run with another product error" in result.stderr
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -218,7 +220,7 @@ def test_auto_goes_on_as_a_run_began(shell: Shell, monkeypatch: pytest.MonkeyPat
         assert found.get("product_error") == ("auto" if bounded else None)
     other, its = ("none", "'auto'; this run's: None") if bounded else (1e-4, "None; this run's: 0.0001")
     told = shell.run(f"{line} --resume --product-error {other} --overwrite").stderr
-    assert f"is of a run with another product error (its product error: {its})" in told
+    assert f"is from a run with another product error (its product error: {its})" in told
 
 
 def test_a_checkpoint_of_products_that_are_gone_is_refused(shell: Shell) -> None:
@@ -228,7 +230,7 @@ def test_a_checkpoint_of_products_that_are_gone_is_refused(shell: Shell) -> None
     assert latest is not None
     identity = {**latest.metadata["identity"], "tree_error": 1e-5}
     store.save(latest.sequence_number, latest.arrays, {**latest.metadata, "identity": identity})
-    words = "cannot go on to the same result. Start afresh without --resume, with --product-error 1e-05"
+    words = "cannot continue to the same result. Start again without --resume and with --product-error 1e-05"
     shell.refuses(f"{BY_CG} --tol 1e-3 --resume", "with `tree_error` 1e-05", words)
 
 
@@ -245,7 +247,7 @@ def test_a_finished_model_of_an_earlier_version_is_known(shell: Shell, monkeypat
     monkeypatch.setattr(ModelRecord, "open", staticmethod(earlier))
     assert "is done" in shell.run(f"{line} --product-error 1e-5 --resume").stderr
     told = shell.told(f"{line} --product-error 2e-5 --resume --overwrite")
-    assert "is of a run with another product error (its product error: 1e-05; this run's: 2e-05)" in told
+    assert "is from a run with another product error (its product error: 1e-05; this run's: 2e-05)" in told
 
 
 def test_the_service_takes_and_checks_it() -> None:
@@ -362,7 +364,9 @@ def test_auto_evaluates_every_entry_where_workers_have_no_memory_for_others(
     monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda *_: (4 * 10**9, 0))
     for memory, says in (("9GB", False), ("7GB", True)):
         result = shell.run(f"{predict('height')} --out @{memory} --cluster local --worker-memory {memory}")
-        assert ("sums evaluate every kernel entry: there is no memory for others" in result.stderr) == says
+        assert (
+            "sums evaluate every kernel entry, since there is too little memory for approximate sums" in result.stderr
+        ) == says
         assert "product_error" not in open_prediction(shell[memory]).attributes
     line = f"{predict('height')} --out @n --product-error {ERROR} --worker-memory 7GB --cluster local"
     shell.refuses(line, "take 4,000,000,000 bytes in each process")

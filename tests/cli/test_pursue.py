@@ -94,7 +94,7 @@ def test_tables_name_the_features(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "w.zarr"
     result = run("pursue", folder / "one.zarr", "--out", out, "--held-out", 0.25, "--cluster", "none")
     assert result.exit_code == 0, result.stderr
-    for words in ("Path of up", "least error, on 25% of the samples, held out", "RMSE, left out", "intercept", "b  "):
+    for words in ("Path of up", "least error on a held-out 25% of the samples", "RMSE, held out", "intercept", "b  "):
         assert words in result.stdout
     about = run("info", out)
     assert about.exit_code == 0

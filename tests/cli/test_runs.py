@@ -43,7 +43,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert error["type"] == "InterruptedRunError"
     assert "--resume" in error["message"]
     if kind.logs:
-        assert f"{out}.checkpoint. Go on with the same command and --resume" in error["message"]
+        assert f"{out}.checkpoint. Continue with the same command and --resume" in error["message"]
         assert error["checkpoint"] == f"{out}.checkpoint"
         assert not out.exists()
     refused(run(*command, *kind.other.split(), "--resume"), kind.words)
@@ -70,7 +70,7 @@ def test_a_finished_run_is_recognised_and_another_is_left_alone(
     done = run(*command, "--resume")
     document_of(done)
     if kind.logs:
-        assert "was complete when an earlier run ended" in done.stderr
+        assert "is already complete" in done.stderr
     refused(run(*command, *kind.other.split(), "--resume"), kind.words)
     refused(run(*command), "exists already", "--overwrite")
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}

@@ -38,7 +38,7 @@ def test_the_defaults_just_work_and_say_what_is_proven(shell: Shell) -> None:
     result = shell.run(f"{SPARSE} --json")
     found = document_of(result)
     n = found["n"]
-    assert f"the basis is all {n} samples: the default of 1,000 is more than there are" in result.stderr
+    assert f"the basis has all {n} samples, since there are fewer than the default of 1,000" in result.stderr
     assert (found["method"], found["basis"], found["settings"]["basis_size"]) == ("vfe", "pivoted", n)
     assert found["converged"]
     assert open_sparse_model(shell["m"]).summary["settings"] == found["settings"]
@@ -55,8 +55,16 @@ def test_the_defaults_just_work_and_say_what_is_proven(shell: Shell) -> None:
 def test_the_record_for_people_names_the_bound_that_won(shell: Shell) -> None:
     shown = shell.told(f"{SPARSE} --basis-size 40 --verbose")
     best = open_sparse_model(shell["m"]).summary["best"][0]
-    words = {"trace": "fits with more noise", "residual": "the residual's direction", "subset": "the exact model of a"}
-    for text in (f"(proven by {words[best]}", "vfe, 40 samples (pivoted)", "KL from the exact posterior at most"):
+    words = {
+        "trace": "a fit with larger noise",
+        "residual": "a step along the residual",
+        "subset": "the exact model of a",
+    }
+    for text in (
+        f"(proven by {words[best]}",
+        "vfe, 40 samples (pivoted)",
+        "KL divergence from the exact posterior at most",
+    ):
         assert text in shown
 
 
@@ -64,7 +72,7 @@ def test_a_basis_is_read_from_the_one_place_that_is_named(shell: Shell) -> None:
     basis = open_dataset(shell["train"]).raw_inputs(0, 5)
     np.save(shell["b.npy"], basis)
     for place in ("b*.npy", ""):
-        shell.refuses(f"{SPARSE} --given-basis {shell.folder}/{place}", "a basis is one file or store")
+        shell.refuses(f"{SPARSE} --given-basis {shell.folder}/{place}", "expected one file or store with a basis")
     basis[3, 2] = np.nan
     np.save(shell["b.npy"], basis)
     shell.refuses(f"{SPARSE} --given-basis @b.npy", "has nan in row 4 of")
@@ -84,7 +92,7 @@ def test_a_gap_and_a_distance_that_are_not_met_end_with_code_4_and_a_model(shell
     assert not found["converged"]
     assert "20 basis samples chosen; the duality gap is" in found["reason"]
     assert found["checkpoint"] == f"{shell['m']}.checkpoint"
-    assert any("not proven to be as near as was asked for" in warning for warning in found["warnings"])
+    assert any("the requested distance is not proven" in warning for warning in found["warnings"])
     assert open_sparse_model(shell["m"]).basis_size == 20
     # What was not met may be tried again; with the same settings it ends in the same way.
     assert shell.json(f"{line} --resume", code=4)["certificate"] == found["certificate"]
@@ -112,8 +120,8 @@ def test_overconfidence_and_bounds_that_say_little_are_warned_of(shell: Shell) -
     found = shell.json(f"{SPARSE} --method sr --basis-size 3")
     assert max(found["rms_bound"]) >= 0.5
     overconfident, little = found["warnings"]
-    assert "the variances of --method sr are overconfident" in overconfident
-    assert "says little: the targets' own mean is about as near" in little
+    assert "the variances of --method sr are too small" in overconfident
+    assert "is not informative: the mean of the targets is about as close" in little
 
 
 def test_rounds_are_logged_and_drawn(shell: Shell) -> None:
@@ -221,7 +229,7 @@ def test_a_search_that_was_limited_is_told_of(shell: Shell) -> None:
     line = f"{VIF} --neighbours 20 --search-samples 45"
     share = shell.json(line)["neighbours_unproven"]
     assert 0.2 < share < 1.0
-    words = f"neighbours not proven nearest {100.0 * share:.3g} % of the samples (of 45 looked at)"
+    words = f"samples whose neighbours may not be the nearest {100.0 * share:.3g} % (each search looked at 45 samples)"
     assert words in shell.told(f"{line} --overwrite")
     words = "each search looked at 45 samples at most, and is exact with more"
     assert words in shell.told("predict @m @test --out @p")
@@ -311,7 +319,7 @@ def test_subset_of_regressors_is_overconfident_and_said_to_be(rough: Places, tmp
     np.testing.assert_allclose(own, lower, rtol=1e-6)
     assert np.mean(upper / own) > 2.0
     shown = shell.run("evaluate @sr.p @test")
-    assert "sr; 0.00% of them proven wrong" in shown.stdout
+    assert "sr; 0.00% of them proven to be wrong" in shown.stdout
     assert "variances by sr" in shown.stderr
 
 
@@ -347,7 +355,12 @@ def test_info_tells_what_is_proven(rough: Places, tmp_path: Path) -> None:
     assert found["rounds"] == M == found["last_round"]["round"]
     assert 8 * (2 * M**2 + M * 3) < found["stored_bytes"] < 40_000
     shown = shell.run("info @sggp").stdout
-    for words in ("sggp, 12 samples (greedy)", "distance to the exact mean", "duality gap", "KL from the exact"):
+    for words in (
+        "sggp, 12 samples (greedy)",
+        "distance to the exact mean",
+        "duality gap",
+        "KL divergence from the exact",
+    ):
         assert words in shown
     shell.refuses("predict @test @test --out @p", "dataset store")
     assert shell.names == set()

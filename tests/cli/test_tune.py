@@ -159,7 +159,11 @@ def test_documents_say_what_was_looked_at(found: Callable[[str], dict[str, Any]]
             "maximising the likelihood with neighbours of 10 basis samples on 600 samples",
             marks=pytest.mark.long,
         ),
-        ("tune @rough --kernel auto", "Kernels on 60 held-out samples, tuned on 120", "the kernel is "),
+        (
+            "tune @rough --kernel auto",
+            "Kernels, tuned on 120 samples and scored on 60 held-out samples",
+            "the kernel is ",
+        ),
     ],
 )
 def test_tables_and_notes(line: str, printed: str, told: str, shell: Shell) -> None:

@@ -67,7 +67,7 @@ def test_a_good_model_and_its_rivals(inputs: np.ndarray, tmp_path: Path) -> None
     least, most = document["nlpd_raw_range"]
     assert least <= document["nlpd_raw"] <= most
     shown = run("evaluate", out, test, "--compare")
-    assert "No sign of anything wrong in these 400 test samples." in shown.stdout
+    assert "No problem found on these 400 test samples." in shown.stdout
     assert "about 1 s" in shown.stderr
 
 

@@ -35,7 +35,9 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
         assert interruption()
         with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGINT$"):
             os.kill(os.getpid(), signal.SIGINT)
-    assert said == ["interrupted by SIGTERM: finishing this round and saving a checkpoint; once more ends at once"]
+    assert said == [
+        "interrupted by SIGTERM: finishing this round and saving a checkpoint; a second signal ends the command at once"
+    ]
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -59,7 +59,7 @@ def test_what_is_no_command_line_of_dkgp_is_refused() -> None:
     # The checks above would see an option that does not exist, and one that is missing.
     with pytest.raises(click.UsageError, match="No such option"):
         parse(["dkgp", "serve", "--folder", "x", "--no-such-option"])
-    with pytest.raises(click.UsageError, match="Find hyperparameters first"):
+    with pytest.raises(click.UsageError, match="Tune hyperparameters first"):
         parse(["dkgp", "submit", "train", "x.zarr", "--out", "y.zarr"])
     with pytest.raises(click.UsageError, match="No such option"):
         parse(["dask", "worker", "tcp://scheduler:8786", "--threads", "2"])

@@ -189,8 +189,8 @@ def test_a_signal_ends_a_command_whose_workers_are_all_gone(
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     message = command.require_error(process, ExitCode.INTERRUPTED, 30.0)["message"]
-    assert message.startswith("interrupted while the cluster had no workers; what is done is saved in ")
-    assert message.endswith("Go on with the same command and --resume")
+    assert message.startswith("interrupted while the cluster had no workers; the state is saved in ")
+    assert message.endswith("Continue with the same command and --resume")
     command.require_resumed()
 
 

@@ -244,7 +244,7 @@ def test_a_price_whose_noise_grows_is_transformed_and_told_of(skewed: dict[str, 
     page = Path(skewed["report"]).read_text(encoding="utf-8")
     check_page(page)
     assert f"{compared['transform']}: {compared['reason']}" in page.replace("&#x27;", "'")
-    assert "<p>No sign of anything wrong in these " in page
+    assert "<p>No problem found on these " in page
     for line in skewed["commands"]:
         assert escape(line) in page
     assert f"--transform {compared['transform']}" in skewed["commands"][0]
@@ -328,7 +328,7 @@ def test_a_good_table_has_no_verdict(tmp_path: Path, name: str) -> None:
     assert document["warnings"] == []
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
-    assert "<p>No sign of anything wrong in these " in page
+    assert "<p>No problem found on these " in page
     found = from_json(list[TunedParameter], document["tune"]["parameters"])
     assert ("irrelevant" in page) == any(parameter.idle for parameter in found)
 

@@ -100,7 +100,7 @@ def ranked(rank: int, precision: str = "mixed") -> ConjugateGradient:
 
 
 class TestAFirstProductInDouble:
-    """Where the first step would drift beyond the tolerance, and the ones after it would not."""
+    """Where the first step would drift above the tolerance, and the ones after it would not."""
 
     @pytest.mark.parametrize(
         ("rank", "tolerance", "products"),

@@ -43,7 +43,7 @@ def ceph(running: CephStore, monkeypatch: pytest.MonkeyPatch) -> CephStore:
 def test_objects_are_written_and_replaced_under_conditions(ceph: CephStore) -> None:
     url = ceph.server.url("objects/a")
     write_object(url, [b"one"])
-    with pytest.raises(OutputExistsError, match="exists already"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         write_object(url, [b"two"], replace=False)
     before, earlier = tag_of(url), len(ceph.requests())
     write_object(url, [b"two"])

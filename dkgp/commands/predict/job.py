@@ -18,30 +18,30 @@ from dkgp.registry import FURTHER, Group, Option
 
 MODEL = Option(place="read", argument=True)
 OUT = Option(
-    help="Where the predictions go: a store, or a table where the name ends in .csv, .csv.gz, .parquet or .nc.",
+    help="Output: a store, or a table if the name ends in .csv, .csv.gz, .parquet or .nc.",
     metavar="PLACE",
     place="write",
 )
-VARIANCE = Part("variance", "Predict variances too, each with a proven interval.", group=Group("With --variance"))
+VARIANCE = Part("variance", "Also predict variances, each with a proven interval.", group=Group("With --variance"))
 CHUNK_ROWS = Option(
-    help="Rows of a chunk.  [default: about 8192; with variances a batch or several]", least=1, group=FURTHER
+    help="Rows per chunk.  [default: about 8192; with variances one or more batches]", least=1, group=FURTHER
 )
 SUM_ERROR = replace(
     PRODUCT_ERROR,
-    help="Allowed error of a sum over all training samples: of a mean, in standard deviations of the targets, or of a "
-    "decision. E: at most E, proven (kernels that fall with the distance, few features). none: every kernel entry is "
-    "evaluated. auto: the quicker of these by a forecast. Bounds allow for it.",
+    help="Allowed error of a sum over all training samples: of a mean (in standard deviations of the targets) or of a "
+    "decision. E: a proven error of at most E (for kernels that fall with the distance, and few features). none: "
+    "evaluate every kernel entry. auto: the faster of these by a forecast. Bounds include this error.",
 )
 PLUG_IN = Option(
-    help="Of a Gaussian process classifier: probabilities at its decisions, without averaging them over the variances "
-    "of the latent functions, which take longer.",
+    help="For a Gaussian process classifier: compute probabilities from the latent means alone. This is faster than "
+    "averaging them over the latent variances.",
     group=FURTHER,
 )
-RESUME = Option(help="Go on with predictions that were interrupted.")
+RESUME = Option(help="Continue interrupted predictions.")
 PREDICTION = Option(place="read", argument=True)
 TABLE = Option(place="write", argument=True)
 PREDICTED = Option(
-    help="The data that the predictions were made for: adds the true targets, and the columns kept by --id.",
+    help="Dataset of the predictions. Adds its true targets and its id columns (`dkgp ingest --id`) to the table.",
     metavar="STORE",
     place="read",
 )
@@ -63,7 +63,7 @@ PREDICTED = Option(
     With --stdin, instead, each line of standard input is answered by a line on standard output as soon as it is read:
     delimited fields, by name if the first line is a header, else in the training set's order. The answer has mean and
     mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export` writes them. A line that cannot
-    be predicted is answered by nan and named on standard error, and the exit code is 3.
+    be predicted gets nan and a message on standard error, and the exit code is 3.
     """,
     "dkgp predict model.zarr test.zarr --out pred.zarr",
     "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",

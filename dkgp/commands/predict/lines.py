@@ -78,8 +78,8 @@ class LineColumns:
                 return False
             lacking = [name for name in self.names if name not in present]
             raise InputError(
-                f"the header in line 1 has no column {quoted(lacking)}; the model takes {quoted(self.names)}. Add "
-                "what is missing, or leave the header out and give these columns in this order"
+                f"the header in line 1 has no column {quoted(lacking)}; the model takes {quoted(self.names)}. Add the "
+                f"missing columns, or leave out the header and give these columns in this order"
             )
         self._positions = {name: fields.index(name) for name in self.names}
         self._width = len(fields)
@@ -118,14 +118,14 @@ class LineColumns:
             by_name = dict(zip(rule.names(name), rule.features(numbers)[0].tolist(), strict=True))
             made = [by_name[feature] for feature in self._features[name]]
         if not np.isfinite(made).all():
-            raise InputError(f"{place} has '{text[:40]}' for '{name}'; expected a finite value, without gaps")
+            raise InputError(f"{place} has '{text[:40]}' for '{name}'; expected a finite number")
         return made
 
     def _split(self, line: str, place: str) -> list[str]:
         return split_fields(line, self._delimiter or ",", place)
 
     def _expected(self) -> str:
-        return f"{' or '.join(map(str, sorted(self._widths)))} fields, of which the model takes {quoted(self.names)}"
+        return f"{' or '.join(map(str, sorted(self._widths)))} fields; the model uses {quoted(self.names)}"
 
 
 READ_BYTES = 64 * 1024

@@ -61,13 +61,13 @@ class PredictRun(Run):
                 ensure_writable(job.out, job.overwrite, PREDICTION_KIND)
             if beside is not None and exists(beside) and not job.overwrite:
                 raise OutputExistsError(
-                    f"predictions for '{job.out}' were interrupted, and lie in '{beside}'; go on with `resume`, or "
-                    "start afresh with `overwrite`"
+                    f"predictions for '{job.out}' were interrupted; the completed part is in '{beside}'. Continue "
+                    f"with `resume`, or start again with `overwrite`"
                 )
             ensure_writable(store, job.overwrite, PREDICTION_KIND)
         elif not goes_on:
             self.reporter.warn(
-                f"there is no prediction store at '{store}' to resume; predicting starts from the beginning"
+                f"there is no prediction store at '{store}' to resume; the prediction starts from the beginning"
             )
 
     def open(self) -> None:
@@ -89,7 +89,9 @@ class PredictRun(Run):
         fits = error.memory(kernel, model.n_support, 1, self.job.cluster.worker_memory_bytes) is not None
         if not (fits or self.job.resume):  # a resumed prediction keeps its kind of sums
             self.product_error = EVERY_ENTRY
-            self.reporter.note("sums evaluate every kernel entry: there is no memory for others")
+            self.reporter.note(
+                "sums evaluate every kernel entry, since there is too little memory for approximate sums"
+            )
 
     def compiling(self) -> AbstractContextManager[None]:
         """Compile the kernel's code, if the model has a kernel."""
@@ -193,8 +195,8 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
         elif figures.get("way") == "neighbours":
             remedy = "take --variance-way iterative or cholesky"
         reporter.warn(
-            f"{unmet:,} of {n:,} variances have wider intervals than the relative gap of {figures['gap']:g} that was "
-            f"asked for, the widest {widest:.3g}; they hold all the same. For narrower ones {remedy}"
+            f"{unmet:,} of {n:,} variances have proven intervals that are wider than the requested relative gap of "
+            f"{figures['gap']:g} (at most {widest:.3g}). For narrower intervals {remedy}"
         )
     return _told(figures)
 

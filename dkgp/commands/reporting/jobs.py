@@ -59,7 +59,7 @@ def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableTyp
     if record.get("error"):
         rows.append(("error", f"{record['error']['type']}: {record['error']['message']}"))
         if record["error"].get("checkpoint"):
-            rows.append(("checkpoint", f"{record['error']['checkpoint']} (go on with `dkgp resume {record['id']}`)"))
+            rows.append(("checkpoint", f"{record['error']['checkpoint']} (continue with `dkgp resume {record['id']}`)"))
     for name, value in (record.get("options") or {}).items():
         rows.append((name, _option(value)))
     shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]

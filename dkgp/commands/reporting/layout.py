@@ -157,7 +157,9 @@ def gaps(mean: float | None, largest: float | None) -> str:
     """Format the relative widths of proven intervals."""
     if mean is None or largest is None:
         return "unknown"
-    return f"{100 * mean:.3g} % on average, {100 * largest:.3g} % at most"
+    if mean >= 0.995:
+        return "not informative: nearly all intervals start at zero"
+    return f"{100 * mean:.3g} % on average, at most {100 * largest:.3g} %"
 
 
 def bounds_of(document: Mapping[str, Any], worst: str) -> str:
@@ -218,7 +220,7 @@ def cost(document: Document) -> Rows:
         [
             Figure("seconds", seconds_of),
             Figure("peak memory, all processes", "{peak_memory_bytes:size}"),
-            may("checkpoint", "{checkpoint} (go on with --resume)"),
+            may("checkpoint", "{checkpoint} (continue with --resume)"),
         ],
         document,
     )
@@ -239,7 +241,12 @@ def unproven(document: Document) -> Rows:
         return []
     share = 100.0 * document["neighbours_unproven"]
     searched = document.get("search_samples") or document["settings"]["search_samples"]
-    return [("neighbours not proven nearest", f"{share:.3g} % of the samples (of {searched:,} looked at)")]
+    return [
+        (
+            "samples whose neighbours may not be the nearest",
+            f"{share:.3g} % (each search looked at {searched:,} samples)",
+        )
+    ]
 
 
 def details(rows: Rows) -> Rows:

@@ -52,10 +52,10 @@ def kernel_of(document: Document) -> str:
 
 # Names of the lower bounds on the least risk, by their origin.
 _BOUNDS = {
-    "none": "nothing but zero",
+    "none": "the risk is not negative",
     "subset": "the exact model of a subset",
-    "residual": "the residual's direction",
-    "trace": "fits with more noise",
+    "residual": "a step along the residual",
+    "trace": "a fit with larger noise",
     "descent": "passes over the kernel matrix",
 }
 METHOD_AND_BASIS = Figure("method, basis", "{method}, {basis_size:,} samples ({basis})")
@@ -76,7 +76,9 @@ def _distances(document: Document) -> Rows:
     for target, of in _of_target(document):
         bound = document["best"][target]
         raw, relative = document["rms_bound_raw"][target], document["rms_bound"][target]
-        distance = f"root mean square {raw:.4g}, {relative:.3g} of the targets' spread"
+        distance = f"root mean square {raw:.4g}, {relative:.3g} standard deviations of the targets"
+        if relative >= 1.0:
+            distance += ", not informative: the mean of the targets is as close"
         rows.append((f"{title}{of}", f"{distance} (proven by {_BOUNDS.get(bound, bound)})"))
     return rows
 
@@ -84,7 +86,7 @@ def _distances(document: Document) -> Rows:
 def _gaps(document: Document) -> Rows:
     """Return the distance of the risk from its minimum, by target."""
     found = ((of, document["gap"][target]) for target, of in _of_target(document))
-    return [(f"duality gap{of}", "the bounds say nothing" if gap is None else f"{gap:.3g}") for of, gap in found]
+    return [(f"duality gap{of}", "not informative" if gap is None else f"{gap:.3g}") for of, gap in found]
 
 
 def _rungs(document: Document) -> Rows:
@@ -92,14 +94,14 @@ def _rungs(document: Document) -> Rows:
     if "ladder" not in document:
         return []
     sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
-    return [("basis samples: proven distance", sizes), ("beside that", document["ladder"]["exact"]["words"])]
+    return [("basis samples: proven distance", sizes), ("alternative", document["ladder"]["exact"]["words"])]
 
 
 def _evidence(document: Document) -> Rows:
     """Return bounds on log p(y) if the method has them."""
     figures = (
-        may("log evidence of the exact model", "{elbo:.8g} to {evidence_upper:.8g} nats"),
-        may("KL from the exact posterior", "at most {divergence:.4g} nats"),
+        may("log marginal likelihood of the exact model", "{elbo:.8g} to {evidence_upper:.8g} nats"),
+        may("KL divergence from the exact posterior", "at most {divergence:.4g} nats"),
     )
     return [] if document["elbo"] is None else rows_of(figures, document)
 
@@ -133,7 +135,7 @@ SPARSE_INFO = (
     _gaps,
     _evidence,
     lambda of: assumed(of["certificate"]),
-    Figure("rounds of the choice", "{rounds:,}"),
+    Figure("rounds of choosing the basis", "{rounds:,}"),
     stored,
 )
 LINEAR = (
@@ -151,7 +153,7 @@ PURSUED = (
 
 def sparse_tables(document: Document) -> Tables:
     """Return the tables of `dkgp sparse`."""
-    title = "Trained, sparse" if document["converged"] else "Not as near as was asked for"
+    title = "Trained, sparse" if document["converged"] else "Trained, sparse; the requested distance is not proven"
     return [sheet_of(title, SPARSE, document)]
 
 
@@ -180,7 +182,7 @@ def _path(target: Document) -> RenderableType:
         more = [f"{len(record['weights']) - len(named)} more"] if len(record["weights"]) > len(named) else []
         weights = ", ".join([*(f"{name} {weight:.4g}" for name, weight in named), *more])
         rows.append([Text(cell) for cell in [*cells, *([_root(record["score"])] if scored else []), weights]])
-    headings = ["features", "joined", "RMSE, training", *(["RMSE, left out"] if scored else []), "weights"]
+    headings = ["features", "joined", "RMSE, training", *(["RMSE, held out"] if scored else []), "weights"]
     table = grid(headings, rows, left=("joined", "weights"))
     return titled(f"Path of {target['name']} (* chosen; it ends with: {target['reason']})", table)
 
@@ -286,8 +288,8 @@ def _compared_kernels(comparison: Document) -> RenderableType:
         for row in comparison["kernels"]
     ]
     title = (
-        f"Kernels on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} "
-        "(standardised; * taken, by NLPD)"
+        f"Kernels, tuned on {comparison['samples']:,} samples and scored on {comparison['held_out']:,} held-out "
+        f"samples (standardised; * chosen, by NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
 
@@ -302,8 +304,8 @@ def _compared_noise(comparison: Document) -> RenderableType:
         for row in comparison["kinds"]
     ]
     title = (
-        f"Noise on {comparison['held_out']:,} held-out samples, found from {comparison['samples']:,} "
-        "(standardised; * taken: it gains twice the standard error)"
+        f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} (standardised; * "
+        f"chosen: it gains at least two standard errors)"
     )
     return titled(title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (error)"), rows, left={"noise"}))
 
@@ -329,7 +331,7 @@ def _refined(refinement: Document) -> Tables:
     history = refinement["history"]
     last = next((step for step in reversed(history) if step["accepted"]), None)
     figures = (
-        Figure("values kept", "refined" if refinement["kept"] == "refined" else "those to start from"),
+        Figure("values", "refined" if refinement["kept"] == "refined" else "the initial values"),
         Figure("ended because", "{reason}"),
         Figure("steps", f"{sum(step['step'] > 0 for step in history)}"),
         may("log likelihood", "{last[gain]:+.1f}, error {last[gain_error]:.2g}"),
@@ -450,7 +452,7 @@ def _kept(document: Document) -> Tables:
         seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
         memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
         rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
-    table = grid(("workers", "K kept", "memory of each", "at most", "a product", "saved"), rows)
+    table = grid(("workers", "share of K kept", "memory of each", "at most", "a product", "saved"), rows)
     return [Text("Kept between products", style="bold"), table]
 
 
@@ -589,7 +591,8 @@ def _validation(document: Document) -> Tables:
     )
     inside = "inside" if figures["within_interval"] else "outside"
     taken = (
-        f"{figures['unit']} taken: {figures['taken']:.2f}; expected {figures['expected']:.2f}, {inside} the interval."
+        f"{figures['unit']} measured: {figures['taken']:.2f}; forecast {figures['expected']:.2f}, {inside} the "
+        f"interval."
     )
     words = taken[0].upper() + taken[1:]
     return [Text("Measured against the model (measured / model)", style="bold"), table, Text(words)]

@@ -66,7 +66,7 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     if not local and not is_local(path):
         if exists(path) and not replace:
             raise OutputExistsError(
-                f"'{os.fspath(path)}' ({option}) exists already; choose another, or give `overwrite`"
+                f"'{os.fspath(path)}' ({option}) already exists; choose another name, or give `overwrite`"
             )
         return
     _require_local(path, option)
@@ -75,7 +75,9 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
         raise InputError(f"{option} needs a file; '{target}' is a folder")
     require_outside_stores(target, option)
     if target.exists() and not replace:
-        raise OutputExistsError(f"the file '{target}' ({option}) exists already; choose another, or give `overwrite`")
+        raise OutputExistsError(
+            f"the file '{target}' ({option}) already exists; choose another name, or give `overwrite`"
+        )
     _require_same_kind(target, option)
     folder = target.parent
     while not folder.exists():
@@ -105,8 +107,8 @@ def _require_same_kind(target: Path, option: str) -> None:
         return  # the write test reports an unreadable file
     if beginning and not beginning.startswith(openings):
         raise OutputExistsError(
-            f"the file '{target}' ({option}) does not hold what would be written there, and is not replaced; choose "
-            "another name, or remove it yourself"
+            f"the file '{target}' ({option}) is not a file of this kind and is not replaced. Choose another name, or "
+            f"remove the file yourself"
         )
 
 

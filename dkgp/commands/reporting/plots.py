@@ -237,7 +237,7 @@ def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
     unit, name = next((of for of in _TIME_UNITS if last >= 3.0 * of[0]), _TIME_UNITS[-1])
     times, least = seconds / unit, np.minimum.accumulate(errors)
     axis.semilogy(times, errors, ".", color=_ERROR, alpha=0.35, markersize=_marker(4 * max(1, errors.size)))
-    axis.semilogy(times, least, color=_ERROR, linewidth=1.8, label="least so far", drawstyle="steps-post")
+    axis.semilogy(times, least, color=_ERROR, linewidth=1.8, label="smallest so far", drawstyle="steps-post")
     axis.axhline(tolerance, color=_GOAL, linestyle="--", linewidth=1.2, label=f"tolerance {tolerance:g}")
     if errors.size:
         axis.fill_between(
@@ -248,7 +248,7 @@ def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
             color=_ERROR,
             alpha=0.08,
             linewidth=0,
-            label="left to the tolerance",
+            label="factor above the tolerance",
         )
         words = _draw_end(axis, (last, float(least[-1])), left, tolerance, unit)
         axis.annotate(
@@ -271,7 +271,7 @@ def _draw_end(axis: Axes, last: tuple[float, float], left: float | None, toleran
     factor = error / tolerance
     times = f"stopped after {duration(at)}, at {factor:,.{0 if factor >= 100.0 else 1}f} times the tolerance"
     if left is None:
-        return f"{times};\nno rate to foresee the end by"
+        return f"{times};\nno convergence rate, so no forecast of the end"
     # A forecast far beyond the observed time is cut.
     share = min(1.0, max(at, 1e-9) / max(left, 1e-9))
     end = error * (tolerance / error) ** share
@@ -361,9 +361,9 @@ def plot_basis(
         _draw_proven(gaps, sizes, gap, proven, "gap", goal["gap"])
         _draw_proven(risks, column(history, "size"), column(history, "risk"), proven, "risk", None)
         if known:
-            risks.plot(sizes, column(known, "least"), color="C0", linestyle=":", label="least, in the choice")
+            risks.plot(sizes, column(known, "least"), color="C0", linestyle=":", label="smallest, while choosing")
         at, least = column(proven, "size"), column(proven, "least")
-        risks.plot(at, least, ":s", markersize=3, color="C1", label="least, proven")
+        risks.plot(at, least, ":s", markersize=3, color="C1", label="smallest, proven")
         _draw_proven(distances, sizes, distance, proven, "distance", goal["target_distance"])
         labels = {gaps: "duality gap", risks: "regularised risk", distances: "RMS distance to the exact mean, at most"}
         for axis, label in labels.items():
@@ -390,7 +390,7 @@ def _draw_proven(
         axis.semilogy(sizes, values, marker=".", markersize=3, label="in the choice")
     axis.semilogy(column(proven, "size"), column(proven, name), "-s", markersize=5, color="C1", label="proven")
     if goal is not None:
-        axis.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"asked for: {goal:g}")
+        axis.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"requested: {goal:g}")
 
 
 def plot_weights(path: str | os.PathLike[str], targets: Sequence[PathOfTarget], data: Dataset, *, title: str) -> None:
@@ -432,7 +432,7 @@ def _draw_errors(axis: Axes, some: PathOfTarget) -> None:
     axis.plot(some.errors, marker=".", label="training samples")
     if some.scores is not None and some.spread is not None:
         sizes = np.arange(len(some.scores))
-        axis.plot(sizes, some.scores, marker=".", label="samples left out")
+        axis.plot(sizes, some.scores, marker=".", label="held-out samples")
         if some.spread.any():
             low, high = some.scores - some.spread, some.scores + some.spread
             axis.fill_between(sizes, low, high, alpha=0.2, linewidth=0, color="C1", label="std over folds")
@@ -594,7 +594,7 @@ def _draw_confusion(axis: Axes, metrics: ClassMetrics) -> None:
     names = [metrics.classes[number] for number in ticks]
     axis.set_xticks(ticks, names, rotation=45, ha="right", fontsize="small")
     axis.set_yticks(ticks, names, fontsize="small")
-    axis.set(xlabel="label that was given", ylabel="true label")
+    axis.set(xlabel="predicted label", ylabel="true label")
     axis.set_title(f"error {metrics.error_rate:.2%}, balanced {metrics.balanced_error:.2%}", fontsize="small")
 
 
@@ -621,7 +621,7 @@ def _draw_reliability(axis: Axes, metrics: ClassMetrics, reliability: Reliabilit
     axis.fill_between(claimed, low, high, color="grey", alpha=0.3, linewidth=0, label=f"sampling error ({BAND:.0%})")
     axis.plot(claimed, observed, marker="o", markersize=4)
     of = f"of '{metrics.classes[1]}'" if len(metrics.classes) == 2 else "of the given label"
-    axis.set(xlabel=f"probability {of}", ylabel="share that came true", xlim=(0, 1), ylim=(0, 1))
+    axis.set(xlabel=f"probability {of}", ylabel="observed frequency", xlim=(0, 1), ylim=(0, 1))
     shares = axis.twinx()
     width = 1.0 / len(reliability.counts)
     centres = (np.arange(len(reliability.counts)) + 0.5) * width
@@ -670,13 +670,11 @@ def plot_path(
         order = np.argsort([-record["scale"] for record in history], kind="stable")
         widths = np.array([float(history[index]["scale"]) ** -0.5 for index in order])
         scores = np.array([float(history[index]["score"]) for index in order])
-        by_width.plot(widths, scores, "o-", markersize=4, label="best penalty of each")
+        by_width.plot(widths, scores, "o-", markersize=4, label="with the best penalty")
         if len(scores):
             least = int(np.argmin(scores))
             by_width.plot(widths[least], scores[least], "s", color="C1", label="chosen")
-        by_width.set(
-            xlabel="width: factor of the length scales at the start", ylabel="mean squared error", xscale="log"
-        )
+        by_width.set(xlabel="width: factor of the initial length scales", ylabel="mean squared error", xscale="log")
         for axis in (by_size, by_width):
             # Labels between powers of ten would overlap.
             axis.xaxis.set_minor_formatter(lambda value, place: "")
@@ -714,7 +712,9 @@ def plot_newton(path: str | os.PathLike[str], history: History, *, tolerance: fl
     """
     with drawn(path, 9.0, 4.0, title) as figure:
         left, right = figure.subplots(1, 2)
-        _draw_falling(left, history, "iteration", "relative_residual", "distance to the basis' best", tolerance)
+        _draw_falling(
+            left, history, "iteration", "relative_residual", "distance to the optimum on the basis", tolerance
+        )
         left.set_xlabel("Newton steps")
         _draw_risk(right, history, "iteration", "Newton steps")
 

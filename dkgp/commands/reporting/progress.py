@@ -259,7 +259,7 @@ def solve_line(event: Mapping[str, Any], *, verbose: bool) -> str:
         if verbose:
             parts.append(f"{name} {value:.2e}" + ("" if tolerance is None else f" -> {tolerance:.0e}"))
         else:
-            goal = "" if tolerance is None else f", to come down to {tolerance:.0e}"
+            goal = "" if tolerance is None else f", tolerance {tolerance:.0e}"
             parts.append(f"{PLAIN_MEASURES[event.get('measure', 'gradient_inf_norm')]} {value:.1e}{goal}")
     if verbose and rate is not None:
         parts.append(f"{rate:.2f} decades/min")
@@ -290,7 +290,7 @@ def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) ->
     if verbose:
         more = f", risk {event['risk']:.6g}" + ("" if gap is None else f", gap {gap:.3g}")
     else:
-        more = "" if gap is None else f", {100 * gap:.2g} % from the best fit at most"
+        more = "" if gap is None else f", {100 * gap:.2g} % above the best fit at most"
     return f"{event['size']:,}{of} basis samples{more}"
 
 
@@ -302,7 +302,7 @@ def about_seconds(seconds: float) -> str:
 def width_line(record: Mapping[str, Any]) -> str:
     """Return a width search's progress: pass, width, penalty, error, prototypes, and the remaining time."""
     most = record.get("passes_at_most")
-    at_most = "" if most is None else f" of {most} at most"
+    at_most = "" if most is None else f" of at most {most}"
     width = record["scale"] ** -0.5
     error = f"squared error {record['score']:.4g}"
     if "error" in record:
@@ -310,7 +310,7 @@ def width_line(record: Mapping[str, Any]) -> str:
         if record["weighted"]:
             error = f"with class weights balanced error {record['balanced_error']:.2%}, {error}"
     left = record.get("seconds_left")
-    coming = f"; {about_seconds(left)} left at most" if left else ""
+    coming = f"; at most {about_seconds(left)} left" if left else ""
     return (
         f"pass {record['pass']}{at_most}: width {width:.3g}, penalty {record['noise_variance']:.3g}: {error} with "
         f"{record['cardinality']:,} prototypes{coming}"

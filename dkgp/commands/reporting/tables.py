@@ -84,14 +84,14 @@ def _counted_classes(document: Document) -> str | None:
 
 _ingest = _sheet(
     "Ingested",
-    Figure("training store", "{train}: {n_train:,} samples"),
+    Figure("dataset store", "{train}: {n_train:,} samples"),
     Figure("test store", lambda of: None if of["test"] is None else f"{of['test']}: {of['n_test']:,} samples"),
     Figure("features", "{d}: {features:names}"),
     may("covariates of the mean", "{covariates:names}"),
     Figure("targets", lambda of: names(of["targets"]) or "none"),
     Figure("classes", _counted_classes),
     may("known noise", "{noise}"),
-    may("kept beside them", "{ids:names}"),
+    may("id columns", "{ids:names}"),
     SECONDS,
 )
 _warm_up = _sheet(
@@ -115,7 +115,7 @@ def _certified(document: Document) -> str | None:
     if not certificate:
         return None
     bound = max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
-    beside = ", beside what the mean's coefficients add" if "mean" in document else ""
+    beside = ", without the contribution of the mean's coefficients" if "mean" in document else ""
     return f"worst case {bound:.3g} standard deviations of the target (at amplitude 1){beside}"
 
 
@@ -140,7 +140,7 @@ def _kept(document: Document) -> str | None:
 
 def _entries(document: Document) -> str:
     count = document["kernel_evaluations"]
-    return f"{count / document['n'] ** 2:.2f} n² = {count:.3g}, those of selection and dense solves included"
+    return f"{count / document['n'] ** 2:.2f} n² = {count:.3g}, including selection and dense solves"
 
 
 TRAINED = (
@@ -162,7 +162,7 @@ TRAINED = (
         "{products[proven][largest]:.2g} in an entry, {products[proven][root_mean_square]:.2g} by root mean square",
         optional=True,
     ),
-    Figure("kept of the kernel matrix", _kept, detail=True),
+    Figure("share of the kernel matrix kept in memory", _kept, detail=True),
     cost,
 )
 
@@ -187,7 +187,7 @@ DEMO = (
     detail("column passes", "{column_passes:.2f} in {iterations} rounds"),
     Figure("seconds", _phases),
     PEAK,
-    Figure("kernel matrix that never existed", "{kernel_matrix_bytes:size}"),
+    Figure("size of the kernel matrix, which is never stored", "{kernel_matrix_bytes:size}"),
     may("plot", "{plot}"),
 )
 
@@ -232,7 +232,7 @@ def _predicted_variances(document: Document) -> Rows:
     if "method" in variance:
         return [
             of,
-            ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven wrong"),
+            ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven to be wrong"),
             ("exact variances known within", widths),
             *_bases(variance),
         ]
@@ -242,7 +242,7 @@ def _predicted_variances(document: Document) -> Rows:
     rows = [
         of,
         ("variances certified within", widths),
-        ("as narrow as wanted", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
+        ("narrow enough", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
     ]
     if variance["seconds_per_sample"] is None:  # a resumed run without remaining work
         return rows
@@ -255,8 +255,8 @@ def _predicted_variances(document: Document) -> Rows:
     return [
         *rows,
         ("by", ways.get(variance.get("way", ""), by)),
-        *([Detail(("column passes", f"{passes:.2f} a sample"))] if passes else []),
-        ("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
+        *([Detail(("column passes", f"{passes:.2f} per sample"))] if passes else []),
+        ("milliseconds per variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
     ]
 
 
@@ -267,11 +267,11 @@ def _bases(variance: Document) -> Rows:
     mean, std, most = (variance[f"kernels_{name}"] for name in ("mean", "std", "max"))
     total = variance["met"] + variance["unmet"]
     rows = [
-        ("by a basis for each", f"{mean:.1f} +- {std:.1f} samples, {most:,} at most"),
+        ("by a basis for each", f"{mean:.1f} +- {std:.1f} samples, at most {most:,}"),
         (f"bounds within {variance['basis_gap']:g}", f"of {variance['met']:,} of {total:,}"),
     ]
     if variance["seconds_per_sample"] is not None:
-        rows.append(("milliseconds a variance", f"{1000 * variance['seconds_per_sample']:.1f}"))
+        rows.append(("milliseconds per variance", f"{1000 * variance['seconds_per_sample']:.1f}"))
     return rows
 
 
@@ -336,7 +336,7 @@ def _evaluated_gaps(document: Document) -> Rows:
 def _by_method(document: Document) -> str | None:
     if "method" not in document:
         return None
-    return f"{document['method']}; {document.get('variance_outside', 0.0):.2%} of them proven wrong"
+    return f"{document['method']}; {document.get('variance_outside', 0.0):.2%} of them proven to be wrong"
 
 
 def _unmet(document: Document) -> str | None:
@@ -358,7 +358,7 @@ SCORED_VARIANCES = (
     Figure("squared error / variance", _squared_error),
     _evaluated_gaps,
     Figure("variances by", _by_method),
-    Figure("wider than wanted", _unmet),
+    Figure("wider than requested", _unmet),
 )
 SCORES = (
     Figure("samples", "{n:,}"),
@@ -392,15 +392,15 @@ def nothing_wrong(document: Document) -> str:
     """Return the sentence of a verdict without findings; it never contradicts a figure above it."""
     n, effective = document["n"], document.get("effective_samples")
     if n < FEWEST_SAMPLES:
-        return f"{n:,} test samples are too few to tell whether anything is wrong (at least {FEWEST_SAMPLES})."
+        return f"{n:,} test samples are too few for a verdict (at least {FEWEST_SAMPLES} are needed)."
     samples = f"{n:,} test samples"
     if effective is not None and effective < 0.9 * n:
-        samples += f", whose errors are alike and count as {effective:,.0f} independent ones,"
+        samples += f" (their errors are correlated and count as {effective:,.0f} independent ones)"
     if (seen := _outside(document)) is not None:
-        return f"{seen}. These {samples} are too few to tell a fault from chance: evaluate on more of them."
+        return f"{seen}. These {samples} are too few to tell a fault from chance. Evaluate on more samples."
     if effective is not None and effective < FEWEST_SAMPLES:
-        return f"No sign of anything wrong with the means. These {samples} are too few to judge the error bars."
-    return f"No sign of anything wrong in these {n:,} test samples."
+        return f"No problem found with the means. These {samples} are too few to judge the error bars."
+    return f"No problem found on these {n:,} test samples."
 
 
 def _outside(document: Document) -> str | None:
@@ -410,7 +410,8 @@ def _outside(document: Document) -> str | None:
         if document["error_rate"] * document["n"] < document["n"] - common:
             return None
         return (
-            f"The error of {document['error_rate']:.1%} is no smaller than that of naming the commonest class for all"
+            f"The error of {document['error_rate']:.1%} is not below the error of always predicting the most frequent "
+            f"class"
         )
     if document.get("coverage_95_band") is None:
         return None
@@ -418,7 +419,7 @@ def _outside(document: Document) -> str | None:
     for figures in (document.get("per_target") or {"": document}).values():
         coverage = figures.get("coverage_95")
         if coverage is not None and not low <= coverage <= high and abs(coverage - 0.95) > COVERAGE_MATTERS:
-            return f"A coverage of {coverage:.1%} is outside of {low:.1%} to {high:.1%}"
+            return f"The coverage of {coverage:.1%} is outside {low:.1%} to {high:.1%}"
     return None
 
 
@@ -458,7 +459,7 @@ EXACT_OF = {
     "logistic": "those of the exact minimiser of the risk",
     "gp": "those of the exact Laplace approximation",
 }
-BEYOND = may("beyond the tolerance", "{beyond_tolerance}")
+BEYOND = may("above the tolerance", "{beyond_tolerance}")
 INTERVALS = "intervals {interval_width_mean:.3g} wide on average, {interval_width_max:.3g} at most"
 
 
@@ -485,7 +486,7 @@ def predicted_class_rows(classes: Document, n: int) -> Rows:
 
 EVALUATED_CLASSES = (
     Figure("samples", "{n:,}"),
-    may("abstained from", "{abstained:.2%} of all, whose labels are not certified"),
+    may("samples without a certified label", "{abstained:.2%} of all samples, not counted here"),
     Figure("error", "{error_rate:.2%}"),
     Figure("balanced error", "{balanced_error:.2%}"),
     lambda of: _area(of),
@@ -514,7 +515,7 @@ def _certified_labels(document: Document) -> str:
     if document["certified_error_rate"] is not None:
         certified += f", {document['certified_errors']:,} of them wrong ({document['certified_error_rate']:.2%})"
     if document["uncertified_error_rate"] is not None:
-        certified += f"; of the others {document['uncertified_error_rate']:.2%} wrong"
+        certified += f"; of the others {document['uncertified_error_rate']:.2%} are wrong"
     return certified
 
 
@@ -528,7 +529,7 @@ def _confusion(document: Document) -> RenderableType:
         table.add_column(name, justify="right")
     for name, row in zip(titles, document["confusion"], strict=True):
         table.add_row(name, *(f"{count:,}" for count in row))
-    return titled("True labels (rows) by given labels (columns)", table)
+    return titled("True labels (rows) and predicted labels (columns)", table)
 
 
 def _about(document: Document) -> Rows:
@@ -596,7 +597,10 @@ def _on_basis(document: Document) -> Rows:
     of_basis = "" if has_neighbours else "of the basis "
     figures = (
         may("log evidence", "{evidence:.8g} nats, " + of_basis + "in Laplace's approximation"),
-        Figure("left of k(x, x)", lambda of: f"{max(of['left'], 0.0):.2g} of it, on average" if "left" in of else None),
+        Figure(
+            "residual share of k(x, x)",
+            lambda of: f"{max(of['left'], 0.0):.2g} on average" if "left" in of else None,
+        ),
         may("passes over the data", "{passes}, of which {hessians} sum a Hessian"),
     )
     return [*rows, *rows_of(figures, document), *unproven(document)]
@@ -653,12 +657,12 @@ CLASSIFIER_INFO = (
     Figure("kernel", kernel_of),
     Figure("penalty (noise variance)", _penalty),
     Figure(
-        "weights of classes",
-        lambda of: "all the same" if of["class_weights"] is None else _by_name(of["class_weights"]),
+        "class weights",
+        lambda of: "equal" if of["class_weights"] is None else _by_name(of["class_weights"]),
     ),
     Figure("probabilities", _probabilities),
     lambda of: assumed(of["summary"]),
-    Figure("inputs", lambda of: "in the training set's store, by reference" if of["by_reference"] else None),
+    Figure("inputs", lambda of: "by reference to the training set's store" if of["by_reference"] else None),
     stored,
 )
 
@@ -714,7 +718,7 @@ def _bench(document: Document) -> Tables:
     parts = [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
     parts += [part for section in document.get("sections", ()) for part in _bench(section)]
     if "cautions" in document:
-        parts.append(table_of("What differs from the papers", list(document["cautions"].items())))
+        parts.append(table_of("Differences from the papers", list(document["cautions"].items())))
     return parts
 
 

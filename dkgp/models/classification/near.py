@@ -357,7 +357,9 @@ class NearSettings(BasisSettings):
             if getattr(self, name) < 1:
                 raise InputError(f"`{name}` must be at least 1; got {getattr(self, name)}")
         if self.certify:
-            raise InputError("nothing is proven of a basis with `neighbours`: leave `certify` out, or the neighbours")
+            raise InputError(
+                "there are no proofs for a basis with `neighbours`. Leave out `certify`, or the neighbours"
+            )
 
     @property
     def near(self) -> Neighbours:

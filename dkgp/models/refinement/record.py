@@ -26,30 +26,33 @@ from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 from dkgp.solvers.conjugate.preconditioner import FactorPreconditioning
 
-STEPS = Option(help="Steps at most, each a solve with all right-hand sides.", metavar="N", least=1)
+STEPS = Option(
+    help="Largest number of steps. Each step solves one linear system with all right-hand sides.", metavar="N", least=1
+)
 PROBES = Option(
-    help="Random vectors behind each gradient: more, smaller errors.",
+    help="Random vectors for each gradient; more vectors give smaller errors.",
     metavar="S",
     least=2,
-    shown="8; 4 from 200,000 samples on",
+    shown="8; 4 for 200,000 samples or more",
 )
 TOLERANCE = Option(
-    help="Relative residual that a step's linear systems are solved to.",
+    help="Relative residual to which the linear systems of a step are solved.",
     spellings=("--refine-tol",),
     metavar="SHARE",
     above=0,
 )
 MAX_PASSES = Option(
-    help="Products with the whole kernel matrix that a step may take.", metavar="PASSES", above=0, shown="100"
+    help="Largest number of products with the whole kernel matrix per step.", metavar="PASSES", above=0, shown="100"
 )
 HALO = Option(
-    help="Samples that a leaf of the preconditioner is conditioned on; 0: a low-rank factor alone.  [default: chosen]",
+    help="Samples that each leaf of the preconditioner is conditioned on. 0: only a low-rank factor.  [default: "
+    "automatic]",
     metavar="S",
     least=0,
 )
-RANK = Option(help="Of the preconditioner's low-rank factor.  [default: chosen]", metavar="R", least=0)
+RANK = Option(help="Rank of the preconditioner's low-rank factor.  [default: automatic]", metavar="R", least=0)
 MEMORY = Option(
-    help="Of the preconditioner, in all workers together.",
+    help="Memory of the preconditioner, in all workers together.",
     type=byte_count,
     spellings=("--refine-memory",),
     metavar="SIZE",
@@ -57,20 +60,20 @@ MEMORY = Option(
     shown="1GiB",
 )
 HELD_OUT = Option(
-    help="Samples held out at most, of a tenth of all; 0: keep the refined values unseen.",
+    help="Largest number of held-out samples (at most a tenth of all). 0: keep the refined values without validation.",
     spellings=("--refine-holdout",),
     metavar="N",
     least=0,
 )
 
 EVIDENCE = Option(
-    help="Estimate the log marginal likelihood of all samples that are not held out, with its standard error, at the "
-    "values that are kept."
+    help="Estimate the log marginal likelihood of all training samples at the final values, with its standard error."
 )
 SOLVE_ERROR = replace(
     PRODUCT_ERROR,
-    help="Allowed error of an entry of a product with the kernel matrix. E: at most E, proven (kernels that fall with "
-    "the distance, few features). none: every kernel entry is evaluated. auto: the quicker of these by a forecast.",
+    help="Allowed error of each entry of a product with the kernel matrix. E: a proven error of at most E (for "
+    "kernels that fall with the distance, and few features). none: evaluate every kernel entry. auto: the faster "
+    "of these by a forecast.",
     spellings=("--product-error",),
     group=None,
 )
@@ -203,7 +206,7 @@ class Refinement:
     Column passes are those of all solves, including validation.
     """
 
-    # The better ones: refined, or those to start from.
+    # The better ones: refined, or the initial values.
     hyperparameters: Hyperparameters = field(metadata=rule(stored=False))
     kept: str  # "refined" or "start"
     reason: str  # why the search stopped

@@ -120,7 +120,7 @@ class Rung:
     least: list[float]
     best: list[str]  # (p,): the bounds that won
     distance: float  # proven, of the worst target
-    gap: float | None  # proven, of all targets together; None where the bounds say nothing
+    gap: float | None  # proven, of all targets together; None where not informative
     elbo: float | None
     passes: float  # column passes spent on bounds so far
     entries: int  # kernel entries evaluated so far

@@ -296,30 +296,37 @@ def _is_whole(value: object, *, least: int) -> bool:
 
 __all__: list[str] = []
 
-BLOCK_SIZE = Option("block_size", "Variables moved in a round.", whole_or_auto, "auto", metavar="M|auto")
+BLOCK_SIZE = Option("block_size", "Number of variables changed in a round.", whole_or_auto, "auto", metavar="M|auto")
 LARGEST_BLOCK_SIZE = Option(
     "largest_block_size",
-    "What gbcd's blocks grow to where it gets on slowly; auto leaves a `block_size` that is given as it is.",
+    "Largest block of gbcd, which enlarges its blocks when it converges slowly. auto: a given `block_size` stays "
+    "constant.",
     whole_or_auto,
     "auto",
     metavar="M|auto",
 )
-CANDIDATES = Option("candidates", "Each variable is the best of so many.", int, 60)
+CANDIDATES = Option("candidates", "Number of random candidates from which each variable is chosen.", int, 60)
 VARIABLES_PER_STEP = Option(
     "variables_per_step",
-    "Variables that gbcd chooses between two solutions of the block; 1 is the paper's.  [default: a 20th of the "
-    "block; 1 with `exhaustive` or `prefitting`]",
+    "Number of variables that gbcd chooses before it solves for the block again; the paper has 1.  [default: a 20th "
+    "of the block; 1 with `exhaustive` or `prefitting`]",
     int,
     metavar="V",
 )
 MEMORY = Option(
     "memory",
-    "Past steps that a new one is conjugate to.  [default: 5; 0 for bcdc and bcdg, as in the paper]",
+    "Number of earlier steps to which each new step is made conjugate.  [default: 5; 0 for bcdc and bcdg, as in the "
+    "paper]",
     int,
     metavar="STEPS",
 )
 EXHAUSTIVE = Option("exhaustive", "Score all samples at every step instead of random candidates.", bool, False)
-PREFITTING = Option("prefitting", "Score by the decrease after refitting the block; for small problems.", bool, False)
+PREFITTING = Option(
+    "prefitting",
+    "Score a candidate by the decrease after the block is refitted with it. For small problems.",
+    bool,
+    False,
+)
 
 Size = int | Literal["auto"]
 Precision = Literal["mixed", "double"]
@@ -370,9 +377,20 @@ register_solver(
 _PLAIN: dict[str, Any] = {"options": (BLOCK_SIZE, MEMORY), "ignores": ("candidates",), "memory": _memory, "paper": {}}
 register_solver(
     SolverDeclaration(
-        "bcdc", "the same with cyclic selection", _with(CyclicSelection()), label="BCDC", bench_turn=6, **_PLAIN
+        "bcdc",
+        "block coordinate descent with cyclic selection",
+        _with(CyclicSelection()),
+        label="BCDC",
+        bench_turn=6,
+        **_PLAIN,
     )
 )
 register_solver(
-    SolverDeclaration("bcdg", "the same with selection by gradient", _with(GradientSelection()), label="BCDG", **_PLAIN)
+    SolverDeclaration(
+        "bcdg",
+        "block coordinate descent with selection by gradient",
+        _with(GradientSelection()),
+        label="BCDG",
+        **_PLAIN,
+    )
 )

@@ -427,19 +427,25 @@ class ConjugateGradient(Method[ConjugateGradientState]):
 
 HALO = Option(
     "halo",
-    "Samples that each leaf of pcg's factor is conditioned on; 0: a low-rank factor alone.",
+    "Number of samples that each leaf of pcg's factor is conditioned on. 0: only a low-rank factor.",
     whole_or_auto,
     "auto",
     metavar="S|auto",
 )
 LEAF = Option(
-    "leaf", "Samples of a leaf of pcg's factor; auto: half of `halo`.", whole_or_auto, "auto", metavar="G|auto"
+    "leaf",
+    "Number of samples in a leaf of pcg's factor. auto: half of `halo`.",
+    whole_or_auto,
+    "auto",
+    metavar="G|auto",
 )
-RANK = Option("rank", "Of pcg's low-rank factor; 0: none, a halo alone.", whole_or_auto, "auto", metavar="R|auto")
+RANK = Option(
+    "rank", "Rank of pcg's low-rank factor. 0: no such factor, only the halo.", whole_or_auto, "auto", metavar="R|auto"
+)
 LANDMARKS = Option(
     "landmarks",
-    "How pcg draws the low-rank factor's samples: randomly pivoted Cholesky, or at random (Nystrom); or nodes of local "
-    "polynomials in their place, for up to three features.",
+    "How pcg chooses the points of the low-rank factor. pivoted: samples by randomly pivoted Cholesky; uniform: "
+    "samples at random (Nystrom); polynomials: nodes of local polynomials, for at most three features.",
     default="pivoted",
     choices=get_args(Landmarks),
 )
@@ -480,7 +486,7 @@ register_solver(
 register_solver(
     SolverDeclaration(
         "pcg",
-        "preconditioned by a Vecchia factor, or a low-rank one",
+        "conjugate gradients, preconditioned by a Vecchia or low-rank factor",
         _preconditioned,
         options=(HALO, LEAF, RANK, LANDMARKS),
         needs=frozenset({Need.ROUNDS}),

@@ -192,4 +192,8 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
 
 
 register_solver(SolverDeclaration("kcg", "kernel conjugate gradient", KernelConjugateGradient))
-register_solver(SolverDeclaration("paramcg", "on the risk's parameters, its rival", ParameterConjugateGradient))
+register_solver(
+    SolverDeclaration(
+        "paramcg", "conjugate gradients on the parameters, for comparison with kcg", ParameterConjugateGradient
+    )
+)

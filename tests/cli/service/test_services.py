@@ -99,7 +99,7 @@ def test_status_shows_progress_result_or_error(service: FakeService) -> None:
     assert "rounds, column passes" in run("status", DONE, "--verbose").stdout
     running = run("status", RUNNING).stdout
     assert "attempt" in running
-    assert "largest error 3.2e-03, to come down to 1e-04" in running
+    assert "largest error 3.2e-03, tolerance 1e-04" in running
     failed = run("status", FAILED).stdout
     assert "InputError: no such [/] store" in failed
     assert "\x1b" not in failed
@@ -120,7 +120,7 @@ def test_logs_are_lines(service: FakeService) -> None:
         "-- running, attempt 2",
         "a note [/bold] \N{REPLACEMENT CHARACTER}[31m",
         "warning: take care",
-        "train: largest error 3.2e-03, to come down to 1e-04, about 2 min 10 s left",
+        "train: largest error 3.2e-03, tolerance 1e-04, about 2 min 10 s left",
         "predict: samples: 50 of 200 (25 %) samples",
         "tune: 7 tries, best log likelihood -27.12",
         "more: noise variance 0.01235",

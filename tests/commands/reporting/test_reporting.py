@@ -153,7 +153,7 @@ def test_only_a_file_of_its_kind_is_replaced(tmp_path: Path, name: str, option: 
 def test_what_dkgp_has_written_is_replaced(tmp_path: Path, name: str, option: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     check_output_file(tmp_path / name, replace=True, option=option)
-    with pytest.raises(OutputExistsError, match="exists already"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         check_output_file(tmp_path / name, replace=False, option=option)
 
 
@@ -273,21 +273,21 @@ def shown(document: dict[str, Any], *, verbose: bool = False) -> dict[str, str]:
 def test_predicted_variances() -> None:
     rows = shown({**PREDICTED, "variance": VARIANCE})
     assert rows["variances of"] == "new observations, noise included"
-    assert rows["variances certified within"] == "1.23 % on average, 4.56 % at most"
-    assert rows["as narrow as wanted"] == "4,998 of 5,000 (relative gap 0.02)"
+    assert rows["variances certified within"] == "1.23 % on average, at most 4.56 %"
+    assert rows["narrow enough"] == "4,998 of 5,000 (relative gap 0.02)"
     assert rows["by"] == "a factor of rank 1,200 and conjugate gradients"
     assert "column passes" not in rows
-    assert shown({**PREDICTED, "variance": VARIANCE}, verbose=True)["column passes"] == "1.50 a sample"
-    assert rows["milliseconds a variance"] == "2.10"
+    assert shown({**PREDICTED, "variance": VARIANCE}, verbose=True)["column passes"] == "1.50 per sample"
+    assert rows["milliseconds per variance"] == "2.10"
 
 
 def test_a_factor_alone_and_nothing_computed() -> None:
     alone = {**VARIANCE, "column_passes": 0.0}
     assert shown({**PREDICTED, "variance": alone}, verbose=True)["by"] == "a factor of rank 1,200 alone"
     rows = shown({**PREDICTED, "variance": {**alone, "seconds_per_sample": None}}, verbose=True)
-    assert rows["as narrow as wanted"] == "4,998 of 5,000 (relative gap 0.02)"
+    assert rows["narrow enough"] == "4,998 of 5,000 (relative gap 0.02)"
     assert "by" not in rows
-    assert "milliseconds a variance" not in rows
+    assert "milliseconds per variance" not in rows
 
 
 def test_evaluated_variances() -> None:
@@ -299,10 +299,10 @@ def test_evaluated_variances() -> None:
     moved = "0.9444, of a calibrated model 0.944 to 0.956 (exact variances: 0.9400 to 0.9510)"
     assert rows["coverage of 95 % intervals"] == moved
     assert rows["squared error / variance"] == "1.0312"
-    assert rows["variances certified within"] == "1.23 % on average, 4.56 % at most"
-    assert rows["wider than wanted"] == "2 of 5,000 (relative gap 0.02)"
+    assert rows["variances certified within"] == "1.23 % on average, at most 4.56 %"
+    assert rows["wider than requested"] == "2 of 5,000 (relative gap 0.02)"
     assert shown({**EVALUATED, **JUDGED, "noise_free": True})["variances of"] == "the function"
-    assert "wider than wanted" not in shown({**EVALUATED, **JUDGED, "variance_unmet": 0})
+    assert "wider than requested" not in shown({**EVALUATED, **JUDGED, "variance_unmet": 0})
 
 
 def test_targets_one_by_one() -> None:
@@ -383,7 +383,7 @@ def test_verdict_in_sentences_with_flags() -> None:
     said = text({**EVALUATED, "verdict": [finding]})
     assert "- It is skewed.\n  Ingest with --transform log, --basis-size 5." in said
     assert "- price: It is skewed." in text({**EVALUATED, "verdict": [{"target": "price", **finding}]})
-    assert "No sign of anything wrong in these 5,000 test samples." in text(EVALUATED)
+    assert "No problem found on these 5,000 test samples." in text(EVALUATED)
     assert "29 test samples are too few" in text({**EVALUATED, "n": 29})
 
 
@@ -412,19 +412,21 @@ SMALL = {**EVALUATED, **JUDGED, "n": 30, "coverage_95_band": [0.8667, 1.0], "cov
 def test_a_verdict_contradicts_no_figure_above_it() -> None:
     """Coverage of .70 where .87 to 1.00 is expected is no "sign of nothing", however few samples there are."""
     shown_text = " ".join(text({**SMALL, "effective_samples": 12.3}).split())
-    assert "No sign" not in shown_text
-    assert "A coverage of 70.0% is outside of 86.7% to 100.0%" in shown_text
+    assert "No problem found on" not in shown_text
+    assert "The coverage of 70.0% is outside 86.7% to 100.0%" in shown_text
     assert "count as 12 independent ones" in shown_text
     assert "too few to tell a fault from chance" in shown_text
     inside = {**SMALL, "coverage_95": 0.9, "effective_samples": 12.3}
-    assert "No sign of anything wrong with the means" in text(inside)
+    assert "No problem found with the means" in text(inside)
     assert "too few to judge the error bars" in text(inside)
-    assert "No sign of anything wrong in these 30 test samples." in text({**inside, "effective_samples": 30.0})
+    assert "No problem found on these 30 test samples." in text({**inside, "effective_samples": 30.0})
     targets = {"u": {"coverage_95": 0.95, "rmse_raw": 1.0}, "v": {"coverage_95": 0.5, "rmse_raw": 1.0}}
-    assert "A coverage of 50.0%" in text({**inside, "per_target": targets})
+    assert "The coverage of 50.0%" in text({**inside, "per_target": targets})
 
 
-@pytest.mark.parametrize(("wrong", "words"), [(0.5, "no smaller than that of naming the commonest"), (0.1, "No sign")])
+@pytest.mark.parametrize(
+    ("wrong", "words"), [(0.5, "not below the error of always predicting the most frequent"), (0.1, "No problem")]
+)
 def test_a_verdict_of_labels_contradicts_no_error(wrong: float, words: str) -> None:
     document = {"n": 40, "confusion": [[20, 0], [20, 0]], "error_rate": wrong, "verdict": []}
     assert words in nothing_wrong(document)

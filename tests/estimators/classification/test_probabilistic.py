@@ -188,7 +188,7 @@ def test_neighbours_come_near_to_the_model_of_all_samples(labelled: Labelled, mo
     for settings, said in (
         ({"neighbours": 8}, "neighbours=8 is of a basis: give n_basis="),
         ({"n_basis": 10, "neighbours": 0}, "neighbours= takes a whole number from 1 or None; got 0"),
-        ({"n_basis": 10, "neighbours": 8, "certify": True}, "nothing is proven of a basis with `neighbours`"),
+        ({"n_basis": 10, "neighbours": 8, "certify": True}, "there are no proofs for a basis with `neighbours`"),
         ({"n_basis": 10, "neighbours": 8, "multi_class": "softmax"}, "softmax couples the classes"),
     ):
         monkeypatch.setattr("dkgp.estimators.classifiers.tune_labels", None)  # before anything is tuned

@@ -18,7 +18,7 @@ def both(name: str, X: Any, y: Any, *parameters: Any, **named: Any) -> tuple[Any
 
 
 def assert_curves(models: tuple[Any, Any], X_new: np.ndarray, tolerance: float) -> None:
-    """Means and standard deviations differ by less than a share of the targets' spread."""
+    """Means and standard deviations differ by less than a share standard deviations of the targets."""
     (mean, std), (their_mean, their_std) = (model.predict(X_new, return_std=True) for model in models)
     spread = float(np.std(models[1].y_train_ * models[1]._y_train_std))
     assert np.abs(mean - their_mean).max() < tolerance * spread

@@ -80,7 +80,7 @@ def attacks() -> dict[str, LabelProblem]:
         "hardly any noise": {},
         "noise far above": {},
         "weights": {"weights": 10.0 ** rng.uniform(-6, 3, 24)},
-        "weights of classes": {"codes": three, "weights": np.array([1.0, 1e-4, 30.0])[three]},
+        "class weights": {"codes": three, "weights": np.array([1.0, 1e-4, 30.0])[three]},
         "no intercept": {"fit_intercept": False},
         "no intercept, weights": {"fit_intercept": False, "weights": 10.0 ** rng.uniform(-3, 3, 24)},
     }

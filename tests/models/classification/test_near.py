@@ -301,7 +301,7 @@ def test_what_is_refused(rng: np.random.Generator, one_thread: LocalExecutor) ->
         (r"`neighbours` must be at least 1; got 0", lambda: NearSettings(neighbours=0)),
         (r"`searched` must be at least 1; got 0", lambda: NearSettings(searched=0)),
         (r"`size` must be at least 1; got 0", lambda: NearSettings(0)),
-        (r"nothing is proven of a basis with `neighbours`", lambda: NearSettings(certify=True)),
+        (r"there are no proofs for a basis with `neighbours`", lambda: NearSettings(certify=True)),
         (r"softmax couples the classes", lambda: trained(dataset, labels, one_thread, multi_class="softmax")),
         (r"features", lambda: trained(dataset, labels, one_thread, kernel=Matern32((1.0,)))),
     ):

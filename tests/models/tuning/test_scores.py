@@ -28,7 +28,7 @@ def family_of(inputs: FloatArray, learn_variance: bool = True) -> ArdSquaredExpo
 def predicted_by_others(
     inputs: FloatArray, targets: FloatArray, parameters: FloatArray, left_out: NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Means (m, p) and variances (m,) of the samples left out, from a model of all others."""
+    """Means (m, p) and variances (m,) of the held-out samples, from a model of all others."""
     kernel = SquaredExponential(gamma=tuple(np.exp(parameters[:-2]).tolist()), variance=math.exp(parameters[-2]))
     kept = np.setdiff1d(np.arange(len(inputs)), left_out)
     system = kernel(inputs[kept], inputs[kept]) + math.exp(parameters[-1]) * np.eye(len(kept))

@@ -68,9 +68,9 @@ def _by_name(option: str) -> Callable[[Sequence[str]], dict[str, tuple[str, ...]
 NAMES = Option(metavar="NAMES", multiple=True, collect=listed)
 _NAMES = replace(NAMES, group=COLUMNS)
 
-CATEGORICAL = replace(_NAMES, help="Columns of categories, each a column of 0 and 1 a level.")
+CATEGORICAL = replace(_NAMES, help="Columns of categories. Each level becomes a column of 0 and 1.")
 ORDINAL = Option(
-    help="A column whose levels have an order, least first, as in size=small,medium,large: becomes 0, 1, 2.",
+    help="A column whose levels have an order, lowest first. size=small,medium,large becomes 0, 1, 2.",
     metavar="NAME=LEVELS",
     multiple=True,
     collect=_by_name("ordinal"),
@@ -78,39 +78,41 @@ ORDINAL = Option(
 )
 DATES = replace(
     _NAMES,
-    help="Columns of dates, as seconds since 1970. The format is found, or named, as in sold:%d.%m.%Y.",
+    help="Columns of dates, which become seconds since 1970. The format is detected, or given as in sold:%d.%m.%Y.",
     spellings=("--date",),
 )
 CYCLIC = replace(
     ORDINAL,
-    help="Of a date also the position in the year, week or day, as sine and cosine, as in sold=year,week.",
+    help="Add the position of a date in the year, week or day as sine and cosine, as in sold=year,week.",
     metavar="NAME=CYCLES",
     collect=_by_name("cyclic"),
 )
-DROP = replace(_NAMES, help="Columns that are no features, such as row numbers.")
+DROP = replace(_NAMES, help="Columns to leave out, such as row numbers.")
 NUMBERS = replace(
     _NAMES,
-    help="Columns of numbers with a unit, a currency or a per cent sign, which is left off: '3.5 kg', '$1.20', '12 %'; "
-    "(1.5) is -1.5.",
+    help="Columns of numbers with a unit, a currency or a per cent sign, which is removed: '3.5 kg', '$1.20', '12 %'. "
+    "(1.5) is read as -1.5.",
     spellings=("--number",),
 )
 DECIMAL = Option(
-    help="The decimal mark of all numbers, a point or a comma.  [default: a point]", metavar="MARK", group=COLUMNS
+    help="Decimal mark of all numbers: a point or a comma.  [default: a point]", metavar="MARK", group=COLUMNS
 )
 THOUSANDS = Option(
-    help="The mark between the thousands of all numbers: ',', '.', ' ' or an apostrophe.  [default: none]",
+    help="Mark between the thousands of all numbers: ',', '.', ' ' or an apostrophe.  [default: none]",
     metavar="MARK",
     group=COLUMNS,
 )
 GAP_TEXTS = replace(_NAMES, name="missing", help="Texts that stand for a missing value, such as '?'.", metavar="TEXTS")
 NOT_MISSING = replace(
     _NAMES,
-    help="Texts that are values of labels and categories although they read like a missing one, such as NA.",
+    help="Texts that look like a missing value, such as NA, but are values of labels or categories.",
     metavar="TEXTS",
 )
 DROP_GAPS = Option("drop_missing", "Leave out rows with a missing value.", group=COLUMNS)
 IMPUTE = Option(
-    help="Fill missing values of features in; a category gets a level more.", choices=("median",), group=COLUMNS
+    help="Replace missing values of features. A category gets one more level for them.",
+    choices=("median",),
+    group=COLUMNS,
 )
 
 
