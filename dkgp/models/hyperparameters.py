@@ -189,7 +189,7 @@ class Hyperparameters:
     feature_names : tuple of d str, optional
         The features that `kernel` expects, in its order.
     run : dict, optional
-        Fingerprint of the data, and settings other than the defaults: a resumed run knows by them that it is done.
+        Fingerprint of the data, and settings other than the defaults: a later run knows by them that all is done.
     warnings : tuple of str
         Messages for the user, such as a parameter on its bound or a tolerance that was not met.
 

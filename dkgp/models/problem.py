@@ -92,7 +92,7 @@ class Problem:
         return context.operator(self.kernel, self.noise.diagonal, self.dataset, **options)
 
     def identity(self, product_error: ProductError = EVERY_ENTRY) -> dict[str, Any]:
-        """Return the identity of a training run: a checkpoint is resumed only by a run with the same one.
+        """Return the identity of a training run: a checkpoint serves only runs with the same one.
 
         Known noise is represented by the SHA-256 of its variances, that of Student's t by the distribution.
         """

@@ -151,7 +151,7 @@ def chosen_sums(
     """Return the way to take sums K(T, X) @ weights at so many `tests`, within an error.
 
     With "auto" a forecast chooses sums within `errors` (t,) or those of every entry, by model and data alone; a
-    prediction that is resumed keeps to those of its `stored` attributes.
+    prediction that is completed keeps to those of its `stored` attributes.
 
     Raises
     ------

@@ -210,20 +210,19 @@ class PredictionWriter(_Planned):
             store.take_place()
         return cls(address, plan, store.claim)
 
-    @staticmethod
-    def lacks_arrays(url: Location) -> bool:
-        """True of a prediction store whose writer was killed while it laid out the arrays: there is nothing to keep."""
+    @classmethod
+    def begun(cls, url: Location) -> PredictionWriter | None:
+        """Go on with a store if there is one; None also if its writer was killed while it laid out the arrays.
+
+        Errors as for `open_to_resume`.
+        """
         address = normalise_url(url)
-        if not exists(address) or recognise(address) != PREDICTION_KIND or is_committed(address):
-            return False
-        try:
-            plan = json.loads(read_object(join(address, "zarr.json")))["attributes"][_PLAN]
-            variables = texts(plan["variables"])
-        except FileNotFoundError:
-            return True
-        except (ValueError, KeyError, TypeError):
-            return False  # `open_to_resume` reports the fault
-        return not all(exists(join(address, name, "zarr.json")) for name in variables)
+        unfinished = exists(address) and recognise(address) == PREDICTION_KIND and not is_committed(address)
+        if not exists(address) or (unfinished and not exists(join(address, "zarr.json"))):
+            return None
+        writer = cls.open_to_resume(address)
+        laid_out = not unfinished or all(exists(join(address, name, "zarr.json")) for name in writer.variables)
+        return writer if laid_out else None
 
     @classmethod
     def open_to_resume(cls, url: Location) -> PredictionWriter:

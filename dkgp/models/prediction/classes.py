@@ -67,7 +67,7 @@ from dkgp.models.variance.batch import Enough
 from dkgp.models.variance.iterative import IterativeRun, default_memory_bytes
 from dkgp.models.variance.run import Parts, Request
 from dkgp.models.variance.scaled import ScaledInputs, ScaledSupport, Subject, scaled_kernel
-from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
+from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings, require_as_begun
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -409,7 +409,7 @@ class ClassVariances:
     By default no variance is more precise than averages need, for the decisions of `decider`. The given settings of
     variances apply to all columns together. `context` contains the model's points.
 
-    Raises `InputError` if variances need a gap, and the prediction to resume was started without one.
+    Raises `InputError` if variances need a gap, and the stored prediction was begun without one.
     """
 
     def __init__(self, model: ClassifierRecord, context: BlockContext, want: Want, decider: Decider) -> None:
@@ -418,10 +418,7 @@ class ClassVariances:
         stored = None if want.stored is None else want.stored.get("latent_variance")
         for_averages = want.variance is None if stored is None else "averages" in stored[0]
         if for_averages and want.variance is not None:
-            raise InputError(
-                "the prediction to resume was started with variances as averages need them, not all to a gap; leave "
-                "their options out, or `overwrite`"
-            )
+            require_as_begun("variances as averages need them", "all to a gap", "leave their options out")
         self._for_averages, settings = for_averages, latent_settings(want.variance)
         factors = model.certificate.get("curvature_factor") or [None] * t
         self._factors = np.array([math.inf if factor is None else float(factor) for factor in factors])
@@ -514,7 +511,7 @@ class ClassPosterior(Posterior[ClassifierRecord]):
     ------
     InputError
         If a number is given as the error of sums over a few prototypes, or for a kernel without proven bounds. If
-        settings of variances differ from those of the prediction to resume, or the classifier has no variances.
+        settings of variances differ from those of the stored plan, or the classifier has no variances.
     MemoryBudgetError
         If latent variances do not fit in their working memory.
     StoreError

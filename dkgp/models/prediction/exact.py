@@ -96,7 +96,7 @@ class ExactPosterior(Posterior[ModelRecord]):
     Raises
     ------
     InputError
-        If settings differ from those of the prediction to resume, or if a kernel without proven bounds has a
+        If settings differ from those of the stored plan, or if a kernel without proven bounds has a
         number as error.
     StoreError
         If the model's support inputs cannot be read.

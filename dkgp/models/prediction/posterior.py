@@ -101,7 +101,7 @@ class Want:
     n_test : int
         Approximate number of rows in memory, which the plan of variances assumes.
     stored : mapping, optional
-        Attributes of the prediction store that is resumed.
+        Attributes of an unfinished prediction store, which is completed.
     note : callable, optional
         Called with a message about the preparation in progress.
     """
@@ -250,7 +250,7 @@ class Posterior(ABC, Generic[M]):
     variables : tuple of str
         Columns, by the names that a prediction store has for them.
     attributes : dict
-        Attributes of a store: the origin of its values. They are compared before a prediction is resumed.
+        Attributes of a store: the origin of its values. They are compared before a prediction is completed.
     n_support : int
         Number of training samples in a mean's sum.
     depth : int

@@ -27,7 +27,6 @@ from dkgp.data import (
     PredictionWriter,
     Progress,
     SparseRecord,
-    exists,
     open_prediction,
 )
 from dkgp.data.remote.claims import locked
@@ -233,8 +232,7 @@ def predict(
     version = f"{model.fingerprint}-{time.time_ns():x}"
     try:
         with locked(url), single_threaded_blas():
-            begins = out.resume and PredictionWriter.lacks_arrays(url)
-            writer = PredictionWriter.open_to_resume(url) if out.resume and exists(url) and not begins else None
+            writer = PredictionWriter.begun(url) if out.resume else None
             stored = None if writer is None else writer.attributes
             if stored is not None and OLD_NAME in stored:
                 raise InputError(
@@ -272,7 +270,7 @@ def predict(
                     tuple(dict.fromkeys(variables)),  # a noise model also has the variable
                     rows,
                     attributes,
-                    out.overwrite or begins,
+                    out.overwrite or out.resume,  # which has nothing to keep
                     posterior.classes,
                 )
             elif writer.attributes != attributes:

@@ -294,7 +294,7 @@ class BasisRun(VarianceRun):
         return Ends(mean, error, *self.request.subject.interval(lower, upper))
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Return the figures of this run's samples, without the samples that were done before it resumed."""
+        """Return the figures of the samples that this run computed."""
         count = len(self._kernels)
         return {
             **self.plan,

@@ -56,7 +56,7 @@ from dkgp.models.variance.nystrom import (
     remainder_bytes,
 )
 from dkgp.models.variance.run import UNPROVEN, Request, VarianceRun, variance_task
-from dkgp.models.variance.settings import SentRows, TestRows
+from dkgp.models.variance.settings import SentRows, TestRows, require_as_begun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.pivots import ROWS_AT_ONCE
@@ -436,7 +436,7 @@ class IterativeRun(VarianceRun):
     Raises
     ------
     InputError
-        The settings differ from those of the prediction to resume, or include a `basis`, which other runs use.
+        The settings differ from those of the stored plan, or include a `basis`, which other runs use.
     MemoryBudgetError
         The vectors of a single sample do not fit.
     """
@@ -515,11 +515,8 @@ class IterativeRun(VarianceRun):
             )
         if kept is None or kept.metadata["precision"] == "double":
             landmarks, smooth = judged(landmarks, self._model, kernel, gap=goal, latent=settings.latent)
-        if stored is not None and stored["rank"] != landmarks.rank:
-            raise InputError(
-                f"the prediction to resume used a factor of rank {stored['rank']}, now there is one of rank "
-                f"{landmarks.rank}; start afresh with `overwrite`"
-            )
+        if stored is not None:
+            require_as_begun(f"a factor of rank {stored['rank']}", f"a factor of rank {landmarks.rank}", None)
         return landmarks, smooth
 
     def _sized(self, kept: FactorRecord | None, smooth: bool, total: int) -> Working:
@@ -668,7 +665,7 @@ class IterativeRun(VarianceRun):
         return FactorWay(self._source, self._options, self._needs, self._executor if self._shared else None)
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Return the figures of this run's samples, without the samples that were done before it resumed."""
+        """Return the figures of the samples that this run computed."""
         return {
             **super().summary(seconds),
             "layout": self.layout(self._executor).to_json(),
@@ -680,7 +677,7 @@ class IterativeRun(VarianceRun):
         }
 
     def _require_sizes(self, stored: dict[str, Any]) -> None:
-        """Refuse settings that differ from those of the resumed prediction; the sizes that it chose stay in effect."""
+        """Refuse settings that differ from the stored plan; the sizes that it chose stay in effect."""
         settings, n = self._settings, self.request.model.n_samples
         sizes = (
             ("rank", settings.rank, stored["largest_rank"], n),
@@ -688,11 +685,8 @@ class IterativeRun(VarianceRun):
             ("batch size", settings.batch_size, stored["batch_size"], self._n_test),
         )
         for name, requested, was, most in sizes:
-            if requested is not None and min(requested, most) != was:
-                raise InputError(
-                    f"the prediction to resume was started with a variance {name} of {was:,}, not {requested:,}; "
-                    "leave it out, or `overwrite`"
-                )
+            if requested is not None:
+                require_as_begun(f"a variance {name} of {was:,}", f"a variance {name} of {min(requested, most):,}")
 
     def _together(self, smooth: bool) -> int:
         memory, fits = self._memory, self._memory.samples

@@ -13,14 +13,13 @@ import numpy as np
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, PendingRound
-from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.certificate import Certificate
 from dkgp.models.sums import certified_means
 from dkgp.models.variance.batch import BatchVariance, ProductTally, relative_gap
 from dkgp.models.variance.landmarks import SupportSamples
 from dkgp.models.variance.scaled import Subject
-from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.settings import TestRows, VarianceSettings, require_as_begun
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext
 
@@ -43,7 +42,7 @@ class Request:
     rows : TestRows
         Test samples as the model sees them.
     stored : dict, optional
-        Plan of the prediction to resume: the missing regions are computed like the first ones.
+        Plan of an unfinished prediction: its missing regions are computed like the first ones.
     tests : int, optional
         Number of test samples, if `rows` are only some of them.
     """
@@ -160,12 +159,12 @@ class VarianceRun(ABC):
     Attributes
     ----------
     plan : dict
-        Entries that the store records, including gap and latent. A run with another plan cannot resume the prediction.
+        Entries that the store records, including gap and latent. A run with another plan cannot complete it.
 
     Raises
     ------
     InputError
-        The settings differ from those of the prediction to resume.
+        The settings differ from those of the stored plan.
     """
 
     plan: dict[str, Any]
@@ -186,13 +185,9 @@ class VarianceRun(ABC):
         self._tally = ProductTally()
 
     def _require_same(self, plan: dict[str, Any]) -> None:
-        """Raise `InputError` if the entries of `plan` differ from those of the prediction to resume."""
-        stored = self.request.stored
-        was = plan if stored is None else {name: stored.get(name) for name in plan}
-        if was != plan:
-            raise InputError(
-                f"the prediction to resume was started with {was}, not {plan}; repeat these, or `overwrite`"
-            )
+        """Raise `InputError` if the entries of `plan` differ from those of the stored plan."""
+        if (stored := self.request.stored) is not None:
+            require_as_begun({name: stored.get(name) for name in plan}, plan, "repeat these")
 
     @property
     def is_shared(self) -> bool:
@@ -256,7 +251,7 @@ class VarianceRun(ABC):
         return Ends(mean, error, *self.request.subject.interval(lower, upper))
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Return the figures of the samples that this run computed; a resumed run leaves out earlier ones."""
+        """Return the figures of the samples that this run computed."""
         count = max(1, self._met + self._unmet)
         return {
             "gap": self._settings.gap,

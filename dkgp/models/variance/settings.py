@@ -121,6 +121,13 @@ BASIS = Option(
 KEEP_FACTOR = Option(help="Keep the factor with the model, for the next prediction.", spellings=("--keep-factor",))
 
 
+def require_as_begun(before: object, now: object, remedy: str | None = "leave it out") -> None:
+    """Raise `InputError` if settings differ from those with which the prediction in the store was begun."""
+    if before != now:
+        advice = "start afresh with `overwrite`" if remedy is None else f"{remedy}, or `overwrite`"
+        raise InputError(f"the prediction to resume was started with {before}, not {now}; {advice}")
+
+
 @documented
 @dataclass(frozen=True)
 class VarianceSettings:

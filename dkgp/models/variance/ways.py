@@ -6,8 +6,8 @@ The method of neighbours is tried on a few tiles of test samples. The work of th
 the partial factor is expected to suffice, it is built and tried on a few of the test samples. The products of conjugate
 gradients are counted on a subset of the training samples, unless their least cost exceeds that of the whole factor.
 
-Decisions depend on measured seconds, so they may differ from run to run. A prediction's plan records its method, and a
-resumed run uses the recorded method.
+Decisions depend on measured seconds, so they may differ from run to run. A prediction's plan records its method, and an
+unfinished prediction is completed by that.
 
 A forecast counts the work of a method, and prices it by this machine's current speed. `count_products` counts products
 with a random subset of m of the n samples and a few test samples. With halos of s m / n, a rank of R sqrt(m / n) and
@@ -51,7 +51,7 @@ from dkgp.models.variance.neighbours.run import NeighbourRun, serves
 from dkgp.models.variance.nystrom import GROUP, FactorSource, leaves_of
 from dkgp.models.variance.row_scales import RowScales
 from dkgp.models.variance.run import UNPROVEN, Request, VarianceRun
-from dkgp.models.variance.settings import TestRows, VarianceSettings
+from dkgp.models.variance.settings import TestRows, VarianceSettings, require_as_begun
 from dkgp.models.variance.whole_matrix import (
     WholeRoundings,
     WholeRun,
@@ -98,28 +98,24 @@ Note = Callable[[str], None]
 
 
 def chosen_run(request: Request, note: Note | None = None) -> VarianceRun:
-    """Return the run by the requested method, by that of the resumed prediction, or by the fastest one predicted.
+    """Return the run by the requested method, by that of the stored plan, or by the fastest one predicted.
 
     Raises
     ------
     InputError
         The whole factor is requested, but there is no room for it.
     """
-    settings, stored = request.settings, request.stored
-    if stored is not None and ("basis" in stored) != (settings.basis is not None):
-        raise InputError(
-            "the prediction to resume found its variances another way, with a `basis` for each or without; repeat it "
-            "as it was, or `overwrite`"
-        )
-    if settings.basis is not None:
+    settings, stored, has_bases = request.settings, request.stored, request.settings.basis is not None
+    if stored is not None:
+        before, now = ("a `basis` for each sample" if each else "no `basis`" for each in ("basis" in stored, has_bases))
+        require_as_begun(before, now, "repeat it as it was")
+    if has_bases:
         return BasisRun(request)
     way = settings.way
     if stored is not None:
         taken = str(stored.get("way", "iterative"))
-        if way not in ("auto", taken):
-            raise InputError(
-                f"the prediction to resume was started by the {taken} `way`, not '{way}'; leave it out, or `overwrite`"
-            )
+        if way != "auto":
+            require_as_begun(f"the `way` {taken}", f"the `way` {way}")
         way = taken
     elif way == "auto" and settings.is_iterative:
         way = "iterative"

@@ -358,7 +358,7 @@ class WholeRun(VarianceRun):
     Raises
     ------
     InputError
-        The settings differ from those of the prediction to resume.
+        The settings differ from those of the stored plan.
     MemoryBudgetError, StorageError
         Memory or disk space is insufficient.
     """
@@ -405,7 +405,7 @@ class WholeRun(VarianceRun):
         return replace(self._source, threads=self._executor.threads_per_process if batches == 1 else 1)
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Return the figures of this run's samples, without the samples that were done before it resumed."""
+        """Return the figures of the samples that this run computed."""
         n = self._factor.layout.n
         return {**super().summary(seconds), "way": "cholesky", "rank": n, "halo": 0, "smooth": False}
 

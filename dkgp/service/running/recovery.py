@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dkgp.commands.recipe import recipe_of
 from dkgp.commands.reporting.outputs import Document
-from dkgp.data import CheckpointStore, PredictionWriter, exists, recognise
+from dkgp.data import CheckpointStore, PredictionWriter, recognise
 from dkgp.data.remote.storage import (
     TEMPORARY_PREFIX,
     filesystem,
-    join,
     list_object_bytes,
     remove_tree,
     write_object,
@@ -195,10 +194,10 @@ def _can_be_resumed(url: str) -> bool:
     from dkgp.operators.product_error import OLD_NAME
 
     try:
-        writer = PredictionWriter.open_to_resume(url)
+        writer = PredictionWriter.begun(url)
     except StoreError:
         return False
-    return OLD_NAME not in writer.attributes and all(exists(join(url, name, "zarr.json")) for name in writer.variables)
+    return writer is not None and OLD_NAME not in writer.attributes
 
 
 def _clear(url: str, traces: Traces, reporter: Reporter) -> None:

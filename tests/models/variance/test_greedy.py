@@ -225,6 +225,6 @@ def test_other_settings_and_other_ways_are_refused(
     ):
         with pytest.raises(Exception, match="interrupted after"):
             predicted(out, first, iter([False, True, True]).__next__, chunk_rows=4)
-        with pytest.raises(InputError, match="found its variances another way"):
+        with pytest.raises(InputError, match="was started with .*`basis`.*; repeat it as it was, or `overwrite`"):
             predicted(out, second, resume=True)
         predicted(out, first, resume=True)

@@ -278,7 +278,8 @@ def test_a_resumed_run_keeps_to_the_way_that_it_was_started_by(
     asked, again = iter([False, True]), Destination(str(tmp_path / "p"), resume=True)
     with pytest.raises(InterruptedRunError):
         predict(world.model, world.test, str(tmp_path / "p"), interruptible(executor, asked), variance=started)
-    with pytest.raises(InputError, match=f"started by the {way} `way`, not '{other}'; leave it out, or `overwrite`"):
+    words = f"started with the `way` {way}, not the `way` {other}; leave it out, or `overwrite`"
+    with pytest.raises(InputError, match=words):
         predict(world.model, world.test, again, executor, variance=replace(AUTO, way=other))
     with pytest.raises(InputError, match="repeat these, or `overwrite`"):
         predict(world.model, world.test, again, executor, variance=replace(AUTO, gap=0.5))

@@ -630,13 +630,13 @@ class NeighbourRun(VarianceRun):
     plan : dict
         Entries: way, gap, max_passes, latent, seed, neighbours, most_neighbours, batch_size.
     trial : Trial
-        The trial of the number of neighbours; of no tiles where the prediction is resumed.
+        The trial of the number of neighbours; of no tiles where the stored plan has it.
 
     Raises
     ------
     InputError
-        A kernel that is not of distances in one to three features; other settings than those of the prediction to
-        resume.
+        A kernel that is not of distances in one to three features; other settings than those of the stored
+        plan.
     """
 
     has_means = False
@@ -770,6 +770,6 @@ class NeighbourRun(VarianceRun):
         return replace(self._source, options=options)
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Figures of the samples of this run; those that a resumed run found done are not among them."""
+        """Return the figures of the samples that this run computed."""
         count = int(self.plan["neighbours"])
         return {**super().summary(seconds), "way": "neighbours", "rank": count, "halo": 0, "smooth": False}
