@@ -15,6 +15,7 @@ from dkgp.models import read_hyperparameters, write_hyperparameters
 from dkgp.models.noise import NoiseModel, StudentT
 from tests.cli.invoke import Places, Shell, run_json
 from tests.cli.runs import RUNS, Run
+from tests.problem import write_hyper
 
 
 @pytest.fixture(scope="session")
@@ -90,10 +91,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[s
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Hyperparameters of three features, given by hand, so that nobody warns of what they were found for."""
-    path = tmp_path_factory.mktemp("hyper") / "hyper.json"
-    kernel = {"type": "rbf", "variance": 20.0, "gamma": [0.3, 0.1, 0.01]}
-    path.write_text(json.dumps({"kernel": kernel, "noise_variance": 1.0}))
-    return path
+    return write_hyper(tmp_path_factory.mktemp("hyper") / "hyper.json", [0.3, 0.1, 0.01], 1.0, variance=20.0)
 
 
 # Stores that one command makes. Classifiers are stopped early, so that their bounds are no rounding.

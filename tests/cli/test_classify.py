@@ -26,6 +26,7 @@ from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.metrics import area_under_curve
 from tests.cli.conftest import labelled_csv
 from tests.cli.invoke import Places, Shell, document_of, refused, run, run_json
+from tests.problem import write_hyper
 
 KERNEL = SquaredExponential((0.3, 0.1, 0.01), 20.0)
 FIXED = "--pool 40 --folds 4 --cluster none --out @m"
@@ -471,8 +472,7 @@ def test_weights_are_those_of_the_fit(shell: Shell, rng: np.random.Generator) ->
     y = np.where(X[:, 0] + 0.5 * rng.normal(size=50) > 0, 1.0, -1.0)
     rows = zip(*X.T.tolist(), w.tolist(), y.tolist(), strict=True)
     shell["d.csv"].write_text("\n".join(["a,b,w,y", *(",".join(map(repr, row)) for row in rows)]))
-    kernel = {"type": "rbf", "variance": 1.0, "gamma": [0.5, 0.3]}
-    shell["h.json"].write_text(json.dumps({"kernel": kernel, "noise_variance": 0.3}))
+    write_hyper(shell["h.json"], [0.5, 0.3], 0.3)
     assert shell.json("ingest @d.csv @d --labels y --weights w")["features"] == ["a", "b"]
     assert shell.json("info @d")["weights"] == "w"
     shell.json("classify @d --out @m --method exact --hyper @h.json")

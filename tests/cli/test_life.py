@@ -31,6 +31,7 @@ from dkgp.data.remote.storage import TEMPORARY_PREFIX, exists, list_object_bytes
 from dkgp.models import read_hyperparameters
 from tests.cli.invoke import run
 from tests.cli.processes import killed
+from tests.problem import write_hyper
 from tests.s3 import s3_server, use_s3
 
 GAMMA, NOISE, TOLERANCE = np.array([0.6, 0.3]), 0.05, 1e-7
@@ -111,8 +112,7 @@ class Life(RuleBasedStateMachine):
         self.folder.mkdir()
         self.world.count("lives")
         self.hyper = self.folder / "hyper.json"
-        description = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": GAMMA.tolist()}, "noise_variance": NOISE}
-        self.hyper.write_text(json.dumps(description))
+        write_hyper(self.hyper, GAMMA.tolist(), NOISE)
         self.data, self.model, self.test, self.predictions = (
             self.world.place(f"{self.folder.name}/{name}.zarr") for name in ("data", "model", "test", "predictions")
         )

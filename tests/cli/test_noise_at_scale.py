@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from dkgp.data import open_prediction
 from tests.cli.invoke import run_json
+from tests.problem import write_hyper
 
 N, TESTS = 100_000, 500
 # As `dkgp tune` finds them with the column and without it; irrelevant features as it leaves them.
@@ -38,8 +38,7 @@ def test_known_noise_of_a_hundred_thousand_samples(tmp_path: Path) -> None:
     for kind, noise in NOISE.items():
         column = ("--noise-std-column", "deviation") if kind == "known" else ()
         run_json("ingest", tmp_path / f"{kind}.npz", tmp_path / f"{kind}.zarr", "--target", "y", *column)
-        hyper = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": GAMMA}, "noise_variance": noise}
-        (tmp_path / f"{kind}.json").write_text(json.dumps(hyper))
+        write_hyper(tmp_path / f"{kind}.json", GAMMA, noise)
         train = ["train", tmp_path / f"{kind}.zarr", "--hyper", tmp_path / f"{kind}.json", "--solver", "pcg"]
         trained = run_json(*train, "--out", tmp_path / f"{kind}-model.zarr")
         assert trained["converged"]

@@ -12,6 +12,7 @@ from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
 from dkgp.plan.machine import ClusterFigures, Network
 from tests.cli.invoke import Places, Shell
 from tests.cli.measuring import measure_little
+from tests.problem import write_hyper
 
 LOCAL = "--hyper @hyper --cluster local"
 
@@ -21,8 +22,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """A data set, the same one labelled, and hyperparameters."""
     folder = tmp_path_factory.mktemp("plan")
     write_friedman1(folder / "train", None, 300)
-    hyper = {"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}
-    (folder / "hyper.json").write_text(json.dumps(hyper))
+    write_hyper(folder / "hyper.json", [0.05] * 10, 0.04)
 
     def labelled() -> Path:
         data = open_dataset(folder / "train")

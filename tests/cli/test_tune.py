@@ -28,6 +28,7 @@ from dkgp.models.sparse.search import plan_bound
 from dkgp.models.sparse.vif import Neighbours, kept_bytes
 from dkgp.service.specification import job_from_options, options_from_job
 from tests.cli.invoke import Places, Shell, document_of, run
+from tests.problem import write_hyper
 
 # Searches that several tests look at, each run once.
 SEARCHES = {
@@ -63,9 +64,7 @@ def places(stores: Places, tmp_path_factory: pytest.TempPathFactory) -> Places:
         return folder / "coasts.zarr"
 
     def bad() -> Path:
-        kernel = {"type": "rbf", "gamma": [0.3, 3.0]}
-        (folder / "bad.json").write_text(json.dumps({"kernel": kernel, "noise_variance": 0.6}))
-        return folder / "bad.json"
+        return write_hyper(folder / "bad.json", [0.3, 3.0], 0.6)
 
     shared = {name: (lambda name=name: stores[name]) for name in stores}
     return Places({**shared, "rough": rough, "coasts": coasts, "bad": bad})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,11 +15,11 @@ import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, open_model, open_prediction
 from tests.cli.processes import ENVIRONMENT, PROGRAM
+from tests.problem import store
 
 pytestmark = pytest.mark.faults
 
 SECONDS = 200
-HYPER = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": [1.0, 1.0]}, "noise_variance": 0.1}
 WRITER = """
 import sys
 import numpy as np
@@ -47,9 +46,8 @@ def _start(*command: object) -> subprocess.Popen[str]:
 def problem(tmp_path: Path) -> Path:
     """A folder with training and test data, and hyperparameters."""
     X = np.random.default_rng(3).normal(size=(400, 2))
-    dataset_from_arrays(tmp_path / "train.zarr", X, np.sin(X[:, 0]))
+    store(tmp_path, X, np.sin(X[:, 0]), [1.0, 1.0], 0.1)
     dataset_from_arrays(tmp_path / "test.zarr", X[:50] + 0.1, X[:50, 0])
-    (tmp_path / "hyper.json").write_text(json.dumps(HYPER))
     return tmp_path
 
 

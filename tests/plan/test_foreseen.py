@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from dkgp.plan.foreseen import Foreseen, Tiles, foresee
 from dkgp.plan.machine import ClusterFigures, MachineFigures, Network
 from dkgp.plan.validation import Scaling, compare_with_model
 from dkgp.solvers.prices import Prices, core_seconds
+from tests.problem import write_hyper
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def hyper(tmp_path_factory: pytest.TempPathFactory) -> Hyperparameters:
-    path = tmp_path_factory.mktemp("hyper") / "hyper.json"
-    path.write_text(json.dumps({"kernel": {"type": "rbf", "gamma": [0.05] * 10}, "noise_variance": 0.04}))
-    return read_hyperparameters(path)
+    return read_hyperparameters(write_hyper(tmp_path_factory.mktemp("hyper") / "hyper.json", [0.05] * 10, 0.04))
 
 
 def foreseen(dataset: Dataset, hyper: Hyperparameters, *, count: float | None = None, **options: Any) -> Foreseen:

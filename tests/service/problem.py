@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dkgp.data import dataset_from_arrays
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import JobRecord
+from tests.problem import Stored, store
 
 WAIT_SECONDS = 120.0
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Stored):
     """Where its files lie."""
 
-    folder: Path
-
-    @property
-    def dataset(self) -> str:
-        return str(self.folder / "train.zarr")
-
-    @property
-    def hyper(self) -> str:
-        return str(self.folder / "hyper.json")
-
-    def training(self, out: Path, **more: Any) -> dict[str, Any]:
+    def training(self, out: object, **more: Any) -> dict[str, Any]:
         """Options of a training that converges within a second."""
-        return {"dataset": self.dataset, "hyper": self.hyper, "out": str(out), "solver": {"block_size": 50}, **more}
+        return super().training(out, **{"solver": {"block_size": 50}, **more})
 
     def long_training(self, out: Path, **more: Any) -> dict[str, Any]:
         """Options of one of 1,000 rounds that stops at a number of passes, with a checkpoint every moment."""
@@ -49,9 +36,7 @@ def make_problem(folder: Path) -> Problem:
     generator = np.random.default_rng(0)
     X = generator.random((400, 3))
     y = np.sin(4.0 * X).sum(axis=1) + 0.3 * generator.normal(size=400)
-    dataset_from_arrays(folder / "train.zarr", X, y)
-    hyper = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.3, 0.3, 0.3]}, "noise_variance": 0.1}
-    (folder / "hyper.json").write_text(json.dumps(hyper))
+    store(folder, X, y, [0.3, 0.3, 0.3], 0.1)
     return Problem(folder)
 
 

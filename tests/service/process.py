@@ -24,6 +24,7 @@ from dkgp.data import write_friedman1
 from dkgp.service import serve
 from dkgp.service.running.supervisor import Supervisor
 from dkgp.service.settings import ServiceSettings
+from tests.problem import Stored, write_hyper
 from tests.service.stage import TOKEN
 
 END_SECONDS = 120.0
@@ -111,11 +112,5 @@ def service_here(settings: ServiceSettings) -> Iterator[str]:
 def small_problem(folder: Path, n: int = 2000) -> dict[str, Any]:
     """Write a data set and hyperparameters; return a training job's options, of several dozen short rounds."""
     write_friedman1(folder / "train.zarr", None, n, seed=1)
-    hyper = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": [0.1] * 5 + [0.01] * 5}, "noise_variance": 0.01}
-    (folder / "hyper.json").write_text(json.dumps(hyper))
-    return {
-        "dataset": str(folder / "train.zarr"),
-        "hyper": str(folder / "hyper.json"),
-        "out": str(folder / "model.zarr"),
-        "solver": {"block_size": 100, "tolerance": 1e-3},
-    }
+    write_hyper(folder / "hyper.json", [0.1] * 5 + [0.01] * 5, 0.01)
+    return Stored(folder).training(folder / "model.zarr", solver={"block_size": 100, "tolerance": 1e-3})

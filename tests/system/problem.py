@@ -16,6 +16,7 @@ import numpy as np
 
 import dkgp
 from dkgp.data import open_model
+from tests.problem import Stored, write_hyper
 
 __all__ = ["DKGP", "LONG", "Problem", "environment", "make_problem", "rounds", "wait_until"]
 
@@ -33,24 +34,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Stored):
     """Where the problem lies, and the coefficients that it must give, by the options they came from."""
 
-    folder: Path
     references: dict[tuple[str, ...], bytes]
-
-    @property
-    def dataset(self) -> Path:
-        return self.folder / "train.zarr"
-
-    @property
-    def hyper(self) -> Path:
-        return self.folder / "hyper.json"
-
-    def train(self, out: object, *options: object, dataset: object = None) -> list[str]:
-        """Arguments of dkgp that train a model."""
-        given = ("train", dataset or self.dataset, "--hyper", self.hyper, "--out", out, *options)
-        return [str(argument) for argument in given]
 
     def is_reference(self, model: object, *options: str) -> bool:
         """Whether a model has the coefficients of the run without a cluster, bit by bit."""
@@ -63,8 +50,7 @@ def make_problem(folder: Path, n: int = 3000) -> Problem:
     X = generator.random((n, 6))
     y = 10 * np.sin(np.pi * X[:, 0] * X[:, 1]) + 20 * (X[:, 2] - 0.5) ** 2 + 10 * X[:, 3] + 5 * X[:, 4]
     np.savez(folder / "data.npz", X=X, y=y + generator.normal(size=n))
-    kernel = {"type": "rbf", "variance": 1.0, "gamma": [0.2] * 6}
-    (folder / "hyper.json").write_text(json.dumps({"kernel": kernel, "noise_variance": 0.05}))
+    write_hyper(folder / "hyper.json", [0.2] * 6, 0.05)
     # Several chunks, so that the rounds of two workers are shared between them.
     run(["ingest", str(folder / "data.npz"), str(folder / "train.zarr"), "--target", "y", "--chunk-rows", "512"])
     problem = Problem(folder, {})
