@@ -338,7 +338,6 @@ def test_tuning_tells_what_it_chose(ran: Callable[[str], Ran], name: str, kinds:
         assert "linear *" in printed
     else:
         t = stored.student_t
-        assert t is not None
         assert StudentT.held(tuned["student_t"]) == t
         assert tuned["noise_variance"] == t.variance
         assert t.degrees < 6.0
@@ -359,7 +358,6 @@ def test_the_model_keeps_its_noise(ran: Callable[[str], Ran]) -> None:
     np.testing.assert_array_equal(model.sample_noise, noise.beyond_least(data.inputs(0, data.n_samples)))
     model = open_model(t["model"])
     student = StudentT.held(model.summary["student_t"])
-    assert student is not None
     assert model.sample_noise is not None
     assert model.noise_variance == student.least
     assert float(student.weights(model.sample_noise).min()) == pytest.approx(model.summary["weights"]["least"])
@@ -437,7 +435,6 @@ def test_a_finished_run_is_known_and_that_of_another_noise_or_mean_is_not(ran: C
     mean.refuses(f"{line} constant", "another mean")
     assert "is done" in law.told("train @train --out @model --hyper @hyper --resume")
     hyper = read_hyperparameters(law["hyper"])
-    assert hyper.noise_model is not None
     weights = (hyper.noise_model.weights[0] + 0.01, hyper.noise_model.weights[1])
     other = replace(hyper, noise_model=replace(hyper.noise_model, weights=weights))
     write_hyperparameters(law["other.json"], other)

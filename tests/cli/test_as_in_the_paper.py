@@ -262,7 +262,6 @@ def test_classify_is_the_pursuit_papers_fixed_size_machine(
     model = open_classifier(str(tmp_path / "m.zarr"))
     assert model.indices is not None
     assert list(model.indices) == [s for s in S if s < n]
-    assert model.weights is not None
     weights = dict(zip(S, w, strict=True))
     np.testing.assert_allclose(model.weights[:, 0], [weights[s] for s in S if s < n], rtol=1e-5, atol=1e-7)
     assert model.intercept[0] == pytest.approx(weights.get(n, 0.0), rel=1e-5, abs=1e-7)
@@ -404,7 +403,6 @@ def test_subsets_are_random_and_their_models_the_papers(
     model = open_sparse_model(str(tmp_path / "m.zarr"))
     # A random order of the samples; its first m.
     S = np.random.default_rng(0).permutation(n)[:m]
-    assert model.indices is not None
     assert model.indices.tolist() == S.tolist()
     K, y = problem.K, problem.y[:, 0]
     K_mm, K_mn = K[np.ix_(S, S)], K[S]

@@ -118,7 +118,6 @@ def test_classes_that_weigh_more_are_found_more_often(shell: Shell) -> None:
         assert open_prediction(shell["p"]).variables == ("decision", "class")
         assert re.search(r"error in cross-validation +\d+\.\d\d%, weighted", shell.run("info @m").stdout)
         weights = open_classifier(shell["m"]).class_weights
-        assert weights is not None
         assert weights["run"] / weights["sit"] == pytest.approx(weight)
     assert counts[50.0] > 1.2 * counts[0.02]
 

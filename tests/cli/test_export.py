@@ -122,7 +122,6 @@ def test_classes_have_their_names(labels: tuple[str, ...], suffix: str, shell: S
     told = shell.json(f"predict @m @d --out @p{suffix}")
     shell.json("predict @m @d --out @p.zarr")
     frame, stored = READERS[suffix](shell[f"p{suffix}"]), open_prediction(shell["p.zarr"])
-    assert stored.classes is not None
     assert frame[target].tolist() == pd.read_csv(data)[target].tolist()
     assert frame["class"].tolist() == [stored.classes[code] for code in stored.read("class")[:, 0].astype(int)]
     for column, name in enumerate(stored.classes):

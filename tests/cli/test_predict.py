@@ -209,7 +209,6 @@ def test_each_line_is_answered_before_the_next_is_written_and_nobody_who_reads_o
     command = [*PROGRAM, "predict", str(stores["model"]), "--stdin", "--variance", "--quiet"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=ENVIRONMENT, text=True, bufsize=1, **pipes) as process:
-        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         for line in lines_of(rows[:3]).splitlines():

@@ -227,7 +227,6 @@ def test_a_checkpoint_of_products_that_are_gone_is_refused(shell: Shell) -> None
     shell.run(f"{BY_CG} --tol 1e-3 --max-passes 3")
     store = CheckpointStore(shell["m.checkpoint"])
     latest = store.load_latest()
-    assert latest is not None
     identity = {**latest.metadata["identity"], "tree_error": 1e-5}
     store.save(latest.sequence_number, latest.arrays, {**latest.metadata, "identity": identity})
     words = "cannot continue to the same result. Start again without --resume and with --product-error 1e-05"

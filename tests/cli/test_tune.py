@@ -301,7 +301,6 @@ def test_an_interrupted_search_goes_on_from_its_checkpoint(
     shell.refuses(line, "evaluations are saved in", "same command and --resume", code=130)
     assert shell.names == {"hyper.json.checkpoint"}
     latest = CheckpointStore(shell["hyper.json.checkpoint"]).load_latest()
-    assert latest is not None
     held = len(latest.metadata["state"]["evaluations"])
     assert 1 <= held < whole["evaluations"]
     assert name != "labels" or latest.arrays["begin"].shape[1] == 3
@@ -396,7 +395,6 @@ def test_scores_are_those_of_each_kernel_by_itself(shell: Shell, found: Callable
     assert [row["kernel"] for row in comparison["kernels"]] == list(COMPARED_KERNELS)
     for row in comparison["kernels"]:
         alone = tune_dataset(data, kernel=row["kernel"], subset=120, holdout=0.5, seed=0)
-        assert alone.scores is not None
         assert row["nlpd"] == alone.scores["holdout"]["nlpd"]
         assert row["rows"] == comparison["held_out"] == alone.scores["holdout"]["rows"] == 60
 
@@ -479,7 +477,6 @@ def test_values_of_a_file_are_refined_without_a_search(shell: Shell) -> None:
         assert words in result.stdout
     assert "evaluation" not in result.stderr
     found = read_hyperparameters(shell["hyper.json"])
-    assert found.refinement is not None
     assert found.refinement["kept"] == "refined"
     assert found.refinement["after"]["nlpd"] < found.refinement["before"]["nlpd"] - 0.1
     assert found.gamma[1] == pytest.approx(0.5)
@@ -508,7 +505,6 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
     assert "not validated" in message
     assert f"--start '{shell['hyper.json']}' --refine-only" in message
     so_far = read_hyperparameters(shell["hyper.json"])
-    assert so_far.refinement is not None
     assert so_far.refinement["interrupted"]
     assert so_far.noise_variance == so_far.refinement["history"][-1]["noise_variance"] < 0.6
     again = shell.json(f"{line} --start @hyper.json --out @again.json")["refinement"]

@@ -57,7 +57,6 @@ def test_solvers_of_the_gbcd_paper_are_what_benchmarks_compare(name: str) -> Non
 @pytest.mark.parametrize("command", PRESETS)
 def test_every_setting_is_an_option_with_a_source(command: str) -> None:
     listed = main.get_command(click.Context(main), command)
-    assert listed is not None
     names = {parameter.name for parameter in listed.params}
     assert "as_in_the_paper" in names
     for method, preset in PRESETS[command].methods.items():
@@ -70,7 +69,6 @@ def test_every_setting_is_an_option_with_a_source(command: str) -> None:
 @pytest.mark.parametrize("command", PRESETS)
 def test_help_has_the_table(command: str) -> None:
     listed = main.get_command(click.Context(main), command)
-    assert listed is not None
     text = " ".join(listed.get_help(click.Context(listed, info_name=command)).split())
     for preset in PRESETS[command].methods.values():
         assert preset.paper in text

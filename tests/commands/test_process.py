@@ -231,7 +231,6 @@ def test_children_count() -> None:
     code = "held = bytearray(150 * 2**20); print('ready', flush=True); input()"
     with PeakMemory() as memory:
         child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert memory.bytes >= psutil.Process().memory_info().rss + 140 * MEBIBYTE
         child.communicate("\n")

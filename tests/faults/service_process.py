@@ -104,7 +104,6 @@ class ServiceProcess:
             client.service()
 
     def _address(self) -> str | None:
-        assert self.process is not None
         text = self.log.read_text()
         assert self.process.poll() is None, f"the service ended with {self.process.returncode}\n{text}"
         match = re.search(r"http://127\.0\.0\.1:(\d+)", text)
@@ -116,7 +115,6 @@ class ServiceProcess:
 
     def end(self, number: signal.Signals) -> int:
         """Send it a signal; return its exit code."""
-        assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(timeout=JOB_SECONDS)
 

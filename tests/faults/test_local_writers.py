@@ -63,7 +63,6 @@ def test_of_several_local_writers_one_at_a_time_writes(tmp_path: Path, attempt: 
     ]
     time.sleep(3.0)
     for writer in writers:
-        assert writer.stdin is not None
         writer.stdin.write("go\n")
         writer.stdin.flush()
     outcomes = [writer.communicate(timeout=SECONDS)[0].strip() for writer in writers]
@@ -133,7 +132,6 @@ def test_a_run_that_is_resumed_beside_a_live_one_is_refused_until_that_one_is_ki
         live.communicate()
     last = _start(*line, "--resume")
     try:
-        assert last.stderr is not None
         assert "resuming after round" in last.stderr.readline()
         last.send_signal(signal.SIGINT)
         last.communicate(timeout=SECONDS)

@@ -183,13 +183,11 @@ def test_a_lost_checkpoint_is_written_again_or_the_one_before_is_used(
     proxy.add(Fault("swallow", method="PUT", path="checkpoint-0000000003", count=1))
     store.save(3, {"alpha": np.full(50, 3.0)}, {})
     latest = store.load_latest()
-    assert latest is not None
     assert latest.sequence_number == 3
     proxy.add(Fault("swallow", method="PUT", path="checkpoint-0000000004"))
     with pytest.raises(StorageError, match="does not have it"):
         store.save(4, {"alpha": np.full(50, 4.0)}, {})
     latest = store.load_latest()
-    assert latest is not None
     assert latest.sequence_number == 3
     assert latest.skipped == ()
 
@@ -203,7 +201,6 @@ def test_a_torn_checkpoint_is_never_read_as_whole(proxy: S3Proxy, request: pytes
     for torn in (content[:-1], content[: len(content) // 2], b"", content[:100] + b"\x00" + content[101:]):
         write_object(address, torn)
         latest = store.load_latest()
-        assert latest is not None
         assert latest.sequence_number == 1
         assert latest.skipped == ("checkpoint-0000000002.dkgp",)
 
@@ -270,7 +267,6 @@ def test_kill_in_mid_training_then_resume(proxy: S3Proxy, request: pytest.Fixtur
         process.send_signal(signal.SIGKILL)
         process.communicate()
     latest = CheckpointStore(f"{out}.checkpoint").load_latest()
-    assert latest is not None
     assert latest.sequence_number == 2
     assert np.array_equal(_trained(proxy, data, hyper, out, "--checkpoint-every", "0", "--resume"), expected)
 
@@ -339,7 +335,6 @@ def test_of_two_writers_exactly_one_commits(
         ]
         try:
             for writer in writers:
-                assert writer.stdin is not None
                 writer.stdin.write("go\n")
                 writer.stdin.flush()
             outcomes = [writer.communicate(timeout=COMMAND_SECONDS)[0].strip() for writer in writers]

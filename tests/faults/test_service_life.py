@@ -37,7 +37,6 @@ class Level:
 
     @classmethod
     def of(cls, service: ServiceProcess) -> Level:
-        assert service.process is not None
         process = psutil.Process(service.process.pid)
         return cls(process.num_fds(), process.memory_info().rss, process.num_threads())
 

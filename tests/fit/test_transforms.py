@@ -122,7 +122,6 @@ def test_a_transform_that_would_not_fit_the_time_is_left_out(
 def test_residuals_are_in_the_units_of_the_target(rng: np.random.Generator) -> None:
     case = samples(rng, normal)
     scored = transforms._scored(None, case, "rbf", NAMES, 0)
-    assert scored is not None
     [residuals] = scored.residuals
     np.testing.assert_array_equal(residuals.truth, case.new_targets[:, 0])
     assert residuals.deviations is not None

@@ -66,7 +66,6 @@ def service_process(folder: Path, root: Path, *options: str, token: str | None =
         text=True,
     )
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise AssertionError(process.communicate(timeout=END_SECONDS)[1])

@@ -254,7 +254,6 @@ def service_of(user: User) -> Iterator[tuple[str, int]]:
         **user.surroundings(),
     )
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.communicate()[1]
         yield json.loads(line)["url"], process.pid

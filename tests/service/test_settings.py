@@ -346,7 +346,6 @@ def test_a_service_at_all_addresses_is_found_on_this_machine(token_file: Path) -
         announcement = announce(listener, token_file)
         for url in (f"http://127.0.0.1:{port}", f"http://localhost:{port}", None):
             found = find_service(url)
-            assert found is not None
             assert found.url == f"http://127.0.0.1:{port}"
         assert find_service(f"http://192.0.2.1:{port}") is None
         announcement.withdraw()
@@ -397,10 +396,8 @@ time.sleep(600)
 def test_the_token_does_not_go_to_who_listens_where_a_service_was_killed(token_file: Path, state: Path) -> None:
     """Its record stays behind; another user takes the port, and waits for commands."""
     process = subprocess.Popen([sys.executable, "-c", SERVE, "0", str(token_file)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     port = int(process.stdout.readline())
     found = find_service(None)
-    assert found is not None
     assert found.url == f"http://127.0.0.1:{port}"
     process.send_signal(signal.SIGKILL)
     process.wait(30)

@@ -75,7 +75,6 @@ def test_jobs_are_claimed_in_their_order_and_listed_newest_first(queue: JobQueue
     page = queue.list(limit=2)
     assert [record.id for record in queue.list(limit=2, before=page[-1].id)] == ids[2:0:-1]
     claimed = claim(queue)
-    assert claimed is not None
     assert (claimed.id, claimed.state, claimed.attempt) == (ids[0], "running", 1)
     assert [record.id for record in queue.list(states=("running",))] == [ids[0]]
     assert queue.counts() == {
@@ -87,7 +86,6 @@ def test_jobs_are_claimed_in_their_order_and_listed_newest_first(queue: JobQueue
         "cancelled": 0,
     }
     second = claim(queue)
-    assert second is not None
     assert second.id == ids[1]
 
 
@@ -101,7 +99,6 @@ def test_a_claim_holds_the_lock_and_keeps_to_the_limit(queue: JobQueue) -> None:
     held = FileLock.acquire(queue.folder_of(ids[1]) / "lock")
     assert held is not None
     third = queue.ledger.claim("service", limit=2)
-    assert third is not None
     assert third.record.id == ids[2]
     for lock in (claim.lock, held, third.lock):
         lock.release()
@@ -176,18 +173,15 @@ def test_a_job_that_died_is_first_in_the_queue_again_but_not_for_ever(tmp_path: 
     job, other = submit(queue, 0), submit(queue, 1)
     for attempt in (1, 2):
         claimed = claim(queue)
-        assert claimed is not None
         assert (claimed.id, claimed.attempt, claimed.resume) == (job.id, attempt, attempt > 1)
         assert queue.ledger.died(job.id, attempt, "the process was killed by SIGKILL") == "queued"
     claim(queue)
     assert queue.ledger.died(job.id, 3, "the process was killed by SIGKILL") == "failed"
     record = queue.get(job.id)
-    assert record.error is not None
     assert record.error["type"] == "JobDiedError"
     assert "SIGKILL; that happened 3 times" in record.error["message"]
     assert queue.resume(job.id).state == "queued"
     claimed = claim(queue)
-    assert claimed is not None
     assert claimed.id == job.id != other.id
     assert queue.ledger.died(job.id, 4, "again") == "queued"  # the count began anew
 
@@ -206,11 +200,9 @@ def test_an_interruption_means_what_was_asked_for(queue: JobQueue) -> None:
         states[reason] = queue.ledger.interrupted(job.id, 1, error)
         record = queue.get(job.id)
         if reason in ("cancel", "deadline"):
-            assert record.error is not None
             assert record.error["checkpoint"] == "/c"
             assert record.exit_code == 130
         if reason == "deadline":
-            assert record.error is not None
             assert record.error["type"] == "DeadlineExceededError"
             assert "longer than it may" in record.error["message"]
     assert states == {None: "queued", "stop": "queued", "cancel": "cancelled", "deadline": "failed"}
@@ -254,7 +246,6 @@ def test_forgetting_takes_ended_jobs_and_their_folders_alone(queue: JobQueue, tm
     queue.ledger.finish(ended.id, 1, "done", 0)
     assert queue.prune(keep_seconds=3600.0) == 0
     held = FileLock.acquire(queue.folder_of(ended.id) / "lock")
-    assert held is not None
     assert queue.prune(keep_seconds=0.0) == 0  # its process has not ended yet
     held.release()
     assert queue.prune(keep_seconds=0.0) == 1
@@ -363,7 +354,6 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     claim(queue)
     clock.now += 99.0
     running = queue.ledger.attempt(job.id, 2)
-    assert running is not None
     assert (running.ran_seconds, running.deadline_seconds, running.attempt) == (about(99.25), 100.0, 2)
     assert queue.ledger.attempt(job.id, 1) is None
     assert queue.ledger.attempt("ffffffffffff", 2) is None
@@ -373,7 +363,6 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     assert queue.ledger.mark_stop(job.id, 2, "deadline")
     assert queue.ledger.interrupted(job.id, 2, {"message": "state saved"}) == "failed"
     record = queue.get(job.id)
-    assert record.error is not None
     assert "longer than it may (100 seconds); state saved" in record.error["message"]
     queue.resume(job.id)
     claim(queue)
@@ -416,7 +405,6 @@ def test_a_claim_looks_at_the_twenty_that_wait_longest(queue: JobQueue, held: in
     found = claim(queue)
     assert (found is not None and found.id == ids[held]) is claimed
     for lock in locks:
-        assert lock is not None
         lock.release()
 
 

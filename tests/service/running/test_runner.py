@@ -34,10 +34,8 @@ from tests.service.problem import Problem, claim
 def attempt(queue: JobQueue, job_id: str) -> JobRecord:
     """Claim the job and run it as its process would, in this one."""
     claimed = claim(queue)
-    assert claimed is not None
     assert claimed.id == job_id
     under_way = queue.ledger.attempt(job_id, claimed.attempt)
-    assert under_way is not None
     events = EventWriter(queue.folder_of(job_id) / "events.jsonl")
     outcome = runner._outcome(queue, job_id, claimed.attempt, under_way.generation, events)
     assert runner._record(queue, job_id, claimed.attempt, under_way.generation, outcome)
@@ -47,7 +45,6 @@ def attempt(queue: JobQueue, job_id: str) -> JobRecord:
 def lost(queue: JobQueue, job_id: str) -> None:
     """Claim the job, note what lies at its outputs as its process would, and die when the work was done."""
     claimed = claim(queue)
-    assert claimed is not None
     job: Any = job_from_options(claimed.command, claimed.options)
     generation = queue.ledger.running()[0].generation
     folder = queue.folder_of(job_id)
@@ -110,7 +107,6 @@ def test_a_job_that_was_done_when_its_process_died_is_recorded_and_not_done_agai
     record = attempt(queue, job.id)
     assert (record.state, record.attempt, record.error) == (state, 2, None)
     assert {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))} == written
-    assert record.document is not None
     assert record.document["command"] == command
     if command == "train":
         assert record.document["iterations"] == open_model(out).summary["iterations"]
@@ -129,13 +125,11 @@ def test_a_job_of_an_earlier_version_begins_anew_where_its_products_are_gone(
     out = tmp_path / "out"
     job, _ = queue.submit("train", {**problem.training(out), "tree_error": 1e-6})
     claimed = claim(queue)
-    assert claimed is not None
     Traces(queue.folder_of(job.id), job_from_options("train", claimed.options), queue.ledger.running()[0].generation)
     CheckpointStore(f"{out}.checkpoint").save(1, {"alpha": np.zeros((400, 1))}, {"identity": {"tree_error": 1e-6}})
     assert queue.ledger.died(job.id, claimed.attempt, "killed") == "queued"
     record = attempt(queue, job.id)
     assert (record.state, record.error) == ("done", None)
-    assert record.document is not None
     assert record.document["product_error"] == 1e-6
     assert not record.document["resumed"]
     assert not Path(f"{out}.checkpoint").exists()
@@ -158,7 +152,6 @@ def test_a_fit_runs_and_one_that_was_done_is_not_done_again(
     record = attempt(queue, job.id)
     assert (record.state, record.attempt, record.error) == ("done", 2, None)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "fit").rglob("*")} == written
-    assert record.document is not None
     assert record.document["evaluation"]["rmse_raw"] > 0.0
     assert (tmp_path / "fit" / "report.html").exists()
     # Another one does not write over it.
@@ -217,7 +210,6 @@ def test_a_training_to_be_resumed_that_another_job_has_finished_is_done(
     first, _ = queue.submit("train", problem.training(out, resume=True))
     record = attempt(queue, first.id)
     assert (record.state, record.exit_code, record.error) == ("done", 0, None)
-    assert record.document is not None
     assert record.document["iterations"] == open_model(out).summary["iterations"]
     second, _ = queue.submit("train", {**problem.training(out, resume=True), "solver": {"seed": 1}})
     record = attempt(queue, second.id)
@@ -234,12 +226,10 @@ def test_a_training_that_stopped_short_is_recorded_and_can_be_resumed(
     lost(queue, job.id)
     record = attempt(queue, job.id)
     assert (record.state, record.exit_code) == ("not_converged", 4)
-    assert record.document is not None
     assert record.document["checkpoint"] == f"{out}.checkpoint"
     queue.resume(job.id)
     again = attempt(queue, job.id)
     assert (again.state, again.attempt) == ("not_converged", 3)
-    assert again.document is not None
     assert again.document["resumed"] is True
 
 
@@ -252,12 +242,10 @@ def test_what_was_there_before_the_job_is_never_taken_for_its_own(
     job, _ = queue.submit("train", problem.training(out))
     # The first attempt dies when it has only looked.
     claimed = claim(queue)
-    assert claimed is not None
     Traces(queue.folder_of(job.id), job_from_options("train", claimed.options), 0)
     queue.ledger.died(job.id, 1, "killed")
     record = attempt(queue, job.id)
     assert record.state == "failed"
-    assert record.error is not None
     assert record.error["type"] == "OutputExistsError"
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
@@ -412,7 +400,6 @@ def test_a_process_without_the_lock_or_of_another_attempt_leaves_the_job_alone(
 ) -> None:
     job, _ = queue.submit("tune", {"dataset": problem.dataset, "out": str(tmp_path / "hyper.json")})
     claim = queue.ledger.claim("service")
-    assert claim is not None
     assert runner.main([str(queue.folder), job.id, "1", "99"]) == runner.NOT_MINE
     claim.lock.release()
     assert runner.main([str(queue.folder), job.id, "2"]) == runner.NOT_MINE
@@ -472,11 +459,9 @@ def test_secrets_of_the_cluster_are_not_in_events_or_errors(
     monkeypatch.setattr(runner, "LogTail", Tail)
     job, _ = queue.submit("train", problem.training(tmp_path / "model.zarr"))
     claimed = claim(queue)
-    assert claimed is not None
     cluster = {"kind": "gateway", "settings": {"password": "hunter2-hunter2"}}
     assert runner._run(queue.folder, job.id, claimed.attempt, [], cluster) == 0
     record = queue.get(job.id)
-    assert record.error is not None
     assert record.error["message"] == "no luck with ***"
     assert "logging in with ***" in (queue.folder_of(job.id) / "events.jsonl").read_text()
     assert "hunter2" not in (queue.folder_of(job.id) / "events.jsonl").read_text()
@@ -513,7 +498,6 @@ def test_a_job_whose_disk_is_full_at_its_end(queue: JobQueue, problem: Problem, 
         failed = attempt(queue, job.id)
     assert met
     assert (failed.state, failed.exit_code) == ("failed", 3)
-    assert failed.error is not None
     assert failed.error["type"] == "StorageError"
     assert "the disk is full" in failed.error["message"]
     if part != "run.png":
