@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from dkgp.data import dataset_from_arrays, open_linear_model, open_prediction
 from dkgp.estimators.pursuit import ConjugateDirectionsPursuit
-from tests.cli.invoke import refused, run, run_json
+from tests.cli.invoke import Shell
 
 N, TESTS = 600, 150
 NAMES = tuple("abcdefgh")
@@ -27,20 +26,24 @@ def data() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def folder(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def places(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, X, y = tmp_path_factory.mktemp("pursue"), data["X"], data["y"]
     names: dict[str, Any] = {"feature_names": NAMES, "target_names": ("up", "down")}
-    dataset_from_arrays(folder / "train.zarr", X[:N], y[:N], chunk_rows=50, **names)
-    dataset_from_arrays(folder / "one.zarr", X[:N], y[:N, 0], chunk_rows=70, feature_names=NAMES, target_names=("up",))
+    dataset_from_arrays(folder / "train", X[:N], y[:N], chunk_rows=50, **names)
+    dataset_from_arrays(folder / "one", X[:N], y[:N, 0], chunk_rows=70, feature_names=NAMES, target_names=("up",))
     # Another order of the features: they are found by name.
     names["feature_names"] = NAMES[::-1]
-    dataset_from_arrays(folder / "test.zarr", X[N:, ::-1], y[N:], chunk_rows=40, **names)
-    return folder
+    dataset_from_arrays(folder / "test", X[N:, ::-1], y[N:], chunk_rows=40, **names)
+    return {name: folder / name for name in ("train", "one", "test")}
 
 
-def test_it_is_the_estimator_in_memory(folder: Path, data: dict[str, np.ndarray], tmp_path: Path) -> None:
-    command = ("pursue", folder / "train.zarr", "--out", tmp_path / "w.zarr", "--cardinality", 2, "--cluster", "none")
-    found = run_json(*command)
+@pytest.fixture
+def shell(places: dict[str, Path], tmp_path: Path) -> Shell:
+    return Shell(tmp_path, places)
+
+
+def test_it_is_the_estimator_in_memory(shell: Shell, data: dict[str, np.ndarray]) -> None:
+    found = shell.json("pursue @train --out @w --cardinality 2 --cluster none")
     assert (found["command"], found["passes"], found["d"], found["p"], found["warnings"]) == ("pursue", 1, 7, 2, [])
     X, y = data["X"][:N], data["y"][:N]
     scale = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
@@ -61,78 +64,65 @@ def test_it_is_the_estimator_in_memory(folder: Path, data: dict[str, np.ndarray]
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["scdp", "mp", "lars", "lasso"])
-def test_predict_and_evaluate_take_the_model(
-    method: str, folder: Path, data: dict[str, np.ndarray], tmp_path: Path
-) -> None:
-    out, predictions = tmp_path / "w.zarr", tmp_path / "p.zarr"
-    common = ("--cluster", "none", "--json")
-    plot = ("--plot", tmp_path / "path.png") if method == "lars" else ()  # takes longer than all else
-    found = run_json("pursue", folder / "train.zarr", "--out", out, "--method", method, *plot, *common)
-    assert not plot or (tmp_path / "path.png").stat().st_size > 10_000
-    told = run_json("predict", out, folder / "test.zarr", "--out", predictions, *common)
+def test_predict_and_evaluate_take_the_model(method: str, shell: Shell, data: dict[str, np.ndarray]) -> None:
+    plot = "--plot @path.png" if method == "lars" else ""  # takes longer than all else
+    found = shell.json(f"pursue @train --out @w --method {method} --cluster none {plot}")
+    assert not plot or shell["path.png"].stat().st_size > 10_000
+    told = shell.json("predict @w @test --out @p --cluster none")
     assert (told["n_samples"], told["largest_mean_error_bound"], told["warnings"]) == (TESTS, None, [])
     X, y = data["X"][N:], data["y"][N:]
-    stored = open_prediction(predictions)
+    stored = open_prediction(shell["p"])
     assert stored.variables == ("mean",)
     mean = stored.read("mean")
     for target, some in enumerate(found["targets"]):
         expected = some["intercept"] + sum(weight * X[:, NAMES.index(name)] for name, weight in some["weights"].items())
         np.testing.assert_allclose(mean[:, target], expected, rtol=1e-9)
         assert some["score"] == pytest.approx(some["error"], rel=0.3)
-    judged = run_json("evaluate", predictions, folder / "test.zarr")
+    judged = shell.json("evaluate @p @test")
     assert judged["rmse_raw"] == pytest.approx(np.sqrt(np.mean((mean - y) ** 2)), rel=1e-12)
     assert judged["mean_error_bound"] is None
-    if method == "scdp":
-        assert judged["rmse_raw"] < 0.3
-    shown = run("evaluate", predictions, folder / "test.zarr")
-    (row,) = [line.split() for line in shown.stdout.splitlines() if line.split()[:1] == ["up"]]
+    assert method != "scdp" or judged["rmse_raw"] < 0.3
+    shown = shell.run("evaluate @p @test").stdout
+    (row,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["up"]]
     assert row[1] == f"{judged['per_target']['up']['rmse_raw']:.6g}"
-    assert "certified" not in shown.stdout
+    assert "certified" not in shown
 
 
-def test_tables_name_the_features(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "w.zarr"
-    result = run("pursue", folder / "one.zarr", "--out", out, "--held-out", 0.25, "--cluster", "none")
+def test_tables_name_the_features(shell: Shell) -> None:
+    result = shell.run("pursue @one --out @w --held-out 0.25 --cluster none")
     assert result.exit_code == 0, result.stderr
     for words in ("Path of up", "least error on a held-out 25% of the samples", "RMSE, held out", "intercept", "b  "):
         assert words in result.stdout
-    about = run("info", out)
-    assert about.exit_code == 0
-    assert "Path of up" in about.stdout
-    described = json.loads(run("info", out, "--json").stdout)
+    assert "Path of up" in shell.told("info @w")
+    described = shell.json("info @w")
     assert (described["kind"], described["n"], described["d"]) == ("linear model", N, 7)
-    model = open_linear_model(out)
-    assert model.feature_names == tuple(name for name in NAMES if name != "d")
+    assert open_linear_model(shell["w"]).feature_names == tuple(name for name in NAMES if name != "d")
 
 
-def test_what_a_linear_regression_does_not_have_is_refused(folder: Path, tmp_path: Path) -> None:
-    out, predictions = tmp_path / "w.zarr", tmp_path / "p.zarr"
-    assert run("pursue", folder / "train.zarr", "--out", out, "--cluster", "none", "-q").exit_code == 0
-    predict = ("predict", out, folder / "test.zarr", "--out", predictions, "--cluster", "none")
-    refused(run(*predict, "--variance"), "predicts means alone")
-    refused(run(*predict, "--product-error", 0.1), "is a linear regression, which has none")
-    refused(run(*predict, "--plug-in"), "a Gaussian process classifier")
-    assert not predictions.exists()
-    refused(run("pursue", folder / "train.zarr", "--out", out), "exists already", "--overwrite")
-    assert run("pursue", folder / "train.zarr", "--out", out, "--overwrite", "--cluster", "none", "-q").exit_code == 0
-    refused(run("pursue", folder / "test.zarr", "--out", folder / "train.zarr", "--overwrite"), "holds a dkgp dataset")
+def test_what_a_linear_regression_does_not_have_is_refused(shell: Shell) -> None:
+    dataset_from_arrays(shell["inputs"], np.random.default_rng(0).standard_normal((9, 2)), None)
+    shell.told("pursue @train --out @w --cluster none -q")
+    predict = "predict @w @test --out @p --cluster none"
+    for line, *words in (
+        (f"{predict} --variance", "predicts means alone"),
+        (f"{predict} --product-error 0.1", "is a linear regression, which has none"),
+        (f"{predict} --plug-in", "a Gaussian process classifier"),
+        ("pursue @train --out @w", "exists already", "--overwrite"),
+        ("pursue @test --out @train --overwrite", "holds a dkgp dataset"),
+        ("pursue @inputs --out @v", "no targets to train on"),
+    ):
+        shell.refuses(line, *words)
+    assert shell.names == {"w", "inputs"}
+    shell.told("pursue @train --out @w --overwrite --cluster none -q")
 
 
-def test_inputs_alone_are_no_regression(tmp_path: Path) -> None:
-    nothing = dataset_from_arrays(tmp_path / "inputs.zarr", np.random.default_rng(0).standard_normal((9, 2)), None)
-    refused(run("pursue", nothing.url, "--out", tmp_path / "w.zarr"), "no targets to train on")
-    assert not (tmp_path / "w.zarr").exists()
-
-
-def test_a_path_that_ends_early_and_noise_are_told(tmp_path: Path) -> None:
+def test_a_path_that_ends_early_and_noise_are_told(shell: Shell) -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((40, 3))
-    dataset_from_arrays(tmp_path / "twins.zarr", np.column_stack([X, X[:, 0]]), X[:, 0] + X[:, 1] + X[:, 2])
-    out = tmp_path / "w.zarr"
-    found = run_json("pursue", tmp_path / "twins.zarr", "--out", out, "--cardinality", 4, "--cluster", "none")
+    dataset_from_arrays(shell["twins"], np.column_stack([X, X[:, 0]]), X[:, 0] + X[:, 1] + X[:, 2])
+    found = shell.json("pursue @twins --out @w --cardinality 4 --cluster none")
     assert "ends at 3 of 4 weights" in found["warnings"][0]
-    dataset_from_arrays(tmp_path / "noise.zarr", X, rng.standard_normal(40))
-    command = ("pursue", tmp_path / "noise.zarr", "--out", out, "--overwrite", "--cluster", "none", "--json")
-    found = run_json(*command, "--cardinality", "one-standard-error")
+    dataset_from_arrays(shell["noise"], X, rng.standard_normal(40))
+    found = shell.json("pursue @noise --out @w --overwrite --cluster none --cardinality one-standard-error")
     assert found["targets"][0]["weights"] == {}
     assert "no feature lowers the error" in found["warnings"][0]
