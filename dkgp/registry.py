@@ -26,6 +26,16 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from dkgp.errors import MissingExtraError, UsageError
 
 
+class LaterModule:
+    """A module that is imported at the first use of an attribute: the help of a command then imports none of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
 @dataclass(frozen=True)
 class Extra:
     """An optional package: the extra that installs it (of dkgp by default), its name, and the module to import."""

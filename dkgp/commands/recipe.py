@@ -183,6 +183,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "tune",
             "Find length scales and noise for the store DATASET by maximum likelihood on random subsets.",
+            module="dkgp.commands.searches",
+            job="dkgp.commands.tune",
             as_job=True,
         ),
         Recipe(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dkgp.commands.reporting.outputs import Document, check_side_files
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.searches import run_tune
 from dkgp.commands.train import TrainJob, finished_train
 from dkgp.commands.train import run_train as run_training
-from dkgp.commands.tune import TuneJob, run_tune
+from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable
 from dkgp.data.stores.models.regression import MODEL_KIND
 

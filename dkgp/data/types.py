@@ -26,6 +26,10 @@ LEAST_BLOCKS = 8
 LEAST_BLOCK_ROWS = 256
 # Rows that compiled loops evaluate at once (`LANES` of the kernels).
 VECTOR_ROWS = 16
+# One metadata document that is read, or the attributes of one HDF5 file.
+MOST_DOCUMENT_BYTES = 16 * 2**20
+# One chunk that is read or written, decoded.
+MOST_CHUNK_BYTES = 2 * 2**30
 
 
 def block_rows(n_samples: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.data import Dataset
 from dkgp.data.stores.standardisation import RunningMoments, Standardisation, TransformName, fit_transform

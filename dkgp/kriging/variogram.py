@@ -17,8 +17,7 @@ from dataclasses import InitVar, dataclass, replace
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
-import scipy.optimize
-import scipy.special
+import scipy
 from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-import scipy.special
+import scipy
 
 from dkgp.codec import from_json
 from dkgp.data import Dataset, ModelRecord

@@ -27,7 +27,7 @@ from itertools import combinations_with_replacement
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.codec import Json, from_json, rule
 from dkgp.data import Dataset, Standardisation

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
+import scipy
 
 from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.models.references import training_set_named

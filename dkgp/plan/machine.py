@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from scipy.optimize import nnls
+import scipy
 
 from dkgp.cluster import BlockExecutor, LocalExecutor
 from dkgp.cluster.cache import TileBudget
@@ -214,7 +214,7 @@ def _measure_selection(
     columns = np.asarray(sizes, dtype=np.float64)[:, None] ** np.array([1.0, 3.0])
     # A block's cost grows at least as its square. This weighting gives all sizes about the same influence.
     scale = columns[:, 0] ** 2
-    (drawn, dense), _ = nnls(columns / scale[:, None], np.asarray(seconds) / scale)
+    (drawn, dense), _ = scipy.optimize.nnls(columns / scale[:, None], np.asarray(seconds) / scale)
     return float(drawn), float(dense)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import scipy.special
+import scipy
 
 from dkgp.errors import InputError
 from dkgp.operators.base import FloatArray

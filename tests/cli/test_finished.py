@@ -123,7 +123,7 @@ def test_train_resumed_when_done_changes_nothing(shell: Shell, pipeline: dict[st
 @pytest.mark.faults
 def test_tune_killed_after_its_file_was_written_is_done(shell: Shell) -> None:
     line = "tune @train --out @hyper.json --subset 150"
-    killed("dkgp.commands.tune:TuneRun.report", shell.typed(line))
+    killed("dkgp.commands.searches:TuneRun.report", shell.typed(line))
     written = shell["hyper.json"].read_bytes()
     result = shell.run(f"{line} --resume --json")
     assert DONE in result.stderr

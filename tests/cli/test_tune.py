@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import LocalExecutor
-from dkgp.commands import tune as tune_command
+from dkgp.commands import searches as tune_command
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.commands.tune import COMPARED_KERNELS, TuneJob, run_tune
+from dkgp.commands.searches import run_tune
+from dkgp.commands.tune import COMPARED_KERNELS, TuneJob
 from dkgp.data import CheckpointStore, ingest, open_dataset
 from dkgp.data.stores.dataset_writer import dataset_from_arrays
 from dkgp.models import RunContext, read_hyperparameters, tune_dataset

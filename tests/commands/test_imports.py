@@ -37,3 +37,33 @@ def test_only_what_a_run_takes_is_imported(tmp_path: Path) -> None:
     code = CODE.format(heavy=HEAVY, plot=str(tmp_path / "plot.png"))
     shown = subprocess.run([PROGRAM[0], "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines() == ["[]", "[]", "None False", "False", "False"]
+
+
+# Modules that the help of a command loads, in all and of dkgp. A limit may only fall.
+MOST_MODULES = {
+    "": (250, 20),
+    "warm-up": (460, 45),
+    "ingest": (540, 75),
+    "info": (800, 105),
+    "evaluate": (830, 150),
+    "train": (1010, 225),
+    "sparse": (1000, 210),
+}
+UNUSED = {"zarr", "xarray", "pandas", "scipy.stats", "scipy.optimize", "distributed", "matplotlib", "rich"}
+
+
+@pytest.mark.parametrize("command", MOST_MODULES)
+def test_help_loads_few_modules(command: str) -> None:
+    code = (
+        "import sys; from dkgp.cli import main; main([*sys.argv[1:], '--help'], standalone_mode=False); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    run = [PROGRAM[0], "-c", code, *command.split()]
+    shown = subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    modules = shown.stderr.split()
+    assert shown.stdout.startswith("Usage:")
+    assert UNUSED & set(modules) == set()
+    ours = [name for name in modules if name.split(".")[0] == "dkgp"]
+    in_all, of_dkgp = MOST_MODULES[command]
+    assert len(modules) <= in_all
+    assert len(ours) <= of_dkgp

@@ -128,7 +128,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--out", out)
     places = {
         "transform": "dkgp.fit.run.compare_transforms",
-        "tune": "dkgp.commands.tune.run_tune",
+        "tune": "dkgp.commands.searches.run_tune",
         "choose": "dkgp.fit.run.Forecasts",
         "train": "dkgp.commands.tuned.run_train",
         "predict": "dkgp.commands.predict.run_predict",

@@ -28,6 +28,7 @@ from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.limits import Limits, active, open_local, task_limited_to
 from dkgp.data.remote.object_store import Attempts, backend, put_async, retried
 from dkgp.data.remote.storage import remove_tree, write_object
+from dkgp.data.types import MOST_CHUNK_BYTES, MOST_DOCUMENT_BYTES
 from dkgp.errors import InputError
 
 T = TypeVar("T")
@@ -234,10 +235,6 @@ class RemoteStore(WrapperStore[FsspecStore]):
         return f"{self._url}/{key}" if key else self._url
 
 
-# One metadata document, or the attributes of one HDF5 file.
-MOST_DOCUMENT_BYTES = 16 * 2**20
-# One chunk, decoded.
-MOST_CHUNK_BYTES = 2 * 2**30
 # The index of one shard takes 16 bytes for each of its chunks.
 _MOST_INDEX_BYTES = 64 * 2**20
 _DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})

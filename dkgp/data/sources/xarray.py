@@ -15,15 +15,12 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import xarray as xr
-import zarr
 from numpy.typing import NDArray
 
 from dkgp.data.remote.storage import is_local, open_object, shown
-from dkgp.data.remote.zarr_store import MOST_CHUNK_BYTES, MOST_DOCUMENT_BYTES, readable_store
 from dkgp.data.sources.base import (
     Block,
     Column,
@@ -38,9 +35,17 @@ from dkgp.data.sources.base import (
 from dkgp.data.sources.formats import FORMATS, Format
 from dkgp.data.stores.dataset import DATASET_KIND, open_dataset
 from dkgp.data.stores.manifest import recognise
-from dkgp.data.types import FloatArray, quoted
+from dkgp.data.types import MOST_CHUNK_BYTES, MOST_DOCUMENT_BYTES, FloatArray, quoted
 from dkgp.errors import InputError, StoreError
-from dkgp.registry import Extra, Option
+from dkgp.registry import Extra, LaterModule, Option
+
+if TYPE_CHECKING:
+    import xarray as xr
+    import zarr
+
+    from dkgp.data.remote import zarr_store
+else:
+    xr, zarr, zarr_store = map(LaterModule, ("xarray", "zarr", "dkgp.data.remote.zarr_store"))
 
 _INPUTS = "X"
 # All chunks of an array are counted when it is opened, which takes a second for a million.
@@ -436,7 +441,7 @@ def open_zarr_source(url: str, stack: bool = False) -> Source:
 def _open_zarr(url: str) -> Any:
     with refused_as(f"'{url}' is not a Zarr group or array"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return zarr.open(readable_store(url), mode="r")
+        return zarr.open(zarr_store.readable_store(url), mode="r")
 
 
 def _arrays_of(group: Any, url: str) -> dict[str, Any]:

@@ -15,17 +15,14 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
-from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dkgp.data.remote.claims import Claim
 from dkgp.data.remote.limits import active
 from dkgp.data.remote.storage import is_local, join, normalise_url, translate_write_errors
-from dkgp.data.remote.zarr_store import zarr_place
 from dkgp.data.stores.manifest import (
     Manifest,
     check_complete,
@@ -42,10 +39,19 @@ from dkgp.data.stores.manifest import (
 from dkgp.data.types import FloatArray, IntArray, Json, Location, block_rows
 from dkgp.errors import InputError, StorageError, StoreError, is_mistake
 from dkgp.forks import FeatureCache
+from dkgp.registry import LaterModule
+
+if TYPE_CHECKING:
+    import zarr
+    import zarr.codecs
+
+    from dkgp.data.remote import zarr_store
+else:
+    zarr, zarr_store = LaterModule("zarr"), LaterModule("dkgp.data.remote.zarr_store")
 
 _MIB = 2**20
 # Of every array that is read back. Another codec could make any number of bytes of a chunk.
-_CODECS = (BytesCodec, BloscCodec, Crc32cCodec)
+_CODECS = ("BytesCodec", "BloscCodec", "Crc32cCodec")
 
 StoredType: TypeAlias = Literal["float64", "float32", "int64", "int8", "uint8"]
 _FILL_VALUES: dict[StoredType, float | int] = {
@@ -102,7 +108,7 @@ def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = No
     """A Zarr v3 group, marked as a dkgp store of `kind`, at a place that is empty but for the writer's claim."""
     with translate_write_errors(url):
         zarr.create_group(
-            zarr_place(url, claim),
+            zarr_store.zarr_place(url, claim),
             zarr_format=3,
             attributes={**store_attributes(kind, version), **attributes},
             # On an object store, a writer that was taken over may just have put its own there.
@@ -113,7 +119,7 @@ def create_group(url: str, kind: str, attributes: Json, claim: Claim | None = No
 def set_attributes(url: str, attributes: Json, claim: Claim | None = None) -> None:
     """Add attributes to the root of a group, for those who look at it with xarray."""
     with translate_write_errors(url):
-        zarr.open_group(zarr_place(url, claim), mode="r+", zarr_format=3).attrs.update(attributes)
+        zarr.open_group(zarr_store.zarr_place(url, claim), mode="r+", zarr_format=3).attrs.update(attributes)
 
 
 def create_array(
@@ -132,16 +138,16 @@ def create_array(
     claim.
     """
     refuse_large_chunks(name, shape, chunk_rows)
-    shuffled = BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
+    shuffled = zarr.codecs.BloscCodec(cname="zstd", clevel=1, shuffle="shuffle", typesize=np.dtype(dtype).itemsize)
     with translate_write_errors(url):
         # By its own address, not through the group, which Zarr would write at the same time (see `StoredArray.write`).
         zarr.create_array(
-            zarr_place(join(url, name), claim),
+            zarr_store.zarr_place(join(url, name), claim),
             shape=shape,
             chunks=(chunk_rows, *shape[1:]),
             dtype=dtype,
             fill_value=_FILL_VALUES[dtype],
-            compressors=[shuffled, Crc32cCodec()],
+            compressors=[shuffled, zarr.codecs.Crc32cCodec()],
             dimension_names=dimension_names,
             attributes=attributes,
             zarr_format=3,
@@ -157,7 +163,7 @@ def create_name_array(url: str, name: str, names: Sequence[str], claim: Claim | 
         # zarr may remark that its type for text is not in the text of the specification yet.
         warnings.simplefilter("ignore")
         array = zarr.create_array(
-            zarr_place(join(url, name), claim),
+            zarr_store.zarr_place(join(url, name), claim),
             shape=(len(names),),
             chunks=(len(names),),
             dtype="string",
@@ -277,7 +283,7 @@ class StoredArray:
     def _handle(self, mode: Literal["r", "r+"]) -> Any:
         # A forked process must not use its parent's connections.
         if self._opened is None or self._opened[0] != (mode, os.getpid()):
-            place = zarr_place(join(self.url, self.name), self._claim, self._limits)
+            place = zarr_store.zarr_place(join(self.url, self.name), self._claim, self._limits)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", category=UserWarning)
                 array = zarr.open_array(place, mode=mode, zarr_format=3, config={"write_empty_chunks": True})
@@ -379,7 +385,8 @@ class StoredArray:
                 f"The array '{self.name}' of '{self.url}' has shape {array.shape} in chunks of {array.chunks[0]} rows; "
                 f"its manifest says {self.shape} in chunks of {self.chunk_rows}. Write the store again."
             )
-        if tuple(map(type, array.metadata.codecs)) != _CODECS or math.prod(array.chunks[1:]) > math.prod(
+        codecs = tuple(getattr(zarr.codecs, name) for name in _CODECS)
+        if tuple(map(type, array.metadata.codecs)) != codecs or math.prod(array.chunks[1:]) > math.prod(
             max(size, 1) for size in self.shape[1:]
         ):
             raise StoreError(

@@ -16,9 +16,7 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
-
-import zarr
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dkgp.codec import to_json
 from dkgp.data.remote.claims import CLAIM_NAME, Claim, beside
@@ -36,9 +34,16 @@ from dkgp.data.remote.storage import (
     translate_write_errors,
     write_object,
 )
-from dkgp.data.remote.zarr_store import MOST_CHUNK_BYTES, zarr_place
-from dkgp.data.types import Json
+from dkgp.data.types import MOST_CHUNK_BYTES, Json
 from dkgp.errors import DkgpError, DocumentError, OutputExistsError, StorageError, StoreError
+from dkgp.registry import LaterModule
+
+if TYPE_CHECKING:
+    import zarr
+
+    from dkgp.data.remote import zarr_store
+else:
+    zarr, zarr_store = LaterModule("zarr"), LaterModule("dkgp.data.remote.zarr_store")
 
 MANIFEST_NAME = "dkgp-manifest.json"
 # The format of each kind of store that is written; older ones are read. Datasets: 2 may name classes and weigh
@@ -130,7 +135,7 @@ def commit(
     with warnings.catch_warnings(), translate_write_errors(url):
         # Consolidated metadata is not in the Zarr v3 specification yet, but lets xarray open a store in one read.
         warnings.simplefilter("ignore")
-        zarr.consolidate_metadata(zarr_place(url, claim))
+        zarr.consolidate_metadata(zarr_store.zarr_place(url, claim))
     sizes = list_object_bytes(url)
     entries: Json = {}
     names = ["zarr.json"]

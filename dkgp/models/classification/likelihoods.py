@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
 import numpy as np
-import scipy.special
+import scipy
 
 from dkgp.errors import InputError
 from dkgp.models.classification.labels import Labels

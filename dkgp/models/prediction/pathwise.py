@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
 from dkgp.cluster.threads import single_threaded_blas

@@ -50,7 +50,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.data.types import BoolArray

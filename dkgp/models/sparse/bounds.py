@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import LEAST_BLOCKS

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError

@@ -9,7 +9,7 @@ threads, while BLAS has one.
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel, process_threads

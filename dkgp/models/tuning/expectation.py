@@ -28,7 +28,7 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-import scipy.special
+import scipy
 
 from dkgp.data.types import FloatArray, IntArray
 

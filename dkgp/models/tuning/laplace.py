@@ -39,8 +39,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import scipy.linalg
-import scipy.special
+import scipy
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import NumericalError

@@ -30,7 +30,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import scipy
-import scipy.linalg
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset

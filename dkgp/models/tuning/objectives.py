@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import NumericalError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import DTypeLike, NDArray
 
 from dkgp.cluster.cache import worker_cache

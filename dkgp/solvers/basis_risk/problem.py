@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel

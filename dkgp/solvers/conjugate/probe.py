@@ -40,8 +40,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import scipy.linalg
-import scipy.sparse
+import scipy
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas

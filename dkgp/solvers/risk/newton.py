@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.errors import InputError, NumericalError
 from dkgp.operators.base import FloatArray, KernelOperator

@@ -18,7 +18,8 @@ from sklearn.preprocessing import StandardScaler
 
 from dkgp import GPClassifier, KernelLogisticClassifier
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.commands.tune import TuneJob, run_tune
+from dkgp.commands.searches import run_tune
+from dkgp.commands.tune import TuneJob
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential

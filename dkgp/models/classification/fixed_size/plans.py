@@ -21,8 +21,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from dkgp.codec import to_json
 from dkgp.errors import InputError
@@ -394,7 +394,7 @@ def _wanted(known: dict[Point, float], simplex: list[Point], scale: float) -> Po
         "maxiter": 10_000,
     }
     try:
-        minimize(look_up, np.asarray(simplex[0]), method="Nelder-Mead", options=options)
+        scipy.optimize.minimize(look_up, np.asarray(simplex[0]), method="Nelder-Mead", options=options)
     except _UntoldError as untold:
         return untold.point
     return None

@@ -23,7 +23,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache

@@ -21,7 +21,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator

@@ -1,0 +1,634 @@
+"""The runs of `dkgp tune`: on subsets, by a sparse model's evidence, over several kernels; and the refinement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, fields, replace
+from functools import partial
+from typing import Any
+
+from dkgp.cluster import BlockExecutor
+from dkgp.cluster.options import KINDS
+from dkgp.codec import difference, to_json
+from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
+from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
+from dkgp.commands.reporting.plots import plot_tuning
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import going_on, has_checkpoint, remove_checkpoint
+from dkgp.commands.run import Run
+from dkgp.commands.signals import interruptible
+from dkgp.commands.tune import (
+    AUTO_KERNEL,
+    COMPARED_KERNELS,
+    EVIDENCES,
+    LEAST_SAMPLES,
+    OF_SUBSETS,
+    TuneJob,
+)
+from dkgp.data import open_dataset
+from dkgp.data.remote.storage import is_folder
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
+from dkgp.kernels import Kernel
+from dkgp.models import (
+    Hyperparameters,
+    RunContext,
+    projected_tuning_bytes,
+    read_hyperparameters,
+    tune_dataset,
+    write_hyperparameters,
+)
+from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.labels import LabelledData, Labels, label_weights, labels_of
+from dkgp.models.classification.near import TITLE, tune_labels_by_neighbours
+from dkgp.models.memory import Memory
+from dkgp.models.refinement.record import RefineSettings, plan_refinement, product_bytes
+from dkgp.models.refinement.refine import RefineSpace, refine
+from dkgp.models.sparse.search import (
+    BASIS_SIZES,
+    EVIDENCES,
+    SearchStore,
+    check_bound,
+    plan_bound,
+    tune_by_bound,
+)
+from dkgp.models.sparse.vif import Neighbours, kept_bytes
+from dkgp.models.tuning.noise import tune_likelihood, tune_noise
+from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.models.tuning.tune import check_tuning
+from dkgp.models.warm_up import helped
+from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
+from dkgp.operators.product_error import ProductError
+from dkgp.options import check_ranges
+from dkgp.solvers import Checkpointing
+
+
+def check_refinement_memory(
+    run: Run, settings: RefineSettings, executor: BlockExecutor, kernel: Kernel | None = None
+) -> Memory:
+    """Project the memory of a refinement; the coordinator holds all inputs only if they fit too.
+
+    Products within a bound are included once the kernel is known.
+
+    Raises `MemoryBudgetError`: the refinement fits neither with nor without the inputs. Raises `InputError`: the
+    preconditioner's rank exceeds its memory.
+    """
+    dataset = run.dataset
+    resident, budget = memory_budget()
+    n, d = dataset.n_samples, dataset.n_features
+    products, columns = 0, 2 * dataset.n_targets + settings.probes_for(n)
+    if kernel is not None:
+        error = ProductError.of(settings.product_error)
+        products = product_bytes(error.memory(kernel, n, columns, run.job.cluster.worker_memory_bytes))
+    plan = partial(
+        plan_refinement,
+        n,
+        d,
+        dataset.n_targets,
+        settings,
+        executor,
+        resident_bytes=resident,
+        cache_bytes=run.job.cluster.cache_bytes,
+    )
+    if coordinator_input_bytes_needed(n, d) <= DEFAULT_COORDINATOR_INPUT_BYTES:
+        holding = plan(holds_inputs=True).plus(products_bytes=products)
+        if holding.coordinator_bytes <= budget:
+            return holding.with_tiles(executor.tiles, n, budget)
+    lean = plan(holds_inputs=False).plus(products_bytes=products)
+    lean.require(budget)
+    return lean.with_tiles(executor.tiles, n, budget)
+
+
+def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperparameters:
+    """Refine from a start, with one line per step; the returned hyperparameters contain the refinement's record.
+
+    Raises
+    ------
+    InputError, MemoryBudgetError
+        An error found before any work.
+    NumericalError
+        The kernel matrix is not positive definite at the start.
+    ClusterError
+        The cluster was lost.
+    """
+    job, dataset, reporter = run.job, run.dataset, run.reporter
+    settings: RefineSettings = job.refine.decided(dataset, start)
+    error = ProductError.of(settings.product_error)
+    error.require_kernel(start.kernel)
+    plan = check_refinement_memory(run, settings, executor, start.kernel)
+    executor.tiles = replace(executor.tiles, bytes=plan["tiles_bytes"])
+    space = RefineSpace.of_start(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
+    reporter.note(
+        f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
+        f"{settings.probes_for(dataset.n_samples)} probes"
+    )
+
+    with interruptible(reporter.warn) as interruption:
+        refinement = refine(
+            dataset,
+            space,
+            RunContext(
+                executor,
+                callback=lambda step: reporter.note(step.plain, str(step)),
+                interrupted=interruption,
+                product_error=error,
+                note=reporter.note,
+                # The plan reserves memory for all inputs at the coordinator, or for none.
+                coordinator_input_bytes=DEFAULT_COORDINATOR_INPUT_BYTES if plan["inputs_bytes"] else 0,
+            ),
+            settings,
+            note=reporter.note,
+        )
+    if refinement.kept == "refined":
+        reporter.note(refinement.verdict)
+    elif not refinement.interrupted:
+        reporter.warn(refinement.verdict)
+    short = sum(step.relative_residual > step.tolerance for step in refinement.history)
+    if short:
+        reporter.warn(
+            f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to the "
+            "relative residual that a step aims at, and gradients have larger errors: raise `refine_max_passes`, "
+            "`refine_rank` or `refine_tolerance`"
+        )
+    kept = refinement.hyperparameters
+    record = {**to_json(refinement), "memory_plan": plan.to_json()}
+    return replace(kept, refinement=record)
+
+
+def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
+    """Report how to resume, once the current hyperparameters have been written to `out`.
+
+    Raises `InterruptedRunError` if the refinement was interrupted.
+    """
+    refinement = tuned.refinement
+    if refinement is not None and refinement["interrupted"]:
+        raise InterruptedRunError(
+            f"{refinement['verdict']}; they are in '{out}'. Go on from there with the same command and `start` '{out}' "
+            "`refine_only`, and another `out` or `overwrite`"
+        )
+
+
+# Limit for each starting point, the same as for a regression.
+MOST_EVALUATIONS = 300
+
+
+class TuneRun(Run):
+    """A run of `dkgp tune`, by default one on random subsets.
+
+    Attributes
+    ----------
+    labels
+        The labels if their likelihood is maximised, else None; set by `open`.
+    start
+        Hyperparameters to start from, if the user gave any; set by `open`.
+    signature
+        The data and the non-default settings that identify the run, in JSON types; set by `open`.
+    """
+
+    command = "tune"
+    job: TuneJob
+    labels: Labels | None = None
+    start: Hyperparameters | None = None
+    signature: dict[str, Any]
+    _overwrite = False
+
+    @property
+    def places(self) -> list[str]:
+        """The paths of the hyperparameters and of a search's checkpoint."""
+        checkpoint = self.job.checkpoint_url
+        return [*super().places, *([] if checkpoint is None else [checkpoint])]
+
+    @property
+    def samples(self) -> int:
+        """Samples by which "auto" decides the cluster: 1 without a refinement.
+
+        An evaluation takes longer than its messages. Threads suffice unless the user asks for a cluster.
+        """
+        return 1 if self.job.refine is None else self.dataset.n_samples
+
+    def check(self) -> None:
+        """Refuse contradictory options, and a plot that cannot be written."""
+        job = self.job
+        job.check()
+        check_side_files(job.plot, None, replace=job.overwrite or job.resume)
+        if job.plot is not None and job.plot == job.out:
+            raise UsageError(f"`plot` and `out` name the same file, '{job.plot}'; choose two")
+
+    def open(self) -> None:
+        """Open the data and the starting values. Without a likelihood for labels, their signs are the targets.
+
+        Raises `InputError` for data without targets, and for labels with a noise model.
+        """
+        job, dataset = self.job, open_dataset(self.job.dataset)
+        if dataset.n_targets == 0:
+            raise InputError(f"'{dataset.url}' has no targets; ingest the data again with --target")
+        if job.of_labels is not None:
+            self.labels = labels_of(dataset)
+        elif dataset.classes is not None:
+            if job.mean != "centred":
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, and classifiers have no mean of their own; leave "
+                    "`mean` out"
+                )
+            if job.noise_model != "none" or job.of_noise != "gaussian":
+                raise InputError(
+                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` "
+                    f"and `likelihood` {job.of_noise} out"
+                )
+            dataset = dataset.as_signs()
+            self.reporter.note(
+                "the target is a label: tuned is the regression on the signs of its classes, for classification"
+            )
+        if dataset.covariate_names:
+            job.choices(None).drift.over(dataset)  # refuses covariates that no mean takes
+        self.dataset = dataset
+        if job.start is not None:
+            self.start = read_hyperparameters(job.start, feature_names=dataset.feature_names)
+        self.signature = self._signature()
+
+    def _signature(self) -> dict[str, Any]:
+        values = asdict(self.job)
+        aside = ("dataset", "out", "start", "plot", "overwrite", "resume", "cluster")
+        changed = {
+            field.name: values[field.name]
+            for field in fields(self.job)
+            if field.name not in aside and getattr(self.job, field.name) != field.default
+        }
+        if self.start is not None:
+            text = json.dumps(self.start.to_json(), sort_keys=True)
+            changed["start"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        document: dict[str, Any] = plain({"fingerprint": self.dataset.fingerprint, **changed})
+        return document
+
+    def finished(self) -> Document | None:
+        """Return the record of the file at `out` if this job wrote it; an interrupted refinement starts over."""
+        if not self.job.resume:
+            return None
+        out = self.job.out
+        try:
+            earlier = read_hyperparameters(out)
+        except InputError:
+            return None
+        other = "run, which is not on record" if earlier.run is None else difference(earlier.run, self.signature)
+        if other is not None:
+            self.reporter.note(f"the hyperparameters in '{out}' are of another {other}")
+            return None
+        if earlier.refinement is not None and earlier.refinement.get("interrupted"):
+            self._overwrite = True
+            return None
+        self.reporter.note(f"the hyperparameters in '{out}' are done: they were complete when an earlier run ended")
+        for message in earlier.warnings:
+            self.reporter.warn(message)
+        return self.report(earlier)
+
+    def refuse(self) -> None:
+        """Refuse an existing output, and kernels, names and numbers that do not match the data."""
+        self._overwrite |= self.job.overwrite
+        check_output_file(self.job.out, replace=self._overwrite, option="`out`", local=False)
+        if not self.job.refine_only:
+            self.check_choices()
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile the code that most runs need first."""
+        return helped()
+
+    def refuse_on(self, executor: BlockExecutor) -> None:
+        """Refuse a refinement or subsets that exceed the memory of the machine that evaluates them."""
+        if self.job.refine is not None:
+            check_refinement_memory(self, self.job.refine, executor)
+        if not self.job.refine_only:
+            self.check_memory(executor)
+
+    def work(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search (unless only the starting values are refined), refine, and fit a noise model."""
+        tuned = self.start if self.start is not None and self.job.refine_only else self.search(executor)
+        for message in tuned.warnings:
+            self.reporter.warn(message)
+        if self.job.refine is not None:
+            tuned = refined(self, tuned, executor)
+        interrupted = tuned.refinement is not None and tuned.refinement["interrupted"]
+        return tuned if interrupted else self.with_noise(tuned)
+
+    def with_noise(self, tuned: Hyperparameters) -> Hyperparameters:
+        """Fit input-dependent noise or outliers, if the job asks for them or held-out samples favour them."""
+        job, reporter = self.job, self.reporter
+        if job.noise_model == "none" and job.of_noise == "gaussian":
+            return tuned
+        what = f"noise model ({job.noise_model})" if job.noise_model != "none" else f"likelihood ({job.of_noise})"
+        reporter.note(f"looking for a {what} on {min(job.subset, self.dataset.n_samples):,} samples")
+        with reporter.search("noise") as progress:
+            settings: dict[str, Any] = {
+                "choices": job.choices(None),
+                "settings": job.search(progress),
+                "subset": job.subset,
+                "note": reporter.note,
+            }
+            if job.noise_model != "none":
+                found = tune_noise(self.dataset, tuned, job.noise_model, **settings)
+            else:
+                found = tune_likelihood(self.dataset, tuned, job.of_noise, **settings)
+        for message in found.warnings[len(tuned.warnings) :]:
+            reporter.warn(message)
+        return found
+
+    def conclude(self, result: Hyperparameters, peak_bytes: int) -> Document:
+        """Write the file and report; `InterruptedRunError` if a refinement was interrupted."""
+        tuned = replace(result, run=self.signature)
+        write_hyperparameters(self.job.out, tuned, overwrite=self._overwrite)
+        self.written()
+        document = self.report(tuned)
+        raise_if_interrupted(tuned, self.job.out)
+        return document
+
+    def report(self, tuned: Hyperparameters) -> Document:
+        """Finish a run whose file is written: draw the plot and describe the file."""
+        if self.job.plot is not None:
+            plot_tuning(self.job.plot, tuned)
+        return {
+            "command": self.command,
+            "out": self.job.out,
+            **tuned.to_json(),
+            "plot": self.job.plot,
+            "warnings": list(self.reporter.warnings),
+            "peak_memory_bytes": own_peak_bytes(),
+        }
+
+    # ------------------------------------------------------------------------- search hooks, here on subsets
+
+    def check_choices(self) -> None:
+        """Refuse kernels, names and numbers that do not match the data, before a cluster is started."""
+        job, dataset = self.job, self.dataset
+        plan = plan_subsets(dataset.n_samples, job.subset, subsets=job.subsets, seed=job.seed, holdout=job.holdout)
+        choices, settings = job.choices(self.start), job.search()
+        if self.labels is not None:
+            label_weights(self.labels, None, dataset.all_weights())
+        check_tuning(plan, tuple(dataset.feature_names), choices, settings)
+
+    def check_memory(self, executor: BlockExecutor) -> None:
+        """Refuse subsets whose matrices exceed the memory where they are evaluated, as far as that is known here."""
+        job, size = self.job, min(self.job.subset, self.dataset.n_samples)
+        here = executor.shares_memory or (
+            KINDS.find(job.cluster.kind).on_this_machine and job.cluster.address() is None
+        )
+        at_once = min(job.subsets, executor.parallelism if here else executor.threads_per_process)
+        available = available_bytes() if here else job.cluster.worker_memory_bytes
+        if available is None:
+            return
+        projected = projected_tuning_bytes(
+            size,
+            self.dataset.n_targets if self.labels is None else self.labels.n_outputs,
+            self.dataset.feature_names,
+            kernel=job.kernel,
+            start=self.start,
+            objective=job.of_subsets,
+            likelihood=job.of_labels,
+            subsets=job.subsets,
+            at_once=at_once,
+        )
+        if projected > available:
+            together = f", {at_once} of {job.subsets} subsets at a time" if job.subsets > 1 else ""
+            where = "" if here else " in a worker"
+            raise MemoryBudgetError(
+                f"tuning on {size} samples{together} takes {projected:,} bytes; {available:,} bytes are available"
+                f"{where}. Lower `subset`{', or `workers`, so that fewer run at the same time' if at_once > 1 else ''}"
+            )
+
+    def search(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search, with one line per evaluation."""
+        job, dataset, size = self.job, self.dataset, min(self.job.subset, self.dataset.n_samples)
+        where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
+        kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
+        self.reporter.note(
+            f"tuning {kernel} of {dataset.n_features} features on {where} of {dataset.n_samples:,} samples"
+        )
+        with self.reporter.search("tune") as progress:
+            names = [*OF_SUBSETS, "kernel", "seed", "learn_variance", "tolerance", "restarts"]
+            mean: dict[str, Any] = {} if job.mean == "centred" else {"mean": job.mean}
+            settings: dict[str, Any] = {
+                **{name: getattr(job, name) for name in names},
+                **job.named(),
+                "start": self.start,
+                "progress": progress,
+            }
+            if self.labels is None:
+                return tune_dataset(dataset, objective=job.of_subsets, executor=executor, **settings, **mean)
+            data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
+            search = LabelTuning(likelihood=job.of_labels, max_evaluations=MOST_EVALUATIONS, **settings)
+            return tune_labels(data, search, executor)
+
+    def written(self) -> None:
+        """Remove files that only an unfinished search needs."""
+
+
+class BoundRun(TuneRun):
+    """A run on all samples; checkpoints hold its evaluations until the result is written."""
+
+    @property
+    def samples(self) -> int:
+        """The number of samples; every evaluation uses all of them."""
+        return self.dataset.n_samples
+
+    @property
+    def basis_size(self) -> int:
+        """The number of basis samples that the job asks for, or the default."""
+        if self.job.basis_size is not None:
+            return self.job.basis_size
+        assert self.job.evidence is not None
+        return min(BASIS_SIZES[self.job.evidence], self.dataset.n_samples)
+
+    def check_choices(self) -> None:
+        """Refuse unsuitable kernels, names, numbers and paths before a cluster is started."""
+        checkpoint = self.job.checkpoint_url
+        assert checkpoint is not None
+        check_bound(self.dataset, self.job.choices(self.start), self.job.search(), self.basis_size)
+        if self.labels is not None:
+            label_weights(self.labels, None, self.dataset.all_weights())
+        if not is_folder(checkpoint):
+            check_output_file(checkpoint, replace=True, option="`out`", local=False)
+        if not self.job.resume and has_checkpoint(SearchStore(checkpoint)):
+            self.reporter.warn(
+                f"the checkpoint '{checkpoint}' is from an earlier run and will be replaced; to continue that run, "
+                "give `resume`"
+            )
+
+    def check_memory(self, executor: BlockExecutor) -> None:
+        """Do nothing: the memory depends on whether workers produce identical bits, which `search` checks."""
+
+    def search(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search, with one line per basis.
+
+        Raises
+        ------
+        MemoryBudgetError
+            The matrices of a basis of this size exceed the memory.
+        InterruptedRunError
+            The run was interrupted; the checkpoint contains its evaluations.
+        """
+        job, dataset, size, reporter = self.job, self.dataset, self.basis_size, self.reporter
+        assert job.evidence is not None
+        executor.require_one_arithmetic()
+        n, d, p, title = dataset.n_samples, dataset.n_features, dataset.n_targets, EVIDENCES[job.evidence]
+        if self.labels is not None:
+            # The working targets of labels, in addition to the vectors of each latent function.
+            p, title = 2 + self.labels.n_outputs, TITLE
+        resident, budget = memory_budget()
+        plan = plan_bound(n, d, size, p, executor, job.cluster.cache_bytes, job.evidence)
+        plan.require(budget, resident)
+        if self.labels is not None:
+            # All Newton steps visit the same leaves.
+            plan = plan.plus(useful_bytes=kept_bytes(n, size, Neighbours()))
+            plan = plan.with_kept(executor.tiles, budget, resident)
+            executor.tiles = replace(executor.tiles, bytes=plan["kept_bytes"])
+        checkpointing = self._checkpointing()
+        reporter.note(f"maximising the {title} of {size:,} basis samples on {n:,} samples of {d} features")
+        with interruptible(reporter.warn) as interruption, reporter.search("tune") as progress:
+            context = RunContext(executor, interrupted=interruption, checkpointing=checkpointing)
+            choices, settings = job.choices(self.start), job.search(progress)
+            options: dict[str, Any] = {"basis_size": size, "note": reporter.note}
+            with going_on(checkpointing):
+                if self.labels is None:
+                    return tune_by_bound(dataset, context, choices, settings, objective=job.evidence, **options)
+                data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
+                return tune_labels_by_neighbours(data, context, choices, settings, **options)
+
+    def _checkpointing(self) -> Checkpointing:
+        """Return the checkpoints; those of another search are replaced."""
+        assert self.job.checkpoint_url is not None
+        store = SearchStore(self.job.checkpoint_url)
+        checkpointing = Checkpointing(store, identity=self.signature, resume=self.job.resume)
+        latest = checkpointing.latest()
+        if latest is not None and latest.metadata.get("identity") != self.signature:
+            return Checkpointing(store, identity=self.signature)
+        if latest is not None:
+            self.reporter.note(f"going on from '{store.url}', {latest.metadata['state']['iteration']} evaluations")
+        return checkpointing
+
+    def written(self) -> None:
+        """Remove the checkpoints."""
+        assert self.job.checkpoint_url is not None
+        remove_checkpoint(SearchStore(self.job.checkpoint_url))
+
+
+# Samples of the subset that kernels are compared on, and the share that is held out.
+COMPARED, HELD_OUT = 1000, 0.5
+
+
+class KernelsRun(TuneRun):
+    """A run that compares kernels first. From then on, `job` contains the selected kernel."""
+
+    asked: TuneJob
+
+    def check(self) -> None:
+        """Refuse options of other searches together with `kernel` auto."""
+        job = self.asked = self.job
+        check_ranges(job)
+        for name, value in (("likelihood", job.of_labels), ("start", job.start)):
+            if value is not None:
+                raise UsageError(
+                    f"`kernel` auto compares kernels of regressions from their own start; leave `{name}` out"
+                )
+        if job.evidence is not None:
+            raise UsageError(
+                f"`kernel` auto compares kernels on subsets; leave out `objective` {job.objective}, or name the kernel"
+            )
+        super().check()
+
+    def open(self) -> None:
+        """Open the data; `InputError` if they are too few to hold samples out."""
+        super().open()
+        if self.dataset.n_samples < LEAST_SAMPLES:
+            raise InputError(
+                f"`kernel` auto holds samples out to compare kernels, and needs {LEAST_SAMPLES}; "
+                f"'{self.dataset.url}' has {self.dataset.n_samples}. Name the kernel"
+            )
+
+    def check_choices(self) -> None:
+        """Refuse options that do not match each of the kernels."""
+        for _ in self._each_kernel():
+            super().check_choices()
+
+    def check_memory(self, executor: BlockExecutor) -> None:
+        """Refuse the run if any of the kernels exceeds the memory."""
+        for _ in self._each_kernel():
+            super().check_memory(executor)
+
+    def search(self, executor: BlockExecutor) -> Hyperparameters:
+        """Compare the kernels, then tune the best one as if the user had named it."""
+        comparison = self._compare(executor)
+        kernel = comparison["kernel"]
+        self.job = replace(self.asked, kernel=kernel)
+        return replace(super().search(executor), comparison=comparison)
+
+    def _each_kernel(self) -> Iterator[str]:
+        for kernel in COMPARED_KERNELS:
+            self.job = replace(self.asked, kernel=kernel)
+            yield kernel
+        self.job = self.asked
+
+    def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
+        """Tune and score the kernels one by one until the time budget is spent."""
+        job, began = self.asked, time.perf_counter()
+        size = min(job.subset, COMPARED, self.dataset.n_samples)
+        rows: list[dict[str, Any]] = []
+        for kernel in COMPARED_KERNELS:
+            spent = time.perf_counter() - began
+            longest = max((row["seconds"] for row in rows), default=0.0)
+            if rows and spent + longest > job.kernel_seconds:
+                left_out = COMPARED_KERNELS[len(rows) :]
+                self.reporter.warn(
+                    f"{len(rows)} of {len(COMPARED_KERNELS)} kernels were compared in the {job.kernel_seconds:.3g} s "
+                    f"that this may take; left out: {', '.join(left_out)}"
+                )
+                break
+            rows.append(self._scored(kernel, size, executor))
+        scored = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
+        if not scored:
+            raise NumericalError(
+                f"none of the kernels {', '.join(row['kernel'] for row in rows)} could be tuned on {size:,} samples; "
+                "name one with `kernel`"
+            )
+        best = min(scored, key=lambda row: row["nlpd"])
+        self.reporter.note(
+            f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} on {best['rows']:,} held-out samples, the least "
+            f"of {len(scored)} kernels"
+        )
+        return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
+
+    def _scored(self, kernel: str, size: int, executor: BlockExecutor) -> dict[str, Any]:
+        """Return a kernel's held-out scores; they are None if the kernel could not be tuned."""
+        job, began = self.asked, time.perf_counter()
+        figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
+        with self.reporter.search(f"compare {kernel}") as progress:
+            try:
+                tuned = tune_dataset(
+                    self.dataset,
+                    objective=job.of_subsets,
+                    executor=executor,
+                    kernel=kernel,
+                    subset=size,
+                    seed=job.seed,
+                    learn_variance=job.learn_variance,
+                    tolerance=job.tolerance,
+                    holdout=HELD_OUT,
+                    progress=progress,
+                    **job.named(),
+                )
+            except NumericalError as error:
+                self.reporter.note(f"{kernel} could not be tuned: {error}")
+            else:
+                assert tuned.scores is not None
+                figures = {name: tuned.scores["holdout"][name] for name in figures}
+        seconds = time.perf_counter() - began
+        self.reporter.note(f"{kernel}: " + ("no result" if figures["nlpd"] is None else f"NLPD {figures['nlpd']:.4f}"))
+        return {"kernel": kernel, **figures, "seconds": seconds}
+
+
+def run_tune(job: TuneJob, reporter: Reporter) -> Document:
+    """Tune and write the hyperparameter file; return its content and its path. See `Run.run`."""
+    if job.kernel is not None and job.kernel.strip() == AUTO_KERNEL:
+        return KernelsRun(job, reporter).run()
+    return (TuneRun if job.evidence is None else BoundRun)(job, reporter).run()
