@@ -25,7 +25,6 @@ from dkgp.commands.signals import interruptible
 from dkgp.commands.tune import (
     AUTO_KERNEL,
     COMPARED_KERNELS,
-    EVIDENCES,
     LEAST_SAMPLES,
     OF_SUBSETS,
     TuneJob,
