@@ -102,6 +102,10 @@ class ModelRecord(SupportedModel):
         )
         return dataset, gradient
 
+    def reads(self, url: str) -> bool:
+        """Return True if arrays of the model are read from the store at an address: inputs, or the gradient."""
+        return super().reads(url) or (isinstance(self._gradient, StoredArray) and self._gradient.reads(url))
+
     def in_memory(self) -> Self:
         """Return the model with all its arrays in memory."""
         state = self.training_state()
