@@ -166,8 +166,8 @@ def raise_if_interrupted(tuned: Hyperparameters, out: str) -> None:
     refinement = tuned.refinement
     if refinement is not None and refinement["interrupted"]:
         raise InterruptedRunError(
-            f"{refinement['verdict']}; they are in '{out}'. Go on from there with the same command and `start` '{out}' "
-            "`refine_only`, and another `out` or `overwrite`"
+            f"{refinement['verdict']}; they are in '{out}'. To continue, run the same command with `start` '{out}' "
+            f"`refine_only`, and another `out` or `overwrite`"
         )
 
 
@@ -230,18 +230,15 @@ class TuneRun(Run):
         elif dataset.classes is not None:
             if job.mean != "centred":
                 raise InputError(
-                    f"the target of '{dataset.url}' is a label, and classifiers have no mean of their own; leave "
-                    "`mean` out"
+                    f"the target of '{dataset.url}' is a label, and classifiers have no mean; leave `mean` out"
                 )
             if job.noise_model != "none" or job.of_noise != "gaussian":
                 raise InputError(
-                    f"the target of '{dataset.url}' is a label, whose noise is no regression's; leave `noise_model` "
-                    f"and `likelihood` {job.of_noise} out"
+                    f"the target of '{dataset.url}' is a label, which has no noise variance; leave out `noise_model` "
+                    f"and `likelihood` {job.of_noise}"
                 )
             dataset = dataset.as_signs()
-            self.reporter.note(
-                "the target is a label: tuned is the regression on the signs of its classes, for classification"
-            )
+            self.reporter.note("the target is a label; tuning a regression on the signs of its classes, for an LS-SVM")
         if dataset.covariate_names:
             job.choices(None).drift.over(dataset)  # refuses covariates that no mean takes
         self.dataset = dataset
@@ -272,14 +269,14 @@ class TuneRun(Run):
             earlier = read_hyperparameters(out)
         except InputError:
             return None
-        other = "run, which is not on record" if earlier.run is None else difference(earlier.run, self.signature)
+        other = "run (the file does not say which)" if earlier.run is None else difference(earlier.run, self.signature)
         if other is not None:
-            self.reporter.note(f"the hyperparameters in '{out}' are of another {other}")
+            self.reporter.note(f"the hyperparameters in '{out}' are from another {other}")
             return None
         if earlier.refinement is not None and earlier.refinement.get("interrupted"):
             self._overwrite = True
             return None
-        self.reporter.note(f"the hyperparameters in '{out}' are done: they were complete when an earlier run ended")
+        self.reporter.note(f"the hyperparameters in '{out}' are already complete: an earlier run finished them")
         for message in earlier.warnings:
             self.reporter.warn(message)
         return self.report(earlier)
@@ -318,7 +315,7 @@ class TuneRun(Run):
         if job.noise_model == "none" and job.of_noise == "gaussian":
             return tuned
         what = f"noise model ({job.noise_model})" if job.noise_model != "none" else f"likelihood ({job.of_noise})"
-        reporter.note(f"looking for a {what} on {min(job.subset, self.dataset.n_samples):,} samples")
+        reporter.note(f"tuning the {what} on {min(job.subset, self.dataset.n_samples):,} samples")
         with reporter.search("noise") as progress:
             settings: dict[str, Any] = {
                 "choices": job.choices(None),
@@ -528,7 +525,7 @@ class KernelsRun(TuneRun):
         for name, value in (("likelihood", job.of_labels), ("start", job.start)):
             if value is not None:
                 raise UsageError(
-                    f"`kernel` auto compares kernels of regressions from their own start; leave `{name}` out"
+                    f"`kernel` auto compares kernels of regressions from default starting points; leave `{name}` out"
                 )
         if job.evidence is not None:
             raise UsageError(
@@ -541,7 +538,7 @@ class KernelsRun(TuneRun):
         super().open()
         if self.dataset.n_samples < LEAST_SAMPLES:
             raise InputError(
-                f"`kernel` auto holds samples out to compare kernels, and needs {LEAST_SAMPLES}; "
+                f"`kernel` auto compares kernels on held-out samples and needs at least {LEAST_SAMPLES}; "
                 f"'{self.dataset.url}' has {self.dataset.n_samples}. Name the kernel"
             )
 
@@ -579,8 +576,8 @@ class KernelsRun(TuneRun):
             if rows and spent + longest > job.kernel_seconds:
                 left_out = COMPARED_KERNELS[len(rows) :]
                 self.reporter.warn(
-                    f"{len(rows)} of {len(COMPARED_KERNELS)} kernels were compared in the {job.kernel_seconds:.3g} s "
-                    f"that this may take; left out: {', '.join(left_out)}"
+                    f"compared {len(rows)} of {len(COMPARED_KERNELS)} kernels within the time limit of "
+                    f"{job.kernel_seconds:.3g} s (`kernel_seconds`); not tried: {', '.join(left_out)}"
                 )
                 break
             rows.append(self._scored(kernel, size, executor))

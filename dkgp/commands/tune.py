@@ -214,30 +214,29 @@ class TuneJob:
         self._check_evidence()
         if self.of_labels is not None and self.objective not in ("likelihood", "vif"):
             raise UsageError(
-                f"`objective` {self.objective} is of regressions; leave it out with the `likelihood` of labels, whose "
-                "evidence is maximised: on subsets, or by `objective` vif on all samples"
+                f"`objective` {self.objective} is for regressions. For labels, leave it out: `likelihood` maximises "
+                f"their evidence, on subsets or by `objective` vif on all samples"
             )
         if self.of_labels == "softmax" and self.evidence is not None:
             raise UsageError(
-                "`objective` vif takes each class against the rest, and `likelihood` softmax couples them; choose "
-                "`likelihood` logit, or leave `objective` out"
+                "`objective` vif treats each class against the rest, and `likelihood` softmax couples the classes. "
+                "Choose `likelihood` logit, or leave `objective` out"
             )
         if self.of_labels is not None and self.refine is not None:
-            raise UsageError("`refine` is of regressions; leave it out with the `likelihood` of labels")
+            raise UsageError("`refine` is for regressions; leave it out with the `likelihood` of labels")
         self._check_mean()
         self._check_noise("noise_model", self.noise_model, "none")
         self._check_noise("likelihood", self.of_noise, "gaussian")
         if self.noise_model != "none" and self.of_noise != "gaussian":
             raise UsageError(
-                f"`noise_model` {self.noise_model} is of noise with a normal distribution; leave it out with "
-                f"`likelihood` {self.of_noise}"
+                f"`noise_model` {self.noise_model} needs normal noise; leave it out with `likelihood` {self.of_noise}"
             )
         if not self.refine_only:
             return
         if self.refine is None:
-            raise UsageError("`refine_only` needs the settings of a refinement; give `refine` too")
+            raise UsageError("`refine_only` needs `refine`; give both")
         if self.start is None:
-            raise UsageError("`refine_only` refines the values of a file; name it with `start` FILE")
+            raise UsageError("`refine_only` refines the values of a file; give it with `start` FILE")
         if self.kernel is not None:
             raise UsageError("`refine_only` refines the kernel of `start`; leave `kernel` out")
 
@@ -255,8 +254,7 @@ class TuneJob:
             if self.mean != "centred" and changed:
                 value = "" if name in ("refine", "folds", "holdout") else f" {getattr(self, name)}"
                 raise UsageError(
-                    f"`mean` {self.mean} is tuned with by the marginal likelihood of subsets alone; leave out "
-                    f"`{name}`{value}, or `mean`"
+                    f"`mean` {self.mean} needs the marginal likelihood of subsets; leave out `{name}`{value}, or `mean`"
                 )
 
     def _check_noise(self, name: str, value: str, plain: str) -> None:
@@ -264,26 +262,26 @@ class TuneJob:
         if value == plain:
             return
         if self.of_labels is not None:
-            raise UsageError(f"`{name}` is of regressions; leave it out with the `likelihood` of labels")
+            raise UsageError(f"`{name}` is for regressions; leave it out with the `likelihood` of labels")
         if self.evidence is not None:
             raise UsageError(
-                f"`objective` {self.objective} is of sparse models, which take the noise for normal and the same "
+                f"`objective` {self.objective} is for sparse models, which assume normal noise with the same variance "
                 f"everywhere; leave it out with `{name}` {value}"
             )
         if any(matches(name, NOISE_NAME) for name in parse_fixed(self.fixed)):
-            raise UsageError(f"`{name}` {value} finds the noise, which `fixed` holds; leave one of them out")
+            raise UsageError(f"`{name}` {value} tunes the noise, and `fixed` fixes it; leave one of them out")
 
     def _check_evidence(self) -> None:
         """Refuse options of subsets for a search on all samples, and vice versa."""
         if self.evidence is None and self.basis_size is not None:
             raise UsageError(
-                f"`basis_size` is of the objectives {', '.join(EVIDENCES)}; this one, {self.objective}, looks at a "
-                "subset. Choose one of them, or leave it out"
+                f"`basis_size` is for the objectives {', '.join(EVIDENCES)}; got {self.objective}, which uses "
+                f"subsets. Choose one of them, or leave `basis_size` out"
             )
         for name in OF_SUBSETS if self.evidence is not None else ():
             if getattr(self, name) != getattr(type(self), name):
                 raise UsageError(
-                    f"`objective` {self.objective} looks at all samples; leave out `{name}`, which is of subsets"
+                    f"`objective` {self.objective} uses all samples; leave out `{name}`, which is for subsets"
                 )
 
     def named(self) -> dict[str, Any]:

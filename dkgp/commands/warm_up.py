@@ -82,13 +82,12 @@ def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
     if job.into is None:
         if job.target != "host":
             raise InputError(
-                f"`target` {job.target} is for a folder that other machines read; name it with `into`, or leave "
-                "`target` out"
+                f"`target` {job.target} needs `into`, a folder that other machines read; give it, or leave `target` out"
             )
         environment = dict(os.environ)
         folder = FILLED_FOLDER or cache_folder()
         if folder is None:
-            raise StorageError("there is no folder that compiled code could be kept in; name one in NUMBA_CACHE_DIR")
+            raise StorageError("found no folder for compiled code; set NUMBA_CACHE_DIR to one")
     else:
         require_target(job.target)
         folder = Path(job.into).absolute()
@@ -98,11 +97,11 @@ def run_warm_up(job: WarmUpJob, reporter: Reporter) -> Document:
         except OSError as error:
             raise StorageError(f"cannot write to '{folder}': {error.strerror}. Choose another folder") from error
         environment |= {"NUMBA_CACHE_DIR": str(folder), **target_environment(job.target)}
-    reporter.note(f"compiling into '{folder}', half a minute or two")
+    reporter.note(f"compiling into '{folder}', which takes half a minute to two minutes")
     seconds, failures = compile_pieces(all_pieces(), job.processes, environment)
     if failures:
         piece, reason = next(iter(failures.items()))
-        raise StorageError(f"'{piece}' could not be compiled: {reason}. Nothing uses '{folder}' for it")
+        raise StorageError(f"'{piece}' could not be compiled: {reason}. '{folder}' will not be used for it")
     name = compile_target()[0]
     if job.into is not None:
         # A process of the same environment writes the description last: a folder without it is incomplete and not used.

@@ -121,31 +121,29 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
             return Decision(way, _reason(way, passed, seconds, memory_bytes), tuple(passed))
         passed.append(way)
     if not passed:
-        raise MemoryBudgetError(
-            f"no way to a model fits {memory_bytes / 1024**3:.2f} GiB; give more with `memory_bytes`"
-        )
+        raise MemoryBudgetError(f"no model fits in {memory_bytes / 1024**3:.2f} GiB; give more with `memory_bytes`")
     least = min(passed, key=lambda way: way.memory_bytes)
     if least.memory_bytes > memory_bytes:
         raise MemoryBudgetError(
-            f"the way of the least memory ({least.words}) is foreseen to take {least.forecast}; there are "
+            f"the model with the least memory ({least.words}) is forecast to take {least.forecast}; there are "
             f"{memory_bytes / 1024**3:.2f} GiB. Give more with `memory_bytes`, or fewer samples"
         )
     quickest = min((way for way in passed if way.memory_bytes <= memory_bytes), key=lambda way: way.seconds)
     raise InputError(
-        f"the quickest way ({quickest.words}) is foreseen to take {quickest.forecast}; of `seconds` "
-        f"{spoken(seconds)} are for it. Give more, or fewer samples"
+        f"the fastest model ({quickest.words}) is forecast to take {quickest.forecast}; of `seconds`, "
+        f"{spoken(seconds)} remain for it. Give more, or fewer samples"
     )
 
 
 def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) -> str:
-    fits = f"{way.words} is foreseen to take {way.forecast}"
+    fits = f"{way.words} is forecast to take {way.forecast}"
     budget = f"there are {spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
     if not passed:
         return f"{fits}; {budget}"
     before = passed[-1]
     over = [
-        *(["longer than the time"] if before.seconds > seconds else []),
-        *(["more than the memory"] if before.memory_bytes > memory_bytes else []),
+        *(["too long"] if before.seconds > seconds else []),
+        *(["too much memory"] if before.memory_bytes > memory_bytes else []),
     ]
     return f"{fits}; {budget}; {before.words} would take {before.forecast}: {' and '.join(over)}"
 

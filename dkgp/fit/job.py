@@ -146,7 +146,7 @@ class FitJob:
         if not self.ingestion.targets and self.ingestion.labels is None:
             raise UsageError("name the column to predict: `targets` of numbers, or `labels` of classes")
         if self.ingestion.targets and self.ingestion.labels is not None:
-            raise UsageError("got `targets` and `labels`; a fit is of numbers or of classes: choose one")
+            raise UsageError("got both `targets` (numbers) and `labels` (classes); give one of them")
         if not is_local(self.out):
             raise InputError(f"`out` is a folder on this machine; got '{self.out}'")
 

@@ -87,7 +87,7 @@ def page(document: Document, pictures: dict[str, str], *, drawable: bool = True)
         _section("On the held-out samples", _rows(_figures(document))),
         _section("Data", _data(document)),
         _section("Model", _model(document)),
-        _section("What counts", _scales(document)),
+        _section("Importance of the features", _scales(document)),
         _section("Predictions", _drawn(pictures, drawable)),
         _section("Commands", _commands(document["commands"])),
     ]
@@ -179,8 +179,8 @@ def _data(document: Document) -> str:
     shown = ", ".join(features[:MOST_FEATURES])
     more = f" and {len(features) - MOST_FEATURES} more" if len(features) > MOST_FEATURES else ""
     rows = [
-        ("rows that were read", f"{ingested['n']:,}"),
-        ("to train on, held out", f"{ingested['n_train']:,}, {ingested['n_test']:,}"),
+        ("rows read", f"{ingested['n']:,}"),
+        ("training samples, held-out samples", f"{ingested['n_train']:,}, {ingested['n_test']:,}"),
         ("target" if len(ingested["targets"]) == 1 else "targets", ", ".join(ingested["targets"])),
         (f"{len(features)} features", shown + more),
     ]
@@ -193,7 +193,7 @@ def _data(document: Document) -> str:
     if (compared := document.get("transform")) is not None:
         rows.append(("transform of the target", f"{compared['transform'] or 'none'}: {compared['reason']}"))
     if ingested["suggested"]:
-        rows.append(("columns were read by", ingested["suggested"]))
+        rows.append(("column options", ingested["suggested"]))
     return _rows(rows) + _list([*ingested["columns"], *ingested["warnings"]])
 
 
@@ -213,10 +213,10 @@ def _model(document: Document) -> str:
     if way["name"] == "exact":
         rows.append(("solver", f"{trained['solver']}, to a gradient of {trained['gradient_inf_norm']:.2g}"))
     if not document["converged"]:
-        rows.append(("not converged", str(trained.get("reason", "the model stopped short of its tolerance"))))
+        rows.append(("not converged", str(trained.get("reason", "training stopped before its tolerance"))))
     seconds = ", ".join(f"{name} {spoken(value)}" for name, value in document["seconds_by_phase"].items())
     rows += [("time", seconds), ("peak memory, all processes", size(document["peak_memory_bytes"]))]
-    rows.append(("where it lies", document["train"].get("out", MODEL)))
+    rows.append(("stored in", document["train"].get("out", MODEL)))
     content = _rows(rows)
     comparison = (tuned or {}).get("comparison")
     if comparison:
@@ -229,8 +229,9 @@ def _model(document: Document) -> str:
 def _compared(comparison: Document) -> str:
     """Table of the compared kernels."""
     lead = (
-        f"Each was tuned on {comparison['samples']:,} of the training samples and predicted {comparison['held_out']:,} "
-        "others; the least negative log predictive density (NLPD) decides. Of standardised targets."
+        f"Each kernel was tuned on {comparison['samples']:,} training samples and predicted "
+        f"{comparison['held_out']:,} others. The kernel with the smallest negative log predictive density (NLPD) was "
+        f"chosen. Targets are standardised."
     )
     rows = [
         [
@@ -264,24 +265,29 @@ def _scales(document: Document) -> str:
             f'<tr><th scope="row">{escape(name)}</th><td class="track"><span class="bar" '
             f'style="width:{width:.1f}%"></span></td><td class="number">{shown}</td></tr>\n'
         )
-    more = f"<p>{len(known) - MOST_FEATURES:,} features count less.</p>\n" if len(known) > MOST_FEATURES else ""
+    more = (
+        f"<p>{len(known) - MOST_FEATURES:,} more features have longer length scales.</p>\n"
+        if len(known) > MOST_FEATURES
+        else ""
+    )
     return (
-        '<p class="lead">Length scales in standard deviations of each feature: how far one has to go before the '
-        "target changes. The shorter, the longer the bar (logarithmic), and the more the feature counts.</p>\n"
+        '<p class="lead">Length scales, in standard deviations of each feature: the distance over which the target '
+        "changes. A shorter length scale has a longer bar (logarithmic): the feature matters more.</p>\n"
         f"<table>\n{''.join(lines)}</table>\n{more}"
     )
 
 
 def _drawn(pictures: dict[str, str], drawable: bool) -> str:
     if not drawable:
-        return "<p>No pictures: matplotlib is not installed. <code>pip install 'dkgp[plot]'</code> brings it.</p>\n"
+        install = "<code>pip install 'dkgp[plot]'</code>"
+        return f"<p>No pictures, because matplotlib is not installed. Install it with {install}.</p>\n"
     return "".join(
         f"<figure>\n<figcaption>{escape(title)}</figcaption>\n{svg}\n</figure>\n" for title, svg in pictures.items()
     )
 
 
 def _commands(lines: Sequence[str]) -> str:
-    return f"<p>The same, step by step, to paste and change:</p>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
+    return f"<p>The same steps as single commands, to copy and change:</p>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
 
 
 _IDENTIFIER = re.compile(r'(\bid="|url\(#|href="#)')
@@ -301,7 +307,7 @@ def regression_pictures(prediction: Prediction, dataset: Dataset) -> dict[str, s
     of_prediction = "variance" in prediction.variables
     title = f"{len(truth):,} held-out samples"
     return {
-        "Predicted against true, and how well intervals are calibrated": inlined(
+        "Predicted against true values, and the calibration of intervals": inlined(
             lambda path: plot_predictions(path, truth, mean, coverage=coverage, title=title), "predicted"
         ),
         "Residuals": inlined(
@@ -318,7 +324,7 @@ def class_pictures(prediction: Prediction, dataset: Dataset) -> dict[str, str]:
     curves = [replace(curve, name=_plain(curve.name)) for curve in figures.curves]
     title = f"{metrics.n:,} held-out samples"
     return {
-        "Labels given against true ones, and how well probabilities are calibrated": inlined(
+        "Predicted against true labels, and the calibration of probabilities": inlined(
             lambda path: plot_classes(path, metrics, curves, title=title), "classes"
         )
     }

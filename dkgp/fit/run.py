@@ -180,7 +180,7 @@ class _Fit:
         texts = _text_targets(error.survey)
         if texts and not self.labelled:
             raise InputError(
-                f"{error}\nThe target '{texts[0]}' holds text; to tell its classes apart, give `labels` {texts[0]}"
+                f"{error}\nThe target '{texts[0]}' holds text; to classify, give `labels` {texts[0]}"
             ) from error
         table, ids = error.survey.table(job.table), error.survey.ids(job.table, job.ids)
         if not self.job.auto_columns or error.survey.unclear(job.table) or (table == job.table and ids == job.ids):
@@ -188,8 +188,8 @@ class _Fit:
         for line in error.survey.report(job.table):
             self.reporter.note(line)
         words = error.survey.line(job.table, job.ids)
-        beside = " beside those that you gave" if job.table or job.ids else ""
-        self.reporter.note(f"columns are read by these options{beside}, to paste and change: {words}")
+        beside = " in addition to yours" if job.table or job.ids else ""
+        self.reporter.note(f"reading columns with these options{beside}, which you can copy and change: {words}")
         return replace(job, table=table, ids=ids)
 
     @property
@@ -207,7 +207,7 @@ class _Fit:
     def _compare(self, ingested: Document, seconds: float) -> Document:
         job, kernel = self.job, self.job.kernel
         if seconds < LEAST_SECONDS:
-            return {"transform": None, "reason": f"{spoken(seconds)} are too few", "findings": [], "compared": []}
+            return {"transform": None, "reason": f"{spoken(seconds)} are too short", "findings": [], "compared": []}
         train, test = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST))
         compared = compare_transforms(
             draw(train, test, job.seed),
@@ -241,7 +241,7 @@ class _Fit:
         """The kernel; the default one if there are too few samples to compare kernels."""
         if self.job.kernel != AUTO_KERNEL or n >= LEAST_SAMPLES or self.labelled:
             return self.job.kernel
-        self.reporter.note(f"{n} samples are too few to compare kernels; the kernel is {FEW_SAMPLES_KERNEL}")
+        self.reporter.note(f"{n} samples are too short to compare kernels; using the kernel {FEW_SAMPLES_KERNEL}")
         return FEW_SAMPLES_KERNEL
 
     def _tune(self, kernel: str) -> Document:
@@ -277,7 +277,7 @@ class _Fit:
         if is_certain(best, left, self.memory_bytes):
             decision = decide([best], left, self.memory_bytes)
         else:
-            self.reporter.note("measuring this machine, to foresee ways to a model")
+            self.reporter.note("measuring this machine to forecast time and memory of the possible models")
             decision = decide(ways(measured=True), left, self.memory_bytes)
         self.reporter.note(f"the model: {decision.reason}")
         return dict(to_json(decision))
@@ -325,7 +325,7 @@ class _Fit:
         least = int(psutil.Process().memory_info().rss) + RUNTIME_BYTES
         if self.memory_bytes < least:
             raise MemoryBudgetError(
-                f"`memory_bytes` is {self.memory_bytes / 1024**2:,.0f} MiB; libraries and compiled code alone take "
+                f"`memory_bytes` is {self.memory_bytes / 1024**2:,.0f} MiB; libraries and compiled code alone need "
                 f"{least / 1024**2:,.0f} MiB. Give more"
             )
 
@@ -335,9 +335,9 @@ class _Fit:
         taken = [name for name in (*STORES, RECORD) if (folder / name).exists()]
         if taken and not replaced:
             advice = (
-                "Go on with it by `resume`, replace it by `overwrite`, or choose another `out`"
+                "Continue it with `resume`, replace it with `overwrite`, or choose another `out`"
                 if is_document(self.record, "fit")
-                else "It is of no fit; choose another `out`"
+                else "It does not belong to a fit; choose another `out`"
             )
             raise OutputExistsError(f"'{folder / taken[0]}' exists already. {advice}")
         check_output_file(self.record, replace=True, option="`out`")
@@ -365,7 +365,7 @@ class _Fit:
     def _say(self, name: str) -> None:
         skipped = OF_NUMBERS if self.labelled else () if self._tries_transforms else ("transform",)
         names = [step for step in STEPS if step not in skipped]
-        done = ", which is done" if self.steps.is_done(name) else ""
+        done = ", already done" if self.steps.is_done(name) else ""
         self.reporter.note(f"step {names.index(name) + 1} of {len(names)}: {name}{done}")
 
 

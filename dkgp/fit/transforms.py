@@ -103,7 +103,7 @@ def compare_transforms(
     began = time.perf_counter()
     answer: dict[str, Any] = {"transform": None, "reason": "", "findings": [], "compared": []}
     if len(samples.new_targets) < FEWEST_SAMPLES:
-        return {**answer, "reason": "too few samples to hold some out"}
+        return {**answer, "reason": "too few samples for a held-out set"}
     plain = _scored(None, samples, kernel, feature_names, seed)
     if plain is None:
         return {**answer, "reason": "the kernel could not be tuned on some of the samples"}
@@ -112,7 +112,7 @@ def compare_transforms(
     kinds = [finding for item in plain.residuals for finding in findings(item) if finding.kind in MENDABLE]
     answer["findings"] = [finding.text for finding in kinds]
     if not kinds:
-        return {**answer, "reason": "nothing that a transform would mend"}
+        return {**answer, "reason": "no sign that a transform would help"}
     best: tuple[TransformName, Scored] | None = None
     left_out = []
     for name in get_args(TransformName):
@@ -132,7 +132,7 @@ def compare_transforms(
             best = name, scored
     late = f"; no time for {', '.join(left_out)}" if left_out else ""
     if best is None:
-        return {**answer, "reason": f"no transform could be tried{late}"}
+        return {**answer, "reason": f"no transform was tried{late}"}
     taken, scored = best
     gains = plain.losses - scored.losses
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
@@ -143,7 +143,7 @@ def compare_transforms(
     )
     if gain > max(LEAST_GAIN * p, ERRORS * error):
         return {**answer, "transform": taken, "reason": f"{seen}{late}"}
-    return {**answer, "reason": f"{seen}: no more than chance or too little{late}"}
+    return {**answer, "reason": f"{seen}: the difference is within chance or too small{late}"}
 
 
 def _row(name: str, scored: Scored, seconds: float) -> dict[str, Any]:

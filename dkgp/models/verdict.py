@@ -162,8 +162,8 @@ def _explains_little(residuals: Residuals) -> Finding | None:
         "explains little",
         f"The model explains {max(r_squared, 0.0):.0%} of the target's variance (R² {r_squared:.3g}): the mean of all "
         "targets predicts about as well",
-        "Check that the target belongs to its row and that the features say something of it; tune again with "
-        "`subset` larger, or another kernel",
+        "Check that each target belongs to its row and that it depends on the features. Tune again with a larger "
+        "`subset` or another kernel",
     )
 
 
@@ -173,11 +173,12 @@ def _rivals(residuals: Residuals, rivals: dict[str, float]) -> list[Finding | No
     beyond = max(WORSE, math.exp(2.0 / math.sqrt(len(residuals.truth))))
     worse = {name: rival for name, rival in rivals.items() if error > beyond * rival}
     advice = {
-        "a linear model": "A trend carries most of it: add a linear kernel, as in `kernel` rbf+linear, and tune again",
+        "a linear model": "A linear trend explains most of the target. Add a linear kernel, as in `kernel` "
+        "rbf+linear, and tune again",
     }
     general = (
-        "Steps, thresholds or many categories are not what a smooth kernel is for: try `kernel` matern12 or matern32, "
-        "a larger `subset` for tuning, a transform of skewed features; or take that model"
+        "Smooth kernels do not suit steps, thresholds or many categories. Try `kernel` matern12 or matern32, a larger "
+        "`subset` for tuning, or a transform of skewed features; or use that other model"
     )
     return [
         Finding(
@@ -206,27 +207,29 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
         ):
             return Finding(
                 "loose intervals",
-                f"The variances are known too loosely to judge them: {_covered(narrow):.1%} to {_covered(wide):.1%} of "
-                f"the 95 % intervals hold the truth (of a calibrated model {low:.1%} to {high:.1%})",
+                f"The proven intervals of the variances are too wide for a verdict on them: {_covered(narrow):.1%} to "
+                f"{_covered(wide):.1%} of the 95 % intervals contain the true value (for a calibrated model {low:.1%} "
+                f"to {high:.1%})",
                 "Predict again with a smaller `variance_gap`",
             )
     if direction == 0:
         return None
     seen = (
-        f"{covered:.1%} of the 95 % intervals hold the truth (of a calibrated model {low:.1%} to {high:.1%}), and "
+        f"{covered:.1%} of the 95 % intervals contain the true value (for a calibrated model {low:.1%} to "
+        f"{high:.1%}), and "
         f"squared errors are {squared:.3g} times the variances"
     )
     if direction > 0:
         return Finding(
             "overconfident",
             f"The error bars are too narrow: {seen}",
-            "The noise is underestimated: tune with `objective` loo or with `holdout`, with a larger `subset`; where "
-            "test samples are of another kind than training samples (later in time, other groups), split them so",
+            "The noise is underestimated. Tune with `objective` loo or with `holdout`, and with a larger `subset`. If "
+            "test samples differ from training samples (later in time, other groups), split the data accordingly",
         )
     return Finding(
         "underconfident",
         f"The error bars are too wide: {seen}",
-        "The noise is overestimated, often by few outliers or by noise that is not the same everywhere: look at the "
+        "The noise is overestimated, often because of a few outliers or because the noise is not constant. See the "
         "other findings, and tune with a larger `subset`",
     )
 
@@ -272,7 +275,7 @@ def _grows(residuals: Residuals) -> Finding | None:
 
 def _transform(residuals: Residuals, positive: bool) -> str:
     if residuals.normal is not None and residuals.transformed:
-        return "The target's transform does not mend it: ingest again with the other `transform`, or without"
+        return "The target's transform does not help. Ingest again with the other `transform`, or without one"
     if positive:
         return "Take the logarithm of the target: ingest again with `transform` log"
     return "Transform the target: ingest again with `transform` yeo-johnson"
@@ -310,8 +313,8 @@ def _tails(residuals: Residuals) -> Finding | None:
         "heavy tails",
         f"{far:,} of {n:,} residuals are beyond four deviations of the rest (a normal distribution: "
         f"{2.0 * scipy.stats.norm.sf(4.0) * n:.2g}; excess kurtosis {kurtosis:.2g})",
-        "Look at these rows for mistakes first; outliers that are real widen all error bars and pull the mean: tune "
-        "with `likelihood` student-t, under which they count for less",
+        "First check these rows for mistakes. Real outliers widen all error bars and shift the mean. Tune with "
+        "`likelihood` student-t, which gives them less weight",
     )
 
 
@@ -330,9 +333,9 @@ def _dependences(residuals: Residuals) -> list[Finding | None]:
     return [
         Finding(
             "dependence",
-            f"The residuals still depend on {shown}: shares of their variance that the feature alone explains",
-            "The model has not learned all there is: tune again with a larger `subset` or another `kernel`, check that "
-            "the run converged, and that training and test samples are alike in this feature",
+            f"The residuals still depend on {shown} (the share of their variance that each feature explains)",
+            "The model misses part of the dependence. Tune again with a larger `subset` or another `kernel`. Check "
+            "that the run converged, and that training and test samples have similar values of this feature",
         )
     ]
 
@@ -346,10 +349,10 @@ def _spread(residuals: Residuals) -> Finding | None:
     shown = ", ".join(f"'{name}' ({share:.0%})" for name, share in shares[:_FEATURES_NAMED])
     return Finding(
         "noise and input",
-        f"The size of the noise depends on {shown}: shares of the variance of log squared residuals, "
-        "which the error bars do not follow",
-        "Intervals are right on average only: too wide where the noise is small, too narrow where it is large. "
-        "Let the noise depend on the inputs: tune with `noise_model` auto; or transform the target",
+        f"The size of the noise depends on {shown} (the share of the variance of log squared residuals); the error "
+        f"bars do not follow it",
+        "Intervals are right only on average: too wide where the noise is small, too narrow where it is large. Tune "
+        "with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
     )
 
 
@@ -390,7 +393,7 @@ def _groups(column: FloatArray) -> np.ndarray:
 
 # A model that avoids less than this share of the errors that naming the commonest class makes explains little.
 _AVOIDED = 0.1
-# A class is rare below this part of an even share; missed where less than half of its samples are told.
+# A class is rare below this part of an even share; missed where less than half of its samples are recognised.
 _RARE, _RECALL = 0.5, 0.5
 # Points of calibration error that matter; samples (by p (1 - p)) without which a bin's share is no normal number.
 _CALIBRATION, _FEWEST_IN_BIN = 0.02, 5.0
@@ -414,10 +417,10 @@ def _labels_explain_little(metrics: ClassMetrics) -> Finding | None:
         return None
     return Finding(
         "explains little",
-        f"{metrics.error_rate:.2%} of the labels are wrong; naming the commonest class, "
-        f"'{metrics.classes[commonest]}', for all would be wrong in {naive:.2%}",
-        "Check that each label belongs to its row and that the features say something of it; tune again with "
-        "`subset` larger, or another `kernel`",
+        f"{metrics.error_rate:.2%} of the labels are wrong; always predicting the most frequent class, "
+        f"'{metrics.classes[commonest]}', would be wrong in {naive:.2%}",
+        "Check that each label belongs to its row and that it depends on the features. Tune again with a larger "
+        "`subset` or another `kernel`",
     )
 
 
@@ -433,15 +436,15 @@ def _missed(metrics: ClassMetrics) -> Finding | None:
         # Fewer right labels than a recall of one half would give by chance.
         by_chance = scipy.stats.binom.cdf(told[code], count, _RECALL)
         if never or (rare and by_chance < LEVEL):
-            words = "never predicted" if never else f"{told[code] / count:.0%} of its samples are told"
+            words = "never predicted" if never else f"{told[code] / count:.0%} of its samples are recognised"
             missed.append(f"'{metrics.classes[code]}' ({words}; {count:,} of {metrics.n:,} samples)")
     if not missed:
         return None
     more = f" and {len(missed) - _CLASSES_NAMED} more" if len(missed) > _CLASSES_NAMED else ""
     return Finding(
         "missed classes",
-        f"Classes are missed: {', '.join(missed[:_CLASSES_NAMED])}{more}",
-        "Errors of rare classes count little in the error rate: where they matter, look at the balanced error and "
+        f"Some classes are not recognised: {', '.join(missed[:_CLASSES_NAMED])}{more}",
+        "Errors of rare classes have little influence on the error rate. If they matter, check the balanced error and "
         "train again with `class_weight` balanced",
     )
 
@@ -466,10 +469,10 @@ def _calibration(reliability: Reliability | None) -> Finding | None:
     direction = "too sure" if excess > 0.0 else "not sure enough"
     return Finding(
         "calibration",
-        f"The probabilities are {direction}: claims and what came true differ by {reliability.error:.1%} on average "
-        f"(of calibrated ones in as many samples {expected:.1%})",
-        "Take probabilities averaged over the model's own uncertainty (`method` gp), or tune again with `likelihood` "
-        "and `folds`; where test samples are of another kind than training samples, split them so",
+        f"The probabilities are {direction}: predicted probabilities and observed frequencies differ by "
+        f"{reliability.error:.1%} on average (for a calibrated model and as many samples {expected:.1%})",
+        "Use probabilities averaged over the model's uncertainty (`method` gp), or tune again with `likelihood` and "
+        "`folds`. If test samples differ from training samples, split the data accordingly",
     )
 
 

@@ -146,7 +146,7 @@ def read_tokens(folder: Path) -> list[NamedToken]:
     `InputError` where the file is damaged, somebody else's, or open to others.
     """
     path = folder / TOKENS_NAME
-    advice = "see who wrote it; then remove it, and make the tokens anew with `dkgp token add`"
+    advice = "check who wrote it, remove it, and make the tokens again with `dkgp token add`"
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def read_tokens(folder: Path) -> list[NamedToken]:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise InputError(
-                f"the tokens '{path}' are not yours alone (uid {status.st_uid}, mode "
+                f"the tokens '{path}' belong to another user or can be accessed by others (uid {status.st_uid}, mode "
                 f"{stat.S_IMODE(status.st_mode):04o}; expected uid {os.geteuid()}, mode 0600); {advice}"
             )
         content = file.read(_LARGEST_TOKENS_BYTES + 1)

@@ -125,8 +125,8 @@ class ServiceClient:
         """
         if not prefix or len(prefix) > ID_LENGTH or not set(prefix) <= set("0123456789abcdef"):
             raise UsageError(
-                f"{prefix!r} is no job id; expected its {ID_LENGTH} hexadecimal digits, or the first few of them "
-                "(`dkgp jobs` lists them)"
+                f"{prefix!r} is not a job id; expected {ID_LENGTH} hexadecimal digits, or the first few of them "
+                f"(`dkgp jobs` lists the ids)"
             )
         if len(prefix) == ID_LENGTH:
             return prefix
@@ -169,8 +169,8 @@ class ServiceClient:
                 remaining = until - time.monotonic()
                 if remaining <= 0:
                     raise WaitTimeoutError(
-                        f"job {job_id} is still {record['state']} at the end of the time given; it goes on. "
-                        f"Wait again, or end it with `dkgp cancel {job_id}`"
+                        f"job {job_id} is still {record['state']} at the end of the timeout and continues. Wait "
+                        f"again, or cancel it with `dkgp cancel {job_id}`"
                     )
                 pause = min(pause, remaining)
             time.sleep(pause)
@@ -310,12 +310,12 @@ def _not_a_service(response: httpx.Response, url: str) -> ServiceError:
     if response.is_redirect:
         target = response.headers.get("location", "somewhere else")
         return ServiceError(
-            f"{url} sends its callers on to {target}, and a token follows nobody; give the right address with --service"
+            f"{url} redirects to {target}, and dkgp does not send a token there. Give the final address with --service"
         )
     kind = response.headers.get("content-type", "no type")
     return ServiceError(
         f"{url} answered with status {response.status_code} and {kind}, not as a dkgp service does; check the address "
-        "(--service, DKGP_SERVICE_URL) and whatever lies between, such as a proxy"
+        "(--service, DKGP_SERVICE_URL) and any proxy in between"
     )
 
 
@@ -365,7 +365,9 @@ def open_connection(
     if token is not None:
         headers["Authorization"] = f"Bearer {check_token(token, 'the token')}"
         if url.startswith("http:") and not local:
-            tell(f"the token goes to {url} in plain text, for all on the way to read; use https where you can")
+            tell(
+                f"the token is sent to {url} in plain text, so others on the network can read it; use https if possible"
+            )
 
     def require(request: httpx.Request) -> None:
         if is_there is not None and not is_there():

@@ -91,14 +91,14 @@ class Roots:
             raise OutsideRootsError(f"'{field}': {error}") from None
         if not inside:
             raise OutsideRootsError(
-                f"'{field}': this service may not {access} '{_shown(url)}'; it works below {', '.join(self.urls)}. "
-                "Choose a place there, or start the service with another --root"
+                f"'{field}': this service may not {access} '{_shown(url)}'; it may use {', '.join(self.urls)}. Choose "
+                f"a place there, or start the service with another --root"
             )
         if access == "write" and any(kept.is_below(place) for kept in (*self._places, *self._excluded)):
             # A job that waits keeps all others away from its output, and from everything below it.
             raise OutsideRootsError(
                 f"'{field}': '{_shown(url)}' is a root of this service, or a root or the service's own folder lies "
-                "below it; an output replaces all that is there. Choose a place below the root"
+                "below it; an output would replace everything there. Choose a place below the root"
             )
 
 

@@ -114,12 +114,10 @@ def run_serve(
             reporter.note(f"dkgp serve: {url}")
             reporter.note(_bounds(settings))
             if authority is not None:
-                reporter.note(f"others trust its certificate by SSL_CERT_FILE={authority}, a copy of which they need")
+                reporter.note(f"other users need a copy of its certificate and set SSL_CERT_FILE={authority}")
             if announcement is not None:
-                reporter.note(
-                    f"your own commands find its token, {folder / TOKEN_NAME}, by themselves: dkgp submit ..."
-                )
-                reporter.note(f"others get one by: dkgp token add NAME --scope submit --folder {folder}")
+                reporter.note(f"your own commands find its token ({folder / TOKEN_NAME}): dkgp submit ...")
+                reporter.note(f"to make a token for another user: dkgp token add NAME --scope submit --folder {folder}")
             if makes_token and sys.stderr.isatty():
                 # Not into the log of a service manager. A browser does not send the part after the #.
                 reporter.note(f"in a browser: {url}/#token={settings.token}")
@@ -129,7 +127,7 @@ def run_serve(
             if announcement is not None:
                 announcement.withdraw()
             reporter.note(
-                "stopping: jobs that run save their state and go back to the queue; a second signal ends "
+                "stopping: running jobs save their state and go back to the queue; a second signal ends "
                 "the command at once"
             )
             service.close()
@@ -164,9 +162,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         advice = {
-            errno.EADDRINUSE: "something listens there already; stop it, or choose another --port (0: any)",
+            errno.EADDRINUSE: "the port is already in use; stop that program, or choose another --port (0: any)",
             errno.EADDRNOTAVAIL: "this machine has no such address; give one of its own with --host",
-            errno.EACCES: "ports below 1024 are for root; choose another --port",
+            errno.EACCES: "only root may use ports below 1024; choose another --port",
         }.get(error.errno or 0, error.strerror or str(error))
         raise InputError(f"cannot listen on {_bracketed(address)}:{port}: {advice}") from None
     return listener
@@ -282,13 +280,13 @@ def _server(
 def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
     if settings.token is None:
         reporter.warn(
-            "there is no token: every user of this machine can submit jobs, which run with your rights. "
-            "Leave --no-token out where others can log in"
+            "there is no token, so every user of this machine can submit jobs, which run with your rights. Leave out "
+            "--no-token if others can log in"
         )
     elif settings.plain_http and not is_loopback(settings.host):
         reporter.warn(
-            f"the service speaks plain HTTP at {settings.host}: token and data can be read on the way. "
-            "See that a proxy with TLS, a tunnel or a private network protects them"
+            f"the service speaks plain HTTP at {settings.host}, so others on the network can read token and data. "
+            f"Protect them with a TLS proxy, a tunnel or a private network"
         )
 
 

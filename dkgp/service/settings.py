@@ -43,7 +43,7 @@ class ServiceSettings:
     port: int = DEFAULT_PORT
     # Without one the service takes its own, which lies in its folder.
     token: str | None = field(default=None, repr=False)
-    # One that reads metrics and the states of jobs, and changes nothing.
+    # One that reads metrics and the states of jobs, and may change nothing.
     metrics_token: str | None = field(default=None, repr=False)
     # Lets in all users of this machine instead; on a loopback address only.
     no_token: bool = False

@@ -444,8 +444,8 @@ def test_tuned_by_the_evidence_of_labels(shell: Shell) -> None:
         assert words in shown
     assert "found for the labels' likelihood 'logit'" in shell.told("train @t --hyper @h.json --out @m")
     for options, words, code in (
-        ("--objective loo", "is of regressions", 2),
-        ("--refine", "is of regressions", 2),
+        ("--objective loo", "is for regressions", 2),
+        ("--refine", "is for regressions", 2),
         ("--fix noise_variance=1", "no hyperparameter is called 'noise_variance'", 3),
     ):
         shell.refuses(f"{line} --overwrite {options}", words, code=code)
@@ -589,7 +589,7 @@ def test_verdict_of_classes(files: Files, tmp_path: Path) -> None:
     assert "100.00% of the labels are wrong" in document["verdict"][0]["text"]
     shown = " ".join(run("evaluate", files.prediction, other).stdout.split())
     assert "Verdict - 100.00% of the labels are wrong" in shown
-    assert "tune again with --subset larger" in shown
+    assert "Tune again with a larger --subset" in shown
 
 
 def test_rivals_are_for_numbers(files: Files) -> None:

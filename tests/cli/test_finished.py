@@ -28,7 +28,7 @@ from tests.cli.runs import bits
 TRAIN = "train @train --hyper @hyper --block-size 50 --out @m.zarr"
 # Some 100 rounds, too few for the tolerance.
 SHORT = "train @train --hyper @hyper --block-size 12 --max-passes 2 --out @short"
-DONE = "complete when an earlier run ended"
+DONE = "already complete"
 
 
 def copied(shell: Shell) -> bytes:

@@ -328,8 +328,8 @@ def suggests_what_works(choices: list[tuple[tuple[str, ...], ...]], tmp_path: Pa
         first = run(*command)
         suggested: list[str] = []
         if first.exit_code:
-            beside = " beside those that you gave" if given else ""
-            _, _, line = first.stderr.rstrip().rpartition(f"\nAdd these options{beside} to read it all the same: ")
+            beside = " to those that you gave" if given else ""
+            _, _, line = first.stderr.rstrip().rpartition(f"\nTo read the table, add these options{beside}: ")
             suggested = shlex.split(line)
             assert suggested[0].startswith("--"), first.stderr
             told += 1
@@ -341,7 +341,7 @@ def suggests_what_works(choices: list[tuple[tuple[str, ...], ...]], tmp_path: Pa
         assert len(set(columns)) == len(columns), (given, suggested)
         for option, column in (("--categorical", "cut"), ("--ordinal", "grade"), ("--date", "sold")):
             if option in given:
-                report = first.stderr.partition("All columns with")[2]
+                report = first.stderr.partition("Columns that need an option")[2]
                 assert f"  '{column}'" not in report
         if "--impute" in given and "--drop-missing" not in given:
             # The row whose target is missing is left out; gaps of features are filled in.

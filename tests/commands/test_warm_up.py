@@ -15,7 +15,7 @@ from dkgp.models import warm_up
 
 
 def test_a_target_without_a_folder_is_refused() -> None:
-    with pytest.raises(InputError, match="name it with `into`"):
+    with pytest.raises(InputError, match="needs `into`"):
         run_warm_up(WarmUpJob(target="x86-64-v3"), SilentReporter())
 
 

@@ -70,7 +70,7 @@ def test_columns_are_told_of_with_a_line_to_paste(table: Path, fitted: dict[str,
     assert any("'cut': text of 3 different values" in line for line in fitted["ingest"]["columns"])
     result = run("ingest", table, tmp_path / "all.zarr", "--target", PRICE, *shlex.split(suggested))
     assert result.exit_code == 0, result.stderr
-    assert "columns are read by these options" not in result.stderr
+    assert "reading columns with these options" not in result.stderr
 
 
 def test_a_table_written_for_people_is_read_as_numbers_and_said_so(
@@ -178,7 +178,7 @@ def test_a_slower_machine_has_a_sparse_model_and_says_why(
     assert document["train"]["command"] == "sparse"
     assert document["choice"]["way"]["size"] == document["train"]["basis_size"] == 20
     assert "would take 2.0 h" in document["choice"]["reason"]
-    assert "longer than the time" in document["choice"]["reason"]
+    assert "too long" in document["choice"]["reason"]
     assert "--basis-size 20" in document["commands"][2]
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
@@ -188,11 +188,11 @@ def test_a_slower_machine_has_a_sparse_model_and_says_why(
 def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "fit"
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--kernel", "rbf", "--out", out)
-    refused(run(*arguments, "--memory", "1MiB"), "--memory is 1 MiB; libraries and compiled code alone take")
+    refused(run(*arguments, "--memory", "1MiB"), "--memory is 1 MiB; libraries and compiled code alone need")
     refused(run(*arguments, "--time", "0s"), "--time must be positive and finite")
     assert run(*arguments, "--time", "soon").exit_code == 2
     assert not out.exists()
-    refused(run(*arguments, "--time", "0.001s"), "is foreseen to take 0.0", "of --time", "are for it. Give more")
+    refused(run(*arguments, "--time", "0.001s"), "is forecast to take 0.0", "of --time", "remain for it. Give more")
     assert not (out / "model.zarr").exists()
     written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns
     assert run_json(*arguments, "--time", "5min", "--resume")["converged"] is True
@@ -207,7 +207,7 @@ def test_what_is_refused_leaves_nothing(table: Path, tmp_path: Path) -> None:
     both = ("--target", PRICE, "--labels", "kind")
     refused(run("fit", table, *both, "--out", out), "got --target and --labels", exit_code=2)
     refused(run("fit", table, "--target", "cost", "--out", out), "cost")
-    refused(run("fit", table, "--target", "kind", "--out", out), "to tell its classes apart, give --labels kind")
+    refused(run("fit", table, "--target", "kind", "--out", out), "to classify, give --labels kind")
     refused(run("fit", table, "--target", PRICE, "--no-auto-columns", "--out", out), "Add these options")
     refused(run("fit", table, "--target", PRICE, "--stratify", "--out", out), "without --labels", exit_code=2)
     assert not out.exists()
@@ -249,7 +249,7 @@ def test_a_price_whose_noise_grows_is_transformed_and_told_of(skewed: dict[str, 
         assert escape(line) in page
     assert f"--transform {compared['transform']}" in skewed["commands"][0]
     # The features that the price was made of count, one that it was not does not: shortest scales first.
-    scales = page.partition("<h2>What counts</h2>")[2].partition("</section>")[0]
+    scales = page.partition("<h2>Importance of the features</h2>")[2].partition("</section>")[0]
     order = [part.partition("<")[0] for part in scales.split('<th scope="row">')[1:]]
     assert order[0] == "carat"
     assert set(order) == set(skewed["ingest"]["features"])

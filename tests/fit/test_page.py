@@ -31,7 +31,7 @@ def test_without_matplotlib_it_says_so(
 ) -> None:
     shown = page(document, {}, drawable=False)
     check_page(shown)
-    assert "No pictures: matplotlib is not installed" in shown
+    assert "No pictures, because matplotlib is not installed" in shown
     assert "<svg" not in shown
     monkeypatch.setattr("dkgp.fit.page.importlib.util.find_spec", lambda name: None)
     job = type("Job", (), {"place": lambda self, name: str(tmp_path / name)})()
@@ -126,14 +126,14 @@ def test_a_search_that_a_bound_stopped_is_told_of(document: dict[str, Any]) -> N
     shown = page(document, {})
     check_page(shown)
     assert "tuning has not converged</th><td>noise_variance stopped at its lower bound, 1e-06</td>" in shown
-    assert ">irrelevant<" in shown.partition("<h2>What counts</h2>")[2]
+    assert ">irrelevant<" in shown.partition("<h2>Importance of the features</h2>")[2]
 
 
 def test_features_are_shown_by_relevance(document: dict[str, Any]) -> None:
     for number, item in enumerate(document["tune"]["parameters"]):
         if item["name"].startswith("gamma"):
             item["value"] = 10.0**-number
-    shown = page(document, {}).partition("<h2>What counts</h2>")[2].partition("</section>")[0]
+    shown = page(document, {}).partition("<h2>Importance of the features</h2>")[2].partition("</section>")[0]
     widths = [float(part.partition("%")[0]) for part in shown.split("width:")[1:]]
     assert len(widths) == document["ingest"]["d"]
     assert widths[0] == 100.0

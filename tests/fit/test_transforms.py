@@ -76,7 +76,7 @@ def test_a_target_that_is_well_as_it_is_stays(seed: int) -> None:
     found = compared(samples(np.random.default_rng(seed), normal))
     assert (found["transform"], found["findings"]) == (None, [])
     assert [row["transform"] for row in found["compared"]] == ["none"]
-    assert found["reason"] == "nothing that a transform would mend"
+    assert found["reason"] == "no sign that a transform would help"
 
 
 def test_what_is_not_positive_has_no_logarithm(rng: np.random.Generator) -> None:
@@ -95,7 +95,7 @@ def test_a_gain_that_may_be_chance_is_left(rng: np.random.Generator, monkeypatch
     monkeypatch.setattr(transforms, "LEAST_GAIN", figures[0] - min(figures) + 1e-6)
     found = compared(case)
     assert found["transform"] is None
-    assert "no more than chance or too little" in found["reason"]
+    assert "the difference is within chance or too small" in found["reason"]
     monkeypatch.setattr(transforms, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(transforms, "ERRORS", 1e3)
     assert compared(case)["transform"] is None
@@ -105,7 +105,7 @@ def test_no_more_time_is_taken_than_there_is(rng: np.random.Generator) -> None:
     found = compare_transforms(samples(rng, lognormal), "rbf", NAMES, seconds=0.0)
     assert found["transform"] is None
     assert [row["transform"] for row in found["compared"]] == ["none"]
-    assert found["reason"] == "no transform could be tried; no time for log, yeo-johnson"
+    assert found["reason"] == "no transform was tried; no time for log, yeo-johnson"
 
 
 def test_a_transform_that_would_not_fit_the_time_is_left_out(
@@ -147,7 +147,7 @@ def test_of_several_targets_the_densities_add_up(rng: np.random.Generator) -> No
 def test_few_samples_are_left_alone(rng: np.random.Generator) -> None:
     found = compared(samples(rng, lognormal, 58))
     assert (found["transform"], found["compared"]) == (None, [])
-    assert found["reason"] == "too few samples to hold some out"
+    assert found["reason"] == "too few samples for a held-out set"
 
 
 def test_samples_are_of_the_training_set_in_its_units(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_rare_class_that_is_missed(rng: np.random.Generator) -> None:
     assert "'rare' (never predicted" in never[1].text
     some = np.where(rng.random(LABELS) < 0.1, codes, 0)
     [finding] = label_findings(class_metrics(("common", "rare"), codes[:LABELS], some))[-1:]
-    assert "of its samples are told" in finding.text
+    assert "of its samples are recognised" in finding.text
     most = np.where(rng.random(LABELS) < 0.8, codes, 0)
     assert label_findings(class_metrics(("common", "rare"), codes, most)) == []
 

@@ -50,7 +50,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         settings = ServiceSettings(str(tmp_path / "queue"), port=port, roots=(str(tmp_path),))
-        with pytest.raises(InputError, match=f"127.0.0.1:{port}: something listens there.*--port") as caught:
+        with pytest.raises(InputError, match=f"127.0.0.1:{port}: the port is already in use.*--port") as caught:
             run_serve(settings, SilentReporter())
     assert caught.value.exit_code == ExitCode.BAD_INPUT
     assert list(tmp_path.iterdir()) == []
@@ -191,7 +191,7 @@ def test_no_thread_keeps_a_service_alive_that_was_asked_to_end(tmp_path: Path) -
 def test_tokens_are_read_when_it_starts(tmp_path: Path) -> None:
     (tmp_path / "queue").mkdir(0o700)
     (tmp_path / "queue" / "tokens.json").touch(0o644)
-    with pytest.raises(InputError, match=r"tokens\.json' are not yours alone"):
+    with pytest.raises(InputError, match=r"tokens\.json' belong to another user or"):
         run_serve(ServiceSettings(str(tmp_path / "queue"), port=0, roots=(str(tmp_path),)), SilentReporter())
 
 

@@ -304,9 +304,9 @@ def _refusal(
     lines, options = report.report(table), report.line(table, [column.name for column in ids])
     if not lines:
         return InputError(str(error))
-    beside = " beside those that you gave" if table or ids else ""
-    advice = f"\nAdd these options{beside} to read it all the same: {options}" if options and takes_options else ""
-    message = f"{error}\nAll columns with something to see to, of {report.rows:,} rows:\n  "
+    beside = " to those that you gave" if table or ids else ""
+    advice = f"\nTo read the table, add these options{beside}: {options}" if options and takes_options else ""
+    message = f"{error}\nColumns that need an option ({report.rows:,} rows were read):\n  "
     return RefusedColumnsError(message + "\n  ".join(lines) + advice, report)
 
 

@@ -196,13 +196,13 @@ class JobQueue:
             row = self._known(transaction, job_id)
             if row["state"] in TERMINAL:
                 raise JobStateError(
-                    f"job {job_id} has ended ({row['state']}); only one that waits or runs is cancelled"
+                    f"job {job_id} has ended ({row['state']}). Only a waiting or running job can be cancelled"
                 )
             transaction.update(job_id, {"cancel_requested": 1})
             if row["state"] == "queued":
                 error = {"type": "JobCancelledError", "message": "cancelled before it ran", "exit_code": 130}
                 if row["attempt"]:
-                    error["message"] = "cancelled while it waited to go on"
+                    error["message"] = "cancelled while it waited to continue"
                 now = transaction.now()
                 times = {"finished": now_text(), "finished_at": now, "waited_seconds": waited_seconds(row, now)}
                 ended = {"state": "cancelled", "exit_code": 130, "error": json.dumps(error)}
@@ -303,9 +303,9 @@ class JobQueue:
 
     def _require_room(self, transaction: Transaction, owner: str | None) -> None:
         for words, most, condition, values in (
-            ("jobs wait already, as many as this service takes", self.max_queued, "", ()),
+            ("jobs are waiting, the largest number that this service accepts", self.max_queued, "", ()),
             (
-                "of your jobs wait already, as many as this service takes of one token",
+                "of your jobs are waiting, the largest number that this service accepts from one token",
                 self.max_queued_per_owner,
                 " AND owner_key = ?",
                 (owner or "",),
@@ -316,8 +316,9 @@ class JobQueue:
                 raise QueueFullError(f"{waiting['n']:,} {words}; try again when some have ended")
         if self.is_full():
             raise QueueFullError(
-                f"the jobs' records and logs take {self.folder_bytes():,} bytes, and may take {self.max_folder_bytes:,}"
-                "; ended jobs make room within a minute, and those that wait or run when they have ended"
+                f"the jobs' records and logs take {self.folder_bytes():,} bytes; the limit is "
+                f"{self.max_folder_bytes:,}. Records of ended jobs are removed within a minute; those of waiting and "
+                f"running jobs when they have ended"
             )
 
     def _row(self, job_id: str) -> Row:
@@ -393,12 +394,12 @@ def _reserve(transaction: Transaction, job_id: str, outputs: list[str], owner: s
             if other is not None and other["owner"] != owner:
                 # Whose job, and where exactly, is not for everybody.
                 raise JobStateError(
-                    f"somebody else's job is to write to '{url}', or above or below it; two jobs must not write to one "
-                    "place. Choose another output, or try again later"
+                    f"another user's job writes to '{url}', or to a folder above or below it. Choose another output, "
+                    f"or try again later"
                 )
             raise JobStateError(
-                f"job {taken['job_id']} is to write to '{taken['url']}'; two jobs must not write to one place. Wait "
-                "for it, cancel it, or choose another output"
+                f"job {taken['job_id']} writes to '{taken['url']}', and two jobs must not write to the same place. "
+                f"Wait for it, cancel it, or choose another output"
             )
         transaction.run("INSERT OR REPLACE INTO outputs (url, job_id) VALUES (?, ?)", url, job_id)
 
@@ -609,19 +610,21 @@ class Ledger:
             elif row["stop"] == "deadline":
                 state, final_error = "failed", {**interruption, "type": "DeadlineExceededError"}
                 final_error["message"] = (
-                    f"the job took longer than it may ({_seconds(row, transaction.now()):.0f} seconds); "
-                    f"{error['message']}. Resume it to go on, or submit it with a later deadline"
+                    f"the job exceeded its deadline ({_seconds(row, transaction.now()):.0f} seconds); "
+                    f"{error['message']}. Resume it to continue, or submit it with a later deadline"
                 )
             elif row["stop"] == "memory":
                 state, final_error = "failed", {**interruption, "type": "MemoryExceededError"}
                 final_error["message"] = (
-                    f"the job took more memory than it may ({row['stop_detail']}); {error['message']}. Its checkpoint, "
-                    "where it has one, is kept: submit it again with `resume` and a larger limit, or one that needs "
-                    "less (`dkgp plan` foresees it)"
+                    f"the job exceeded its memory limit ({row['stop_detail']}); {error['message']}. Its checkpoint, "
+                    f"if there is one, is kept. Submit it again with `resume` and a larger limit, or submit a job "
+                    f"that needs less memory (see `dkgp plan`)"
                 )
             elif deaths >= self._max_attempts:
                 state, final_error = "failed", error
-                final_error["message"] = f"{error['message']}; that happened {deaths} times, and the job is given up"
+                final_error["message"] = (
+                    f"{error['message']}; this happened {deaths} times, so the job is not restarted"
+                )
             else:
                 state = "queued"
             if final_error is not None:

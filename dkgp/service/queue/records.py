@@ -37,7 +37,7 @@ class ForbiddenError(InputError):
 
 def unknown_job(job_id: str) -> UnknownJobError:
     """Return the error of a job that is not there, and of one that is somebody else's: nobody can tell them apart."""
-    return UnknownJobError(f"there is no job {job_id!r}; it never was, or is forgotten by now")
+    return UnknownJobError(f"there is no job {job_id!r}; check its id, or its record was removed")
 
 
 @dataclass(frozen=True)

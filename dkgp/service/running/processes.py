@@ -142,7 +142,7 @@ class LogTail:
         if self._lines < MOST_LINES and text:
             self._on_line(text)
         elif self._lines == MOST_LINES:
-            self._on_line("more lines are in the job's log.txt alone")
+            self._on_line("more lines are only in the job's log.txt")
 
 
 # Share of this machine's memory: the rest is for the service and the system.

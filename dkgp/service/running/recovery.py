@@ -182,8 +182,8 @@ def _has_whole_checkpoint(url: str, reporter: Reporter) -> bool:
         return False
     if latest is not None and (latest.metadata.get("identity") or {}).get(OLD_NAME) is not None:
         reporter.warn(
-            f"the checkpoint in '{url}' is of an earlier version, whose kind of products is gone. Training starts from "
-            "the beginning"
+            f"the checkpoint in '{url}' is from an earlier version with a kind of products that no longer exists. "
+            f"Training starts from the beginning"
         )
         return False
     return latest is not None

@@ -123,7 +123,7 @@ def _outcome(
         return _Outcome("failed", exit_code, error=_error("MemoryError", f"out of memory: {error}", exit_code))
     except BaseException as error:  # a SystemExit too: nothing but a recorded end ends this process
         traceback.print_exc()
-        message = f"{type(error).__name__}: {error}\nThis is a bug in dkgp or something it did not foresee; the log "
+        message = f"{type(error).__name__}: {error}\nThis is a bug in dkgp, or a case that it does not handle; the log "
         message += "has the traceback"
         return _Outcome("failed", UNEXPECTED, error=_error(type(error).__name__, message, UNEXPECTED))
     if document["command"] in ("train", "sparse", "classify", "fit") and not document["converged"]:

@@ -267,11 +267,11 @@ class Supervisor:
         folder = self._queue.folder_of(job.id)
         code = None if child is None else child.returncode
         output = self._cluster.redacted(last_lines(folder / "log.txt"))
-        output = f". The last that it printed:\n{output}" if output else ""
+        output = f". Its last output:\n{output}" if output else ""
         if code is not None and code > 0 and not has_process_file(folder, job.attempt):
             self._fail_to_start(job.id, job.attempt, f"it ended with exit code {code}{output}")
             return
-        _log.warning("the process of job %s has died (%s)", job.id, code)
+        _log.warning("the process of job %s ended unexpectedly (%s)", job.id, code)
         self._ledger.died(job.id, job.attempt, f"the job's process {_ending(code)}{output}")
 
     def _fail_to_start(self, job_id: str, attempt: int, reason: str) -> None:
@@ -393,12 +393,12 @@ def _gibibytes(n_bytes: int) -> str:
 
 def _ending(code: int | None) -> str:
     if code is None:
-        return "ended without recording how the job ended (it was killed, or this machine was switched off)"
+        return "ended without recording a result (it was killed, or this machine was switched off)"
     if code >= 0:
-        return f"ended with exit code {code} without recording how the job ended"
+        return f"ended with exit code {code} without recording a result"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    cause = "; where memory is short the system does that" if -code == signal.SIGKILL else ""
+    cause = "; the system does this if memory runs out" if -code == signal.SIGKILL else ""
     return f"was killed by {name}{cause}"

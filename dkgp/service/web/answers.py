@@ -93,9 +93,9 @@ def answer_errors(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = error.detail
         if error.status_code == 404:
-            message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
+            message = f"there is nothing at {request.url.path[:200]}; /docs lists all paths"
         elif error.status_code == 405:
-            message = f"{request.url.path[:200]} does not take {request.method[:20]}; /docs lists what it takes"
+            message = f"{request.url.path[:200]} does not take {request.method[:20]}; /docs lists its methods"
         return error_answer(error.status_code, _HTTP_NAMES.get(error.status_code, "HttpError"), message, error.headers)
 
     async def of_parameters(request: Request, error: Exception) -> Response:
@@ -171,4 +171,4 @@ def _unforeseen(method: str, path: str, error: Exception) -> str:
     number = secrets.token_hex(4)
     # Method and path alone: headers hold the token.
     log.error("error %s in %s %r", number, method[:20], path[:200], exc_info=error)
-    return f"an error that dkgp did not foresee; the service's log tells of it as {number}"
+    return f"an unexpected error; the service's log has the details under the number {number}"

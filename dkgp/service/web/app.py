@@ -90,7 +90,7 @@ class Service:
         record = self.queue.get(job_id)
         if not caller.owns(record.owner):
             if caller.scope == "read":
-                raise ForbiddenError(forbidden(caller, "sees the states of jobs, not what they are about"))
+                raise ForbiddenError(forbidden(caller, "may see the states of jobs, but not their options and results"))
             raise unknown_job(job_id)
         return record
 
@@ -321,7 +321,9 @@ def _add_events(app: "FastAPI", service: Service) -> None:
         job_id: str,
         request: Request,
         after: Annotated[int, Query(ge=-1, le=2**53, description="Only events with a greater sequence number.")] = -1,
-        follow: Annotated[bool, Query(description="Go on until the job has ended; blank lines keep alive.")] = False,
+        follow: Annotated[
+            bool, Query(description="Continue until the job has ended; blank lines keep the connection open.")
+        ] = False,
     ) -> Any:
         """Stream a job's events, one JSON object a line."""
         await run_in_threadpool(service.job, _checked_id(job_id), caller_of(request))
@@ -352,7 +354,7 @@ def _add_service(app: "FastAPI", service: Service) -> None:
     def metrics(request: Request) -> Any:
         """Return metrics in Prometheus' text format; they are of all jobs."""
         if (caller := caller_of(request)).scope == "submit":
-            raise ForbiddenError(forbidden(caller, "sees its own jobs alone, and metrics are of all"))
+            raise ForbiddenError(forbidden(caller, "may see only its own jobs, and metrics include all jobs"))
         content, media_type = service.metrics.render()
         return Response(content, headers={"content-type": media_type})
 

@@ -40,7 +40,7 @@ TURNS_OF_TOKEN = 8
 # Of such a token, streams and requests that wait included: a fifth of the connections that there are.
 MOST_REQUESTS_OF_TOKEN = 100
 READING = frozenset({"GET", "HEAD"})
-BUSY = "the service has as many connections as it takes; try again in a moment"
+BUSY = "the service has reached its largest number of connections; try again in a moment"
 UNAUTHORISED = (
     "this service needs its token: send the header 'Authorization: Bearer TOKEN' "
     "(command line: --token-file FILE or DKGP_SERVICE_TOKEN)"
@@ -96,7 +96,7 @@ class Guard(Layer):
             scope[ADMITTED_KEY] = True
             await self._app(scope, receive, send)
         elif caller.scope == "read" and scope["method"] not in READING:
-            refused = error_answer(403, "Forbidden", forbidden(caller, "changes nothing"))
+            refused = error_answer(403, "Forbidden", forbidden(caller, "may change nothing"))
             await _in_turn(self._turns[caller.name], refused)(scope, receive, send)
         else:
             await self._answer(caller, scope, receive, send)
@@ -162,7 +162,7 @@ def _foreign(scope: Scope) -> str | None:
     host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
     if not _is_this_machine(host):
         return (
-            f"without a token this service answers to localhost, 127.0.0.1 and [::1] alone; got '{host[:100]}'. "
+            f"without a token this service answers only at localhost, 127.0.0.1 and [::1]; got '{host[:100]}'. "
             "Start it without --no-token to reach it by another name"
         )
     if scope["path"] in OPEN_PATHS:

@@ -32,7 +32,7 @@ _EXCEEDED = {"DeadlineExceededError": "deadline", "MemoryExceededError": "memory
 FIGURES = {
     "column_passes": ("dkgp_job_column_passes", "Column passes of a running job so far"),
     "gradient_inf_norm": ("dkgp_job_gradient_inf_norm", "Largest component of a running job's gradient, max abs g"),
-    "tolerance": ("dkgp_job_tolerance", "What dkgp_job_measure of a running job is to reach"),
+    "tolerance": ("dkgp_job_tolerance", "Tolerance for dkgp_job_measure of a running job"),
 }
 
 
@@ -52,7 +52,7 @@ class ServiceMetrics:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         ProcessCollector(registry=registry)
-        build = gauge("dkgp_build_info", "What runs here", ("version", "python", "cluster"))
+        build = gauge("dkgp_build_info", "Version and settings of this service", ("version", "python", "cluster"))
         build.labels(dkgp.__version__, platform.python_version(), settings.cluster.kind).set(1)
         for name, text, limit in (
             ("dkgp_jobs_concurrent_limit", "Most jobs that run at once", settings.concurrent_jobs),
@@ -65,7 +65,7 @@ class ServiceMetrics:
         self.submitted = counter("dkgp_jobs_submitted", "Jobs accepted", ("command",))
         self.refused = counter("dkgp_jobs_refused", "Submissions refused", ("reason",))
         self.finished = counter("dkgp_jobs_finished", "Jobs that ended", ("command", "outcome"))
-        self.exceeded = counter("dkgp_jobs_exceeded", "Jobs that were ended since they took too much", ("limit",))
+        self.exceeded = counter("dkgp_jobs_exceeded", "Jobs that were stopped at a limit", ("limit",))
         for kind in _EXCEEDED.values():
             self.exceeded.labels(kind)
         self.duration = histogram(
@@ -153,7 +153,9 @@ class _JobCollector:
             "dkgp_jobs_folder_bytes", "Bytes of jobs' records and logs", value=self._queue.folder_bytes()
         )
         forgotten = CounterMetricFamily(
-            "dkgp_jobs_forgotten", "Ended jobs whose records were removed, by what they exceeded", labels=("limit",)
+            "dkgp_jobs_forgotten",
+            "Ended jobs whose records were removed, by the limit that they exceeded",
+            labels=("limit",),
         )
         for limit, number in self._queue.forgotten.items():
             forgotten.add_metric((limit,), number)
@@ -178,7 +180,7 @@ class _JobCollector:
             yield gauge
         reached = GaugeMetricFamily(
             "dkgp_job_measure",
-            "What a running job brings down to its tolerance",
+            "Convergence measure of a running job",
             labels=("job_id", "command", "measure"),
         )
         for record in running:

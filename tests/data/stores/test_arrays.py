@@ -296,7 +296,7 @@ def test_chunks_of_another_store_are_not_kept(tmp_path: Path) -> None:
     shutil.move(other, tmp_path / "d.zarr")
     with pytest.raises(StoreError, match="was overwritten or removed while it was read"):
         data.inputs(10, 20)
-    # The store comes back: the rows that were read meanwhile are not its own.
+    # The store comes back: the rows read meanwhile are not its own.
     shutil.rmtree(tmp_path / "d.zarr")
     shutil.move(tmp_path / "aside.zarr", tmp_path / "d.zarr")
     np.testing.assert_array_equal(data.inputs(10, 20, standardised=False), X[10:20])

@@ -268,7 +268,7 @@ def test_a_trend_does_not_make_the_amplitude() -> None:
 
 
 def test_targets_vary_about_a_known_mean() -> None:
-    """A shift of the targets and of their mean changes nothing, and the amplitude is tuned."""
+    """A shift of the targets and of their mean may change nothing, and the amplitude is tuned."""
     rng = np.random.default_rng(3)
     x = rng.uniform(-2.0, 2.0, (80, 1))
     y = np.sin(3.0 * x) + 0.1 * rng.standard_normal((80, 1))

@@ -126,7 +126,7 @@ def test_a_key_makes_one_job_for_each_owner(queue: JobQueue) -> None:
 def test_two_jobs_do_not_write_to_one_place(queue: JobQueue) -> None:
     first = submit(queue)
     for out in ("/data/hyper-0.json", "/data/./hyper-0.json", "/data/hyper-0.json/inside", "/data"):
-        with pytest.raises(JobStateError, match=f"job {first.id} is to write"):
+        with pytest.raises(JobStateError, match=f"job {first.id} writes"):
             queue.submit("tune", {**tuning(), "out": out})
     # A neighbour whose name begins the same is another place.
     queue.submit("tune", {**tuning(), "out": "/data/hyper-0.json.old"})
@@ -137,7 +137,7 @@ def test_two_jobs_do_not_write_to_one_place(queue: JobQueue) -> None:
         queue.submit("tune", {**tuning(), "out": "/data/model.checkpoint"})
     queue.request_cancel(first.id)
     assert queue.submit("tune", tuning())[1]
-    with pytest.raises(JobStateError, match="is to write"):
+    with pytest.raises(JobStateError, match="writes to"):
         queue.resume(first.id)
     assert queue.get(first.id).state == "cancelled"
 
@@ -146,7 +146,7 @@ def test_a_full_queue_takes_no_more(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path / "small", max_queued=2)
     first = submit(queue, 0, idempotency_key="k")
     submit(queue, 1)
-    with pytest.raises(QueueFullError, match="2 jobs wait already"):
+    with pytest.raises(QueueFullError, match="2 jobs are waiting"):
         submit(queue, 2)
     assert submit(queue, 0, idempotency_key="k") == first
     claim(queue)
@@ -179,7 +179,7 @@ def test_a_job_that_died_is_first_in_the_queue_again_but_not_for_ever(tmp_path: 
     assert queue.ledger.died(job.id, 3, "the process was killed by SIGKILL") == "failed"
     record = queue.get(job.id)
     assert record.error["type"] == "JobDiedError"
-    assert "SIGKILL; that happened 3 times" in record.error["message"]
+    assert "SIGKILL; this happened 3 times" in record.error["message"]
     assert queue.resume(job.id).state == "queued"
     claimed = claim(queue)
     assert claimed.id == job.id != other.id
@@ -204,7 +204,7 @@ def test_an_interruption_means_what_was_asked_for(queue: JobQueue) -> None:
             assert record.exit_code == 130
         if reason == "deadline":
             assert record.error["type"] == "DeadlineExceededError"
-            assert "longer than it may" in record.error["message"]
+            assert "exceeded its deadline" in record.error["message"]
     assert states == {None: "queued", "stop": "queued", "cancel": "cancelled", "deadline": "failed"}
 
 
@@ -363,7 +363,7 @@ def test_attempts_add_up_to_what_a_job_has_run(queue: JobQueue, monkeypatch: pyt
     assert queue.ledger.mark_stop(job.id, 2, "deadline")
     assert queue.ledger.interrupted(job.id, 2, {"message": "state saved"}) == "failed"
     record = queue.get(job.id)
-    assert "longer than it may (100 seconds); state saved" in record.error["message"]
+    assert "exceeded its deadline (100 seconds); state saved" in record.error["message"]
     queue.resume(job.id)
     claim(queue)
     assert queue.ledger.running()[0].ran_seconds == about(0.0)
@@ -503,7 +503,7 @@ def test_one_owner_does_not_fill_the_queue(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path / "queue", max_queued=5, max_queued_per_owner=2)
     for number in range(2):
         submit(queue, number, owner="alice")
-    with pytest.raises(QueueFullError, match="2 of your jobs wait already"):
+    with pytest.raises(QueueFullError, match="2 of your jobs are waiting"):
         submit(queue, 2, owner="alice")
     submit(queue, 3, owner="bob")
     assert queue.counts()["queued"] == 3
@@ -519,7 +519,7 @@ def test_a_folder_that_is_full_takes_no_jobs(tmp_path: Path, monkeypatch: pytest
     for job_id in (first.id, running.id):
         (queue.folder_of(job_id) / "log.txt").write_bytes(b"x" * 500_000)
         claim(queue)
-    with pytest.raises(QueueFullError, match="may take 500,000"):
+    with pytest.raises(QueueFullError, match="the limit is 500,000"):
         submit(queue, 2)
     assert queue.prune_to(500_000) == 0  # both run
     queue.ledger.finish(first.id, 1, "done", 0)
@@ -534,7 +534,7 @@ def test_records_count_as_well_as_folders(tmp_path: Path) -> None:
     empty, options = queue.folder_bytes(), {"dataset": "/d.zarr", "fixed": [f"gamma.{n:080}=1" for n in range(9_000)]}
     ids = [queue.submit("tune", {**options, "out": f"/out-{number}.json"})[0].id for number in range(3)]
     assert 2_400_000 < queue.folder_bytes() - empty < 3_200_000
-    with pytest.raises(QueueFullError, match="may take 2,000,000"):
+    with pytest.raises(QueueFullError, match="the limit is 2,000,000"):
         submit(queue, 4)
     for job_id in ids:
         queue.request_cancel(job_id)
@@ -611,11 +611,11 @@ def folder(tmp_path: Path) -> Path:
 def test_one_place_by_two_names_is_refused(queue: JobQueue, folder: Path, first: str, second: str) -> None:
     first, second = (text.replace("BASE", str(folder)) for text in (first, second))
     job_id = reserve(queue, first)
-    with pytest.raises(JobStateError, match=f"job {job_id} is to write to"):
+    with pytest.raises(JobStateError, match=f"job {job_id} writes to"):
         reserve(queue, second)
     queue.request_cancel(job_id)
     second_id = reserve(queue, second)
-    with pytest.raises(JobStateError, match=f"job {second_id} is to write to"):
+    with pytest.raises(JobStateError, match=f"job {second_id} writes to"):
         queue.resume(job_id)
 
 

@@ -283,7 +283,7 @@ def test_a_place_that_is_taken_tells_a_stranger_neither_whose_nor_which(people: 
     job_id = people.submit("alice", "shared/a.zarr").json()["id"]
     refused = people.submit("bob", "shared/a.zarr/below")
     assert refused.status_code == 409
-    assert "somebody else's job" in refused.text
+    assert "another user's job" in refused.text
     assert job_id not in refused.text
     assert "alice" not in refused.text
     assert job_id in people.submit("alice", "shared/a.zarr").text
@@ -358,7 +358,7 @@ def test_no_token_can_push_the_others_out_of_the_log(people: People, monkeypatch
         assert people.client("prometheus").post(f"/v1/jobs/{first}/cancel").status_code == 403
     for number in range(20):
         assert people.client("bob").get(f"/v1/jobs/{number:012x}").status_code == 404
-    # The same submission again changes nothing, and is answered like the first.
+    # The same submission again may change nothing, and is answered like the first.
     for _ in range(20):
         body = {"command": "train", "options": people.stage.options("b.zarr")}
         people.client("bob").post("/v1/jobs", json=body, headers={"idempotency-key": "b"})

@@ -295,7 +295,7 @@ def test_health_and_administrators_are_answered_where_every_place_is_at_work(sta
         assert health(url) == 200
         refused = get(url, bob)
         assert refused.status_code == 503
-        assert "as many connections as it takes" in refused.json()["error"]["message"]
+        assert "its largest number of connections" in refused.json()["error"]["message"]
         assert refused.headers["connection"] == "close"
         assert get(url, BEARER).status_code == 200
         # Those that showed a token are still there.
