@@ -265,7 +265,7 @@ KINDS = {
         _read_dataset,
         "X/c/1/0",
         {"X": ("sample", "feature"), "y": ("sample",)},
-        ((1, ("classes",)), (2, ()), (3, ()), (4, ())),
+        ((1, ("classes",)), (2, ()), (3, ())),
     ),
     "labels": StoreKind("dataset", _write_labels, open_dataset, _read_dataset, "y/c/2", {"y": ("sample",)}),
     "model": StoreKind(
