@@ -437,7 +437,7 @@ def test_a_finished_run_is_known_and_that_of_another_noise_or_mean_is_not(ran: C
     line = "train @train --hyper @hyper --out @model --tol 1e-8 --resume --mean"
     assert mean.json(f"{line} linear")["resumed"]
     mean.refuses(f"{line} constant", "another mean")
-    assert "is done" in law.told("train @train --out @model --hyper @hyper --resume")
+    assert "is already complete" in law.told("train @train --out @model --hyper @hyper --resume")
     hyper = read_hyperparameters(law["hyper"])
     weights = (hyper.noise_model.weights[0] + 0.01, hyper.noise_model.weights[1])
     other = replace(hyper, noise_model=replace(hyper.noise_model, weights=weights))
@@ -450,7 +450,7 @@ def test_a_finished_run_is_known_and_that_of_another_noise_or_mean_is_not(ran: C
 @pytest.mark.parametrize(
     ("name", "line", "words"),
     [
-        ("known noise", "pursue @train --out @w --overwrite", "known noise 's' plays no part"),
+        ("known noise", "pursue @train --out @w --overwrite", "known noise 's' is not used by a linear regression"),
         (
             "a noise model",
             "sparse @train --hyper @hyper --out @w --overwrite --basis-size 20",

@@ -438,7 +438,7 @@ def test_tuned_by_the_evidence_of_labels(shell: Shell) -> None:
     found = shell.json(f"{line} --plot @scales.png")
     assert (found["likelihood"], found["noise_variance"], found["objective"]) == ("logit", 1.0, "likelihood")
     assert found["scores"]["folds"]["error_rate"] < 0.3
-    assert "are done" in shell.run(f"{line} --resume").stderr
+    assert "are already complete" in shell.run(f"{line} --resume").stderr
     shown = shell.run(f"{line} --overwrite").stdout
     for words in ("likelihood", "logit", "log evidence (Laplace)", "error rate", "log loss"):
         assert words in shown

@@ -244,7 +244,7 @@ def test_a_finished_model_of_an_earlier_version_is_known(shell: Shell, monkeypat
         return replace(model, summary={**summary, "tree_error": summary.pop("product_error")})
 
     monkeypatch.setattr(ModelRecord, "open", staticmethod(earlier))
-    assert "is done" in shell.run(f"{line} --product-error 1e-5 --resume").stderr
+    assert "is already complete" in shell.run(f"{line} --product-error 1e-5 --resume").stderr
     told = shell.told(f"{line} --product-error 2e-5 --resume --overwrite")
     assert "is from a run with another product error (its product error: 1e-05; this run's: 2e-05)" in told
 

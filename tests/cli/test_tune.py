@@ -315,7 +315,7 @@ def test_an_interrupted_search_goes_on_from_its_checkpoint(
     assert without_time(document) == without_time(whole)
     assert shell.names == {"hyper.json"}
     again = shell.run(f"{line} --resume --json")
-    assert "are done" in again.stderr
+    assert "are already complete" in again.stderr
     assert without_time(document_of(again)) == without_time(whole)
 
 
