@@ -25,16 +25,8 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings
-from dkgp.models.classification.exact import (
-    DecisionError,
-    ExactSettings,
-    solver_for_labels,
-    train_exact,
-)
-from dkgp.models.classification.fixed_size.settings import (
-    foresee_search,
-    most_widths,
-)
+from dkgp.models.classification.exact import DecisionError, ExactSettings, solver_for_labels, train_exact
+from dkgp.models.classification.fixed_size.settings import foresee_search, most_widths
 from dkgp.models.classification.fixed_size.train import considered_weights, train_fixed_size, weighing_words
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import (

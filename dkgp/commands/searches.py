@@ -22,13 +22,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import going_on, has_checkpoint, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
-from dkgp.commands.tune import (
-    AUTO_KERNEL,
-    COMPARED_KERNELS,
-    LEAST_SAMPLES,
-    OF_SUBSETS,
-    TuneJob,
-)
+from dkgp.commands.tune import AUTO_KERNEL, COMPARED_KERNELS, LEAST_SAMPLES, OF_SUBSETS, TuneJob
 from dkgp.data import open_dataset
 from dkgp.data.remote.storage import is_folder
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
