@@ -53,8 +53,7 @@ class Rule:
     error : float
         Bound on the prior deviation of the block's average minus the sum, in the target's units.
     spread : float
-        Largest mean over the cells of a product of two coordinates' distances from the centroids: what the sum of a
-        quadratic drift misses; 0 for a rule that is exact for it.
+        Bound on the error of the sum for a product of two coordinates, without anisotropy: 0 for a rule that is exact.
     area : float
     """
 
@@ -130,7 +129,7 @@ def polygon(shape: Any, variogram: Variogram, order: int = 8, name: str = "") ->
         corners[index, : len(ring)], corners[index, len(ring) :] = ring, ring[-1]
     centroids = np.array([piece.centroid.coords[0] for piece in pieces])
     cells = _Cells(corners, centroids, np.array([piece.area for piece in pieces]))
-    radius = _radii(cells, np.eye(2))
+    radius = _radii(cells, variogram.anisotropy(2))
     error = _midpoint_error(cells, variogram)
     return Rule(centroids, cells.weights, error, float(cells.weights @ radius**2), float(shape.area))
 

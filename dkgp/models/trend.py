@@ -375,7 +375,7 @@ class Trend:
             Part of the bounds: the error of the sums k_x'A where not every entry was added up. The certificate of
             A_y - A_H beta does not include it.
         """
-        return self._taken(mean, bound, self.kind.columns_at(rows), product_error)
+        return self.taken(mean, bound, self.kind.columns_at(rows), product_error)
 
     def slopes_at(
         self, gradient: FloatArray, bound: FloatArray, inputs: FloatArray, product_error: FloatArray | None = None
@@ -397,14 +397,14 @@ class Trend:
         for feature in range(gradient.shape[2]):
             columns = self.kind.slopes_at(inputs, feature)
             off = None if product_error is None else product_error[:, :, feature]
-            parts.append(self._taken(gradient[:, :, feature], bound[:, :, feature], columns, off))
+            parts.append(self.taken(gradient[:, :, feature], bound[:, :, feature], columns, off))
         return np.stack([part.mean for part in parts], axis=2), np.stack([part.bound for part in parts], axis=2)
 
     @np.errstate(over="ignore", invalid="ignore")  # NaN becomes an infinite bound
-    def _taken(
+    def taken(
         self, mean: FloatArray, bound: FloatArray, columns: FloatArray, product_error: FloatArray | None = None
     ) -> Known:
-        """Return `at` for the columns h or their derivatives, (r, q)."""
+        """Return `at` for columns (r, q): h, its derivatives, or averages of h for averages of k_x."""
         p, beta = len(self.missed), np.array(self.coefficients)
         # One more rounding: h - k'A_H; products of features have others.
         rests, errors = columns - mean[:, p:], bound[:, p:]

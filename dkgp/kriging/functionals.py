@@ -1,0 +1,146 @@
+"""Predictions of averages of a field, with proven bounds: linear functionals L f = sum_q w_q f(z_q).
+
+With k_L = sum_q w_q k(., z_q), h_L and c_LL in the place of k_x, h(x) and k(x, x) all formulas of a prediction hold.
+The system Kbar v = k_L is solved for many functionals together. With the residual r = k_L - Kbar v,
+
+    k_L'Kbar^-1 k_L = v'k_L + v'r + r'Kbar^-1 r,     0 <= r'Kbar^-1 r <= sum_i r_i^2 / s2_i,
+
+and |k_L'Kbar^-1 r_j| <= sqrt(c_LL) |r_j| / s bounds the means from the stored solution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data.types import FloatArray
+from dkgp.kernels import kernel_from_json
+from dkgp.kriging.field import Field
+from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
+from dkgp.models.noise import Noise
+from dkgp.models.rounding import (
+    EPS,
+    EVALUATION,
+    UNIT,
+    certified_row_errors,
+    column_lengths,
+    mean_in_units,
+    sum_roundings,
+    variance_in_units,
+)
+from dkgp.models.sums import SupportInputs
+from dkgp.models.trend import RUN_ROWS, Trend
+from dkgp.operators.base import column_of
+from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.solvers import GradientInfNorm, solve
+
+
+@dataclass(frozen=True, eq=False)
+class Averages:
+    """Predictions of B functionals, in the target's units: (B, p) each. The exact values lie within the bounds."""
+
+    mean: FloatArray
+    bound: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+
+def averages(
+    field: Field, rows: FloatArray, weights: FloatArray, context: RunContext, *, tolerance: float = 1e-7
+) -> Averages:
+    """Predict weighted averages of the signal.
+
+    Parameters
+    ----------
+    field : Field
+    rows : (m, d + c) float64
+        The engine's standardised inputs of the nodes, and covariates.
+    weights : (m, B) float64
+        Of each functional: nonnegative, of sum 1.
+    context : RunContext
+        Who computes. Memory in this process: some six arrays of n x B numbers.
+    tolerance : float, default 1e-7
+        Largest entry of the residual of the systems.
+    """
+    model, trend = field.record, Trend.held(field.record.trend)
+    kernel, noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
+    nodes = np.ascontiguousarray(rows[:, : model.n_features])
+    source = SupportInputs.of(model, field.fitted.version)
+    with single_threaded_blas(), context.operator(kernel, noise.diagonal, source, tolerance=tolerance) as operator:
+        columns = CrossKernel(operator, nodes).columns(weights)
+        solution = solve(operator, columns, stopping=GradientInfNorm(tolerance), watch=context)
+        samples = operator.row_errors()
+        certificate = Certificate.of(
+            solution.alpha,
+            solution.gradient,
+            columns,
+            operator.noise,
+            kernel.diagonal(nodes[:1])[0],
+            samples,
+            stepped=solution.stepped,
+            product_errors=solution.product_errors,
+        )
+        prior, unsure = _prior(field, nodes, weights)
+    errors = certified_row_errors(kernel, source, nodes)
+    # Entries are off by their rows' errors, sums over nodes by a rounding a term.
+    entry = EPS * (float(samples.max()) + float(errors.max()) + len(nodes) + 8.0)
+    off = EVALUATION * (entry * np.sqrt(len(columns)))
+    taken = _quadratic_forms(solution.alpha, solution.gradient, columns, noise, certificate, off)
+    lower = np.maximum((prior - unsure) * (1.0 - 4.0 * EPS) - taken[1], 0.0)
+    upper = (prior + unsure) * (1.0 + 4.0 * EPS) - taken[0]
+    stored = Certificate.from_json(dict(model.certificate))
+    mean = columns.T @ model.alpha
+    n = model.n_samples
+    row = np.full(len(mean), float(errors.max()) + len(nodes) + sum_roundings(n, RUN_ROWS) + 8.0)
+    bound = stored.mean_error_bound(np.ones(len(mean)), row)
+    # The solve's part is in proportion to the functional's prior deviation, and not to that of a point.
+    factor = stored.proven_residual_norm / np.sqrt(stored.noise_variance)
+    less = np.maximum(1.0 - np.sqrt(prior + unsure) * (1.0 + 8.0 * EPS), 0.0)
+    bound = np.minimum(bound, np.maximum(bound - less[:, None] * factor * (1.0 - 8.0 * EPS), 0.0) + 4.0 * EPS * bound)
+    if trend is not None:
+        known = trend.taken(mean, bound, weights.T @ trend.kind.columns_at(rows))
+        mean, bound = known.mean, known.bound
+        lower, upper = known.widened(lower, upper)
+    to = model.standardisation
+    mean, bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
+    return Averages(mean, bound, *variance_in_units(lower, np.maximum(upper, 0.0), to.target_std))
+
+
+def _quadratic_forms(
+    alpha: FloatArray,
+    gradient: FloatArray,
+    columns: FloatArray,
+    noise: Noise,
+    certificate: Certificate,
+    off: float,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the ends of k_L'Kbar^-1 k_L: (B,) each. `off` bounds the length of the error of k_L."""
+    least = certificate.noise_variance
+    form = np.einsum("nb,nb->b", alpha, columns) - np.einsum("nb,nb->b", alpha, gradient)
+    weights = np.sqrt(np.broadcast_to(noise.diagonal, (len(alpha),)) / least)
+    unknown = np.asarray(certificate.residual_rounding) + certificate.product_lengths
+    sizes = np.einsum("nb,nb->b", np.abs(alpha), np.abs(columns) + np.abs(gradient))
+    slack = column_lengths(column_of(weights) * alpha) * unknown * (1.0 + len(alpha) * UNIT)
+    slack = EVALUATION * (slack + (len(alpha) + 8.0) * UNIT * sizes)
+    low = np.maximum(form - slack, 0.0)
+    high = form + slack + certificate.proven_residual_norm**2 / least * (1.0 + 4.0 * EPS)
+    # The computed k_L is off: its length in Kbar^-1 by at most that of the error over s.
+    change = off / np.sqrt(least)
+    return (
+        np.maximum(np.sqrt(low) * (1.0 - 2.0 * EPS) - change, 0.0) ** 2 * (1.0 - 4.0 * EPS),
+        (np.sqrt(high) * (1.0 + 2.0 * EPS) + change) ** 2 * (1.0 + 4.0 * EPS),
+    )
+
+
+def _prior(field: Field, nodes: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return c_LL of each functional and a bound on its rounding: (B,) each."""
+    kernel = kernel_from_json(field.record.kernel)
+    prior = np.empty(weights.shape[1])
+    for index, column in enumerate(weights.T):
+        own = np.flatnonzero(column)
+        prior[index] = column[own] @ np.asarray(kernel(nodes[own], nodes[own])) @ column[own]
+    # All terms are positive: entries have some roundings of 1, the largest, and the sum one a term.
+    return prior, EVALUATION * (len(nodes) + 64.0) * EPS * np.ones_like(prior)
