@@ -582,9 +582,9 @@ class KernelsRun(TuneRun):
                 "name one with `kernel`"
             )
         best = min(scored, key=lambda row: row["nlpd"])
+        rank = f"the smallest of {len(scored)} kernels" if len(scored) > 1 else "the only kernel that was tuned"
         self.reporter.note(
-            f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} on {best['rows']:,} held-out samples, the least "
-            f"of {len(scored)} kernels"
+            f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} on {best['rows']:,} held-out samples, {rank}"
         )
         return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
 

@@ -318,7 +318,7 @@ def _moved(document: Document, name: str) -> str:
 
 def _coverage(document: Document) -> str:
     low, high = document["coverage_95_band"]
-    between = f"{number(document['coverage_95'])}, of a calibrated model {low:.3f} to {high:.3f}"
+    between = f"{number(document['coverage_95'])}, expected for a calibrated model {low:.3f} to {high:.3f}"
     return between + _moved(document, "coverage_95")
 
 

@@ -633,9 +633,9 @@ class IterativeRun(VarianceRun):
             else "starts and preconditions block conjugate gradients"
         )
         if self.plan["smooth"]:
-            how = "is expected to suffice by itself"
+            how = "should need no iterations"
         elif self._settings.max_passes < 1:
-            how = "has to do by itself, with no pass over the kernel matrix"
+            how = "is used alone, without passes over the kernel matrix"
         return (
             f"partial Cholesky factor of rank {rank:,}{beside} ({self._memory.fixed / 1e6:,.3g} MB) "
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"

@@ -393,7 +393,7 @@ class WholeRun(VarianceRun):
         where = "in memory" if self._in_memory else f"in '{self._factor.url}'"
         return (
             f"Cholesky factor of all {layout.n:,} samples ({layout.disk_bytes / 1e6:,.3g} MB {where}) "
-            f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it suffices by itself"
+            f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; no iterations are needed"
         )
 
     def factor(self) -> WholeFactor:
