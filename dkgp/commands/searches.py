@@ -494,7 +494,9 @@ class BoundRun(TuneRun):
         if latest is not None and latest.metadata.get("identity") != self.signature:
             return Checkpointing(store, identity=self.signature)
         if latest is not None:
-            self.reporter.note(f"going on from '{store.url}', {latest.metadata['state']['iteration']} evaluations")
+            self.reporter.note(
+                f"continuing from '{store.url}' after {latest.metadata['state']['iteration']} evaluations"
+            )
         return checkpointing
 
     def written(self) -> None:

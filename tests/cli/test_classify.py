@@ -95,7 +95,7 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(shell: Shell) -> N
     assert found["memory_plan"]["coordinator_bytes"] > 0
     assert shell["path.png"].read_bytes().startswith(b"\x89PNG")
     stages = [line for line in result.stderr.splitlines() if line.startswith("pass ")]
-    first = r"pass 1 of 4 at most: width 1, penalty \S+: error \d+\.\d\d% with 40 prototypes; \d+ s left"
+    first = r"pass 1 of at most 4: width 1, penalty \S+: error \d+\.\d\d% with 40 prototypes; at most \d+ s left"
     assert re.match(first, stages[0])
     assert re.search(rf"error {100 * best['error']:.2f}% with \d+ prototypes", stages[-1])
     assert re.search(r"forecast: at most 4 passes over [\d,]+ samples, about \d+ s on idle cores", result.stderr)
@@ -304,7 +304,7 @@ def test_a_search_for_neighbours_that_was_limited_is_told_of(shell: Shell) -> No
     assert 0.0 < found["left"] < 0.9
     share, shown = 100.0 * found["neighbours_unproven"], shell.told("info @m")
     assert f"samples whose neighbours may not be the nearest {share:.3g} % (each search looked at 65 samples)" in shown
-    assert f"residual share of k(x, x) {found['left']:.2g} of it" in shown
+    assert f"residual share of k(x, x) {found['left']:.2g} on average" in shown
     predicted = shell.told("predict @m @labels --out @p --cluster none")
     assert "each search looked at 65 samples at most, and is exact with more" in predicted
 

@@ -308,7 +308,7 @@ def test_an_interrupted_search_goes_on_from_its_checkpoint(
     assert name != "labels" or latest.arrays["begin"].shape[1] == 3
     if name == "bound":
         interrupting(90)
-        words = f"going on from '{shell['hyper.json']}.checkpoint', {held} evaluations"
+        words = f"continuing from '{shell['hyper.json']}.checkpoint' after {held} evaluations"
         shell.refuses(f"{line} --resume", words, code=130)
     interrupting(10**9)
     document = shell.json(f"{line} --resume --cluster local --workers 2")
@@ -323,11 +323,11 @@ def test_a_damaged_checkpoint_is_refused_and_that_of_another_search_left(
     shell: Shell, interrupting: Callable[[int], None]
 ) -> None:
     line = f"{SEARCHES['bound']} --out @hyper.json"
-    for more, words in (("", ""), ("--basis-size 9 --resume", ""), ("", "of an earlier run and will be replaced")):
+    for more, words in (("", ""), ("--basis-size 9 --resume", ""), ("", "from an earlier run and will be replaced")):
         interrupting(40)
         told = shell.told(f"{line} {more}", code=130)
         assert words in told
-        assert "going on from" not in told
+        assert "continuing from" not in told
     shutil.rmtree(shell["hyper.json.checkpoint"])
     shell["hyper.json.checkpoint"].write_text("{")
     shell.refuses(f"{line} --resume", "no checkpoint of a search, or damaged")

@@ -96,7 +96,7 @@ def errors_drawn(tmp_path: Path, last_exponent: float) -> tuple[dict[str, FloatA
 def test_a_run_that_stopped_early_shows_when_it_would_end(tmp_path: Path) -> None:
     lines, words = errors_drawn(tmp_path, 3.0)
     assert words == "stopped after 3 min 00 s, at 10.0 times the tolerance;\nabout 1 min 00 s more at the recent rate"
-    np.testing.assert_allclose(lines["least so far"][-1], [3.0, 1e-3])  # minutes
+    np.testing.assert_allclose(lines["smallest so far"][-1], [3.0, 1e-3])  # minutes
     np.testing.assert_allclose(lines["forecast, at the recent rate"], [[3.0, 1e-3], [4.0, 1e-4]])
     assert set(lines["tolerance 0.0001"][:, 1]) == {1e-4}
     # A forecast four times as far as the run is drawn as far again as the run, and told in full.
