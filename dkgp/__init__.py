@@ -41,7 +41,7 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-_LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "models", "operators", "solvers")
+_LAYERS = ("cluster", "data", "errors", "estimators", "kernels", "kriging", "models", "operators", "solvers")
 _ESTIMATORS = tuple(sorted({*__all__} - {"__version__"}))
 
 

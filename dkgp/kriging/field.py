@@ -9,7 +9,13 @@ The engine predicts the signal h'beta + f by mu with a bound, and its variance V
     observation   as the field               the field's + e
 
 since mu(x_i) = z_i - n_i alpha_i and V(x_i) = n_i - n_i^2 q_i. Without a measurement error the field at a sample is its
-value, exactly.
+value.
+
+The engine's noise is positive. A nugget below 1e-12 of the partial sill is solved as micro-scale variation of that
+size, and bounds are those of that process; at samples the signal is their value then. A covariance matrix whose
+condition exceeds 1e15 is refused.
+
+The mean's covariates (external drift) are columns after the coordinates.
 """
 
 from __future__ import annotations
@@ -21,15 +27,17 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
+import scipy.spatial
 
 from dkgp.data import Dataset, ModelRecord, dataset_from_arrays
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray
-from dkgp.errors import InputError, StoreError
+from dkgp.errors import InputError, NumericalError, StoreError
 from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.estimators.settings import executor_for, solver_for
 from dkgp.estimators.training_set import reads_memory
+from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
@@ -37,14 +45,19 @@ from dkgp.models.context import RunContext
 from dkgp.models.exact import train
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
-from dkgp.models.rounding import outward
+from dkgp.models.rounding import UNIT, outward
 from dkgp.models.trend import Drift, MeanValue
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
-from dkgp.solvers import GradientInfNorm
+from dkgp.solvers import GradientInfNorm, solve
 
 Quantity: TypeAlias = Literal["signal", "field", "observation"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+# Least noise of the engine, as a share of the partial sill; below the second a matrix is examined.
+LEAST_NOISE, SURE_NOISE = 1e-12, 1e-8
+MOST_CONDITION = 1e15
+# Samples of a part of the covariance matrix whose eigenvalues are computed: its condition is at most the matrix's.
+_EXAMINED = 512
 
 
 @dataclass(frozen=True)
@@ -153,40 +166,45 @@ class Field:
         Raises
         ------
         InputError
-            A variogram that is no covariance in so many dimensions, or a mean that the samples do not determine.
+            A variogram that is no covariance in so many dimensions, a mean that the samples do not determine, or a
+            covariance matrix that is singular to float64.
         """
-        how = solving or Solving()
-        unit, scale = variogram.range, float(np.sqrt(variogram.field_variance))
-        inputs = variogram.isotropic(samples.places)
-        kernel = variogram.to_kernel(space.n_columns, unit=unit, variance=1.0)
-        middle = samples.values.mean(axis=0)
-        columns, p = inputs.shape[1], len(middle)
-        standardisation = Standardisation(
-            inputs.mean(axis=0), np.full(columns, unit), middle, np.full(p, scale), (True,) * columns
-        )
+        how, drift = solving or Solving(), Drift.parse(mean)
+        kernel = variogram.to_kernel(space.n_columns, unit=variogram.range, variance=1.0)
+        standardisation = _standardisation(samples, space, variogram, drift.columns)
         workspace = Workspace(how.store)
-        dataset = _dataset(inputs, samples.values, standardisation, (names, how.client, workspace))
+        inputs = np.column_stack([variogram.isotropic(samples.places), samples.covariates])
+        features = (*_axes(space, variogram), *drift.columns)
+        dataset = _dataset((inputs, samples.values), standardisation, (features, names), how.client, workspace)
         noise = samples.noise / variogram.field_variance
+        if noise.min() < SURE_NOISE:
+            _require_condition(kernel, standardisation.inputs(inputs), noise)
+            noise = np.maximum(noise, LEAST_NOISE)
         common = float(noise.min())
         by_sample = None if (noise == common).all() else noise - common
-        problem = Problem.of(dataset, kernel, Noise(common, by_sample), Drift.parse(mean))
+        problem = Problem.of(dataset, kernel, Noise(common, by_sample), drift)
         error = ProductError.of(how.product_error)
         solver, products = solver_for(how.solver, problem, how.tolerance, how.seed, product_error=error)
         with executor_for(how.client, dataset) as executor:
             executor.tiles = replace(executor.tiles, products=products)
-            trained = train(
-                dataset,
-                problem.kernel,
-                problem.noise,
-                RunContext(executor, product_error=error),
-                mean=problem.mean,
-                solver=solver,
-                stopping=GradientInfNorm(how.tolerance),
-            )
+            try:
+                trained = train(
+                    dataset,
+                    problem.kernel,
+                    problem.noise,
+                    RunContext(executor, product_error=error),
+                    mean=problem.mean,
+                    solver=solver,
+                    stopping=GradientInfNorm(how.tolerance),
+                )
+            except NumericalError as reason:
+                if common < SURE_NOISE:
+                    raise InputError(_SINGULAR) from reason
+                raise
         description = {
             "space": _plain(space),
             "variogram": variogram.to_dict(),
-            "errors": samples.errors.tolist() if np.ptp(samples.errors) else float(samples.errors[0]),
+            "error": float(samples.errors.min()),
             "n_merged": samples.n_merged,
             "mean": problem.mean.to_json(),
             **(about or {}),
@@ -218,26 +236,43 @@ class Field:
     @cached_property
     def errors(self) -> FloatArray:
         """Variances of the samples' measurement errors, in the target's units squared: (n,)."""
-        return np.broadcast_to(np.asarray(self.about["errors"], dtype=np.float64), (self.n_samples,))
+        more = self.record.sample_noise
+        beyond = np.zeros(self.n_samples) if more is None else more * self.variogram.field_variance
+        return np.asarray(self.about["error"] + beyond, dtype=np.float64)
 
     @property
     def unit(self) -> FloatArray:
         """The target's units of the engine's scale: (p,)."""
         return np.asarray(self.record.standardisation.target_std)
 
-    def inputs(self, places: FloatArray) -> FloatArray:
-        """Return the engine's inputs of places (r, k), not standardised: (r, k)."""
-        return self.variogram.isotropic(places)
+    @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """Names of the mean's covariates."""
+        return self.record.standardisation.covariate_names
+
+    def inputs(self, places: FloatArray, covariates: FloatArray | None = None) -> FloatArray:
+        """Return the engine's inputs of places (r, k) with covariates (r, c), not standardised: (r, k + c).
+
+        Raises `InputError`: covariates are missing, or the field has none.
+        """
+        names, inputs = self.covariate_names, self.variogram.isotropic(places)
+        count = 0 if covariates is None else covariates.shape[1]
+        if count != len(names):
+            expected = f"the covariates {', '.join(names)}" if names else "no covariates"
+            raise InputError(f"this field has {expected} at every point; got {count} columns of `covariates`")
+        return inputs if covariates is None or not names else np.column_stack([inputs, covariates])
 
     def standard_inputs(self, places: FloatArray) -> FloatArray:
-        """Return the engine's standardised inputs of places (r, k): (r, k)."""
-        return self.record.standardisation.inputs(self.inputs(places))
+        """Return the engine's standardised inputs of places (r, k), without covariates: (r, k)."""
+        to = self.record.standardisation
+        return np.asarray((self.variogram.isotropic(places) - to.input_mean) / to.input_std)
 
     def at(
         self,
         places: FloatArray,
         of: Quantity = "signal",
         *,
+        covariates: FloatArray | None = None,
         variance: bool = False,
         gap: float = 0.05,
         n_planned: int | None = None,
@@ -249,6 +284,8 @@ class Field:
         places : (r, k)
             See `Space.places`.
         of : {"signal", "field", "observation"}
+        covariates : (r, c), optional
+            Of the mean, in the order of `covariate_names`.
         variance : bool
             Variances in proven intervals too.
         gap : float
@@ -260,9 +297,39 @@ class Field:
             raise InputError(f"`of` is one of {', '.join(QUANTITIES)}; got {of!r}")
         settings = VarianceSettings(gap=gap, latent=True) if variance else None
         posterior = self.fitted.posterior(settings, n_planned or max(1, len(places)))
-        columns = posterior(self.inputs(places))
+        columns = posterior(self.inputs(places, covariates))
         ends = (columns["variance_lower"], columns["variance_upper"]) if variance else None
         return self.quantity(of, (columns["mean"], columns["mean_error_bound"], ends), lambda: places)
+
+    def weights(
+        self, place: FloatArray, covariates: FloatArray | None = None, tolerance: float = 1e-4, client: Any = None
+    ) -> FloatArray:
+        """Return the kriging weights of the samples at one place (1, k): (n,).
+
+        lambda = v + A_H G^-1 (h - A_H'k) with Kbar v = k, one solve; A_H = Kbar^-1 H is part of the model.
+        """
+        record, p = self.record, self.record.n_targets
+        row = record.standardisation.keep_rows(self.inputs(place, covariates))
+        row = (row - record.standardisation.row_mean) / record.standardisation.row_std
+        drift, chunks = Drift.from_model(record), list(record.row_chunks())
+        kernel = kernel_from_json(record.kernel)
+        k = np.concatenate([kernel.matrix(record.inputs(*rows), drift.features(row)) for rows in chunks])
+        state = record.training_state()
+        if state is None:
+            raise StoreError("this field was stored without its samples; fit it again")
+        error = self.fitted.product_error
+        problem = Problem(state[0], kernel, Noise(record.noise_variance, record.sample_noise), drift)
+        solver, products = solver_for("auto", problem, tolerance, 0, product_error=error)
+        with executor_for(client, record) as executor:
+            executor.tiles = replace(executor.tiles, products=products)
+            with problem.operator(RunContext(executor, product_error=error), tolerance=tolerance) as operator:
+                v = solve(operator, k, solver=solver, stopping=GradientInfNorm(tolerance)).alpha[:, 0]
+        if not drift.is_fitted:
+            return np.asarray(v)
+        solved = record.alpha[:, p:]
+        columns = np.concatenate([drift.columns_at(record.rows(*rows)) for rows in chunks])
+        gram, rest = columns.T @ solved, drift.columns_at(row)[0] - solved.T @ k[:, 0]
+        return np.asarray(v + solved @ np.linalg.solve(0.5 * (gram + gram.T), rest))
 
     def quantity(
         self,
@@ -275,7 +342,7 @@ class Field:
         `places` returns the places (r, k), which the signal itself does not need.
         """
         mean, bound, ends = signal
-        if of == "signal":
+        if of == "signal" and not self.is_exact:
             return _kriged(mean, bound, ends, 0)
         row = self.sample_at(places())
         here = np.flatnonzero(row >= 0)
@@ -285,8 +352,10 @@ class Field:
         share = np.divide(e, n, out=np.zeros_like(n), where=n > 0.0)
         values = self.values[at_samples]
         mean, bound = mean.copy(), bound.copy()
+        # Values have two roundings, the difference, the share and the sum some more.
+        slack = 8.0 * UNIT * (np.abs(values) + np.abs(mean[here]))
         mean[here] = values - share * (values - mean[here])
-        bound[here] *= share
+        bound[here] = bound[here] * share + slack
         if ends is None:
             return _kriged(mean, bound, None, len(here))
         # At a sample e - e^2 (n - V) / n^2 = (e / n) m + (e / n)^2 V, for n = e + m.
@@ -294,12 +363,17 @@ class Field:
         lower, upper = ends[0] + micro, ends[1] + micro
         lower[here], upper[here] = at_low, at_high
         lower, upper = outward(lower, upper)
-        if of == "field":
+        if of != "observation":
             exact = here[e[:, 0] == 0.0]
             lower[exact], upper[exact] = 0.0, 0.0
         else:
             lower, upper = outward(lower + self.variogram.error_variance, upper + self.variogram.error_variance)
         return _kriged(mean, bound, (np.maximum(lower, 0.0), upper), len(here))
+
+    @property
+    def is_exact(self) -> bool:
+        """True without a nugget: the signal at samples is their value."""
+        return self.about["error"] == 0.0 and not sum(self.variogram.nugget) and self.record.sample_noise is None
 
     @cached_property
     def values(self) -> FloatArray:
@@ -344,25 +418,87 @@ def _plain(space: Space) -> dict[str, Any]:
     return {name: getattr(space, name) for name in ("dimensions", "metric", "crs", "has_time", "time_scale")}
 
 
+_SINGULAR = (
+    "the covariance matrix is singular to float64 (condition > 1e15); give a nugget of at least 1e-8 of the sill"
+)
+
+
+def _require_condition(kernel: Kernel, inputs: FloatArray, noise: FloatArray) -> None:
+    """Refuse a covariance matrix that is singular to float64; of many samples a part that lies close together."""
+    rows = np.arange(len(inputs))
+    if len(rows) > _EXAMINED:
+        tree = scipy.spatial.cKDTree(inputs)
+        closest = int(np.argmin(tree.query(inputs, k=2, workers=1)[0][:, 1]))
+        rows = np.sort(tree.query(inputs[closest], k=_EXAMINED, workers=1)[1])
+    matrix = kernel.matrix(inputs[rows], inputs[rows])
+    values = np.linalg.eigvalsh(matrix + np.diag(noise[rows]))
+    if not values[0] * MOST_CONDITION > values[-1]:
+        raise InputError(_SINGULAR)
+
+
+def _axes(space: Space, variogram: Variogram) -> tuple[str, ...]:
+    """Return names of the engine's coordinates: those of the space unless they are turned or geocentric."""
+    if space.metric == "plane" and variogram.ratio == (1.0, 1.0):
+        return space.names
+    axes = tuple(f"axis{number}" for number in range(1, space.n_columns + 1 - space.has_time))
+    return (*axes, "time") if space.has_time else axes
+
+
+def _standardisation(
+    samples: Samples, space: Space, variogram: Variogram, covariates: tuple[str, ...]
+) -> Standardisation:
+    """Return the engine's scales: the range for coordinates, the root of the partial sill for values.
+
+    Raises `InputError`: covariates that are constant, or have the name of a coordinate.
+    """
+    inputs, axes = variogram.isotropic(samples.places), _axes(space, variogram)
+    if samples.covariates.shape[1] != len(covariates):
+        raise InputError(
+            f"the mean has {len(covariates)} covariates ({', '.join(covariates) or 'none'}); the samples have "
+            f"{samples.covariates.shape[1]} columns of them"
+        )
+    for name, column in zip(covariates, samples.covariates.T, strict=True):
+        if name in axes or covariates.count(name) > 1:
+            raise InputError(f"the covariate {name} has the name of another column; rename it")
+        if np.ptp(column) == 0.0:
+            raise InputError(
+                f"the covariate {name} is {column[0]:g} at all samples, as the constant of the mean is; leave it out"
+            )
+    middle, k = samples.values.mean(axis=0), len(axes)
+    scale = float(np.sqrt(variogram.field_variance))
+    affine = Standardisation(
+        np.append(inputs.mean(axis=0), samples.covariates.mean(axis=0)),
+        np.append(np.full(k, variogram.range), samples.covariates.std(axis=0)),
+        middle,
+        np.full(len(middle), scale),
+        (True,) * (k + len(covariates)),
+    )
+    return affine.with_covariates(covariates, (*axes, *covariates))
+
+
 def _dataset(
-    inputs: FloatArray,
-    values: FloatArray,
+    rows: tuple[FloatArray, FloatArray],
     standardisation: Standardisation,
-    where: tuple[tuple[str, ...], Any, Workspace],
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    client: Any,
+    workspace: Workspace,
 ) -> Dataset:
-    """Return the training set: in memory, or in a store where workers cannot read this process's memory."""
-    names, client, workspace = where
-    features = tuple(f"x{column}" for column in range(inputs.shape[1]))
+    """Return the training set: in memory, or in a store where workers cannot read this process's memory.
+
+    `rows` are inputs with covariates, and values; `names` those of their columns.
+    """
+    (inputs, values), (features, targets) = rows, names
     if not reads_memory(client):
         return dataset_from_arrays(
             workspace.url("training-set"),
             inputs,
             values,
             feature_names=features,
-            target_names=names,
+            target_names=targets,
             standardisation=standardisation,
         )
     mark = hashlib.sha256(np.ascontiguousarray(inputs).tobytes() + np.ascontiguousarray(values).tobytes()).hexdigest()
+    kept = tuple(name for name in features if name not in standardisation.covariate_names)
     return assembled_dataset(
-        standardisation.inputs(inputs), standardisation.targets(values), standardisation, features, names, mark
+        standardisation.rows(inputs), standardisation.targets(values), standardisation, kept, targets, mark, features
     )

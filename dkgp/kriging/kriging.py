@@ -11,19 +11,35 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray
-from dkgp.errors import InputError
+from dkgp.errors import InputError, StoreError
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
+from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.field import QUANTITIES, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
-from dkgp.kriging.samples import DUPLICATES, Samples
-from dkgp.kriging.space import Space
-from dkgp.kriging.variogram import Variogram
+from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
+from dkgp.kriging.space import Space, coordinates_of
+from dkgp.kriging.variogram import FORMS, Variogram, form_name
 from dkgp.models.prediction.predict import Destination
 from dkgp.models.trend import Drift
 
 KINDS = ("simple", "ordinary", "universal")
-REFUSED_NEIGHBOURS = "dkgp takes all samples; leave it out"
+# Settings that a store has; the others are the variogram, the CRS, and where things are computed and stored.
+STORED = (
+    "kind",
+    "mean",
+    "degree",
+    "covariates",
+    "of",
+    "duplicates",
+    "metric",
+    "earth",
+    "time_scale",
+    "tolerance",
+    "product_error",
+    "variance_gap",
+    "random_state",
+)
 
 
 class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
@@ -136,7 +152,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
 
     def fit(
         self,
-        coordinates: Sequence[ArrayLike],
+        coordinates: Any,
         data: Any,
         weights: Any = None,
         *,
@@ -148,7 +164,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         coordinates : (easting, northing[, up][, time]) or (longitude, latitude)
-            Arrays of one shape.
+            Arrays of one shape, columns of a DataFrame, or points of a GeoSeries or GeoDataFrame, whose CRS is taken
+            unless `crs` is set. Dates are days.
         data : array_like, or a tuple of them
             Measured values of the coordinates' shape; several are kriged with one variogram.
         weights : array_like, optional
@@ -170,27 +187,28 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         """
         mean = self._drift()
         has_time = self.time_scale is not None
+        coordinates, crs = coordinates_of(coordinates, self.crs, data)
         space: Space = Space.of(
             coordinates,
-            self.crs,
+            crs,
             metric=self.metric,
             earth=self.earth,
             has_time=has_time,
             time_scale=self.time_scale if self.time_scale is not None else 1.0,
         )
         places = space.places(coordinates)
-        values = _columns(data, len(places))
-        drift = self._covariates_at(covariates, len(places))
-        variogram = self._variogram(places, values, space)
+        values, names = _columns(data, len(places))
+        columns = self._covariates_at(covariates, len(places), "sample")
+        variogram = self._variogram(places, values, columns, mean)
         errors = np.full(len(places), variogram.error_variance) + _noise(weights, noise, len(places))
-        samples = Samples(places, values, errors, variogram.microscale_variance, drift)
+        samples = Samples(places, values, errors, variogram.microscale_variance, columns)
         samples = samples.once_a_place(self.duplicates)  # type: ignore[arg-type]
         solving = Solving(self.tolerance, self.product_error, "auto", self.client, self.store, int(self.random_state))
-        x, y = (np.asarray(values, dtype=np.float64) for values in (coordinates[0], coordinates[-1 - has_time]))
+        x, y = (np.asarray(coordinates[axis], dtype=np.float64) for axis in (0, min(1, space.dimensions - 1)))
         region = [float(x.min()), float(x.max()), float(y.min()), float(y.max())]
-        about = {"of": self.of, "region": region}
-        self.field_ = Field.fit(samples, space, variogram, solving, mean=mean, about=about)
-        self._several = isinstance(data, tuple)
+        settings = {name: getattr(self, name) for name in STORED} | {"covariates": list(self._covariate_names)}
+        about = {"of": self.of, "region": region, "settings": settings, "several": isinstance(data, tuple)}
+        self.field_ = Field.fit(samples, space, variogram, solving, mean=mean, names=names, about=about)
         return self._take()
 
     def _take(self) -> Self:
@@ -201,7 +219,13 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         summary = field.record.summary
         self.drift_ = summary["mean"]["coefficients"] if "mean" in summary else {}
         self.certificate_ = dict(field.record.certificate)
+        self._several = bool(field.about.get("several", field.record.n_targets > 1))
         return self
+
+    @property
+    def _covariate_names(self) -> tuple[str, ...]:
+        names = self.covariates
+        return (names,) if isinstance(names, str) else tuple(names)
 
     def _drift(self) -> Drift:
         """Return the engine's mean of the kind of kriging."""
@@ -211,7 +235,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             raise InputError(
                 f"simple kriging has a known `mean`, and no other kind has; got kind={self.kind!r}, mean={self.mean!r}"
             )
-        if self.kind != "universal" and (self.degree or self.covariates):
+        if self.kind != "universal" and (self.degree or self._covariate_names):
             raise InputError(
                 f"`degree` and `covariates` belong to universal kriging; got kind={self.kind!r}. Pass kind='universal'"
             )
@@ -219,31 +243,56 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             return Drift(value=float(self.mean))  # type: ignore[arg-type]
         if self.kind == "ordinary":
             return Drift(0)
-        if self.covariates:
-            raise InputError("covariates are not available yet")
-        if self.degree not in (1, 2):
-            raise InputError(f"`degree` of universal kriging is 1 or 2; got {self.degree!r}")
-        return Drift(self.degree)
+        if self.degree not in (0, 1, 2) or not (self.degree or self._covariate_names):
+            raise InputError(
+                f"`degree` of universal kriging is 1 or 2, or 0 with `covariates`; got {self.degree!r}"
+                f"{'' if self._covariate_names else ' without covariates'}"
+            )
+        return Drift(self.degree, columns=self._covariate_names)
 
-    def _covariates_at(self, covariates: Any, n: int) -> FloatArray:
-        if covariates is None:
-            return np.zeros((n, 0))
-        raise InputError("covariates are not available yet")
+    def _covariates_at(self, covariates: Any, n: int, point: str = "point") -> FloatArray:
+        """Return the covariates of n points, in the order of the setting: (n, c)."""
+        names = self._covariate_names
+        if covariates is not None and not names:
+            raise InputError(
+                "`covariates` have values here, and the model has none; name them: Kriging(kind='universal', "
+                "covariates=['dist'])"
+            )
+        return covariate_columns(names, covariates, n, point)
 
-    def _variogram(self, places: FloatArray, values: FloatArray, space: Space) -> Variogram:
-        """Return the variogram as given."""
-        given = self.variogram
-        if isinstance(given, Variogram):
-            return given
-        if isinstance(given, dict):
-            return Variogram.from_dict(given)
-        raise InputError(f"`variogram` is a Variogram; got {given!r}")
+    def _variogram(self, places: FloatArray, values: FloatArray, covariates: FloatArray, mean: Drift) -> Variogram:
+        """Return the variogram of the setting; a name is fitted to residuals of the mean by least squares."""
+        model = self.variogram
+        if isinstance(model, Variogram):
+            return model
+        if isinstance(model, dict):
+            return Variogram.from_dict(model)
+        if hasattr(model, "len_rescaled"):
+            return Variogram.from_gstools(model)
+        if not isinstance(model, str):
+            raise InputError(f"`variogram` is a Variogram, a name, a dict or a model of GSTools; got {model!r}")
+        name = form_name(model)
+        if FORMS[name].shape is not None or values.shape[1] > 1 or places.shape[1] > 3:
+            raise InputError(
+                f"the variogram {model} is fitted to one value a sample, in up to 3 dimensions, by range, sill and "
+                "nugget alone; pass a Variogram"
+            )
+        centred = (places - places.mean(axis=0)) / max(float(np.ptp(places, axis=0).max()), 1e-300)
+        columns = Drift(mean.degree or 0, columns=mean.columns).columns_at(np.column_stack([centred, covariates]))
+        residuals = values[:, 0] - columns @ np.linalg.lstsq(columns, values[:, 0], rcond=None)[0]
+        if np.ptp(residuals) == 0.0:
+            raise InputError(f"the values do not vary about their mean; pass a Variogram instead of {model!r}")
+        empirical = empirical_variogram(
+            tuple(places.T), residuals, estimator="cressie", metric="plane", seed=int(self.random_state)
+        )
+        start = Variogram(name, psill=empirical.variance, range=float(empirical.edges[-1]) / 3.0)
+        return start.fit(empirical)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 
     def predict(
         self,
-        coordinates: Sequence[ArrayLike],
+        coordinates: Any,
         *,
         covariates: Any = None,
         return_bounds: bool = False,
@@ -268,8 +317,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             Arrays of the coordinates' shape; of several data, tuples of them.
         """
         check_is_fitted(self, "field_")
-        shape = np.broadcast_shapes(*(np.shape(values) for values in coordinates))
-        result = self.kriged(coordinates, variance=return_variance)
+        coordinates = self._in_our_crs(coordinates)
+        shape = np.shape(coordinates[0])
+        result = self.kriged(coordinates, covariates=covariates, variance=return_variance)
         parts: list[FloatArray | None] = [result.mean]
         if return_bounds:
             parts.append(result.mean_error_bound)
@@ -280,14 +330,26 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         shaped = [self._shaped(part, shape) for part in parts if part is not None]
         return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
+    def _in_our_crs(self, coordinates: Any) -> tuple[Any, ...]:
+        """Return coordinates as arrays; points of another CRS are transformed."""
+        return coordinates_of(coordinates, self.space_.crs)[0]
+
     def kriged(
-        self, coordinates: Sequence[ArrayLike], *, variance: bool = False, n_planned: int | None = None
+        self,
+        coordinates: Any,
+        *,
+        covariates: Any = None,
+        variance: bool = False,
+        n_planned: int | None = None,
+        of: Quantity | None = None,
     ) -> Kriged:
-        """Return predictions of flattened points, with bounds; see `Field.at`."""
-        places = self.space_.places(coordinates)
+        """Return predictions of flattened points, with bounds; see `Field.at`. `of` is the setting by default."""
+        check_is_fitted(self, "field_")
+        places = self.space_.places(self._in_our_crs(coordinates))
         return self.field_.at(
             places,
-            self._quantity(),
+            of or self._quantity(),
+            covariates=self._covariates_at(covariates, len(places)),
             variance=variance,
             gap=self.variance_gap,
             n_planned=n_planned,
@@ -374,12 +436,19 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
                 return quantity
         raise InputError(f"`of` is one of {', '.join(QUANTITIES)}; got {self.of!r}")
 
+    def _data_names(self, data_names: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of predicted means: by default those of verde."""
+        count = self.field_.record.n_targets
+        names = (data_names,) if isinstance(data_names, str) else data_names
+        if names is None:
+            names = ["scalars"] if count == 1 else [f"scalars{index}" for index in range(count)]
+        if len(names) != count:
+            raise InputError(f"`data_names` names {count} data; got {tuple(names)}")
+        return tuple(names)
+
     def _named(self, dataset: Any, data_names: Sequence[str] | None, mask: ArrayLike | None) -> Any:
         """Return a map with the names of verde, and without masked cells."""
-        targets = self.field_.record.target_names
-        names = data_names or (["scalars"] if len(targets) == 1 else [f"scalars{i}" for i in range(len(targets))])
-        if len(names) != len(targets):
-            raise InputError(f"`data_names` names {len(targets)} data; got {tuple(names)}")
+        targets, names = self.field_.record.target_names, self._data_names(data_names)
         means = ["mean"] if len(targets) == 1 else [f"{target}_mean" for target in targets]
         dataset = dataset.rename(dict(zip(means, names, strict=True)))
         if mask is None:
@@ -394,18 +463,180 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         columns = tuple(column.reshape(shape) for column in values.T)
         return columns if self._several else columns[0]
 
-    def score(self, coordinates: Sequence[ArrayLike], data: Any, weights: Any = None) -> float:
+    def profile(
+        self,
+        point1: Sequence[float],
+        point2: Sequence[float],
+        size: int,
+        *,
+        variance: bool = False,
+        covariates: Any = None,
+        data_names: Sequence[str] | None = None,
+    ) -> Any:
+        """Predict at points of even steps on the line between two points.
+
+        Parameters
+        ----------
+        point1, point2
+            Coordinates of both ends, of as many numbers as the samples'.
+        size : int
+            Number of points, ends included.
+        variance : bool, default False
+            Also columns with variances and their intervals.
+        covariates
+            As for `predict`, at the points.
+        data_names
+            As for `grid`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Coordinates, the distance from `point1` (in km on the globe), means and their bounds.
+        """
+        check_is_fitted(self, "field_")
+        ends = [np.asarray(point, dtype=np.float64).reshape(-1) for point in (point1, point2)]
+        if len(ends[0]) != len(self.space_.names) or len(ends[1]) != len(self.space_.names):
+            raise InputError(f"points have {len(self.space_.names)} coordinates, {', '.join(self.space_.names)}")
+        if int(size) != size or size < 1:
+            raise InputError(f"`size` is a whole number of at least 1; got {size!r}")
+        share = np.linspace(0.0, 1.0, int(size))
+        points = tuple(low + share * (high - low) for low, high in zip(*ends, strict=True))
+        places = self.space_.places(points)[:, : self.space_.n_columns - self.space_.has_time]
+        steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
+        if self.space_.metric == "plane":
+            steps = np.full(len(steps), np.linalg.norm(places[-1] - places[0]) / max(len(steps), 1))
+        distance = np.concatenate([[0.0], np.cumsum(steps)])
+        return self._table(
+            points, {"distance": distance}, self.kriged(points, covariates=covariates, variance=variance), data_names
+        )
+
+    def scatter(
+        self,
+        region: Sequence[float] | None = None,
+        size: int = 300,
+        random_state: int = 0,
+        *,
+        variance: bool = False,
+        data_names: Sequence[str] | None = None,
+    ) -> Any:
+        """Predict at random points of a region, by default that of the samples.
+
+        The points are uniform in the coordinates. Fields with covariates, height or time have no such points: use
+        `predict`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Coordinates, means and their bounds; the same seed gives the same points.
+        """
+        check_is_fitted(self, "field_")
+        if len(self.space_.names) != 2:
+            raise InputError(f"`scatter` draws points of 2 coordinates; the field has {', '.join(self.space_.names)}")
+        west, east, south, north = self.region_ if region is None else region
+        draws = np.random.default_rng(random_state).random((2, size))
+        points = (west + draws[0] * (east - west), south + draws[1] * (north - south))
+        return self._table(points, {}, self.kriged(points, variance=variance), data_names)
+
+    def _table(
+        self,
+        points: Sequence[FloatArray],
+        more: dict[str, FloatArray],
+        kriged: Kriged,
+        data_names: Sequence[str] | None,
+    ) -> Any:
+        """Return points with predictions as a DataFrame."""
+        import pandas as pd
+
+        columns = {**dict(zip(self.space_.names, points, strict=True)), **more}
+        parts = ["mean_error_bound"]
+        if kriged.variance is not None:
+            parts += ["variance", "variance_lower", "variance_upper"]
+        for index, name in enumerate(self._data_names(data_names)):
+            columns[name] = kriged.mean[:, index]
+            columns |= {f"{name}_{part}": getattr(kriged, part)[:, index] for part in parts}
+        return pd.DataFrame(columns)
+
+    def weights(self, coordinates: Sequence[Any], *, covariates: Any = None) -> FloatArray:
+        """Return the weights by which the mean of the signal at one point adds up the samples' values: (n,).
+
+        One more solve of the kriging equations, lambda = Kbar^-1 (k + H G^-1 R), with its tolerance. The samples are
+        those after merging, in order of first appearance. Without a known mean the weights add up to one.
+        """
+        check_is_fitted(self, "field_")
+        places = self.space_.places(self._in_our_crs(coordinates))
+        if len(places) != 1:
+            raise InputError(f"weights are those of one point; got {len(places)}")
+        return self.field_.weights(places, self._covariates_at(covariates, 1), self.tolerance, self.client)
+
+    def execute(self, style: str, xpoints: ArrayLike, ypoints: ArrayLike, mask: ArrayLike | None = None) -> Any:
+        """Predict new observations as PyKrige's `execute` does.
+
+        Parameters
+        ----------
+        style : {"grid", "masked", "points"}
+            The grid of both axes; the same without the cells where `mask` is true; or points.
+        xpoints, ypoints : array_like
+            Axes, or coordinates of the points.
+        mask : (rows, columns) array_like of bool, optional
+            With the style "masked".
+
+        Returns
+        -------
+        z, ss : array_like
+            Means and variances of observations, (rows, columns) or (points,); masked arrays with a mask.
+        """
+        return self._execute(style, (xpoints, ypoints), mask, "observation", None)
+
+    def _execute(self, style: str, axes: tuple[Any, Any], mask: Any, of: Quantity, covariates: Any) -> Any:
+        check_is_fitted(self, "field_")
+        if style not in ("grid", "masked", "points"):
+            raise InputError(f"`style` is grid, masked or points; got {style!r}")
+        if self.field_.record.n_targets > 1:
+            raise InputError("`execute` predicts one value; use `predict` for several")
+        x, y = (np.atleast_1d(np.squeeze(np.asarray(values, dtype=np.float64))) for values in axes)
+        if style == "points":
+            if x.shape != y.shape:
+                raise InputError(f"points have as many x as y; got {x.size} and {y.size}")
+            shape: tuple[int, ...] = x.shape
+        else:
+            shape = (y.size, x.size)
+            x, y = np.meshgrid(x, y)
+        taken = np.ones(shape, dtype=bool)
+        if style == "masked":
+            if mask is None or np.shape(mask) not in (shape, shape[::-1]):
+                raise InputError(f"the style masked needs a `mask` of shape {shape}; got {np.shape(mask)}")
+            taken = ~np.asarray(mask, dtype=bool)
+            taken = taken if taken.shape == shape else taken.T
+        names, columns = self._covariate_names, None
+        if names:
+            columns = {
+                name: np.broadcast_to(np.asarray(values), shape)[taken]
+                for name, values in zip(
+                    names, covariate_columns(names, covariates, x.size, "point").T.reshape(-1, *shape), strict=True
+                )
+            }
+        kriged = self.kriged((x[taken], y[taken]), covariates=columns, variance=True, of=of)
+        assert kriged.variance is not None
+        results = []
+        for values in (kriged.mean, kriged.variance):
+            whole = np.zeros(shape)
+            whole[taken] = values[:, 0]
+            results.append(np.ma.array(whole, mask=~taken) if style == "masked" else whole)
+        return tuple(results)
+
+    def score(self, coordinates: Any, data: Any, weights: Any = None, *, covariates: Any = None) -> float:
         """Return R^2, the coefficient of determination of the predicted means, averaged over several data."""
         from sklearn.metrics import r2_score
 
-        values = _columns(data, np.size(coordinates[0]))
-        mean = self.kriged(coordinates).mean
+        mean = self.kriged(coordinates, covariates=covariates).mean
+        values, _ = _columns(data, len(mean))
         flat = None if weights is None else np.ravel(weights)
         return float(r2_score(values, mean, sample_weight=flat))
 
-    def filter(self, coordinates: Sequence[ArrayLike], data: Any, weights: Any = None) -> Any:
+    def filter(self, coordinates: Any, data: Any, weights: Any = None, *, covariates: Any = None) -> Any:
         """Fit, predict at the samples, and return coordinates, residuals and weights, as verde's `filter`."""
-        predicted = self.fit(coordinates, data, weights).predict(coordinates)
+        self.fit(coordinates, data, weights, covariates=covariates)
+        predicted = self.predict(coordinates, covariates=covariates)
         if self._several:
             residuals: Any = tuple(np.asarray(one) - other for one, other in zip(data, predicted, strict=True))
         else:
@@ -423,28 +654,22 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
     def load(cls, url: str | os.PathLike[str]) -> Self:
         """Open a stored field; `StoreError` for another store."""
         field = Field.open(os.fspath(url))
-        space = field.space
-        mean = Drift.from_json(field.about["mean"])
-        kriging = cls(
-            field.variogram,
-            kind="simple" if not mean.is_fitted else "universal" if mean.degree else "ordinary",
-            mean=mean.value,
-            degree=mean.degree or 0,
-            of=field.about.get("of", "signal"),
-            crs=space.crs,
-            metric=space.metric,
-            time_scale=space.time_scale if space.has_time else None,
-        )
+        settings = field.about.get("settings")
+        if settings is None:
+            raise StoreError(f"'{os.fspath(url)}' has a field without the settings of Kriging; open it with Field.open")
+        settings = settings | {"covariates": tuple(settings["covariates"])}
+        kriging = cls(field.variogram, crs=field.space.crs, **settings)
         kriging.field_ = field
-        kriging._several = field.record.n_targets > 1
         return kriging._take()
 
 
-def _columns(data: Any, n: int) -> FloatArray:
-    """Return values (n, p), finite; `InputError` for others."""
-    columns = [
-        np.asarray(values, dtype=np.float64).reshape(-1) for values in (data if isinstance(data, tuple) else (data,))
-    ]
+def _columns(data: Any, n: int) -> tuple[FloatArray, tuple[str, ...]]:
+    """Return values (n, p), finite, and their names; `InputError` for others."""
+    parts = data if isinstance(data, tuple) else (data,)
+    columns = [np.asarray(values, dtype=np.float64).reshape(-1) for values in parts]
+    names = [values.name for values in parts if isinstance(getattr(values, "name", None), str)]
+    if len(set(names)) < len(parts):
+        names = ["z"] if len(parts) == 1 else [f"z{index}" for index in range(len(parts))]
     for column in columns:
         if len(column) != n:
             raise InputError(f"data has {len(column)} values; expected {n}, one for each sample")
@@ -452,7 +677,7 @@ def _columns(data: Any, n: int) -> FloatArray:
             row = int(np.argmin(np.isfinite(column)))
             missing = int((~np.isfinite(column)).sum())
             raise InputError(f"data is {column[row]} in row {row}, and in {missing} of {n} rows; remove these samples")
-    return np.column_stack(columns)
+    return np.column_stack(columns), tuple(map(str, names))
 
 
 def _noise(weights: Any, noise: Any, n: int) -> FloatArray:

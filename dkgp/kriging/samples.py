@@ -7,8 +7,9 @@ micro-scale variance is not averaged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -129,6 +130,52 @@ class Samples:
                 f"2 samples at {_shown(self.places[order[at]])} have values {one:g} and {other:g}, and {reason}: no "
                 "field passes through both. Give `noise`, or `duplicates` merge with a measurement error"
             )
+
+
+def covariate_columns(names: Sequence[str], values: Any, n: int, point: str = "sample") -> FloatArray:
+    """Return the covariates of n points, in the order of their names: (n, c).
+
+    Parameters
+    ----------
+    names : sequence of str
+    values : mapping, DataFrame, or sequence of array_like
+        By name, or in the order of the names.
+    n : int
+    point : str
+        The points' name in messages.
+
+    Raises
+    ------
+    InputError
+        Names that are missing, or values that are missing or not finite.
+    """
+    if not names:
+        return np.zeros((n, 0))
+    if values is None:
+        raise InputError(f"`covariates` has values of {', '.join(names)} at every {point}; got none")
+    if isinstance(values, list | tuple | np.ndarray):
+        parts = list(values.T) if isinstance(values, np.ndarray) and values.ndim == 2 else list(values)
+        if isinstance(values, np.ndarray) and values.ndim < 2:
+            parts = [values]
+        if len(parts) != len(names):
+            raise InputError(f"`covariates` has {len(names)} columns, {', '.join(names)}; got {len(parts)}")
+    else:
+        missing = [name for name in names if name not in values]
+        if missing:
+            known = ", ".join(map(str, values))
+            raise InputError(f"there is no {', '.join(missing)} among `covariates`; got {known or 'none'}")
+        parts = [values[name] for name in names]
+    columns = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts]
+    for name, column in zip(names, columns, strict=True):
+        if len(column) != n:
+            raise InputError(f"the covariate {name} has {len(column)} values; expected {n}, one for each {point}")
+        absent = ~np.isfinite(column)
+        if absent.any():
+            raise InputError(
+                f"the covariate {name} is missing at {int(absent.sum())} of {n:,} {point}s, first in row "
+                f"{int(np.argmax(absent))}; remove these {point}s"
+            )
+    return np.column_stack(columns)
 
 
 def groups_of(places: FloatArray) -> tuple[IntArray, IntArray]:

@@ -47,6 +47,42 @@ def crs_of(crs: Any) -> Any:
         raise InputError(f"{crs!r} is no coordinate reference system; expected such as EPSG:32611: {error}") from error
 
 
+def coordinates_of(coordinates: Any, crs: Any = None, data: Any = None) -> tuple[tuple[Any, ...], Any]:
+    """Return coordinates as a tuple of arrays, and their CRS.
+
+    Parameters
+    ----------
+    coordinates
+        Arrays, columns or DataArrays, which are broadcast by their dimensions; a DataFrame of coordinates alone, in
+        order; or points of a GeoSeries or GeoDataFrame.
+    crs : optional
+        The reference to return: points of another one are transformed. By default the points'.
+    data : optional
+        Values whose dimensions DataArrays are broadcast to.
+
+    Raises
+    ------
+    InputError
+        Geometries that are no points.
+    """
+    geometry = getattr(coordinates, "geometry", None)
+    if geometry is not None:
+        if not (geometry.geom_type == "Point").all():
+            raise InputError(f"samples are points; got {', '.join(sorted(set(geometry.geom_type.dropna())))}")
+        if crs is not None and geometry.crs is not None and not crs_of(crs).equals(geometry.crs):
+            geometry = geometry.to_crs(crs_of(crs))
+        reference = geometry.crs if crs is None else crs
+        return (geometry.x.to_numpy(), geometry.y.to_numpy()), reference
+    if hasattr(coordinates, "columns"):
+        coordinates = [coordinates[name] for name in coordinates.columns]
+    if all(hasattr(values, "broadcast_like") for values in coordinates):
+        whole = data if hasattr(data, "broadcast_like") else coordinates[0]
+        for values in coordinates:
+            whole = whole.broadcast_like(values)
+        coordinates = [values.broadcast_like(whole).transpose(*whole.dims).to_numpy() for values in coordinates]
+    return tuple(coordinates), crs
+
+
 @dataclass(frozen=True)
 class Space:
     """The space of samples, which makes places of coordinates.
@@ -144,7 +180,7 @@ class Space:
 
         Raises `InputError`: another number of coordinates, other shapes, or values that are not finite.
         """
-        columns = [np.asarray(values, dtype=np.float64) for values in coordinates]
+        columns = [_numbers(values) for values in coordinates]
         if len(columns) != self.dimensions + self.has_time:
             raise InputError(f"expected {len(self.names)} coordinates ({', '.join(self.names)}); got {len(columns)}")
         shapes = {column.shape for column in columns}
@@ -179,6 +215,15 @@ class Space:
             radius * np.cos(north) * np.sin(east),
             radius * flattened * np.sin(north),
         ]
+
+
+def _numbers(values: ArrayLike) -> FloatArray:
+    """Return numbers; dates become days since 1970."""
+    array = np.asarray(values)
+    if array.dtype.kind == "M":
+        days = (array - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+        return np.where(np.isnat(array), np.nan, days)
+    return array.astype(np.float64)
 
 
 def _require_no_degrees(coordinates: Sequence[ArrayLike]) -> None:

@@ -1,0 +1,18 @@
+from .empirical import EmpiricalVariogram, empirical_variogram
+from .field import Field
+from .grids import Grid
+from .kriging import Kriging
+from .samples import Samples
+from .space import Space
+from .variogram import Variogram
+
+__all__ = [
+    "EmpiricalVariogram",
+    "Field",
+    "Grid",
+    "Kriging",
+    "Samples",
+    "Space",
+    "Variogram",
+    "empirical_variogram",
+]
