@@ -301,7 +301,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         (
             "--noise-model linear --fix 'noise*=0.1'",
             2,
-            ("--noise-model linear tunes the noise", "--fix holds"),
+            ("--noise-model linear tunes the noise", "--fix fixes it"),
         ),
         ("--noise-model auto --likelihood logit", 2, "--noise-model is for regressions"),
         ("--noise-model auto --likelihood auto", 2, "leave it out with --likelihood auto"),
