@@ -95,7 +95,7 @@ def test_outputs_that_exist_need_overwrite(pipeline: dict[str, Any], shell: Shel
         predict,
         f"evaluate @prediction @test --plot {pipeline['folder']}/fit.png",
     ):
-        shell.refuses(line, "exists already", "--overwrite")
+        shell.refuses(line, "exists", "--overwrite")
     assert shell.run(f"{predict} --overwrite").exit_code == 0
     # But never another kind of store.
     shell.refuses(f"{TRAIN.replace('@m', '@train')} --overwrite", "dataset store", "will not be overwritten")

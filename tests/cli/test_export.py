@@ -211,7 +211,7 @@ def test_places_that_are_taken_are_left_alone(predicted: Path, shell: Shell) -> 
     for line, words in (
         ("@folder.csv --overwrite", ("is a folder",)),
         (f"{predicted} --overwrite", ("ends in one of: .csv, .csv.gz, .parquet, .nc",)),
-        ("@t.csv", ("exists already", "--overwrite")),
+        ("@t.csv", ("already exists", "--overwrite")),
         ("s3://bucket/t.csv", ("no local file",)),
         ("@u.csv --dataset @train", ("600",)),
     ):

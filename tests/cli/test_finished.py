@@ -350,7 +350,7 @@ def test_training_goes_on_after_tuning(tuned: Path, shell: Shell, monkeypatch: p
         assert shell.run(line).exit_code == 130
     written = shell["h.json"].read_bytes()
     assert shell.names == {"h.json"}
-    shell.refuses(line, "h.json", "exists already")
+    shell.refuses(line, "h.json", "already exists")
     resumed = shell.json(f"{line} --resume")
     assert shell["h.json"].read_bytes() == written
     assert resumed["tuned"]["out"] == str(shell["h.json"])
