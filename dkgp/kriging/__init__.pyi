@@ -2,6 +2,7 @@ from .empirical import EmpiricalVariogram, empirical_variogram
 from .field import Field
 from .grids import Grid
 from .kriging import Kriging
+from .pykrige import OrdinaryKriging, SimpleKriging, UniversalKriging
 from .samples import Samples
 from .space import Space
 from .variogram import Variogram
@@ -11,8 +12,11 @@ __all__ = [
     "Field",
     "Grid",
     "Kriging",
+    "OrdinaryKriging",
     "Samples",
+    "SimpleKriging",
     "Space",
+    "UniversalKriging",
     "Variogram",
     "empirical_variogram",
 ]

@@ -74,8 +74,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         The globe that "auto" takes. Ranges are in km then.
     time_scale : float, optional
         The last coordinate is time; map units of a unit of time.
-    tolerance : float, default 1e-4
-        Tolerance of the equations, in units of the root of the partial sill.
+    tolerance : float or "auto", default "auto"
+        Tolerance of the equations, in units of the root of the partial sill. "auto": 1e-10 for up to 4,000 samples,
+        else such that means are proven to about a hundredth of the posterior deviation.
     product_error : float or {"auto", "none"}, default "auto"
         See `dkgp.GPRegressor`.
     variance_gap : float, default 0.05
@@ -123,7 +124,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         metric: str = "auto",
         earth: str = "sphere",
         time_scale: float | None = None,
-        tolerance: float = 1e-4,
+        tolerance: Any = "auto",
         product_error: Any = "auto",
         variance_gap: float = 0.05,
         client: Any = None,
@@ -185,7 +186,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         InputError
             Values or settings that cannot be worked with; see the class.
         """
-        mean = self._drift()
+        mean, of = self._drift(), self._quantity()
         has_time = self.time_scale is not None
         coordinates, crs = coordinates_of(coordinates, self.crs, data)
         space: Space = Space.of(
@@ -207,7 +208,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         x, y = (np.asarray(coordinates[axis], dtype=np.float64) for axis in (0, min(1, space.dimensions - 1)))
         region = [float(x.min()), float(x.max()), float(y.min()), float(y.max())]
         settings = {name: getattr(self, name) for name in STORED} | {"covariates": list(self._covariate_names)}
-        about = {"of": self.of, "region": region, "settings": settings, "several": isinstance(data, tuple)}
+        about = {"of": of, "region": region, "settings": settings, "several": isinstance(data, tuple)}
         self.field_ = Field.fit(samples, space, variogram, solving, mean=mean, names=names, about=about)
         return self._take()
 
@@ -566,7 +567,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         places = self.space_.places(self._in_our_crs(coordinates))
         if len(places) != 1:
             raise InputError(f"weights are those of one point; got {len(places)}")
-        return self.field_.weights(places, self._covariates_at(covariates, 1), self.tolerance, self.client)
+        return self.field_.weights(places, self._covariates_at(covariates, 1), self.client)
 
     def execute(self, style: str, xpoints: ArrayLike, ypoints: ArrayLike, mask: ArrayLike | None = None) -> Any:
         """Predict new observations as PyKrige's `execute` does.
@@ -585,44 +586,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         z, ss : array_like
             Means and variances of observations, (rows, columns) or (points,); masked arrays with a mask.
         """
-        return self._execute(style, (xpoints, ypoints), mask, "observation", None)
-
-    def _execute(self, style: str, axes: tuple[Any, Any], mask: Any, of: Quantity, covariates: Any) -> Any:
-        check_is_fitted(self, "field_")
-        if style not in ("grid", "masked", "points"):
-            raise InputError(f"`style` is grid, masked or points; got {style!r}")
-        if self.field_.record.n_targets > 1:
-            raise InputError("`execute` predicts one value; use `predict` for several")
-        x, y = (np.atleast_1d(np.squeeze(np.asarray(values, dtype=np.float64))) for values in axes)
-        if style == "points":
-            if x.shape != y.shape:
-                raise InputError(f"points have as many x as y; got {x.size} and {y.size}")
-            shape: tuple[int, ...] = x.shape
-        else:
-            shape = (y.size, x.size)
-            x, y = np.meshgrid(x, y)
-        taken = np.ones(shape, dtype=bool)
-        if style == "masked":
-            if mask is None or np.shape(mask) not in (shape, shape[::-1]):
-                raise InputError(f"the style masked needs a `mask` of shape {shape}; got {np.shape(mask)}")
-            taken = ~np.asarray(mask, dtype=bool)
-            taken = taken if taken.shape == shape else taken.T
-        names, columns = self._covariate_names, None
-        if names:
-            columns = {
-                name: np.broadcast_to(np.asarray(values), shape)[taken]
-                for name, values in zip(
-                    names, covariate_columns(names, covariates, x.size, "point").T.reshape(-1, *shape), strict=True
-                )
-            }
-        kriged = self.kriged((x[taken], y[taken]), covariates=columns, variance=True, of=of)
-        assert kriged.variance is not None
-        results = []
-        for values in (kriged.mean, kriged.variance):
-            whole = np.zeros(shape)
-            whole[taken] = values[:, 0]
-            results.append(np.ma.array(whole, mask=~taken) if style == "masked" else whole)
-        return tuple(results)
+        x, y, taken = points_of_style(style, xpoints, ypoints, mask)
+        return shaped_as_style(self.kriged((x, y), variance=True, of="observation"), taken, style)
 
     def score(self, coordinates: Any, data: Any, weights: Any = None, *, covariates: Any = None) -> float:
         """Return R^2, the coefficient of determination of the predicted means, averaged over several data."""
@@ -661,6 +626,40 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         kriging = cls(field.variogram, crs=field.space.crs, **settings)
         kriging.field_ = field
         return kriging._take()
+
+
+def points_of_style(style: str, xpoints: ArrayLike, ypoints: ArrayLike, mask: Any) -> tuple[FloatArray, ...]:
+    """Return the points of a style of PyKrige, x and y (r,), and which cells or points they are, of the result's shape.
+
+    Raises `InputError`: another style, or shapes that do not fit.
+    """
+    x, y = (np.atleast_1d(np.squeeze(np.asarray(values, dtype=np.float64))) for values in (xpoints, ypoints))
+    if style == "points":
+        if x.shape != y.shape:
+            raise InputError(f"points have as many x as y; got {x.size} and {y.size}")
+    elif style in ("grid", "masked"):
+        x, y = np.meshgrid(x, y)
+    else:
+        raise InputError(f"`style` is grid, masked or points; got {style!r}")
+    taken: Any = np.ones(x.shape, dtype=bool)
+    if style == "masked":
+        if np.shape(mask) not in (x.shape, x.shape[::-1]):
+            raise InputError(f"the style masked needs a `mask` of shape {x.shape}; got {np.shape(mask)}")
+        taken = ~np.asarray(mask, dtype=bool)
+        taken = taken if taken.shape == x.shape else taken.T
+    return x[taken], y[taken], taken
+
+
+def shaped_as_style(kriged: Kriged, taken: Any, style: str) -> tuple[Any, Any]:
+    """Return means and variances of one value in the shape of a style of PyKrige."""
+    if kriged.mean.shape[1] > 1 or kriged.variance is None:
+        raise InputError("`execute` predicts one value; use `predict` for several")
+    results: list[Any] = []
+    for values in (kriged.mean, kriged.variance):
+        whole = np.zeros(taken.shape)
+        whole[taken] = values[:, 0]
+        results.append(np.ma.array(whole, mask=~taken) if style == "masked" else whole)
+    return results[0], results[1]
 
 
 def _columns(data: Any, n: int) -> tuple[FloatArray, tuple[str, ...]]:
