@@ -1,16 +1,16 @@
-"""Regular grids of a map: cells in rows from south to north and columns from west to east, cut into tiles."""
+"""Regular grids of a map: cells in rows from south to north and columns from west to east."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from dkgp.data.types import FloatArray
-from dkgp.errors import InputError
+from dkgp.data.types import BoolArray, FloatArray
+from dkgp.errors import InputError, MissingExtraError
 
 ADJUSTED = ("spacing", "region")
 
@@ -110,19 +110,46 @@ class Grid:
         """Centres of the rows, from south to north."""
         return np.asarray(self.south + self.spacing[0] * np.arange(self.shape[0]), dtype=np.float64)
 
-    def tiles(self, tile: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-        """Iterate over tiles of so many rows and columns, row by row from the south."""
-        for row in range(0, self.shape[0], tile[0]):
-            for column in range(0, self.shape[1], tile[1]):
-                yield (
-                    slice(row, min(row + tile[0], self.shape[0])),
-                    slice(column, min(column + tile[1], self.shape[1])),
-                )
+    def inside(self, mask: Any, crs: str | None = None) -> BoolArray:
+        """Return the cells of a mask: (rows, columns).
 
-    def coordinates(self, rows: slice, columns: slice) -> tuple[FloatArray, FloatArray]:
-        """Return x and y of a tile's cells, (rows, columns) each: the same bits for every cut into tiles."""
-        x, y = np.meshgrid(self.x[columns], self.y[rows])
-        return x, y
+        Parameters
+        ----------
+        mask : (rows, columns) array_like of bool, shapely geometry, or geometries of geopandas
+            Cells whose centre lies in a polygon, or on its edge, are inside. Geometries with a CRS are transformed.
+        crs : str, optional
+            CRS of the grid.
+
+        Raises
+        ------
+        InputError
+            A mask of another shape, or geometries without area.
+        MissingExtraError
+            A polygon without shapely.
+        """
+        if not hasattr(mask, "geom_type"):
+            inside = np.asarray(mask)
+            if inside.shape != self.shape or inside.dtype != bool:
+                raise InputError(
+                    f"`mask` has shape {inside.shape} of {inside.dtype}; expected bool of the shape of the grid, "
+                    f"{self.shape}, or polygons"
+                )
+            return inside
+        try:
+            import shapely
+        except ImportError as error:
+            raise MissingExtraError("shapely", "geo", "A mask of polygons") from error
+        own = getattr(mask, "crs", None)
+        if own is not None and crs is not None and not own.equals(crs):
+            mask = mask.to_crs(crs)
+        geometry = mask if isinstance(mask, shapely.Geometry) else mask.union_all()
+        if not geometry.area > 0.0:
+            raise InputError(f"`mask` is a {geometry.geom_type} without area; expected polygons")
+        shapely.prepare(geometry)
+        inside = np.empty(self.shape, dtype=bool)
+        for row, y in enumerate(self.y):
+            inside[row] = shapely.intersects_xy(geometry, self.x, y)
+        return inside
 
 
 def _line(start: float, stop: float, size: Any, step: Any, adjust: str, pixels: bool) -> tuple[float, float, int]:

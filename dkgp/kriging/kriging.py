@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.data import Progress
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, StoreError
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
+from dkgp.kriging.cells import Covariates
 from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.field import QUANTITIES, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
@@ -368,12 +370,14 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         variance: bool = False,
         crs: Any = None,
         time: float | None = None,
+        covariates: Covariates | None = None,
         dims: tuple[str, str] = ("northing", "easting"),
         data_names: Sequence[str] | None = None,
-        mask: ArrayLike | None = None,
+        mask: Any = None,
         out: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         resume: bool = False,
+        progress: Callable[[Progress], None] | None = None,
     ) -> Any:
         """Predict at the cells of a regular grid.
 
@@ -391,16 +395,21 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             CRS of the grid, by default that of the samples; cells are transformed.
         time : float, optional
             Time of the map, for a field in space and time.
+        covariates : mapping of (rows, columns) arrays by name, or callable, optional
+            Those of an external drift. A callable takes x and y of cells, (m,) each, in the grid's CRS, and returns
+            (m, c). Cells with a missing one are NaN.
         dims, data_names
             Names of the dimensions, and of the predicted means; by default "scalars", or "scalars0", ...
-        mask : (rows, columns) array_like of bool, optional
-            Cells that are false are NaN.
+        mask : (rows, columns) array_like of bool, or polygons of shapely or geopandas, optional
+            Cells that are false, or whose centre lies outside, are not computed: they are NaN.
         out : str, optional
-            Write the map to a name ending in .tif, .nc or .zarr, without holding it in memory where the format allows.
+            Write the map to a name ending in .tif, .nc or .zarr, window by window; .zarr also at a remote address.
         overwrite : bool, default False
             Replace `out`.
         resume : bool, default False
-            Go on with an interrupted map: the cells that are done lie in `out` + ".cells".
+            Go on with an interrupted map: the cells that are done lie in `out` + ".cells". It ends in the same bytes.
+        progress : callable, optional
+            Called with the cells that are done.
 
         Returns
         -------
@@ -421,15 +430,15 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
                 adjust=adjust,
                 pixel_register=pixel_register,
             )
-        settings = MapSettings(self._quantity(), variance, self.variance_gap, crs, time)
-        with computing(self.field_, self.client) as context:
+        settings = MapSettings(self._quantity(), variance, self.variance_gap, crs, time, mask, covariates)
+        with computing(self.field_, self.client, progress=progress) as context:
             if out is not None:
                 target = Destination(os.fspath(out), overwrite=overwrite, resume=resume)
                 write_field(self.field_, grid, target, settings, context)
                 return None
             with tempfile.TemporaryDirectory(prefix="dkgp-") as folder:
                 cells = map_cells(self.field_, grid, Destination(f"{folder}/cells.zarr"), settings, context)
-                return self._named(map_in_memory(cells, dims), data_names, mask)
+                return self._named(map_in_memory(cells, dims), data_names)
 
     def _quantity(self) -> Quantity:
         for quantity in QUANTITIES:
@@ -447,18 +456,11 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             raise InputError(f"`data_names` names {count} data; got {tuple(names)}")
         return tuple(names)
 
-    def _named(self, dataset: Any, data_names: Sequence[str] | None, mask: ArrayLike | None) -> Any:
-        """Return a map with the names of verde, and without masked cells."""
+    def _named(self, dataset: Any, data_names: Sequence[str] | None) -> Any:
+        """Return a map with the names of verde."""
         targets, names = self.field_.record.target_names, self._data_names(data_names)
         means = ["mean"] if len(targets) == 1 else [f"{target}_mean" for target in targets]
-        dataset = dataset.rename(dict(zip(means, names, strict=True)))
-        if mask is None:
-            return dataset
-        inside = np.asarray(mask, dtype=bool)
-        shape = tuple(dataset.sizes.values())
-        if inside.shape != shape:
-            raise InputError(f"`mask` has shape {inside.shape}; expected that of the grid, {shape}")
-        return dataset.where((tuple(dataset.sizes), inside))
+        return dataset.rename(dict(zip(means, names, strict=True)))
 
     def _shaped(self, values: FloatArray, shape: tuple[int, ...]) -> Any:
         columns = tuple(column.reshape(shape) for column in values.T)

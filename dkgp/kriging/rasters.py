@@ -1,33 +1,43 @@
 """Maps of a field: predictions of all cells of a grid, in Zarr, NetCDF or GeoTIFF, or in memory.
 
 The cells are predicted to a prediction store, region by region: a run that was killed goes on where it was. The map is
-made of the finished store. A GeoTIFF has numbers of single precision: ends of intervals and bounds are rounded outward,
-and the rounding of the mean is added to its bound.
+made of the finished store, by windows of whole rows.
+
+The way to variances follows from the field and the grid alone: a run that is resumed, also from the beginning, ends in
+the same bytes.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dkgp import __version__
-from dkgp.data import Prediction, open_prediction
+from dkgp.data import Dataset, Prediction, Progress, open_prediction
+from dkgp.data.remote.addresses import is_local, shown
+from dkgp.data.remote.claims import locked
+from dkgp.data.remote.storage import exists, remove_tree, translate_write_errors
+from dkgp.data.remote.zarr_store import zarr_place
+from dkgp.data.stores.manifest import is_committed
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError
 from dkgp.estimators.settings import executor_for
-from dkgp.kriging.cells import CellRows, cells_of
+from dkgp.kriging.cells import CellRows, Covariates, cells_of
 from dkgp.kriging.field import Field, Kriged, Quantity
+from dkgp.kriging.geotiff import write_geotiff
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.space import crs_of
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
+from dkgp.models.variance.iterative import LEAST_MEMORY_BYTES, MEMORY_BYTES_PER_SAMPLE
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 
@@ -35,16 +45,11 @@ MEANS = ("mean", "mean_error_bound")
 VARIANCES = ("variance", "variance_lower", "variance_upper", "interval_met")
 # Rows and columns of a chunk of a map.
 TILE = (512, 512)
+# Samples up to which variances come from a whole factor; variograms whose variances the samples near a tile prove
+# (docs/reference/variances.md); most working memory of a partial factor.
+WHOLE, MOST_MEMORY_BYTES = 5_000, 2 * 2**30
+NEAR = ("exponential", "matern32", "spherical", "cubic")
 FORMATS = {".tif": "GeoTIFF", ".tiff": "GeoTIFF", ".nc": "NetCDF", ".zarr": "Zarr"}
-# Overviews: how each variable is joined over 2 x 2 cells.
-_JOINED: dict[str, Callable[..., Any]] = {
-    "mean": np.nanmean,
-    "mean_error_bound": np.nanmax,
-    "variance": np.nanmean,
-    "variance_lower": np.nanmin,
-    "variance_upper": np.nanmax,
-    "interval_met": np.nanmin,
-}
 _LONG_NAMES = {
     "mean": "predicted mean",
     "mean_error_bound": "proven bound on the error of the mean",
@@ -70,6 +75,13 @@ class MapSettings:
         CRS of the grid; by default the samples'.
     time : float, optional
         Time of the map, for a field in space and time.
+    mask : optional
+        Cells that are predicted: an array of bool, or polygons; see `Grid.inside`. Others are NaN.
+    covariates : optional
+        Covariates of the cells; see `dkgp.kriging.cells.Covariates`.
+    way : str, default "auto"
+        Way to variances, of `dkgp.models.variance.settings.WAYS`. "auto" follows from the field alone: a whole factor
+        of few samples, else the samples near each tile, or a partial factor of smooth variograms.
     """
 
     of: Quantity = "signal"
@@ -77,6 +89,9 @@ class MapSettings:
     gap: float = 0.05
     crs: Any = None
     time: float | None = None
+    mask: Any = None
+    covariates: Covariates | None = None
+    way: str = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,21 +135,27 @@ class CellMap:
         """CRS of the grid as WKT."""
         return self.rows.crs or self.field.space.crs
 
-    def bands(self) -> Iterator[tuple[slice, dict[str, FloatArray]]]:
-        """Iterate over bands of whole rows of the grid: the rows, and each variable (rows, columns)."""
-        (rows, columns), height = self.rows.grid.shape, self.rows.tile[0]
+    def windows(self, height: int = TILE[0]) -> Iterator[tuple[int, dict[str, FloatArray]]]:
+        """Iterate over windows of whole rows of the grid from the south: the first row, and `values` of each."""
+        rows = self.rows.grid.shape[0]
         for first in range(0, rows, height):
-            count = min(height, rows - first)
-            start = first * columns
-            indices = np.arange(start, start + count * columns)
-            row, column = self.rows.at(indices)
-            kriged = self._kriged(start, start + count * columns, indices)
-            values = {}
+            yield first, self.values(first, min(first + height, rows))
+
+    def values(self, first: int, last: int) -> dict[str, FloatArray]:
+        """Return the variables of the rows [first, last) of the grid; NaN where a cell was not predicted."""
+        columns, height = self.rows.grid.shape[1], self.rows.tile[0]
+        bands = first // height, -(-last // height)
+        start, stop = self.rows.band(*bands)
+        shape = bands[1] * height - bands[0] * height, columns
+        results = {name: np.full(shape, np.nan) for name in self.variables}
+        if stop > start:
+            indices = np.arange(start, stop)
+            row, column = self.rows.at(self.rows.numbers(indices))
+            kriged = self._kriged(start, stop, indices)
             for name, (target, kind) in self.variables.items():
-                band = np.empty((count, columns))
-                band[row - first, column] = _variable(kriged, kind, self.settings.gap)[:, target]
-                values[name] = band
-            yield slice(first, first + count), values
+                results[name][row - bands[0] * height, column] = _variable(kriged, kind, self.settings.gap)[:, target]
+        inside = slice(first - bands[0] * height, last - bands[0] * height)
+        return {name: values[inside] for name, values in results.items()}
 
     def _kriged(self, start: int, stop: int, indices: Any) -> Kriged:
         """Return the predictions of cells by number, of the quantity that the settings ask for."""
@@ -157,10 +178,17 @@ def _variable(kriged: Kriged, name: str, gap: float) -> FloatArray:
 
 
 @contextmanager
-def computing(field: Field, client: Any = None, note: Callable[[str], None] | None = None) -> Iterator[RunContext]:
+def computing(
+    field: Field,
+    client: Any = None,
+    note: Callable[[str], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Iterator[RunContext]:
     """Run tasks on a client's workers, or as suits the field, with the product error that the field was solved with."""
     with executor_for(client, field.record) as executor:
-        yield RunContext(executor, product_error=ProductError.of(field.fitted.product_error), note=note)
+        yield RunContext(
+            executor, product_error=ProductError.of(field.fitted.product_error), note=note, within=progress
+        )
 
 
 def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings, context: RunContext) -> CellMap:
@@ -183,14 +211,43 @@ def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings,
     InterruptedRunError
         The regions that are done stay, to be resumed.
     """
-    dataset, rows = cells_of(field, grid, crs=settings.crs, time=settings.time)
-    if rows.crs is not None and context.note is not None:
-        context.note(
-            f"the grid is in {_short(rows.crs)}, the samples in {_short(field.space.crs)}: cells are transformed"
-        )
-    variance = VarianceSettings(gap=settings.gap, latent=True) if settings.variance else None
-    predict(field.record, dataset, out, context, variance=variance, note=context.note)
+    dataset, rows = cells_of(
+        field,
+        grid,
+        crs=settings.crs,
+        time=settings.time,
+        mask=settings.mask,
+        covariates=settings.covariates,
+        note=context.note,
+    )
+    if out.resume and is_committed(out.url):
+        _require_made_of(open_prediction(out.url), field, dataset, settings)
+    else:
+        predict(field.record, dataset, out, context, variance=_variances(field, settings), note=context.note)
     return CellMap(field, rows, open_prediction(out.url), settings)
+
+
+def _variances(field: Field, settings: MapSettings) -> VarianceSettings | None:
+    """Return the settings of variances, whose way does not depend on seconds or on free memory."""
+    if not settings.variance:
+        return None
+    n, way = field.n_samples, settings.way
+    if way == "auto":
+        way = "cholesky" if n <= WHOLE else "neighbours" if field.variogram.model in NEAR else "iterative"
+    memory = None
+    if way == "iterative":
+        memory = max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, MOST_MEMORY_BYTES))
+    return VarianceSettings(gap=settings.gap, latent=True, way=way, memory_bytes=memory)
+
+
+def _require_made_of(prediction: Prediction, field: Field, dataset: Dataset, settings: MapSettings) -> None:
+    """Refuse finished cells of another field, grid or gap."""
+    about = prediction.attributes
+    made = about["model_fingerprint"], about["data_fingerprint"], about.get("variance", {}).get("gap")
+    if made != (field.record.fingerprint, dataset.fingerprint, settings.gap if settings.variance else None):
+        raise InputError(
+            f"the cells in '{prediction.url}' are of another field, grid or gap; start afresh with `overwrite`"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- outputs
@@ -204,30 +261,68 @@ def format_of(out: str) -> str:
     raise InputError(f"a map is written to a name ending in {', '.join(FORMATS)}; got {out!r}")
 
 
-def write_map(cells: CellMap, out: str, *, overwrite: bool = False) -> None:
-    """Write a map in the format of the ending of `out`.
+def require_writable(out: Destination) -> str:
+    """Return the format of a map's address; refuse one that could not be written, before the work starts.
 
     Raises
     ------
-    OutputExistsError
-        Something is there, and `overwrite` is false.
+    InputError
+        An ending of no format, or a remote address of another format than Zarr.
     MissingExtraError
         A library of the format is not installed.
+    OutputExistsError
+        A map is there, and `overwrite` is false; or unfinished cells, and neither `overwrite` nor `resume` is true.
+    StorageError
+        The folder cannot be made.
     """
-    form = format_of(out)
-    target = Path(out)
-    if target.exists() and not overwrite:
-        raise OutputExistsError(f"'{out}' exists; pass `overwrite` to replace it, or another name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        made = folder / target.name
-        {"GeoTIFF": _write_geotiff, "NetCDF": _write_netcdf, "Zarr": _write_zarr}[form](cells, made)
-        if target.is_dir():
-            shutil.rmtree(target)
-        made.replace(target)
-    finally:
+    form, url = format_of(out.url), out.url
+    if form != "Zarr" and not is_local(url):
+        raise InputError(f"a map at a remote address is a Zarr store, whose name ends in .zarr; got {url!r}")
+    needed = {"GeoTIFF": ("rasterio", "geo"), "NetCDF": ("h5netcdf", "netcdf")}
+    if form in needed and importlib.util.find_spec(needed[form][0]) is None:
+        raise MissingExtraError(*needed[form], f"Writing {form}")
+    cells = exists(_cells_url(url))
+    # A remote store is written in place, by a run that may have been killed.
+    if exists(url) and not (out.overwrite or (out.resume and cells and not is_local(url))):
+        raise OutputExistsError(f"'{shown(url)}' exists; pass `overwrite` to replace it, or another name")
+    if cells and not (out.resume or out.overwrite):
+        raise OutputExistsError(
+            f"cells of an unfinished map lie in '{shown(_cells_url(url))}'; pass `resume` to go on with them, or "
+            "`overwrite` to start afresh"
+        )
+    if is_local(url):
+        with translate_write_errors(url):
+            Path(url).parent.mkdir(parents=True, exist_ok=True)
+    return form
+
+
+def _cells_url(url: str) -> str:
+    return f"{url}.cells"
+
+
+def write_map(cells: CellMap, out: Destination) -> None:
+    """Write a map in the format of the ending of its address; errors as for `require_writable`.
+
+    A local map takes its place when it is whole. A remote one is whole when its consolidated metadata are there.
+    """
+    form = require_writable(replace(out, resume=True))
+    with locked(out.url), translate_write_errors(out.url):
+        if not is_local(out.url):
+            remove_tree(out.url)
+            _write_zarr(cells, zarr_place(out.url))
+            return
+        target = Path(out.url)
+        folder = target.parent / f".{target.name}.writing"
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            made = folder / target.name
+            {"GeoTIFF": write_geotiff, "NetCDF": _write_netcdf, "Zarr": _write_zarr}[form](cells, made)
+            if target.is_dir():
+                shutil.rmtree(target)
+            made.replace(target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_field(field: Field, grid: Grid, out: Destination, settings: MapSettings, context: RunContext) -> None:
@@ -235,13 +330,11 @@ def write_field(field: Field, grid: Grid, out: Destination, settings: MapSetting
 
     The cells lie in `out` + ".cells" until the map is whole; a run with `resume` goes on with them.
     """
-    format_of(out.url)
-    if Path(out.url).exists() and not out.overwrite:
-        raise OutputExistsError(f"'{out.url}' exists; pass `overwrite` to replace it, or another name")
-    store = Destination(f"{out.url}.cells", overwrite=not out.resume, resume=out.resume)
+    require_writable(out)
+    store = Destination(_cells_url(out.url), overwrite=not out.resume, resume=out.resume)
     cells = map_cells(field, grid, store, settings, context)
-    write_map(cells, out.url, overwrite=out.overwrite)
-    shutil.rmtree(store.url, ignore_errors=True)
+    write_map(cells, out)
+    remove_tree(store.url)
 
 
 def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:
@@ -249,14 +342,23 @@ def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:
     import xarray
 
     grid = cells.rows.grid
-    arrays = {name: np.empty(grid.shape) for name in cells.variables}
-    for rows, values in cells.bands():
-        for name, band in values.items():
-            arrays[name][rows] = band
+    arrays = {name: np.empty(grid.shape, dtype=_dtype(kind)) for name, (_, kind) in cells.variables.items()}
+    for first, values in cells.windows():
+        for name, window in values.items():
+            arrays[name][first : first + len(window)] = _stored(window, arrays[name].dtype)
     coordinates = {dims[0]: grid.y, dims[1]: grid.x}
     variables = {name: (dims, values, _attributes(name)) for name, values in arrays.items()}
     dataset = xarray.Dataset(variables, coords=coordinates, attrs=cells.attributes)
     return _with_reference(dataset, cells.crs, dims)
+
+
+def _dtype(kind: str) -> Any:
+    return np.dtype(np.uint8 if kind == "interval_met" else np.float64)
+
+
+def _stored(window: FloatArray, dtype: Any) -> Any:
+    """Return numbers as they are stored: a flag is 0 where there is no cell."""
+    return window if dtype == np.float64 else np.nan_to_num(window).astype(dtype)
 
 
 def _attributes(name: str) -> dict[str, str]:
@@ -281,169 +383,59 @@ def _with_reference(dataset: Any, crs: str | None, dims: tuple[str, str]) -> Any
     return dataset
 
 
-def _write_zarr(cells: CellMap, out: Path) -> None:
-    """Write a Zarr store with a chunk a tile; each chunk has a checksum."""
+def _write_zarr(cells: CellMap, out: Any) -> None:
+    """Write a Zarr store, a path or a store of Zarr's, with a chunk a tile; each chunk has a checksum."""
     import xarray
     import zarr.codecs
 
     grid = cells.rows.grid
-    empty = xarray.Dataset(
-        coords={"y": grid.y, "x": grid.x},
-        attrs=cells.attributes,
-    )
+    empty = xarray.Dataset(coords={"y": grid.y, "x": grid.x}, attrs=cells.attributes)
     empty = _with_reference(empty, cells.crs, ("y", "x"))
     empty.to_zarr(out, mode="w", consolidated=False, zarr_format=3)
     group = zarr.open_group(out, mode="r+", use_consolidated=False)
     chunks = tuple(min(size, side) for size, side in zip(TILE, grid.shape, strict=True))
     arrays = {}
     for name, (_, kind) in cells.variables.items():
-        flag = kind == "interval_met"
+        dtype = _dtype(kind)
         arrays[name] = group.create_array(
             name,
             shape=grid.shape,
             chunks=chunks,
-            dtype="uint8" if flag else "float64",
+            dtype=dtype.name,
             compressors=[zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()],
-            fill_value=0 if flag else np.nan,
+            fill_value=np.nan if dtype == np.float64 else 0,
             dimension_names=("y", "x"),
             attributes={**_attributes(name), **({} if cells.crs is None else {"grid_mapping": "spatial_ref"})},
         )
-    for rows, values in _taller(cells.bands(), TILE[0]):
-        for name, band in values.items():
-            arrays[name][rows] = band
-    zarr.consolidate_metadata(out)
-
-
-def _taller(
-    bands: Iterator[tuple[slice, dict[str, FloatArray]]], height: int
-) -> Iterator[tuple[slice, dict[str, FloatArray]]]:
-    """Join bands into bands of whole chunks, of so many rows."""
-    kept: list[tuple[slice, dict[str, FloatArray]]] = []
-    for rows, values in bands:
-        kept.append((rows, values))
-        if rows.stop % height == 0:
-            yield _joined(kept)
-            kept = []
-    if kept:
-        yield _joined(kept)
-
-
-def _joined(bands: list[tuple[slice, dict[str, FloatArray]]]) -> tuple[slice, dict[str, FloatArray]]:
-    rows = slice(bands[0][0].start, bands[-1][0].stop)
-    return rows, {name: np.concatenate([values[name] for _, values in bands]) for name in bands[0][1]}
+    for first, values in cells.windows():
+        for name, window in values.items():
+            arrays[name][first : first + len(window)] = _stored(window, arrays[name].dtype)
+    with warnings.catch_warnings():
+        # Not in the specification of Zarr v3 yet, but xarray opens such a store in one read.
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(out)
 
 
 def _write_netcdf(cells: CellMap, out: Path) -> None:
-    try:
-        import h5netcdf  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("h5netcdf", "netcdf", "Writing NetCDF") from error
-    dataset = map_in_memory(cells)
-    encoding = {name: {"zlib": True, "complevel": 4} for name in cells.variables}
-    dataset.to_netcdf(out, engine="h5netcdf", encoding=encoding)
+    """Write NetCDF 4 by windows, a chunk a tile."""
+    import h5netcdf
+    import xarray
 
-
-def _write_geotiff(cells: CellMap, out: Path) -> None:
-    """Write a cloud-optimised GeoTIFF of all variables as bands, with overviews that keep bounds proven."""
-    try:
-        import rasterio
-        import rasterio.shutil
-    except ImportError as error:
-        raise MissingExtraError("rasterio", "geo", "Writing a GeoTIFF") from error
-    grid, names = cells.rows.grid, list(cells.variables)
-    north, east = grid.spacing
-    transform = rasterio.transform.from_origin(grid.west - 0.5 * east, grid.y[-1] + 0.5 * north, east, north)
-    crs = None if cells.crs is None else rasterio.crs.CRS.from_wkt(cells.crs)
-    full = {name: np.empty(grid.shape, dtype=np.float32) for name in names}
-    for rows, values in cells.bands():
-        single = to_single({name: cells.variables[name] for name in names}, values)
-        for name in names:
-            full[name][rows] = single[name]
-    levels = [1]
-    while max(grid.shape) / levels[-1] > TILE[0]:
-        levels.append(levels[-1] * 2)
-    sources: dict[str, list[str]] = {}
-    for name in names:
-        part, kind = full.pop(name)[::-1], cells.variables[name][1]
-        sources[name] = []
-        for level in levels:
-            if level > 1:
-                part = _halved(part, kind)
-            path = f"{out.parent}/{name}-{level}.tif"
-            profile = {"driver": "GTiff", "height": part.shape[0], "width": part.shape[1], "count": 1}
-            tiled = {"tiled": True, "blockxsize": TILE[1], "blockysize": TILE[0], "compress": "deflate"}
-            scaled = transform * transform.scale(level)
-            with rasterio.open(
-                path, "w", **profile, **tiled, dtype="float32", nodata=np.nan, crs=crs, transform=scaled
-            ) as file:
-                file.write(part, 1)
-            sources[name].append(path)
-    described = Path(f"{out.parent}/all.vrt")
-    described.write_text(_virtual(grid.shape, sources, transform, cells))
-    rasterio.shutil.copy(
-        described, out, driver="COG", compress="deflate", predictor="yes", blocksize=TILE[0], overviews="AUTO"
-    )
-
-
-def to_single(kinds: Mapping[str, tuple[int, str]], values: Mapping[str, FloatArray]) -> dict[str, Any]:
-    """Return variables as numbers of single precision, with bounds rounded outward.
-
-    `kinds` are the target and the kind of each variable, as `CellMap.variables`.
-    """
-    single = {name: np.asarray(values[name], dtype=np.float32) for name in values}
-    off = {
-        kinds[name][0]: np.abs(single[name].astype(np.float64) - values[name])
-        for name in values
-        if kinds[name][1] == "mean"
-    }
-    for name, (target, kind) in kinds.items():
-        wide = values[name]
-        if kind == "mean_error_bound":
-            # The difference is exact where both are close (Sterbenz); the sum may round.
-            wide = np.nextafter(wide + off[target], np.inf)
-        if kind in ("mean_error_bound", "variance_upper"):
-            low = single[name] = wide.astype(np.float32)
-            single[name] = np.where(low.astype(np.float64) < wide, np.nextafter(low, np.float32(np.inf)), low)
-        elif kind == "variance_lower":
-            high = single[name]
-            single[name] = np.where(high.astype(np.float64) > wide, np.nextafter(high, np.float32(-np.inf)), high)
-    return single
-
-
-def _halved(values: Any, kind: str) -> Any:
-    """Join 2 x 2 cells; an odd last row or column is joined alone."""
-    rows, columns = values.shape
-    padded = np.full((rows + rows % 2, columns + columns % 2), np.nan, dtype=np.float32)
-    padded[:rows, :columns] = values
-    blocks = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2)
-    with np.errstate(invalid="ignore"):
-        return _JOINED[kind](blocks, axis=(1, 3)).astype(np.float32)
-
-
-def _virtual(shape: tuple[int, int], sources: Mapping[str, list[str]], transform: Any, cells: CellMap) -> str:
-    """Return GDAL's description of the bands and their overviews."""
-    from xml.sax.saxutils import escape
-
-    reference = "" if cells.crs is None else f"<SRS>{escape(cells.crs)}</SRS>"
-    items = "".join(f'<MDI key="{escape(key)}">{escape(str(value))}</MDI>' for key, value in cells.attributes.items())
-    bands = []
-    for number, (name, (full, *overviews)) in enumerate(sources.items(), 1):
-        file = '<SourceFilename relativeToVRT="1">{}</SourceFilename><SourceBand>1</SourceBand>'
-        lesser = "".join(f"<Overview>{file.format(Path(path).name)}</Overview>" for path in overviews)
-        bands.append(
-            f'<VRTRasterBand dataType="Float32" band="{number}"><Description>{escape(name)}</Description>'
-            f"<NoDataValue>nan</NoDataValue><SimpleSource>{file.format(Path(full).name)}</SimpleSource>{lesser}"
-            "</VRTRasterBand>"
-        )
-    return (
-        f'<VRTDataset rasterXSize="{shape[1]}" rasterYSize="{shape[0]}">{reference}'
-        f"<GeoTransform>{','.join(map(repr, transform.to_gdal()))}</GeoTransform><Metadata>{items}</Metadata>"
-        f"{''.join(bands)}</VRTDataset>"
-    )
-
-
-def _short(wkt: str | None) -> str:
-    if wkt is None:
-        return "an unknown CRS"
-    reference = crs_of(wkt)
-    return str(reference.to_string() if reference.to_epsg() else reference.name)
+    grid = cells.rows.grid
+    empty = xarray.Dataset(coords={"y": grid.y, "x": grid.x}, attrs=cells.attributes)
+    _with_reference(empty, cells.crs, ("y", "x")).to_netcdf(out, engine="h5netcdf")
+    chunks = tuple(min(size, side) for size, side in zip(TILE, grid.shape, strict=True))
+    with h5netcdf.File(out, "r+") as file:
+        for name, (_, kind) in cells.variables.items():
+            dtype = _dtype(kind)
+            fill = {"fillvalue": np.nan} if dtype == np.float64 else {}
+            variable = file.create_variable(
+                name, ("y", "x"), dtype, chunks=chunks, compression="gzip", compression_opts=4, **fill
+            )
+            variable.attrs.update(_attributes(name))
+            if cells.crs is not None:
+                variable.attrs.update({"grid_mapping": "spatial_ref", "coordinates": "spatial_ref"})
+        for first, values in cells.windows():
+            for name, window in values.items():
+                variable = file.variables[name]
+                variable[first : first + len(window)] = _stored(window, variable.dtype)
