@@ -218,6 +218,11 @@ RECIPES: dict[str, Recipe] = {
             module="dkgp.fit",
             as_job=True,
         ),
+        Recipe(
+            "audit",
+            "Prove how far another tool's predictions in TABLE are from the exact Gaussian process of MODEL.",
+            module="dkgp.kriging.commands.audit",
+        ),
         Recipe("ingest", "Read SOURCES (files, globs, folders, URLs) into the dataset store OUT."),
         Recipe(
             "info",

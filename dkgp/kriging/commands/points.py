@@ -1,0 +1,106 @@
+"""Tables of points: their columns by name, with messages that list the columns of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dkgp.commands.predict.lines import LineColumns
+from dkgp.data import ModelRecord
+from dkgp.data.remote.storage import exists
+from dkgp.data.sources.tables.encoding import Encoding
+from dkgp.data.types import FloatArray, quoted
+from dkgp.errors import InputError
+from dkgp.kriging.space import Space
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+# Names that coordinates are recognised by, in lower case.
+_GUESSES = {
+    "x": ("x", "easting", "lon", "long", "longitude"),
+    "y": ("y", "northing", "lat", "latitude"),
+    "z": ("z", "up", "height", "depth"),
+    "time": ("time", "t"),
+}
+
+
+class Points:
+    """A table of points in a CSV or Parquet file.
+
+    Raises `InputError`: the file is missing, or is no such table, or has no rows.
+    """
+
+    def __init__(self, path: str) -> None:
+        import pandas as pd
+
+        self.path = path
+        if not exists(path):
+            raise InputError(f"there is no table '{path}'; expected a .csv or .parquet file")
+        try:
+            self.frame: DataFrame = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
+        except (ValueError, OSError) as error:
+            raise InputError(f"'{path}' cannot be read as a table of .csv or .parquet: {error}") from error
+        if not len(self.frame):
+            raise InputError(f"'{path}' has no rows; expected a row a point")
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        return len(self.frame)
+
+    def column(self, name: str) -> Series:
+        """Return a column; `InputError`, listing the columns, if there is none of the name."""
+        if name not in self.frame:
+            raise InputError(
+                f"'{self.path}' has no column '{name}'; its columns are {quoted(list(map(str, self.frame)))}"
+            )
+        return self.frame[name]
+
+    def numbers(self, name: str) -> FloatArray:
+        """Return a column of finite numbers; `InputError` for another one."""
+        import pandas as pd
+
+        column = self.column(name)
+        values = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(
+                f"the column '{name}' of '{self.path}' is '{column.iloc[row]}' in row {row + 1}, and no finite number "
+                f"in {int(bad.sum()):,} of {self.n:,} rows; remove or fill in these rows"
+            )
+        return values
+
+    def coordinates(self, space: Space, named: Sequence[str | None]) -> tuple[FloatArray, ...]:
+        """Return the coordinates of a space: columns `named` for x, y, z and time, or of usual names."""
+        kinds = ["x", "y", "z"][: space.dimensions] + (["time"] if space.has_time else [])
+        names = dict(zip(("x", "y", "z", "time"), named, strict=True))
+        return tuple(self.numbers(names[kind] or self._guess(kind)) for kind in kinds)
+
+    def _guess(self, kind: str) -> str:
+        for name in self.frame:
+            if str(name).lower() in _GUESSES[kind]:
+                return str(name)
+        raise InputError(
+            f"'{self.path}' has no column of the coordinate {kind}, such as {', '.join(_GUESSES[kind][:3])}; its "
+            f"columns are {quoted(list(map(str, self.frame)))}. Name it with `{kind}`"
+        )
+
+    def features(self, model: ModelRecord) -> FloatArray:
+        """Return the raw features and covariates of a regression model: (r, d + c)."""
+        encoding = Encoding() if model.encoding is None else Encoding.from_json(model.encoding)
+        to = model.standardisation
+        order = [(*model.feature_names, *to.covariate_names)[place] for place in to.raw_order]
+        made: dict[str, FloatArray] = {}
+        for name in LineColumns(model).names:
+            rule = encoding.rule(name)
+            if rule is None:
+                made[name] = self.numbers(name)
+                continue
+            values = np.asarray(self.column(name), dtype=object)
+            columns = rule.features(rule.read(values, lambda row: f"row {row + 1} of '{self.path}'", True))
+            made |= dict(zip(rule.names(name), columns.T, strict=True))
+        return np.column_stack([made[name] for name in order])
