@@ -201,11 +201,9 @@ class AuditRun(Run):
             return points.features(self.record), None
         coordinates = points.coordinates(self.field.space, (job.x, job.y, job.z, job.time))
         places = self.field.space.places(coordinates)
-        names = tuple(self.record.standardisation.covariate_names)
-        if not names:
-            return self.field.inputs(places), places
-        covariates = np.column_stack([points.numbers(name) for name in names])
-        return np.column_stack([self.field.inputs(places, covariates), covariates]), places  # type: ignore[call-arg]
+        names = self.field.covariate_names
+        covariates = np.column_stack([points.numbers(name) for name in names]) if names else None
+        return self.field.inputs(places, covariates), places
 
     def work(self, executor: BlockExecutor) -> _Predicted:
         """Predict at the points with proofs, and judge."""
@@ -298,23 +296,27 @@ def _range(ends: Document) -> str:
     return f"{texts[0]} to {texts[1]}" if texts[0] != texts[1] else texts[0]
 
 
+def _optional(title: str, name: str, inner: str | None = None) -> Figure:
+    """Return a row of the ends of a figure, which only audits with variances have."""
+
+    def text(document: Document) -> str | None:
+        part = document.get(name)
+        return None if part is None else _range(part if inner is None else part[inner])
+
+    return Figure(title, text)
+
+
 _FIGURES = (
     Figure("points", "{points:,} of {table}"),
     may("of these at a sample's place", "{points_at_samples:,}"),
     Figure("quantity", "{of} of {target}"),
     Figure("distance of means, root mean square", lambda of: _range(of["mean_rms_error"])),
     Figure("distance of means, largest", lambda of: _range(of["mean_largest_error"])),
-    may(
-        "largest, in deviations",
-        lambda of: _range(of["mean_largest_deviation"]) if "mean_largest_deviation" in of else "",
-    ),  # type: ignore[arg-type]
-    may(
-        "variance over the exact one, median",
-        lambda of: _range(of["variance"]["median_ratio"]) if "variance" in of else "",
-    ),  # type: ignore[arg-type]
+    _optional("largest, in deviations", "mean_largest_deviation"),
+    _optional("variance over the exact one, median", "variance", "median_ratio"),
     may("variances proven too small", "{variance[proven_too_small]:.2%}"),
     may("variances proven too large", "{variance[proven_too_large]:.2%}"),
-    may("divergence, mean (nats)", lambda of: _range(of["mean_divergence"]) if "mean_divergence" in of else ""),  # type: ignore[arg-type]
+    _optional("divergence, mean (nats)", "mean_divergence"),
     Figure("compared with", "{reference}"),
     Figure("seconds", "{seconds:.2f}"),
 )
