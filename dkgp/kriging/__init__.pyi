@@ -1,3 +1,4 @@
+from .covariates import CovariateRasters
 from .empirical import EmpiricalVariogram, empirical_variogram
 from .field import Field
 from .grids import Grid
@@ -5,18 +6,24 @@ from .kriging import Kriging
 from .pykrige import OrdinaryKriging, SimpleKriging, UniversalKriging
 from .samples import Samples
 from .space import Space
+from .tables import Polygons, SampleTable, read_polygons, read_samples
 from .variogram import Variogram
 
 __all__ = [
+    "CovariateRasters",
     "EmpiricalVariogram",
     "Field",
     "Grid",
     "Kriging",
     "OrdinaryKriging",
+    "Polygons",
+    "SampleTable",
     "Samples",
     "SimpleKriging",
     "Space",
     "UniversalKriging",
     "Variogram",
     "empirical_variogram",
+    "read_polygons",
+    "read_samples",
 ]

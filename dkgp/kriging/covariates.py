@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
-from dkgp.data.remote.storage import is_file, normalise_url, open_object, shown
+from dkgp.data.remote.storage import is_file, is_local, normalise_url, open_object, shown
 from dkgp.data.sources.base import refused_as
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, MissingExtraError
@@ -52,7 +52,7 @@ class CovariateRasters:
         paths : mapping of names of covariates to rasters
             A raster has one band, or a band with the covariate's name as its description.
         crs : EPSG code, WKT or pyproj.CRS, optional
-            Reference of the points.
+            Reference of the points; `in_crs` sets it later.
         method : {"nearest", "bilinear"}
 
         Raises
@@ -72,7 +72,8 @@ class CovariateRasters:
         for name, place in zip(result.names, result.places, strict=True):
             with _opened(place) as raster:
                 _band(raster, name, place)
-                result._require_reference(raster, place)
+                if wkt is not None:
+                    result._require_reference(raster, place)
         return result
 
     def in_crs(self, crs: Any) -> Self:
@@ -126,14 +127,6 @@ class CovariateRasters:
         return moved[0], moved[1]
 
 
-def missing_note(name: str, missing: int, total: int, first: tuple[float, float]) -> str:
-    """Return the sentence on the cells of a map at which a covariate is missing."""
-    return (
-        f"covariate {name} is missing at {missing:,} of {total:,} cells, first at ({first[0]:.10g}, {first[1]:.10g}); "
-        "they are left empty"
-    )
-
-
 def _opened(place: str) -> Any:
     try:
         import rasterio
@@ -149,7 +142,7 @@ def _opened(place: str) -> Any:
             "GeoTIFF. Convert it with gdal_translate"
         )
     with refused_as(f"'{shown(place)}' cannot be read as a raster"):
-        return rasterio.open(place, sharing=False)
+        return rasterio.open(place if is_local(place) else open_object(place), sharing=False)
 
 
 def _band(raster: Any, name: str, place: str) -> int:

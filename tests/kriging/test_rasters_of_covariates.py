@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import scipy.interpolate
 
+from dkgp.data.remote.storage import write_object
 from dkgp.errors import InputError
-from dkgp.kriging.covariates import CovariateRasters, missing_note
+from dkgp.kriging.covariates import CovariateRasters
 from dkgp.kriging.tables import read_samples
 
 rasterio = pytest.importorskip("rasterio")
@@ -114,9 +115,6 @@ def test_missing_outside_and_at_nodata(tmp_path: Path) -> None:
     bilinear = CovariateRasters.open({"dist": path}, crs=RD, method="bilinear")(x, y)[:, 0]
     # At a pixel's centre its neighbours have no weight.
     np.testing.assert_array_equal(bilinear, [0.0, np.nan, 2.0, np.nan, np.nan])
-    assert missing_note("dist", 312, 4_000_000, (181000.0, 333020.0)) == (
-        "covariate dist is missing at 312 of 4,000,000 cells, first at (181000, 333020); they are left empty"
-    )
 
 
 def test_scales_and_bands_by_their_descriptions(tmp_path: Path) -> None:
@@ -142,7 +140,7 @@ def test_rasters_that_cannot_be_taken(tmp_path: Path) -> None:
     assert CovariateRasters.open({"dist": bare})(np.array([WEST]), np.array([NORTH])).shape == (1, 1)
     known = raster(tmp_path / "known.tif")
     with pytest.raises(InputError, match="known.tif is in EPSG:28992, and the CRS of the samples is unknown"):
-        CovariateRasters.open({"dist": known})
+        CovariateRasters.open({"dist": known})(np.array([WEST]), np.array([NORTH]))
     with pytest.raises(InputError, match=r"there is no raster at '.*none.tif'; check the path"):
         CovariateRasters.open({"dist": tmp_path / "none.tif"}, crs=RD)
     (tmp_path / "text.tif").write_text("no raster")
@@ -155,6 +153,15 @@ def test_rasters_that_cannot_be_taken(tmp_path: Path) -> None:
         CovariateRasters.open({"dist": known}, crs=RD, method="cubic")
     with pytest.raises(InputError, match="expected at least one covariate with its raster"):
         CovariateRasters.open({}, crs=RD)
+
+
+def test_remote_rasters(tmp_path: Path, rng: np.random.Generator) -> None:
+    local = raster(tmp_path / "dist.tif")
+    place = "memory://rasters-of-covariates/dist.tif"
+    write_object(place, local.read_bytes())
+    x, y = points(rng)
+    remote = CovariateRasters.open({"dist": place}, crs=RD)
+    np.testing.assert_array_equal(remote(x, y), CovariateRasters.open({"dist": local}, crs=RD)(x, y))
 
 
 def test_samples_take_covariates_from_rasters(tmp_path: Path) -> None:

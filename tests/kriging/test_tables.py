@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dkgp.errors import InputError
+from dkgp.data.remote.storage import write_object
+from dkgp.errors import InputError, MissingExtraError
 from dkgp.kriging.tables import SampleTable, read_polygons, read_samples
 
 X = np.array([181072.0, 181025.0, 181165.0, 181298.0])
@@ -142,6 +144,47 @@ def test_gaps_of_a_grid_are_no_samples(tmp_path: Path) -> None:
         np.testing.assert_array_equal(table.values, [1.0, 3.0, 4.0, 5.0, 6.0])
         assert "1 of 6 points of the grid have no value and are no samples" in table.notes
         assert table.crs is not None
+
+
+def test_grids_in_time(tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("h5netcdf")
+    values = np.arange(24.0).reshape(2, 3, 4)
+    axes = {"time": pd.date_range("2020-01-01", periods=2), "y": Y[:3], "x": X}
+    data = xarray.Dataset({"t": (("time", "y", "x"), values)}, coords=axes)
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    for source in (data, tmp_path / "t.nc"):
+        table = read_samples(source, "t", time="time")
+        np.testing.assert_array_equal(table.values, np.arange(24.0))
+        np.testing.assert_array_equal(table.coordinates[0], np.tile(X, 6))
+        np.testing.assert_array_equal(table.coordinates[2], np.repeat([18262.0, 18263.0], 12))
+
+
+def test_remote_files(tmp_path: Path) -> None:
+    pytest.importorskip("geopandas")
+    frame().to_csv(tmp_path / "m.csv", index=False)
+    geo().to_file(tmp_path / "m.gpkg")
+    geo().to_file(tmp_path / "m.shp")
+    for name in ("m.csv", "m.gpkg", "m.shp"):
+        write_object(f"memory://kriging-tables/{name}", (tmp_path / name).read_bytes())
+    check(read_samples("memory://kriging-tables/m.csv", "zinc", covariates=["dist"]))
+    check(read_samples("memory://kriging-tables/m.gpkg", "zinc", covariates=["dist"]), crs=RD)
+    with pytest.raises(InputError, match="is a shapefile, which needs the files beside it; copy all of them here"):
+        read_samples("memory://kriging-tables/m.shp", "zinc")
+    with pytest.raises(InputError, match="There is no file or folder at"):
+        read_samples(tmp_path / "none.csv", "zinc")
+
+
+def test_options_go_to_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes("x;y;größe\n1;2;3\n4;5;6\n".encode("latin-1"))
+    assert read_samples(path, "größe", encoding="latin-1").values.tolist() == [3.0, 6.0]
+    pytest.importorskip("geopandas")
+    geo().to_file(tmp_path / "m.gpkg")
+    with pytest.raises(InputError, match="`encoding` is no option of a GeoPackage; leave it out"):
+        read_samples(tmp_path / "m.gpkg", "zinc", encoding="latin-1")
+    with pytest.raises(InputError, match="got 2 files, the first a GeoPackage; vector files are read one by one"):
+        read_samples([tmp_path / "m.gpkg", path], "zinc")
 
 
 def test_points_without_a_target() -> None:
@@ -374,3 +417,18 @@ def test_polygons_that_are_none_are_refused_by_id(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "m.csv")
     with pytest.raises(InputError, match="polygons are read from one file of GeoPackage, .* GeoParquet; got "):
         read_polygons(tmp_path / "m.csv")
+
+
+def test_libraries_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("geopandas")
+    geo().to_file(tmp_path / "m.gpkg")
+    frame().to_csv(tmp_path / "m.csv", index=False)
+    for name in ("geopandas", "pyogrio", "pyproj", "rasterio", "shapely"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"Reading GeoPackage files needs the package 'geopandas'.*dkgp\[geo\]"):
+        read_samples(tmp_path / "m.gpkg", "zinc")
+    with pytest.raises(MissingExtraError, match="A coordinate reference system needs the package 'pyproj'"):
+        read_samples(tmp_path / "m.csv", "zinc", crs=RD)
+    with pytest.raises(MissingExtraError, match="A raster of a covariate needs the package 'rasterio'"):
+        read_samples(tmp_path / "m.csv", "zinc", covariates={"dist": tmp_path / "m.csv"})
+    check(read_samples(tmp_path / "m.csv", "zinc", covariates=["dist"]))
