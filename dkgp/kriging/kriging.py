@@ -20,6 +20,7 @@ from dkgp.kriging.field import QUANTITIES, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
+from dkgp.kriging.simulation import Simulation, simulate
 from dkgp.kriging.space import Space, coordinates_of
 from dkgp.kriging.variogram import FORMS, Variogram, form_name
 from dkgp.models.prediction.predict import Destination
@@ -439,6 +440,46 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             with tempfile.TemporaryDirectory(prefix="dkgp-") as folder:
                 cells = map_cells(self.field_, grid, Destination(f"{folder}/cells.zarr"), settings, context)
                 return self._named(map_in_memory(cells, dims), data_names)
+
+    def simulate(
+        self,
+        n_fields: int,
+        *,
+        region: Sequence[float] | None = None,
+        shape: tuple[int, int] | None = None,
+        spacing: Any = None,
+        method: str = "auto",
+        snap: bool | float = False,
+        error: float = 1e-4,
+        seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+    ) -> Any:
+        """Draw fields given the samples at the cells of a regular grid: conditional simulation.
+
+        Parameters
+        ----------
+        n_fields : int
+        region, shape, spacing
+            As for `grid`.
+        method, snap, error, seed
+            See `dkgp.kriging.simulation.Simulation`. Field k is the same for every number of fields.
+        out : str, optional
+            Write a Zarr store, field by field, instead of returning arrays.
+
+        Returns
+        -------
+        xarray.Dataset, or None with `out`
+            Fields of the quantity `of`, rows from south to north. Attributes report the method and its proven error.
+        """
+        check_is_fitted(self, "field_")
+        settings = Simulation(n_fields, method, self._quantity(), snap, error, seed=seed)  # type: ignore[arg-type]
+        grid = Grid.of(self.region_ if region is None else region, shape=shape, spacing=spacing)
+        with computing(self.field_, self.client) as context:
+            fields = simulate(self.field_, grid, settings, context, out=None if out is None else os.fspath(out))
+        if fields is None:
+            return None
+        names = dict(zip(self.field_.record.target_names, self._data_names(None), strict=True))
+        return fields.rename({**names, "y": "northing", "x": "easting"})
 
     def _quantity(self) -> Quantity:
         for quantity in QUANTITIES:

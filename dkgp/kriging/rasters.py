@@ -349,7 +349,7 @@ def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:
     coordinates = {dims[0]: grid.y, dims[1]: grid.x}
     variables = {name: (dims, values, _attributes(name)) for name, values in arrays.items()}
     dataset = xarray.Dataset(variables, coords=coordinates, attrs=cells.attributes)
-    return _with_reference(dataset, cells.crs, dims)
+    return with_reference(dataset, cells.crs, dims)
 
 
 def _dtype(kind: str) -> Any:
@@ -368,7 +368,7 @@ def _attributes(name: str) -> dict[str, str]:
     return {}
 
 
-def _with_reference(dataset: Any, crs: str | None, dims: tuple[str, str]) -> Any:
+def with_reference(dataset: Any, crs: str | None, dims: tuple[str, str]) -> Any:
     """Return the dataset with the conventions of CF for its CRS."""
     for axis, dimension in zip("YX", dims, strict=True):
         dataset[dimension].attrs["axis"] = axis
@@ -390,7 +390,7 @@ def _write_zarr(cells: CellMap, out: Any) -> None:
 
     grid = cells.rows.grid
     empty = xarray.Dataset(coords={"y": grid.y, "x": grid.x}, attrs=cells.attributes)
-    empty = _with_reference(empty, cells.crs, ("y", "x"))
+    empty = with_reference(empty, cells.crs, ("y", "x"))
     empty.to_zarr(out, mode="w", consolidated=False, zarr_format=3)
     group = zarr.open_group(out, mode="r+", use_consolidated=False)
     chunks = tuple(min(size, side) for size, side in zip(TILE, grid.shape, strict=True))
@@ -423,7 +423,7 @@ def _write_netcdf(cells: CellMap, out: Path) -> None:
 
     grid = cells.rows.grid
     empty = xarray.Dataset(coords={"y": grid.y, "x": grid.x}, attrs=cells.attributes)
-    _with_reference(empty, cells.crs, ("y", "x")).to_netcdf(out, engine="h5netcdf")
+    with_reference(empty, cells.crs, ("y", "x")).to_netcdf(out, engine="h5netcdf")
     chunks = tuple(min(size, side) for size, side in zip(TILE, grid.shape, strict=True))
     with h5netcdf.File(out, "r+") as file:
         for name, (_, kind) in cells.variables.items():
