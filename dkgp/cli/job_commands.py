@@ -215,6 +215,22 @@ _KINDS: dict[str, type[JobCommand]] = {"predict": LinesCommand, "info": InfoComm
 JOB_COMMANDS: dict[str, JobCommand] = {name: _KINDS.get(name, JobCommand)(recipe) for name, recipe in RECIPES.items()}
 
 
+class GroupCommands(Commands):
+    """The commands of a group. A first word that is a path runs the group's command `map`, if there is one."""
+
+    default = "map"
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the called command; raise click's `UsageError` if there is none."""
+        word = args[0]
+        is_path = self.get_command(ctx, word) is None and not word.startswith("-") and ("." in word or "/" in word)
+        if is_path and self.default in self.commands:
+            args = [self.default, *args]
+        return super().resolve_command(ctx, args)
+
+
 def add_commands(group: click.Group, commands: Mapping[str, click.Command]) -> None:
     """Add commands to a group by the names of their recipes; "krige fit" is added to the group `krige` in it."""
     for name, command in commands.items():
@@ -224,6 +240,6 @@ def add_commands(group: click.Group, commands: Mapping[str, click.Command]) -> N
             if word not in holder.commands:
                 first = next(each for each in commands if each.startswith(f"{word} "))
                 epilog = examples(f"{'dkgp' if group.name == 'main' else f'dkgp {group.name}'} {first} --help")
-                holder.add_command(Commands(word, help=GROUPS[word], epilog=epilog))
+                holder.add_command(GroupCommands(word, help=GROUPS[word], epilog=epilog))
             holder = cast(click.Group, holder.commands[word])
         holder.add_command(command, last)

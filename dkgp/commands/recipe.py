@@ -152,7 +152,9 @@ class Recipe:
 
 
 # The summaries of groups of commands, by the groups' names.
-GROUPS: dict[str, str] = {}
+GROUPS: dict[str, str] = {
+    "krige": "Krige scattered samples: variograms, fields and maps, with proven errors.",
+}
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -223,6 +225,17 @@ RECIPES: dict[str, Recipe] = {
             "Prove how far another tool's predictions in TABLE are from the exact Gaussian process of MODEL.",
             module="dkgp.kriging.commands.audit",
         ),
+        Recipe(
+            "krige variogram",
+            "Estimate the variogram of the samples in SOURCE, and fit models to it.",
+            module="dkgp.kriging.commands.krige",
+        ),
+        Recipe(
+            "krige fit",
+            "Krige the samples in SOURCE: solve the equations of all.",
+            module="dkgp.kriging.commands.krige",
+        ),
+        Recipe("krige grid", "Make a map of the kriged field MODEL.", module="dkgp.kriging.commands.krige"),
         Recipe("ingest", "Read SOURCES (files, globs, folders, URLs) into the dataset store OUT."),
         Recipe(
             "info",

@@ -1,0 +1,536 @@
+"""`dkgp krige variogram`, `fit` and `grid`: from samples to a variogram, a kriged field and a map."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+
+from dkgp.cluster import BlockExecutor, ClusterOptions
+from dkgp.commands.job_options import OVERWRITE, PLOT
+from dkgp.commands.recipe import command
+from dkgp.commands.reporting.layout import Figure, grid, may, sheet_of, titled
+from dkgp.commands.reporting.layout import names as listed
+from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.run import Run
+from dkgp.commands.signals import interruptible
+from dkgp.data import ensure_writable
+from dkgp.data.stores.models.regression import MODEL_KIND
+from dkgp.errors import InputError
+from dkgp.kriging.commands.options import (
+    FIELD,
+    GAP,
+    OF,
+    SAMPLES,
+    SOURCE,
+    VARIANCE,
+    CellOptions,
+    SampleColumns,
+    VariogramOptions,
+    names,
+)
+from dkgp.kriging.commands.pictures import plot_variogram
+from dkgp.kriging.empirical import ESTIMATORS, EmpiricalVariogram, empirical_variogram
+from dkgp.kriging.field import Quantity
+from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.rasters import MapSettings, format_of, write_field
+from dkgp.kriging.samples import Duplicates
+from dkgp.kriging.tables import SampleTable
+from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
+from dkgp.models.context import RunContext
+from dkgp.models.prediction.predict import Destination
+from dkgp.options import SEED, Part, check_ranges
+from dkgp.registry import FURTHER, Option
+
+# Models that are fitted and compared by default.
+MODELS = ("exponential", "spherical", "matern32", "gaussian")
+ESTIMATOR = Option(
+    help="The estimator of semivariances; all but matheron are robust against outliers.", choices=ESTIMATORS
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- variograms
+
+
+@command(
+    """
+    SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). Prints the semivariances by
+    lag, with the number of pairs and the error of sampling them, and the models that fit them, the best one first.
+    `dkgp krige fit --variogram` reads the file that --out writes.
+    """,
+    "dkgp krige variogram soil.csv --target zinc --estimator cressie --fit exponential,spherical,matern32 --out v.json",
+    "dkgp krige variogram soil.gpkg --target zinc --direction 45 --plot v.png",
+)
+@dataclass(frozen=True)
+class KrigeVariogramJob:
+    """Samples, the bins of an empirical variogram, and models to fit."""
+
+    source: Annotated[str, SOURCE]
+    samples: Annotated[SampleColumns, Part()]
+    estimator: Annotated[str, ESTIMATOR] = "cressie"
+    fit: Annotated[tuple[str, ...], Option(help="Models to fit, separated by commas.", type=names, metavar="NAMES")] = (
+        MODELS
+    )
+    weights: Annotated[str, Option(help="Weights of the bins in a fit.", choices=FIT_WEIGHTS)] = "cressie"
+    bins: Annotated[int, Option(help="Number of bins.", least=1)] = 15
+    max_lag: Annotated[
+        float | None, Option(help="Largest distance.  [default: a third of the extent's diagonal]", above=0)
+    ] = None
+    direction: Annotated[
+        float | None, Option(help="Take pairs along this direction alone: degrees from east, counter-clockwise.")
+    ] = None
+    angle_tolerance: Annotated[float, Option(help="Degrees by which a pair's direction may differ.", above=0)] = 22.5
+    bandwidth: Annotated[
+        float | None, Option(help="Largest distance of a pair from the line along the direction.", above=0)
+    ] = None
+    pairs: Annotated[
+        int, Option(help="Pairs of a bin that are sampled, of more than 20 million in all.", least=100)
+    ] = 100_000
+    plot: Annotated[str | None, PLOT] = None
+    out: Annotated[str | None, Option(help="Also write the document.", metavar="FILE.json", place="write")] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        for name in self.fit:
+            if FORMS[form_name(name)].shape is not None:
+                raise InputError(f"`fit` takes models without a further parameter; got {name!r}")
+
+
+def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
+    """Estimate and fit a variogram; errors as in `read_samples`, `empirical_variogram` and `Variogram.fit`."""
+    check_side_files(job.plot, None, replace=job.overwrite)
+    if job.out is not None:
+        check_output_file(job.out, replace=job.overwrite, option="`out`")
+    began = time.perf_counter()
+    table = job.samples.read(job.source, reporter)
+    empirical = empirical_of(table, job.samples, job)
+    models = fitted_models(empirical, job.fit, job.weights)
+    document: Document = plain(
+        {
+            "command": "krige variogram",
+            "source": job.source,
+            "target": job.samples.target,
+            "n": table.n,
+            "empirical": empirical.to_dict(),
+            "unit": empirical.unit,
+            "models": [
+                {"variogram": model.to_dict(), "misfit": misfit, "name": model.model} for model, misfit in models
+            ],
+            **({"variogram": models[0][0].to_dict()} if models else {}),
+            "seconds": time.perf_counter() - began,
+            **({} if job.out is None else {"out": job.out}),
+            **({} if job.plot is None else {"plot": job.plot}),
+            "warnings": list(reporter.warnings),
+        }
+    )
+    if job.plot is not None:
+        plot_variogram(job.plot, empirical, [model for model, _ in models], f"{job.samples.target} of {job.source}")
+    if job.out is not None:
+        write_text(job.out, dump(document) + "\n")
+    return document
+
+
+def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> EmpiricalVariogram:
+    """Return the empirical variogram of samples, with the settings of a job."""
+    if columns.time is not None:
+        raise InputError("a variogram is of places; leave `time` out, and krige with a variogram in map units")
+    return empirical_variogram(
+        table.coordinates,
+        table.values,
+        bins=job.bins,
+        max_lag=job.max_lag,
+        estimator=job.estimator,
+        direction=job.direction,
+        angle_tolerance=job.angle_tolerance,
+        bandwidth=job.bandwidth,
+        pairs=job.pairs,
+        crs=table.crs,
+        metric=columns.metric,
+        seed=job.seed,
+    )
+
+
+def fitted_models(
+    empirical: EmpiricalVariogram, models: tuple[str, ...], weights: str
+) -> list[tuple[Variogram, float]]:
+    """Return fitted models with their misfits, the best one first."""
+    if not np.isfinite(empirical.variance) or empirical.variance == 0.0:
+        raise InputError("the values do not vary; a variogram of them is zero")
+    start = float(empirical.edges[-1]) / 3.0
+    fitted = [Variogram(name, psill=empirical.variance, range=start).fit(empirical, weights=weights) for name in models]
+    return sorted(((model, model.misfit(empirical)) for model in fitted), key=lambda pair: pair[1])
+
+
+def tables_krige_variogram(document: Document) -> list[Any]:
+    """Return the bins, and the models."""
+    bins = document["empirical"]
+    rows = [
+        [f"{low:.4g} to {high:.4g}", f"{lag:.4g}", f"{gamma:.4g}", f"{error:.2g}", f"{count:,}"]
+        for low, high, lag, gamma, error, count in zip(
+            bins["edges"],
+            bins["edges"][1:],
+            bins["lag"],
+            bins["gamma"],
+            bins["sampling_error"],
+            bins["count"],
+            strict=False,
+        )
+        if gamma is not None
+    ]
+    unit = f" ({document['unit']})" if document["unit"] else ""
+    heads = (f"lag{unit}", "mean lag", "semivariance", "sampling error", "pairs")
+    parts: list[Any] = [
+        titled(f"Variogram of {document['target']}, {document['n']:,} samples, {bins['estimator']}", grid(heads, rows))
+    ]
+    if document["models"]:
+        parts.append(titled("Models, the best fit first", grid(MODEL_HEADS, model_rows(document), left=("model",))))
+    return parts
+
+
+MODEL_HEADS = ("model", "partial sill", "range", "nugget", "relative misfit")
+
+
+def model_rows(document: Document) -> list[list[str]]:
+    """Return a row for each fitted model."""
+    rows = []
+    for each in document["models"]:
+        model = Variogram.from_dict(each["variogram"])
+        nugget = model.error_variance + model.microscale_variance
+        numbers_of = (model.psill, model.range, nugget, each["misfit"])
+        rows.append([model.model, *(f"{value:.4g}" for value in numbers_of)])
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------------------- fields
+
+DRIFT = Option(
+    help="Columns of the covariates of an external drift, separated by commas.",
+    type=names,
+    metavar="COLUMNS",
+    spellings=("--drift",),
+)
+
+
+@command(
+    """
+    SOURCE is a table of samples. Solves the kriging equations of all samples, and writes the field to a store, which
+    `dkgp krige grid` makes maps of, and `dkgp audit` and `dkgp info` read. Kriging is ordinary by default, simple with
+    --mean, and universal with --degree or --drift.
+    """,
+    "dkgp krige fit soil.csv --target zinc --variogram v.json --out zinc.zarr",
+    "dkgp krige fit soil.gpkg --target zinc --model spherical --range 900 --psill 0.6 --nugget 0.05 --out zinc.zarr",
+)
+@dataclass(frozen=True)
+class KrigeFitJob:
+    """Samples, a variogram and a mean."""
+
+    source: Annotated[str, SOURCE]
+    samples: Annotated[SampleColumns, Part()]
+    out: Annotated[str, Option(help="Store to write the field to.", metavar="STORE", place="write")]
+    variogram: Annotated[VariogramOptions, Part()] = field(default_factory=VariogramOptions)
+    mean: Annotated[float | None, Option(help="Known mean, for simple kriging.")] = None
+    degree: Annotated[int, Option(help="Degree of the drift in the coordinates: 0, 1 or 2.", least=0)] = 0
+    drift: Annotated[tuple[str, ...], DRIFT] = ()
+    duplicates: Annotated[
+        Duplicates, Option(help="Samples at one place. merge is exact, by their noise.", group=SAMPLES)
+    ] = "merge"
+    tolerance: Annotated[
+        float,
+        Option(
+            help="Tolerance of the equations, in units of the root of the partial sill.",
+            spellings=("--tol",),
+            above=0,
+            group=FURTHER,
+        ),
+    ] = 1e-4
+    overwrite: Annotated[bool, OVERWRITE] = False
+    seed: Annotated[int, SEED] = 0
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def kriging(self, table: SampleTable, client: Any = None) -> Kriging:
+        """Return the settings of the estimator."""
+        kind = "simple" if self.mean is not None else "universal" if self.degree or self.drift else "ordinary"
+        return Kriging(
+            self.variogram.made(),
+            kind=kind,
+            mean=self.mean,
+            degree=self.degree,
+            covariates=self.drift,
+            duplicates=self.duplicates,
+            crs=table.crs,
+            metric=self.samples.metric,
+            time_scale=self.samples.time_scale,
+            tolerance=self.tolerance,
+            client=client,
+            random_state=self.seed,
+        )
+
+
+class KrigeFitRun(Run):
+    """A run of `dkgp krige fit`."""
+
+    command = "krige fit"
+    job: KrigeFitJob
+    table: SampleTable
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.table.n
+
+    def check(self) -> None:
+        """Refuse an existing store, and values that are no variogram."""
+        self.job.variogram.made()
+        ensure_writable(self.job.out, self.job.overwrite, MODEL_KIND)
+
+    def open(self) -> None:
+        """Read the samples."""
+        self.table = self.job.samples.read(self.job.source, self.reporter, self.job.drift)
+
+    def work(self, executor: BlockExecutor) -> tuple[Kriging, float]:
+        """Solve, and write the store."""
+        began, job, table = time.perf_counter(), self.job, self.table
+        # Workers of a cluster are reached through their client; without one the field's own threads compute.
+        kriging = job.kriging(table, getattr(executor, "_client", None))
+        kriging.fit(table.coordinates, table.values, noise=table.noise, covariates=table.covariates or None)
+        kriging.save(job.out, overwrite=job.overwrite)
+        return kriging, time.perf_counter() - began
+
+    def conclude(self, result: tuple[Kriging, float], peak_bytes: int) -> Document:
+        """Return the figures of the field."""
+        kriging, seconds = result
+        return {**field_figures(self.job, self.table, kriging), **self._cost(seconds, peak_bytes)}
+
+    def _cost(self, seconds: float, peak_bytes: int) -> Document:
+        return {"seconds": seconds, "peak_memory_bytes": peak_bytes, "warnings": list(self.reporter.warnings)}
+
+
+def field_figures(job: KrigeFitJob, table: SampleTable, kriging: Kriging) -> Document:
+    """Return the figures of a kriged field."""
+    summary = kriging.field_.record.summary
+    document: Document = plain(
+        {
+            "command": "krige fit",
+            "out": job.out,
+            "source": job.source,
+            "target": job.samples.target,
+            "n": table.n,
+            "n_merged": kriging.n_merged_,
+            "n_dropped": table.n_dropped,
+            "kind": kriging.kind,
+            "coordinates": list(table.coordinate_names),
+            "crs": kriging.space_.crs,
+            "metric": kriging.space_.metric,
+            "region": list(kriging.region_),
+            "variogram": kriging.variogram_.to_dict(),
+            "drift": kriging.drift_,
+            "tolerance": job.tolerance,
+            "converged": summary.get("converged", True),
+            "certificate": kriging.certificate_,
+        }
+    )
+    return document
+
+
+def run_krige_fit(job: KrigeFitJob, reporter: Reporter) -> Document:
+    """Krige; see `Run.run`."""
+    return KrigeFitRun(job, reporter).run()
+
+
+def _variogram_text(document: Document) -> str:
+    model = Variogram.from_dict(document["variogram"])
+    nugget = model.error_variance + model.microscale_variance
+    more = "" if model.ratio == (1.0, 1.0) else f", ratio {model.ratio[0]:.3g} at {model.angle or 0.0:.4g} degrees"
+    parts = [f"{one.model}: partial sill {one.psill:.4g}, range {one.range:.4g}" for one in (model, *model.also)]
+    return f"{' + '.join(parts)}{more}, nugget {nugget:.4g}"
+
+
+def _drift_text(document: Document) -> str | None:
+    coefficients = list(document["drift"].values()) if document["drift"] else []
+    if not coefficients:
+        return None
+    return listed(
+        [f"{name} {item['value']:.4g} ± {item['standard_error']:.2g}" for name, item in coefficients[0].items()]
+    )
+
+
+FIELD_FIGURES = (
+    Figure("field", "{out}"),
+    Figure("samples", "{n:,} of {target}"),
+    Figure("merged into another at their place", lambda of: f"{of['n_merged']:,}" if of["n_merged"] else None),
+    Figure("left out, with missing values", lambda of: f"{of['n_dropped']:,}" if of["n_dropped"] else None),
+    Figure("kriging", "{kind}"),
+    Figure("variogram", _variogram_text),
+    Figure("coefficients of the drift", _drift_text),
+    Figure("seconds", "{seconds:.1f}"),
+    may("peak memory, all processes", "{peak_memory_bytes:size}"),
+)
+
+
+def tables_krige_fit(document: Document) -> list[Any]:
+    """Return the figures of the field."""
+    return [sheet_of("Kriged field", FIELD_FIGURES, document)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- maps
+
+COVARIATES = Option(
+    help="Rasters of the covariates of an external drift, NAME=FILE for each.",
+    metavar="NAME=FILE",
+    multiple=True,
+)
+MAP = Option(help="The map: .tif, .nc or .zarr.", metavar="PLACE", place="write")
+RESUME = Option(help="Go on with a map that was stopped or killed. Cells that are done are not computed again.")
+
+
+@command(
+    """
+    MODEL is a field of `dkgp krige fit`. Predicts at the cells of a regular grid: mean and a proven bound on its error;
+    with --variance also the variance in a proven interval. A GeoTIFF is cloud-optimised and has the numbers in single
+    precision, bounds rounded outward. Its first row is the northernmost; that of NetCDF and Zarr the southernmost.
+    """,
+    "dkgp krige grid zinc.zarr --spacing 40 --out zinc.tif",
+    "dkgp krige grid zinc.zarr --spacing 40 --of field --variance --out zinc.tif --resume",
+    goes_on=True,
+)
+@dataclass(frozen=True)
+class KrigeGridJob:
+    """A field and the cells of a map."""
+
+    model: Annotated[str, FIELD]
+    out: Annotated[str, MAP]
+    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
+    of: Annotated[Quantity, OF] = "signal"
+    variance: Annotated[bool, VARIANCE] = False
+    gap: Annotated[float, GAP] = 0.05
+    crs: Annotated[
+        str | None, Option(help="CRS of the grid; cells are transformed.  [default: the samples']", group=FURTHER)
+    ] = None
+    time: Annotated[float | None, Option(help="Time of the map, of a field in space and time.", group=FURTHER)] = None
+    covariates: Annotated[tuple[str, ...], COVARIATES] = ()
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def settings(self) -> MapSettings:
+        """Settings of the map; `InputError` for rasters without a name."""
+        values: dict[str, Any] = {"of": self.of, "variance": self.variance, "gap": self.gap}
+        values |= {"crs": self.crs, "time": self.time}
+        if self.covariates:
+            from dkgp.kriging.covariates import CovariateRasters
+
+            pairs = [text.partition("=") for text in self.covariates]
+            if any(not (name and path) for name, _, path in pairs):
+                raise InputError(f"`covariates` are NAME=FILE, such as dist=dist.tif; got {self.covariates}")
+            values["covariates"] = CovariateRasters.open({name: path for name, _, path in pairs})
+        return MapSettings(**values)
+
+
+# Cells of a map without options for them: the longer side, about.
+MOST_CELLS_A_SIDE = 200
+
+
+class KrigeGridRun(Run):
+    """A run of `dkgp krige grid`."""
+
+    command = "krige grid"
+    job: KrigeGridJob
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.kriging.field_.n_samples
+
+    def check(self) -> None:
+        """Refuse an output of no known format."""
+        format_of(self.job.out)
+
+    def open(self) -> None:
+        """Open the field."""
+        self.kriging = Kriging.load(self.job.model)
+        self.grid = self.job.cells.grid(self.kriging.region_, default_shape(self.kriging.region_))
+        self.settings = self.job.settings
+
+    def work(self, executor: BlockExecutor) -> float:
+        """Predict, and write the map."""
+        began = time.perf_counter()
+        draw_map(self.kriging, self, executor, self.reporter)
+        return time.perf_counter() - began
+
+    def conclude(self, result: float, peak_bytes: int) -> Document:
+        """Return the map's figures."""
+        job, one = self.job, self.grid
+        document: Document = plain(
+            {
+                "command": self.command,
+                "out": job.out,
+                "format": format_of(job.out),
+                "model": job.model,
+                "of": job.of,
+                "shape": list(one.shape),
+                "spacing": list(one.spacing),
+                "region": [float(one.x[0]), float(one.x[-1]), float(one.y[0]), float(one.y[-1])],
+                "cells": one.n_cells,
+                "variance": job.variance,
+                **({"variance_gap": job.gap} if job.variance else {}),
+                "seconds": result,
+                "peak_memory_bytes": peak_bytes,
+                "warnings": list(self.reporter.warnings),
+            }
+        )
+        return document
+
+
+def default_shape(region: tuple[float, ...]) -> tuple[int, int]:
+    """Return rows and columns of square cells, the longer side of 200."""
+    west, east, south, north = region
+    step = max(east - west, north - south) / (MOST_CELLS_A_SIDE - 1) or 1.0
+    return round((north - south) / step) + 1, round((east - west) / step) + 1
+
+
+def draw_map(kriging: Kriging, run: Any, executor: BlockExecutor, reporter: Reporter) -> None:
+    """Predict at the cells of a run's grid, and write its map."""
+    job = run.job
+    target = Destination(job.out, overwrite=job.overwrite, resume=job.resume)
+    with reporter.work("predict") as show, interruptible(reporter.note) as interruption:
+        context = RunContext(
+            executor,
+            product_error=kriging.field_.fitted.product_error,
+            note=reporter.note,
+            within=show,
+            interrupted=interruption,
+        )
+        write_field(kriging.field_, run.grid, target, run.settings, context)
+
+
+def run_krige_grid(job: KrigeGridJob, reporter: Reporter) -> Document:
+    """Make a map; see `Run.run`."""
+    return KrigeGridRun(job, reporter).run()
+
+
+def tables_krige_grid(document: Document) -> list[Any]:
+    """Return the map's figures."""
+    return [sheet_of("Map", MAP_FIGURES, document)]
+
+
+MAP_FIGURES = (
+    Figure("map", "{out} ({format})"),
+    Figure("quantity", "{of}"),
+    Figure("cells", "{cells:,}: {shape[0]:,} rows, {shape[1]:,} columns"),
+    Figure("spacing", "{spacing[1]:.6g} east, {spacing[0]:.6g} north"),
+    Figure("variances", lambda of: "proven intervals" if of["variance"] else "none; ask for them with --variance"),
+    Figure("seconds", "{seconds:.1f}"),
+    may("peak memory, all processes", "{peak_memory_bytes:size}"),
+)

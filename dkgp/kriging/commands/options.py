@@ -1,0 +1,217 @@
+"""Options that the commands of kriging share: columns of the samples, the variogram, and the region of a map."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data.remote.storage import read_object
+from dkgp.errors import InputError
+from dkgp.kriging.grids import Grid
+from dkgp.kriging.tables import SampleTable, read_samples
+from dkgp.kriging.variogram import FORMS, RANGE_KINDS, Variogram
+from dkgp.options import check_ranges
+from dkgp.registry import Group, Option
+
+SAMPLES = Group("Columns and coordinates of the samples", place=1)
+VARIOGRAM = Group("The variogram", place=1)
+
+SOURCE = Option(place="read", argument=True)
+FIELD = Option(place="read", argument=True)
+OF = Option(
+    help="The predicted quantity: signal without the nugget; field, with its micro-scale part, which is known at "
+    "samples; observation, with the noise of a new measurement."
+)
+VARIANCE = Option(help="Also variances, each with a proven interval.")
+GAP = Option(help="Relative width of the variances' intervals.", above=0, spellings=("--variance-gap",))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names that are separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Read numbers that are separated by commas or slashes."""
+    try:
+        return tuple(float(part) for part in text.replace("/", ",").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of numbers such as 0,1000,0,500.") from None
+
+
+@dataclass(frozen=True)
+class SampleColumns:
+    """Columns of the samples, and their coordinates."""
+
+    target: Annotated[str, Option(help="Column of the measured values.", metavar="COLUMN")]
+    x: Annotated[
+        str | None,
+        Option(help="Column of easting or longitude.  [default: by usual names, or the geometry]", group=SAMPLES),
+    ] = None
+    y: Annotated[str | None, Option(help="Column of northing or latitude.", group=SAMPLES)] = None
+    z: Annotated[str | None, Option(help="Column of the height.", group=SAMPLES)] = None
+    time: Annotated[str | None, Option(help="Column of the time; dates become days.", group=SAMPLES)] = None
+    crs: Annotated[
+        str | None,
+        Option(help="CRS of the coordinates, such as EPSG:28992.  [default: the file's]", group=SAMPLES),
+    ] = None
+    metric: Annotated[
+        str,
+        Option(
+            help="Distances in the plane, or chords of the globe in km; auto: by the CRS.",
+            choices=("auto", "plane", "sphere", "wgs84"),
+            group=SAMPLES,
+        ),
+    ] = "auto"
+    time_scale: Annotated[
+        float | None, Option(help="Map units of a unit of time, with --time.", above=0, group=SAMPLES)
+    ] = None
+    noise: Annotated[
+        str | None, Option(help="Column of variances of the measurement errors.", metavar="COLUMN", group=SAMPLES)
+    ] = None
+    drop_missing: Annotated[bool, Option(help="Leave out rows with a missing value.", group=SAMPLES)] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if (self.time is None) != (self.time_scale is None):
+            raise InputError("`time` and `time_scale` (map units of a unit of time) belong together; give both")
+
+    def read(self, source: str, reporter: Reporter, covariates: tuple[str, ...] = ()) -> SampleTable:
+        """Read the samples, and report the choices that were made; errors as in `read_samples`."""
+        table = read_samples(
+            source,
+            self.target,
+            x=self.x,
+            y=self.y,
+            z=self.z,
+            time=self.time,
+            crs=self.crs,
+            noise=self.noise,
+            covariates=covariates,
+            drop_missing=self.drop_missing,
+        )
+        for note in table.notes:
+            reporter.note(note)
+        return table
+
+
+@dataclass(frozen=True)
+class VariogramOptions:
+    """A variogram: from a file, by its values, or by a name whose values are fitted."""
+
+    variogram: Annotated[
+        str | None,
+        Option(
+            help="File of `dkgp krige variogram --out`, whose best model is taken.",
+            metavar="FILE",
+            place="read",
+            group=VARIOGRAM,
+        ),
+    ] = None
+    model: Annotated[
+        str,
+        Option(
+            help="The model. Without --range its values are fitted to the samples.",
+            choices=(*FORMS, "matern"),
+            group=VARIOGRAM,
+        ),
+    ] = "exponential"
+    range: Annotated[float | None, Option(help="Range, in the sense of --range-is.", above=0, group=VARIOGRAM)] = None
+    sill: Annotated[float | None, Option(help="Sill, nugget included.", above=0, group=VARIOGRAM)] = None
+    psill: Annotated[float | None, Option(help="Partial sill, without the nugget.", above=0, group=VARIOGRAM)] = None
+    nugget: Annotated[float, Option(help="Nugget.", least=0, group=VARIOGRAM)] = 0.0
+    nugget_is: Annotated[
+        str,
+        Option(
+            help="error: measurement errors, which are filtered out; microscale: variation of the place itself.",
+            choices=("error", "microscale"),
+            group=VARIOGRAM,
+        ),
+    ] = "error"
+    range_is: Annotated[str, Option(help="The convention of --range.", choices=RANGE_KINDS, group=VARIOGRAM)] = "scale"
+    nu: Annotated[float | None, Option(help="Smoothness of matern: 0.5, 1.5 or 2.5.", above=0, group=VARIOGRAM)] = None
+    alpha: Annotated[float | None, Option(help="Exponent of rational.", above=0, group=VARIOGRAM)] = None
+    ratio: Annotated[float, Option(help="Minor axis over main axis, at most 1.", above=0, group=VARIOGRAM)] = 1.0
+    angle: Annotated[float | None, Option(help="Main axis, degrees from east, counter-clockwise.", group=VARIOGRAM)] = (
+        None
+    )
+    azimuth: Annotated[float | None, Option(help="Main axis, degrees from north, clockwise.", group=VARIOGRAM)] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def made(self) -> Variogram | str:
+        """Return the variogram, or the name of a model to fit; `InputError` for contradictory values."""
+        if self.variogram is not None:
+            if self.range is not None or self.sill is not None or self.psill is not None:
+                raise InputError("got `variogram`, a file, and values of a variogram; give one of them")
+            return read_variogram(self.variogram)
+        if self.range is None:
+            if self.sill is not None or self.psill is not None:
+                raise InputError("a sill needs a `range`; give both, or neither to fit the model to the samples")
+            return self.model
+        values: dict[str, Any] = {"sill": self.sill} if self.psill is None else {"psill": self.psill}
+        if self.psill is not None and self.sill is not None:
+            values["sill"] = self.sill
+        return Variogram(
+            self.model,
+            range=self.range,
+            nugget=self.nugget,
+            nugget_is=self.nugget_is,
+            range_is=self.range_is,
+            nu=self.nu,
+            alpha=self.alpha,
+            ratio=self.ratio,
+            angle=self.angle,
+            azimuth=self.azimuth,
+            **values,
+        )
+
+
+def read_variogram(path: str) -> Variogram:
+    """Read the best model of a file of `dkgp krige variogram`; `InputError` for another file."""
+    try:
+        return Variogram.from_dict(json.loads(read_object(path))["variogram"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"'{path}' is no file of `dkgp krige variogram --out`: {error}") from error
+
+
+@dataclass(frozen=True)
+class CellOptions:
+    """The cells of a map."""
+
+    spacing: Annotated[
+        float | None, Option(help="Distance of the cells' centres, in map units or degrees.", above=0)
+    ] = None
+    shape: Annotated[
+        tuple[float, ...] | None,
+        Option(help="Rows and columns instead.", type=numbers, metavar="ROWS,COLUMNS"),
+    ] = None
+    region: Annotated[
+        tuple[float, ...] | None,
+        Option(
+            help="West, east, south and north of the centres.  [default: of the samples]",
+            type=numbers,
+            metavar="W,E,S,N",
+        ),
+    ] = None
+    pixel_register: Annotated[bool, Option(help="--region is that of the cells' edges.")] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def grid(self, region: tuple[float, ...], shape: tuple[int, int] | None = None) -> Grid:
+        """Return the grid, of the samples' region and of `shape` unless options say otherwise; errors of `Grid.of`."""
+        rows = None if self.shape is None else tuple(map(int, self.shape))
+        if rows is not None and (len(rows) != 2 or rows != self.shape):
+            raise InputError(f"`shape` is rows and columns, two whole numbers; got {self.shape}")
+        if rows is None and self.spacing is None:
+            rows = shape
+        return Grid.of(
+            self.region or region,
+            shape=rows,
+            spacing=self.spacing,
+            pixel_register=self.pixel_register,
+        )
