@@ -235,6 +235,11 @@ RECIPES: dict[str, Recipe] = {
             "Krige the samples in SOURCE: solve the equations of all.",
             module="dkgp.kriging.commands.krige",
         ),
+        Recipe(
+            "krige map",
+            "Make a map of the samples in SOURCE, with a report: variogram, kriging and map in one.",
+            module="dkgp.kriging.commands.whole",
+        ),
         Recipe("krige grid", "Make a map of the kriged field MODEL.", module="dkgp.kriging.commands.krige"),
         Recipe("ingest", "Read SOURCES (files, globs, folders, URLs) into the dataset store OUT."),
         Recipe(

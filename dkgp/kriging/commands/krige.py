@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -38,17 +38,26 @@ from dkgp.kriging.field import Quantity
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.rasters import MapSettings, format_of, write_field
 from dkgp.kriging.samples import Duplicates
+from dkgp.kriging.space import Space
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination
+from dkgp.models.trend import Drift
 from dkgp.options import SEED, Part, check_ranges
-from dkgp.registry import FURTHER, Option
+from dkgp.registry import FURTHER, Option, Values
 
 # Models that are fitted and compared by default.
 MODELS = ("exponential", "spherical", "matern32", "gaussian")
 ESTIMATOR = Option(
     help="The estimator of semivariances; all but matheron are robust against outliers.", choices=ESTIMATORS
+)
+DEGREE = Option(help="Degree of the drift in the coordinates: 0, 1 or 2.", least=0)
+DRIFT = Option(
+    help="Columns of the covariates of an external drift, separated by commas.",
+    type=names,
+    metavar="COLUMNS",
+    spellings=("--drift",),
 )
 
 
@@ -59,6 +68,7 @@ ESTIMATOR = Option(
     """
     SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). Prints the semivariances by
     lag, with the number of pairs and the error of sampling them, and the models that fit them, the best one first.
+    With --degree or --drift they are those of the residuals of the drift by least squares.
     `dkgp krige fit --variogram` reads the file that --out writes.
     """,
     "dkgp krige variogram soil.csv --target zinc --estimator cressie --fit exponential,spherical,matern32 --out v.json",
@@ -89,6 +99,8 @@ class KrigeVariogramJob:
     pairs: Annotated[
         int, Option(help="Pairs of a bin that are sampled, of more than 20 million in all.", least=100)
     ] = 100_000
+    degree: Annotated[int, DEGREE] = 0
+    drift: Annotated[tuple[str, ...], DRIFT] = ()
     plot: Annotated[str | None, PLOT] = None
     out: Annotated[str | None, Option(help="Also write the document.", metavar="FILE.json", place="write")] = None
     overwrite: Annotated[bool, OVERWRITE] = False
@@ -107,7 +119,7 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
     if job.out is not None:
         check_output_file(job.out, replace=job.overwrite, option="`out`")
     began = time.perf_counter()
-    table = job.samples.read(job.source, reporter)
+    table = job.samples.read(job.source, reporter, job.drift)
     empirical = empirical_of(table, job.samples, job)
     models = fitted_models(empirical, job.fit, job.weights)
     document: Document = plain(
@@ -139,9 +151,16 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
     """Return the empirical variogram of samples, with the settings of a job."""
     if columns.time is not None:
         raise InputError("a variogram is of places; leave `time` out, and krige with a variogram in map units")
+    space = Space.of(table.coordinates, table.crs, metric=columns.metric)
+    places = space.places(table.coordinates)
+    covariates = np.column_stack([np.zeros((table.n, 0)), *(table.covariates[name] for name in job.drift)])
+    centred = (places - places.mean(axis=0)) / max(float(np.ptp(places, axis=0).max()), 1e-300)
+    columns_of = Drift(job.degree, columns=job.drift).columns_at(np.column_stack([centred, covariates]))
+    # Semivariances are those of the residuals of the drift, by least squares; a constant changes none.
+    residuals = table.values - columns_of @ np.linalg.lstsq(columns_of, table.values, rcond=None)[0]
     return empirical_variogram(
         table.coordinates,
-        table.values,
+        residuals,
         bins=job.bins,
         max_lag=job.max_lag,
         estimator=job.estimator,
@@ -208,11 +227,22 @@ def model_rows(document: Document) -> list[list[str]]:
 
 # -------------------------------------------------------------------------------------------------------------- fields
 
-DRIFT = Option(
-    help="Columns of the covariates of an external drift, separated by commas.",
-    type=names,
-    metavar="COLUMNS",
-    spellings=("--drift",),
+
+def _tolerance(text: str) -> float | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a number nor 'auto'.") from None
+
+
+TOLERANCE = Option(
+    help="Tolerance of the equations, in units of the root of the partial sill. auto: so small that the proven error "
+    "is a small share of the deviations.",
+    type=_tolerance,
+    values=Values(lambda value: value == "auto" or value > 0.0, "above zero, or auto"),
+    metavar="E",
+    spellings=("--tol",),
+    group=FURTHER,
 )
 
 
@@ -234,20 +264,12 @@ class KrigeFitJob:
     out: Annotated[str, Option(help="Store to write the field to.", metavar="STORE", place="write")]
     variogram: Annotated[VariogramOptions, Part()] = field(default_factory=VariogramOptions)
     mean: Annotated[float | None, Option(help="Known mean, for simple kriging.")] = None
-    degree: Annotated[int, Option(help="Degree of the drift in the coordinates: 0, 1 or 2.", least=0)] = 0
+    degree: Annotated[int, DEGREE] = 0
     drift: Annotated[tuple[str, ...], DRIFT] = ()
     duplicates: Annotated[
         Duplicates, Option(help="Samples at one place. merge is exact, by their noise.", group=SAMPLES)
     ] = "merge"
-    tolerance: Annotated[
-        float,
-        Option(
-            help="Tolerance of the equations, in units of the root of the partial sill.",
-            spellings=("--tol",),
-            above=0,
-            group=FURTHER,
-        ),
-    ] = 1e-4
+    tolerance: Annotated[float | Literal["auto"], TOLERANCE] = "auto"
     overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
@@ -255,11 +277,11 @@ class KrigeFitJob:
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def kriging(self, table: SampleTable, client: Any = None) -> Kriging:
-        """Return the settings of the estimator."""
+    def kriging(self, table: SampleTable, client: Any = None, variogram: Variogram | None = None) -> Kriging:
+        """Return the settings of the estimator, with another variogram if one is passed."""
         kind = "simple" if self.mean is not None else "universal" if self.degree or self.drift else "ordinary"
         return Kriging(
-            self.variogram.made(),
+            variogram or self.variogram.made(),
             kind=kind,
             mean=self.mean,
             degree=self.degree,
@@ -493,10 +515,10 @@ class KrigeGridRun(Run):
         return document
 
 
-def default_shape(region: tuple[float, ...]) -> tuple[int, int]:
-    """Return rows and columns of square cells, the longer side of 200."""
+def default_shape(region: tuple[float, ...], most: int = MOST_CELLS_A_SIDE) -> tuple[int, int]:
+    """Return rows and columns of square cells, `most` on the longer side."""
     west, east, south, north = region
-    step = max(east - west, north - south) / (MOST_CELLS_A_SIDE - 1) or 1.0
+    step = max(east - west, north - south) / (most - 1) or 1.0
     return round((north - south) / step) + 1, round((east - west) / step) + 1
 
 

@@ -1,0 +1,392 @@
+"""`dkgp krige TABLE`: from samples to a map and a report, each step by its own command."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from dkgp.cluster import ClusterOptions
+from dkgp.commands.chained import Steps, earlier_record
+from dkgp.commands.job_options import OVERWRITE
+from dkgp.commands.recipe import command
+from dkgp.commands.reporting.layout import Figure, rows_of, sheet_of, titled
+from dkgp.commands.reporting.layout import grid as table_grid
+from dkgp.commands.reporting.memory import PeakMemory
+from dkgp.commands.reporting.outputs import Document, check_output_file, dump, is_document, plain, write_text
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.data.remote.claims import locked
+from dkgp.data.remote.storage import exists, is_local
+from dkgp.errors import DkgpError, InputError, OutputExistsError
+from dkgp.fit.page import STYLE, _grid, _list, _rows, _section, inlined
+from dkgp.kriging.commands.krige import (
+    COVARIATES,
+    DEGREE,
+    DRIFT,
+    FIELD_FIGURES,
+    MAP_FIGURES,
+    MODEL_HEADS,
+    MODELS,
+    RESUME,
+    KrigeFitJob,
+    KrigeGridJob,
+    KrigeVariogramJob,
+    default_shape,
+    empirical_of,
+    model_rows,
+    run_krige_variogram,
+)
+from dkgp.kriging.commands.options import (
+    GAP,
+    OF,
+    SOURCE,
+    CellOptions,
+    SampleColumns,
+    VariogramOptions,
+    names,
+)
+from dkgp.kriging.commands.pictures import plot_map, plot_variogram
+from dkgp.kriging.field import Quantity
+from dkgp.kriging.grids import Grid
+from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.rasters import FORMATS, format_of
+from dkgp.kriging.tables import SampleTable
+from dkgp.kriging.variogram import Variogram
+from dkgp.models.warm_up import helped
+from dkgp.options import SEED, Part, check_ranges
+from dkgp.registry import Option
+
+# Samples that models are compared on, the share of them that is predicted, and the fewest for a comparison.
+COMPARED, HELD_OUT, LEAST = 2000, 0.2, 50
+# Cells of the page's picture on its longer side.
+PICTURE = 160
+MAP = Option(
+    help="The map: .tif, .nc or .zarr. Beside it lie the variogram, the field, a record and the report, with names "
+    "that begin as it does.",
+    metavar="PLACE",
+    place="write",
+)
+
+
+@command(
+    """
+    Reads the samples, estimates their variogram, fits several models and takes the one that predicts held-out samples
+    best, kriges all samples, and writes the map and a report: OUT.html, which ends with the commands that reproduce it.
+    `dkgp krige SOURCE ...` is the same command.
+    """,
+    "dkgp krige soil.gpkg --target zinc --out zinc.tif",
+    "dkgp krige soil.csv --target zinc --crs EPSG:28992 --spacing 40 --out zinc.zarr --resume",
+    goes_on=True,
+)
+@dataclass(frozen=True)
+class KrigeMapJob:
+    """Samples to krige, and the map."""
+
+    source: Annotated[str, SOURCE]
+    samples: Annotated[SampleColumns, Part()]
+    out: Annotated[str, MAP]
+    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
+    fit: Annotated[
+        tuple[str, ...],
+        Option(help="Models of variograms to compare, separated by commas.", type=names, metavar="NAMES"),
+    ] = MODELS
+    degree: Annotated[int, DEGREE] = 0
+    drift: Annotated[tuple[str, ...], DRIFT] = ()
+    covariates: Annotated[tuple[str, ...], COVARIATES] = ()
+    of: Annotated[Quantity, OF] = "signal"
+    variance: Annotated[
+        bool,
+        Option(
+            help="Also variances, each with a proven interval.",
+            spellings=("--variance/--no-variance",),
+            shown="variance",
+        ),
+    ] = True
+    gap: Annotated[float, GAP] = 0.05
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+    seed: Annotated[int, SEED] = 0
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        format_of(self.out)
+        if not is_local(self.out):
+            raise InputError(
+                f"`out` is a map on this machine; got '{self.out}'. For others run the commands one by one"
+            )
+
+    def place(self, ending: str) -> str:
+        """Return the address of a file beside the map."""
+        stem = next(self.out.removesuffix(one) for one in FORMATS if self.out.endswith(one))
+        return f"{stem}{ending}"
+
+    def settings(self) -> Document:
+        """Settings that a resumed run must share."""
+        values = plain(replace(self, cluster=ClusterOptions(), resume=False, overwrite=False))
+        return {name: value for name, value in values.items() if name not in ("cluster", "resume", "overwrite")}
+
+    def variogram_job(self) -> KrigeVariogramJob:
+        """Return the first step."""
+        out = self.place(".variogram.json")
+        return KrigeVariogramJob(self.source, self.samples, fit=self.fit, out=out, overwrite=True, seed=self.seed)
+
+    def fit_job(self) -> KrigeFitJob:
+        """Return the second step."""
+        return KrigeFitJob(
+            self.source,
+            self.samples,
+            self.place(".field.zarr"),
+            VariogramOptions(self.place(".variogram.json")),
+            degree=self.degree,
+            drift=self.drift,
+            overwrite=True,
+            seed=self.seed,
+            cluster=self.cluster,
+        )
+
+    def grid_job(self) -> KrigeGridJob:
+        """Return the third step."""
+        return KrigeGridJob(
+            self.place(".field.zarr"),
+            self.out,
+            self.cells,
+            of=self.of,
+            variance=self.variance,
+            gap=self.gap,
+            covariates=self.covariates,
+            overwrite=True,
+            cluster=self.cluster,
+        )
+
+    def commands(self, model: str) -> list[str]:
+        """Return the steps as command lines."""
+        columns = _words(self.samples, ("target",))
+        kriging = ["--degree", str(self.degree)] if self.degree else []
+        kriging += ["--drift", ",".join(self.drift)] if self.drift else []
+        seed = ["--seed", str(self.seed)] if self.seed else []
+        cells = [word for name in self.covariates for word in ("--covariates", name)]
+        cells += ["--of", self.of] if self.of != "signal" else []
+        cells += ["--variance", "--variance-gap", f"{self.gap:g}"] if self.variance else []
+        variogram, fitted = self.place(".variogram.json"), self.place(".field.zarr")
+        lines = [
+            ["variogram", self.source, *columns, *kriging, "--fit", model, "--out", variogram, *seed],
+            ["fit", self.source, *columns, "--variogram", variogram, *kriging, "--out", fitted, *seed],
+            ["grid", fitted, *_words(self.cells), *cells, "--out", self.out],
+        ]
+        return [shlex.join(("dkgp", "krige", *line)) for line in lines]
+
+
+def _words(part: Any, always: tuple[str, ...] = ()) -> list[str]:
+    """Return the options of a part that are set, as words of a command line."""
+    words = []
+    for name, value in vars(part).items():
+        default = None if name in always else type(part).__dataclass_fields__[name].default
+        if value == default:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        else:
+            text = ",".join(f"{each:g}" for each in value) if isinstance(value, tuple) else str(value)
+            words += [flag, text]
+    return words
+
+
+def run_krige_map(job: KrigeMapJob, reporter: Reporter) -> Document:
+    """Make a map from samples; errors as in the commands of its steps."""
+    with locked(job.out):
+        return _run(job, reporter)
+
+
+def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
+    record = Path(job.place(".krige.json"))
+    earlier = earlier_record("krige map", record, job.settings(), reporter) if job.resume else None
+    if earlier is not None and earlier["finished"]:
+        reporter.note(f"the map '{job.out}' is done")
+        return earlier
+    if earlier is None:
+        replaceable = job.overwrite or is_document(record, "krige map")
+        if exists(job.out) and not job.overwrite:
+            raise OutputExistsError(f"'{job.out}' exists; pass `overwrite` to replace it, or another name")
+        for ending in (".variogram.json", ".krige.json", ".html"):
+            check_output_file(job.place(ending), replace=replaceable, option="`out`")
+    table = job.samples.read(job.source, reporter, job.drift)
+    with PeakMemory() as memory, helped():
+        steps = Steps("krige map", record, job.settings(), earlier, memory, reporter)
+        compared = steps.run("variogram", lambda: _variogram(job, table, reporter))
+        fitted = steps.command("fit", job.fit_job())
+        going_on = steps.goes_on and exists(f"{job.out}.cells")
+        mapped = steps.command("grid", replace(job.grid_job(), resume=going_on))
+        document: Document = {
+            "command": "krige map",
+            "finished": True,
+            "out": job.out,
+            "settings": job.settings(),
+            "variogram": compared,
+            "fit": fitted,
+            "grid": mapped,
+            "commands": job.commands(compared["taken"]),
+            "report": job.place(".html"),
+            "seconds_by_phase": steps.seconds,
+        }
+        steps.run("report", lambda: _write_page(job, table, document))
+    document["seconds"] = sum(steps.seconds.values())
+    document["peak_memory_bytes"] = steps.peak_bytes
+    document["warnings"] = list(reporter.warnings)
+    return steps.finish(document)
+
+
+# ------------------------------------------------------------------------------------------------- choice of the model
+
+
+def _variogram(job: KrigeMapJob, table: SampleTable, reporter: Reporter) -> Document:
+    """Fit models, compare them on held-out samples, and write the file with the best one first."""
+    document = run_krige_variogram(job.variogram_job(), reporter)
+    compared = compare(job, table, [Variogram.from_dict(each["variogram"]) for each in document["models"]])
+    if compared:
+        order = sorted(range(len(compared)), key=lambda index: (compared[index]["nlpd"], index))
+        document["models"] = [document["models"][index] | compared[index] for index in order]
+        document["variogram"] = document["models"][0]["variogram"]
+        write_text(str(document["out"]), dump(document) + "\n")
+        reporter.note(
+            f"the variogram: {document['models'][0]['name']}, which predicts {compared[0]['held_out']:,} held-out "
+            "samples best"
+        )
+    return {**document, "taken": document["models"][0]["name"]}
+
+
+def compare(job: KrigeMapJob, table: SampleTable, models: list[Variogram]) -> list[Document]:
+    """Return the error and the density (NLPD) of each model at held-out samples; none of too few samples."""
+    rng = np.random.default_rng([job.seed, 0x6B72])
+    chosen = rng.permutation(table.n)[:COMPARED]
+    count = int(HELD_OUT * len(chosen))
+    if len(chosen) < LEAST or len(models) < 2:
+        return []
+    held, rest = np.sort(chosen[:count]), np.sort(chosen[count:])
+    figures = []
+    for model in models:
+        part: Document = {"rmse": np.inf, "nlpd": np.inf, "held_out": count}
+        try:
+            part |= _scored(job, table, model, rest, held)
+        except DkgpError as error:  # a variogram that cannot be solved with is no choice
+            part["error"] = str(error)
+        figures.append(part)
+    if all(part["nlpd"] == np.inf for part in figures):
+        raise InputError(f"none of the models can be kriged with: {figures[0]['error']}")
+    return figures
+
+
+def _scored(job: KrigeMapJob, table: SampleTable, model: Variogram, rest: Any, held: Any) -> Document:
+    """Return the error and the density of held-out samples, kriged from the rest."""
+    kriging = job.fit_job().kriging(table, variogram=model)
+    kriging.of, kriging.variance_gap = "observation", 0.1
+    some: dict[str, Any] = {"noise": None if table.noise is None else table.noise[rest]}
+    covariates = table.covariates or None
+    if covariates is not None:
+        some["covariates"] = {name: values[rest] for name, values in covariates.items()}
+    kriging.fit(tuple(axis[rest] for axis in table.coordinates), table.values[rest], **some)
+    at = None if covariates is None else {name: values[held] for name, values in covariates.items()}
+    kriged = kriging.kriged(tuple(axis[held] for axis in table.coordinates), covariates=at, variance=True)
+    assert kriged.variance is not None
+    error = table.values[held] - kriged.mean[:, 0]
+    # An interpolator without nugget has variances near zero: a floor keeps the density finite.
+    floor = 1e-12 * model.total_sill
+    variance = np.maximum(kriged.variance[:, 0] + (0.0 if table.noise is None else table.noise[held]), floor)
+    nlpd = 0.5 * float(np.mean(np.log(2.0 * np.pi * variance) + error**2 / variance))
+    return {"rmse": float(np.sqrt(np.mean(error**2))), "nlpd": nlpd}
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def _write_page(job: KrigeMapJob, table: SampleTable, document: Document) -> Document:
+    """Write the report; return where it is, and whether it has pictures."""
+    drawable = importlib.util.find_spec("matplotlib") is not None
+    pictures = _pictures(job, table, document) if drawable else {}
+    write_text(job.place(".html"), page(document, pictures))
+    return {"page": job.place(".html"), "pictures": len(pictures)}
+
+
+def _pictures(job: KrigeMapJob, table: SampleTable, document: Document) -> dict[str, str]:
+    """Return the variogram, and the map of the mean and of the deviation in coarse cells; SVG by title."""
+    empirical = empirical_of(table, job.samples, job.variogram_job())
+    models = [Variogram.from_dict(each["variogram"]) for each in document["variogram"]["models"]]
+    pictures = {
+        "Semivariances of the samples by distance, and the models": inlined(
+            lambda path: plot_variogram(path, empirical, models, "variogram"), "variogram"
+        )
+    }
+    kriging = Kriging.load(job.place(".field.zarr"))
+    if kriging.field_.covariate_names or kriging.space_.has_time:
+        return pictures
+    kriging.of = job.of
+    west, east, south, north = document["grid"]["region"]
+    rows, columns = default_shape((west, east, south, north), PICTURE)
+    map_ = kriging.grid((west, east, south, north), shape=(rows, columns), variance=job.variance, data_names=["mean"])
+    layers = {"mean": map_["mean"].to_numpy()}
+    if job.variance:
+        layers["standard deviation"] = np.sqrt(map_["variance"].to_numpy())
+    grid = Grid.of((west, east, south, north), shape=(rows, columns))
+    samples = (table.coordinates[0], table.coordinates[1])
+    pictures["The map in coarse cells, samples as dots"] = inlined(
+        lambda path: plot_map(path, grid, layers, samples, f"{job.samples.target}"), "map"
+    )
+    return pictures
+
+
+def page(document: Document, pictures: dict[str, str]) -> str:
+    """Return the page of a map; all text is escaped, SVG stands as it is."""
+    settings, fitted = document["settings"], document["fit"]
+    title = f"{fitted['target']}: map of {fitted['n']:,} samples"
+    figures = "".join(
+        f"<figure>\n<figcaption>{escape(name)}</figcaption>\n{svg}\n</figure>\n" for name, svg in pictures.items()
+    )
+    lines = escape("\n".join(document["commands"]))
+    sections = [
+        _section("Map", _rows(rows_of(MAP_FIGURES, document["grid"]))),
+        _section("Pictures", figures or "<p>No pictures, because matplotlib is not installed.</p>\n"),
+        _section("Variogram", _grid(COMPARED_HEADS, compared_rows(document["variogram"]))),
+        _section("Field", _rows(rows_of(FIELD_FIGURES, fitted))),
+        _section("Warnings", _list(dict.fromkeys([*fitted["warnings"], *document["grid"]["warnings"]]))),
+        _section("Commands", f"<p>The same steps as single commands:</p>\n<pre>{lines}</pre>\n"),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(str(settings["source"]))}</p>\n</header>\n'
+        + "".join(sections)
+        + "</main>\n</body>\n</html>\n"
+    )
+
+
+COMPARED_HEADS = (*MODEL_HEADS, "RMSE, held out", "NLPD, held out")
+
+
+def compared_rows(document: Document) -> list[list[str]]:
+    """Return a row for each model: its values, its fit, and its predictions of held-out samples."""
+    rows = []
+    for row, each in zip(model_rows(document), document["models"], strict=True):
+        figures = (each.get("rmse"), each.get("nlpd"))
+        rows.append([*row, *("unknown" if value is None else f"{value:.4g}" for value in figures)])
+    return rows
+
+
+def tables_krige_map(document: Document) -> list[Any]:
+    """Return the models, the field, the map, and the report."""
+    parts: list[Any] = [
+        titled(
+            "Variograms, the taken one first",
+            table_grid(COMPARED_HEADS, compared_rows(document["variogram"]), left=("model",)),
+        ),
+        sheet_of("Kriged field", FIELD_FIGURES, document["fit"]),
+        sheet_of("Map", MAP_FIGURES, document["grid"]),
+        sheet_of("", (Figure("report", "{report}"), Figure("seconds, all steps", "{seconds:.1f}")), document),
+    ]
+    return parts

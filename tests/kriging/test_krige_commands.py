@@ -1,0 +1,209 @@
+"""The commands of `dkgp krige`, end to end on one small set, against dense algebra; and their refusals."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray
+from scipy.spatial.distance import cdist
+
+from dkgp.kriging.field import Field
+from dkgp.kriging.variogram import Variogram
+from tests.cli.invoke import Shell, run_json
+
+N = 90
+WORDS = ("--target", "zinc")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Samples through all commands: where everything lies, and every command's document."""
+    folder, rng = tmp_path_factory.mktemp("krige"), np.random.default_rng(3)
+    x, y = rng.random((2, N)) * 1000.0
+    zinc = np.sin(x / 150.0) + np.cos(y / 200.0) + 0.1 * rng.standard_normal(N)
+    pd.DataFrame({"x": x, "y": y, "zinc": zinc, "none": np.where(x > 900, np.nan, zinc)}).to_csv(
+        folder / "soil.csv", index=False
+    )
+    soil, field = folder / "soil.csv", folder / "zinc.zarr"
+    documents = {
+        "variogram": run_json(
+            "krige", "variogram", soil, *WORDS, "--fit", "spherical,exponential", "--out", folder / "v.json",
+            "--plot", folder / "v.png", "--bins", 8,
+        ),
+        "fit": run_json("krige", "fit", soil, *WORDS, "--variogram", folder / "v.json", "--out", field, "--tol", 1e-9),
+        "grid": run_json(
+            "krige", "grid", field, "--region", "0,900,0,600", "--shape", "3,4", "--variance", "--variance-gap", 0.01,
+            "--of", "observation", "--out", folder / "zinc.nc",
+        ),
+    }  # fmt: skip
+    return {"folder": folder, **documents}
+
+
+@pytest.fixture
+def shell(made: dict[str, Any], tmp_path: Path) -> Shell:
+    return Shell(tmp_path, {name: made["folder"] / name for name in ("soil.csv", "v.json", "zinc.zarr", "zinc.nc")})
+
+
+def test_the_variogram_is_fitted_and_written(made: dict[str, Any]) -> None:
+    document = made["variogram"]
+    assert json.loads((made["folder"] / "v.json").read_text()) == document
+    assert (made["folder"] / "v.png").read_bytes().startswith(b"\x89PNG")
+    misfits = [each["misfit"] for each in document["models"]]
+    assert misfits == sorted(misfits)
+    assert document["variogram"] == document["models"][0]["variogram"]
+    assert len(document["empirical"]["gamma"]) == 8
+
+
+def test_a_map_is_that_of_dense_algebra(made: dict[str, Any]) -> None:
+    table = pd.read_csv(made["folder"] / "soil.csv")
+    model = Variogram.from_dict(made["fit"]["variogram"])
+    X, z, one = table[["x", "y"]].to_numpy(), table["zinc"].to_numpy(), np.ones(N)
+    with xarray.open_dataset(made["folder"] / "zinc.nc") as map_:
+        P = np.column_stack([axis.ravel() for axis in np.meshgrid(map_.x, map_.y)])
+        stored = {name: map_[name].to_numpy().ravel() for name in map_.data_vars if map_[name].ndim == 2}
+    assert sorted(set(P[:, 0])) == [0.0, 300.0, 600.0, 900.0]
+    k, nugget = model.covariance(cdist(X, P)), model.error_variance + model.microscale_variance
+    K = model.covariance(cdist(X, X)) + nugget * np.eye(N)
+    a, b, c = np.linalg.solve(K, one), np.linalg.solve(K, z), np.linalg.solve(K, k)
+    beta = (one @ b) / (one @ a)
+    mean = beta + k.T @ (b - beta * a)
+    variance = model.total_sill - np.einsum("ij,ij->j", k, c) + (1.0 - one @ c) ** 2 / (one @ a)
+    assert (np.abs(stored["mean"] - mean) <= stored["mean_error_bound"] + 1e-9).all()
+    assert (stored["variance_lower"] <= variance * (1 + 1e-9)).all()
+    assert (stored["variance_upper"] >= variance * (1 - 1e-9)).all()
+    assert made["grid"]["cells"] == 12
+    assert made["fit"]["kind"] == "ordinary"
+
+
+def test_values_of_a_variogram_are_typed(shell: Shell) -> None:
+    line = "krige fit @soil.csv --target zinc --model spherical --range 500 --psill 1.5 --nugget 0.02 --degree 1"
+    document = shell.json(f"{line} --out @field.zarr --azimuth 30 --ratio 0.5")
+    assert document["kind"] == "universal"
+    field = Field.open(str(shell.folder / "field.zarr"))
+    assert field.variogram == Variogram("spherical", range=500, psill=1.5, nugget=0.02, azimuth=30, ratio=0.5)
+    told = shell.told(f"{line} --out @field.zarr --overwrite")
+    assert "spherical: partial sill 1.5, range 500, nugget 0.02" in told
+    assert shell.json("info @field.zarr")["kind"] == "model"
+
+
+def test_a_map_in_geotiff_opens_in_rasterio(shell: Shell) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    document = shell.json("krige grid @zinc.zarr --spacing 300 --out @zinc.tif")
+    with rasterio.open(shell.folder / "zinc.tif") as raster:
+        assert [raster.height, raster.width] == document["shape"]
+        assert raster.descriptions == ("mean", "mean_error_bound")
+    shell.refuses("krige grid @zinc.zarr --spacing 300 --out @zinc.tif", "--overwrite")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("variogram @soil.csv --target lead", 3, ("lead", "zinc")),
+        ("variogram @soil.csv --target zinc --fit power", 3, ("power", "no sill")),
+        ("variogram @soil.csv --target zinc --fit rational", 3, ("rational", "--fit")),
+        ("variogram @soil.csv --target none", 3, ("none",)),
+        ("variogram @soil.csv --target zinc --plot v.txt", 3, (".png",)),
+        ("fit @soil.csv --target zinc --range 5 --sill 1 --psill 1 --out @out", 3, ("sill",)),
+        ("fit @soil.csv --target zinc --range 5 --sill 1 --nugget 2 --out @out", 3, ("exceeds the sill",)),
+        ("fit @soil.csv --target zinc --sill 1 --out @out", 3, ("--range",)),
+        ("fit @soil.csv --target zinc --range 5 --psill 1 --angle 3 --azimuth 4 --out @out", 3, ("not both",)),
+        ("fit @soil.csv --target zinc --variogram @soil.csv --out @out", 3, ("krige variogram",)),
+        ("fit @soil.csv --target zinc --time x --out @out", 3, ("--time-scale",)),
+        ("fit @soil.csv --target zinc --mean 1 --degree 1 --out @out", 3, ("universal",)),
+        ("fit @soil.csv --target zinc --tol nothing --out @out", 2, ("auto",)),
+        ("fit @soil.csv --target zinc --tol -1 --out @out", 3, ("above zero, or auto",)),
+        ("grid @zinc.zarr --out @zinc.png", 3, (".tif", "zinc.png")),
+        ("grid @zinc.zarr --out @z.zarr --region 0,1,0", 3, ("west, east, south, north",)),
+        ("grid @zinc.zarr --out @z.zarr --region a,b", 2, ("0,1000,0,500",)),
+        ("grid @zinc.zarr --out @z.zarr --shape 3", 3, ("rows and columns",)),
+        ("grid @nowhere.zarr --out @z.zarr", 3, ("nowhere.zarr",)),
+        ("grdi @zinc.zarr", 2, ("No such command 'grdi'", "grid")),
+    ],
+)
+def test_refusals_have_words(shell: Shell, line: str, code: int, words: tuple[str, ...]) -> None:
+    shell.refuses(f"krige {line}", *words, code=code)
+    assert not shell.names
+
+
+def test_a_model_that_is_no_field_is_refused(shell: Shell, rng: np.random.Generator) -> None:
+    from dkgp import GPRegressor
+    from dkgp.kernels import SquaredExponential
+
+    kernel = SquaredExponential(gamma=(0.5,), variance=1.0, n_features=2)
+    GPRegressor(kernel, noise_variance=0.1).fit(rng.random((9, 2)), rng.random(9)).save(shell.folder / "model.zarr")
+    shell.refuses("krige grid @model.zarr --out @z.zarr", "no kriged field")
+
+
+@pytest.fixture(scope="module")
+def mapped(made: dict[str, Any]) -> dict[str, Any]:
+    """The document of all steps in one command."""
+    folder = made["folder"]
+    words = ("--fit", "matern32,exponential", "--shape", "5,6")
+    return run_json("krige", folder / "soil.csv", *WORDS, "--out", folder / "all.zarr", *words)
+
+
+def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str, Any]) -> None:
+    folder = made["folder"]
+    models = mapped["variogram"]["models"]
+    assert [each["nlpd"] for each in models] == sorted(each["nlpd"] for each in models)
+    assert mapped["fit"]["variogram"] == models[0]["variogram"]
+    assert mapped["grid"]["shape"] == [5, 6]
+    text = (folder / "all.html").read_text()
+    assert text.count("<svg") == 2
+    for words in ("zinc: map of 90 samples", "dkgp krige fit", models[0]["name"], "RMSE, held out"):
+        assert words in text
+    assert json.loads((folder / "all.krige.json").read_text()) == mapped
+    # The last command of the report makes the same map.
+    line = shlex.split(mapped["commands"][-1])[1:]
+    line[line.index("--out") + 1] = str(folder / "again.zarr")
+    run_json(*line)
+    with xarray.open_zarr(folder / "all.zarr") as first, xarray.open_zarr(folder / "again.zarr") as again:
+        assert first.identical(again)
+
+
+def test_a_map_that_is_done_is_resumed_at_once(shell: Shell, made: dict[str, Any], mapped: dict[str, Any]) -> None:
+    folder = made["folder"]
+    words = ("--fit", "matern32,exponential", "--shape", "5,6")
+    line = ("krige", folder / "soil.csv", *WORDS, "--out", folder / "all.zarr")
+    assert run_json(*line, *words, "--resume") == mapped
+    shell.refuses(f"krige @soil.csv --target zinc --out {folder}/all.zarr", "--overwrite")
+    shell.refuses(f"krige @soil.csv --target zinc --out {folder}/all.zarr --degree 1 --resume", "another cells")
+
+
+def test_steps_that_are_done_are_not_repeated(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dkgp.errors import InterruptedRunError
+    from dkgp.kriging.commands import krige
+
+    def interrupted(*arguments: Any) -> None:
+        raise InterruptedRunError("stopped")
+
+    line = "krige @soil.csv --target zinc --fit exponential --no-variance --shape 4,4 --out @m.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(krige, "write_field", interrupted)
+        shell.json(line, code=130)
+    record = json.loads((shell.folder / "m.krige.json").read_text())
+    assert list(record["phases"]) == ["variogram", "fit"]
+    assert not (shell.folder / "m.zarr").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(krige.KrigeFitRun, "work", interrupted)
+        document = shell.json(f"{line} --resume")
+    assert document["finished"]
+    assert document["grid"]["variance"] is False
+    assert (shell.folder / "m.zarr").exists()
+
+
+def test_a_drift_leaves_the_variogram_of_residuals(shell: Shell, made: dict[str, Any]) -> None:
+    table = pd.read_csv(made["folder"] / "soil.csv")
+    table["trend"] = table["zinc"] + 0.05 * table["x"]
+    table.to_csv(shell.folder / "trend.csv", index=False)
+    line = "krige variogram @trend.csv --target trend --fit exponential --bins 5"
+    plain, linear = shell.json(line), shell.json(f"{line} --degree 1")
+    assert linear["empirical"]["variance"] < 0.02 * plain["empirical"]["variance"]
+    detrended = shell.json("krige variogram @soil.csv --target zinc --fit exponential --bins 5 --degree 1")
+    np.testing.assert_allclose(linear["empirical"]["gamma"], detrended["empirical"]["gamma"], rtol=1e-8)
