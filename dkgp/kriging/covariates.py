@@ -106,12 +106,12 @@ class CovariateRasters:
         name = shown(place).rsplit("/", 1)[-1]
         if raster.crs is None and self.crs is not None:
             raise InputError(
-                f"{name} has no CRS; expected {_short(crs_of(self.crs))} of the samples. Set it with rio edit-info"
+                f"{name} has no CRS; expected {short_name(crs_of(self.crs))} of the samples. Set it with rio edit-info"
             )
         if raster.crs is not None and self.crs is None:
             raise InputError(
-                f"{name} is in {_short(crs_of(raster.crs.to_wkt()))}, and the CRS of the samples is unknown. Give it "
-                "as `crs`"
+                f"{name} is in {short_name(crs_of(raster.crs.to_wkt()))}, and the CRS of the samples is unknown. Give "
+                "it as `crs`"
             )
 
     def _transformed(self, raster: Any, x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -120,11 +120,22 @@ class CovariateRasters:
         points, target = crs_of(self.crs), crs_of(raster.crs.to_wkt())
         if points.equals(target, ignore_axis_order=True):
             return x, y
-        import pyproj
+        return transformed(x, y, points, target)
 
-        # Transformers belong to a thread: one is made for each call.
-        moved = pyproj.Transformer.from_crs(points, target, always_xy=True).transform(x, y)
-        return moved[0], moved[1]
+
+def transformed(x: FloatArray, y: FloatArray, source: Any, target: Any) -> tuple[FloatArray, FloatArray]:
+    """Return coordinates of one pyproj.CRS in another; infinite where it has none."""
+    import pyproj
+
+    # Transformers belong to a thread: one is made for each call.
+    with refused_as(f"coordinates of {short_name(source)} cannot be transformed to {short_name(target)}"):
+        moved = pyproj.Transformer.from_crs(source, target, always_xy=True).transform(x, y)
+    return moved[0], moved[1]
+
+
+def short_name(crs: Any) -> str:
+    """Return the code of a pyproj.CRS, or its name."""
+    return str(crs.to_string() if crs.to_epsg() else crs.name)
 
 
 def _opened(place: str) -> Any:
@@ -213,7 +224,3 @@ def _between(first: FloatArray, second: FloatArray, share: FloatArray) -> FloatA
     """Return the mean of two values by a share; a value of no weight may be missing."""
     mean = first * (1.0 - share) + second * share
     return np.where(share == 0.0, first, np.where(first == second, first, mean))
-
-
-def _short(crs: Any) -> str:
-    return str(crs.to_string() if crs.to_epsg() else crs.name)

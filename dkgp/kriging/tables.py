@@ -34,7 +34,7 @@ from dkgp.data.sources.tables.encoding import ISO, date_seconds, gaps
 from dkgp.data.sources.xarray import XarraySource
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, MissingExtraError
-from dkgp.kriging.covariates import CovariateRasters
+from dkgp.kriging.covariates import CovariateRasters, short_name, transformed
 from dkgp.kriging.space import crs_of
 
 # Pairs of names that are coordinates, in lower case; those of degrees first.
@@ -426,21 +426,18 @@ def _referenced(table: _Table, x: FloatArray, y: FloatArray, crs: Any) -> tuple[
         return (x, y), table.crs if wanted is None else wanted
     if table.crs.equals(wanted, ignore_axis_order=True):
         return (x, y), wanted
-    import pyproj
-
     table.notes.append(
-        f"'{table.source.url}' is in {_short(table.crs)}: its coordinates are transformed to {_short(wanted)}"
+        f"'{table.source.url}' is in {short_name(table.crs)}: its coordinates are transformed to {short_name(wanted)}"
     )
-    transformer = pyproj.Transformer.from_crs(table.crs, wanted, always_xy=True)
-    moved = transformer.transform(x, y)
+    moved = transformed(x, y, table.crs, wanted)
     lost = ~(np.isfinite(moved[0]) & np.isfinite(moved[1]))
     if lost.any():
         row = int(np.argmax(lost))
         raise InputError(
-            f"the point ({x[row]:.10g}, {y[row]:.10g}) of '{table.source.url}' lies outside {_short(wanted)}; check "
-            f"`crs`, and that the coordinates are in {_short(table.crs)}"
+            f"the point ({x[row]:.10g}, {y[row]:.10g}) of '{table.source.url}' lies outside {short_name(wanted)}; "
+            f"check `crs`, and that the coordinates are in {short_name(table.crs)}"
         )
-    return (moved[0], moved[1]), wanted
+    return moved, wanted
 
 
 def _refuse_degrees(table: _Table, pair: tuple[str, str], coordinates: Sequence[FloatArray]) -> None:
@@ -468,7 +465,9 @@ def _reference_in(attributes: Sequence[Mapping[Any, Any]]) -> Any:
         if one not in references:
             references.append(one)
     if len(references) > 1:
-        raise InputError(f"the data are in several CRS, {quoted([_short(one) for one in references])}; expected one")
+        raise InputError(
+            f"the data are in several CRS, {quoted([short_name(one) for one in references])}; expected one"
+        )
     return references[0] if references else None
 
 
@@ -478,10 +477,6 @@ def _from_cf(attributes: Mapping[Any, Any]) -> Any:
 
     with refused_as("the grid mapping of the data is no coordinate reference system"):
         return pyproj.CRS.from_cf(dict(attributes))
-
-
-def _short(crs: Any) -> str:
-    return str(crs.to_string() if crs.to_epsg() else crs.name)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -587,11 +582,11 @@ def _of_labelled(data: Any, target: str | None) -> _Table:
     label = type(data).__name__
     if not hasattr(data, "data_vars"):
         data = data.to_dataset(name=data.name if data.name is not None else (target or "value"))
-    if not data.data_vars and target is not None:
-        raise InputError(f"the {label} has no variables; expected '{target}'")
     if target is not None and target not in data.variables:
         available = quoted([str(name) for name in data.variables])
         raise InputError(f"There is no target '{target}' in '{label}'; available: {available}.")
+    if not data.variables:
+        raise InputError(f"the {label} has no variables; expected coordinates and values")
     whole = data[target] if target is not None else max(data.variables.values(), key=lambda one: one.ndim)
     dims = whole.dims
     shape = tuple(data.sizes[dim] for dim in dims)
@@ -720,10 +715,11 @@ def read_polygons(source: Any, *, ids: str | None = None, crs: Any = None, layer
     wanted = None if crs is None else crs_of(crs)
     if wanted is not None and geometry.crs is None:
         raise InputError(
-            f"'{label}' has no CRS; expected {_short(wanted)} of the samples. Set it by geopandas' set_crs"
+            f"'{label}' has no CRS; expected {short_name(wanted)} of the samples. Set it by geopandas' set_crs"
         )
     if wanted is not None and not geometry.crs.equals(wanted, ignore_axis_order=True):
-        notes.append(f"'{label}' is in {_short(geometry.crs)}: its corners are transformed to {_short(wanted)}")
-        geometry = geometry.to_crs(wanted)
+        notes.append(f"'{label}' is in {short_name(geometry.crs)}: its corners are transformed to {short_name(wanted)}")
+        with refused_as(f"the corners of '{label}' cannot be transformed to {short_name(wanted)}"):
+            geometry = geometry.to_crs(wanted)
     reference = geometry.crs
     return Polygons(tuple(geometry), names, None if reference is None else reference.to_wkt("WKT2_2019"), tuple(notes))

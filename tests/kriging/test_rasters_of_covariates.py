@@ -104,6 +104,13 @@ def test_other_references_are_transformed(tmp_path: Path, rng: np.random.Generat
     assert (moved == rasters(x, y)[:, 0]).mean() > 0.99
 
 
+def test_references_without_a_way_between_them(tmp_path: Path) -> None:
+    local = 'LOCAL_CS["mine",UNIT["metre",1]]'
+    rasters = CovariateRasters.open({"dist": raster(tmp_path / "dist.tif")}, crs=local)
+    with pytest.raises(InputError, match="coordinates of mine cannot be transformed to EPSG:28992"):
+        rasters(np.array([WEST]), np.array([NORTH]))
+
+
 def test_missing_outside_and_at_nodata(tmp_path: Path) -> None:
     values = np.arange(ROWS * COLUMNS, dtype=np.int16).reshape(ROWS, COLUMNS)
     values[0, 1] = -9999

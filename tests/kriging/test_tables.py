@@ -12,7 +12,7 @@ import pytest
 
 from dkgp.data.remote.storage import write_object
 from dkgp.errors import InputError, MissingExtraError
-from dkgp.kriging.tables import SampleTable, read_polygons, read_samples
+from dkgp.kriging.tables import SampleTable, _Clock, read_polygons, read_samples
 
 X = np.array([181072.0, 181025.0, 181165.0, 181298.0])
 Y = np.array([333611.0, 333558.0, 333537.0, 333484.0])
@@ -236,6 +236,13 @@ def test_texts_that_are_no_dates_are_refused() -> None:
         read_samples(frame(day=["2024-01-31", "soon", "2024-01-31", "2024-01-31"]), "zinc", time="day")
 
 
+def test_dates_and_numbers_of_time_do_not_mix() -> None:
+    clock = _Clock()
+    clock(np.array(["2024-01-31"], dtype=object), str)
+    with pytest.raises(InputError, match="the column of time holds dates and numbers, the other kind from 0 on"):
+        clock(np.array(["7"], dtype=object), str)
+
+
 # ------------------------------------------------------------------------------------------------------------- columns
 
 
@@ -258,6 +265,12 @@ def test_unknown_and_ambiguous_columns_are_listed() -> None:
         read_samples(pd.concat([frame(), frame()], axis=1), "zinc")
     with pytest.raises(InputError, match="samples are read from paths, DataFrames, GeoDataFrames and xarray"):
         read_samples(3.0, "zinc")
+    import xarray
+
+    with pytest.raises(InputError, match="There is no target 'zn' in 'Dataset'; available: 'a'"):
+        read_samples(xarray.Dataset({"a": ("n", X)}), "zn")
+    with pytest.raises(InputError, match="the Dataset has no variables; expected coordinates and values"):
+        read_samples(xarray.Dataset())
 
 
 def test_text_is_refused_by_column_and_row() -> None:
@@ -358,6 +371,25 @@ def test_reference_that_is_asked_for() -> None:
     assert table.notes == (f"'GeoDataFrame' is in {RD}: its coordinates are transformed to EPSG:4326",)
     with pytest.raises(InputError, match="'nonsense' is no coordinate reference system"):
         read_samples(frame(), "zinc", crs="nonsense")
+
+
+def test_references_that_cannot_be_used() -> None:
+    geopandas, pyproj = pytest.importorskip("geopandas"), pytest.importorskip("pyproj")
+    beyond = geopandas.GeoDataFrame({"zinc": [1.0, 2.0]}, geometry=geopandas.points_from_xy([5, 5], [50, 95]), crs=4326)
+    with pytest.raises(InputError, match=r"the point \(5, 95\) of 'GeoDataFrame' lies outside EPSG:3857; check `crs`"):
+        read_samples(beyond, "zinc", crs=3857)
+    data = labelled()
+    two = data.assign_coords(other=((), 0, {"crs_wkt": "EPSG:4326"}))
+    with pytest.raises(InputError, match="the data are in several CRS, 'EPSG:28992', 'EPSG:4326'; expected one"):
+        read_samples(two, "zinc")
+    # Attributes of CF alone.
+    utm = pyproj.CRS("EPSG:32631").to_cf()
+    bare = {name: value for name, value in utm.items() if name != "crs_wkt"}
+    table = read_samples(data.assign_coords(spatial_ref=((), 0, bare)), "zinc")
+    assert pyproj.CRS(table.crs).to_cf()["longitude_of_central_meridian"] == 3.0
+    wrong = data.assign_coords(spatial_ref=((), 0, {"grid_mapping_name": "moon"}))
+    with pytest.raises(InputError, match="the grid mapping of the data is no coordinate reference system"):
+        read_samples(wrong, "zinc")
 
 
 def test_degrees_without_a_reference_are_refused() -> None:
