@@ -325,18 +325,20 @@ def _values(source: Source, columns: Sequence[Column]) -> tuple[list[FloatArray]
     """Return the values of columns, and the place of a row in words."""
     if not columns:
         return [], lambda row: f"row {row + 1} of '{source.url}'"
-    starts, blocks = [0], []
+    starts: list[int] = [0]
+    parts: list[FloatArray] = []
+    placed: list[Callable[[int], str]] = []
     for block in source.blocks(columns):
-        blocks.append(block)
+        parts.append(block.values)
+        placed.append(block.place)
         starts.append(starts[-1] + len(block.values))
     values = [
-        np.concatenate([block.values[:, index] for block in blocks]) if blocks else np.zeros(0)
-        for index in range(len(columns))
+        np.concatenate([part[:, index] for part in parts]) if parts else np.zeros(0) for index in range(len(columns))
     ]
 
     def place(row: int) -> str:
         index = int(np.searchsorted(starts, row, side="right")) - 1
-        return blocks[index].place(row - starts[index])
+        return placed[index](row - starts[index])
 
     return values, place
 
