@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.data.types import BoolArray, FloatArray, IntArray
 from dkgp.errors import InputError
+from dkgp.kriging.covariates import CovariateRasters
 from dkgp.kriging.field import Field
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.space import Space, crs_of
@@ -24,9 +26,9 @@ from dkgp.kriging.variogram import Variogram
 
 # Rows and columns of the tiles that cells are numbered by: neighbours are predicted together.
 TILE = (64, 64)
-# Covariates of cells: arrays (rows, columns) by name; or a function of x and y of cells, (m,) each, in the CRS of the
-# grid, that returns (m, c) in the order of the field's covariates, NaN where there is no value.
-Covariates: TypeAlias = Mapping[str, FloatArray] | Callable[[FloatArray, FloatArray], FloatArray]
+# Covariates of cells: rasters; their addresses, or arrays (rows, columns), by name; or a function of x and y of cells,
+# (m,) each, in the CRS of the grid, that returns (m, c) in the order of the field's covariates, NaN without a value.
+Covariates: TypeAlias = CovariateRasters | Mapping[str, Any] | Callable[[FloatArray, FloatArray], FloatArray]
 Note: TypeAlias = Callable[[str], None] | None
 
 
@@ -197,7 +199,12 @@ def cells_of(
             f"the field has {'the covariates ' + ', '.join(names) if names else 'no covariates'}; pass "
             f"{'their values at the cells as `covariates`' if names else 'no `covariates`'}"
         )
-    given = _stacked(covariates, names, grid) if isinstance(covariates, Mapping) else covariates
+    given: Any = covariates
+    if isinstance(given, Mapping):
+        paths = any(isinstance(value, str | os.PathLike) for value in given.values())
+        given = CovariateRasters.open(given) if paths else _stacked(given, names, grid)
+    if isinstance(given, CovariateRasters):
+        given = given.select(names).in_crs(wkt or field.space.crs)
     rows = CellRows(grid, field.space, field.variogram, wkt if other else None, time, given, len(names))
     if other and note is not None:
         note(f"the grid is in {_short(wkt)}, the samples in {_short(field.space.crs)}: cells are transformed")

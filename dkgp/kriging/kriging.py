@@ -396,9 +396,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             CRS of the grid, by default that of the samples; cells are transformed.
         time : float, optional
             Time of the map, for a field in space and time.
-        covariates : mapping of (rows, columns) arrays by name, or callable, optional
-            Those of an external drift. A callable takes x and y of cells, (m,) each, in the grid's CRS, and returns
-            (m, c). Cells with a missing one are NaN.
+        covariates : mapping, CovariateRasters or callable, optional
+            Those of an external drift: addresses of rasters, or (rows, columns) arrays, by name. A callable takes x and
+            y of cells, (m,) each, in the grid's CRS, and returns (m, c). Cells with a missing one are NaN.
         dims, data_names
             Names of the dimensions, and of the predicted means; by default "scalars", or "scalars0", ...
         mask : (rows, columns) array_like of bool, or polygons of shapely or geopandas, optional

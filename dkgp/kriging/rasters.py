@@ -218,7 +218,7 @@ def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings,
         time=settings.time,
         mask=settings.mask,
         covariates=settings.covariates,
-        note=context.note,
+        note=context.note or (lambda words: warnings.warn(words, UserWarning, stacklevel=4)),
     )
     if out.resume and is_committed(out.url):
         _require_made_of(open_prediction(out.url), field, dataset, settings)

@@ -18,9 +18,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError, InterruptedRunError, OutputExistsError, StorageError
 from dkgp.kriging import geotiff, rasters
+from dkgp.kriging.covariates import CovariateRasters
 from dkgp.kriging.field import Field, Solving
 from dkgp.kriging.geotiff import halved, to_single
 from dkgp.kriging.grids import Grid
+from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.rasters import MapSettings, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
@@ -211,6 +213,35 @@ def test_covariates_of_cells_enter_and_missing_ones_are_counted(rng: Any, tmp_pa
     places = field.space.places((x[known], y[known]))
     expected = field.at(places, covariates=hill[known][:, None])
     assert_allclose(result["mean"].values[known], expected.mean[:, 0], rtol=1e-9)
+
+
+def test_rasters_of_covariates_are_read_at_the_cells_of_a_grid_in_another_crs(rng: Any, tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    profile = {"driver": "GTiff", "height": 6, "width": 8, "count": 1, "dtype": "float64", "crs": "EPSG:32611"}
+    values = rng.random((6, 8))
+    origin = rasterio.Affine(30.0, 0.0, 400_000.0, 0.0, -30.0, 3_800_180.0)
+    with rasterio.open(tmp_path / "hill.tif", "w", transform=origin, **profile) as file:
+        file.write(values, 1)
+    easting, northing = rng.uniform(400_000, 400_240, 50), rng.uniform(3_800_000, 3_800_180, 50)
+    read = CovariateRasters.open({"hill": tmp_path / "hill.tif"}, crs="EPSG:32611")
+    kriging = Kriging(
+        Variogram("exponential", psill=2.0, range=90.0, nugget=0.2), kind="universal", covariates=("hill",)
+    )
+    kriging.set_params(crs="EPSG:32611").fit((easting, northing), rng.random(50), covariates=read(easting, northing))
+    pyproj = pytest.importorskip("pyproj")
+    to_degrees = pyproj.Transformer.from_crs("EPSG:32611", "EPSG:4326", always_xy=True)
+    (west, east), (south, north) = to_degrees.transform([399_950, 400_290], [3_799_950, 3_800_230])
+    region = (west, east, south, north)
+    with pytest.warns(UserWarning, match="cells") as caught:
+        result = kriging.grid(region, (9, 8), crs="EPSG:4326", covariates={"hill": str(tmp_path / "hill.tif")})
+    words = [str(warning.message) for warning in caught]
+    assert any("the grid is in EPSG:4326, the samples in EPSG:32611: cells are transformed" in line for line in words)
+    x, y = np.meshgrid(result["easting"].values, result["northing"].values)
+    known = read.in_crs("EPSG:4326")(x.ravel(), y.ravel())[:, 0].reshape(x.shape)
+    missing = int(np.isnan(known).sum())
+    assert 0 < missing < known.size
+    assert any(f"covariate hill is missing at {missing} of 72 cells, first at (" in line for line in words)
+    assert_array_equal(np.isnan(result["scalars"].values), np.isnan(known))
 
 
 def test_covariates_that_do_not_fit_are_refused(rng: Any, tmp_path: Path) -> None:
