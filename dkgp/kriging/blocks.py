@@ -8,8 +8,10 @@ micro-scale variation average to zero over an area.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from dkgp.errors import InputError, StoreError
 from dkgp.kriging.field import Field
 from dkgp.kriging.functionals import averages
 from dkgp.kriging.grids import Grid
-from dkgp.kriging.quadrature import Rule, polygon, rectangle
+from dkgp.kriging.quadrature import Rule, moved_rectangle, polygon, rectangle
+from dkgp.kriging.space import crs_of
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
@@ -27,9 +30,9 @@ from dkgp.models.rounding import EVALUATION, UNIT
 from dkgp.models.trend import Trend
 
 # Nodes and blocks that are solved for together, and the numbers that their columns may hold.
-MOST_NODES, MOST_BLOCKS, MOST_NUMBERS = 8192, 64, 2**26
+MOST_NODES, MOST_BLOCKS, MOST_NUMBERS = 8192, 64, 2**24
 # Cells a side of a block's finest rule.
-MOST_ORDER = 64
+MOST_ORDER = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,28 +68,62 @@ def rules_of(
     ----------
     blocks : sequence of (west, east, south, north) or shapely polygons
     order : int
-        Nodes a side to begin with; at most 64 at the end, whose error is reported.
+        Nodes a side to begin with; at most 32 at the end, whose error is reported.
     """
-    if field.space.metric != "plane" or field.space.dimensions != 2 or field.space.has_time:
-        raise InputError("block kriging is of places in a plane; project the coordinates of samples and blocks")
+    _require_plane(field)
     if not 1 <= order <= MOST_ORDER:
         raise InputError(f"`quadrature` is 1 to {MOST_ORDER} nodes a side; got {order}")
     goal = tolerance * float(np.sqrt(field.variogram.field_variance))
+    known: dict[tuple[str, str], Rule] = {}
     rules = []
     for index, block in enumerate(blocks):
-        name = names[index] if names else str(index)
-        make: Callable[[int], Rule]
-        if hasattr(block, "geom_type"):
-            make = lambda n, block=block, name=name: polygon(block, field.variogram, n, name)  # type: ignore[misc]  # noqa: E731
+        name = str(names[index] if len(names) else index)
+        if isinstance(block, tuple | list):
+            rules.append(_rectangle(tuple(block), field, (order, goal), known))
         else:
-            make = lambda n, block=block: rectangle(tuple(block), field.variogram, n)  # type: ignore[misc]  # noqa: E731
-        size = order
-        rule = make(size)
-        while rule.error > goal and 2 * size <= MOST_ORDER:
-            size *= 2
-            rule = make(size)
-        rules.append(rule)
+            rules.append(_refined(partial(polygon, block, field.variogram, name=name), order, goal))
     return rules
+
+
+def _require_plane(field: Field) -> None:
+    """Refuse fields whose places are not points of a plane, and means that the nodes' places do not determine."""
+    space, trend = field.space, Trend.held(field.record.trend)
+    if space.metric != "plane" or space.dimensions != 2 or space.has_time:
+        kind = "on the globe" if space.metric != "plane" else f"of {space.n_columns} coordinates, time included"
+        raise InputError(
+            f"block kriging needs places in a plane; these are {kind}. Project the coordinates of samples and blocks"
+        )
+    if trend is not None and trend.kind.columns:
+        raise InputError(
+            f"block kriging needs the covariates {', '.join(trend.kind.columns)} at every point of a block; krige "
+            "cells and average them, or fit without `covariates`"
+        )
+
+
+def _refined(make: Callable[..., Rule], order: int, goal: float) -> Rule:
+    """Return a rule whose order is doubled until its error is below the goal."""
+    rule = make(order=order)
+    while rule.error > goal and 2 * order <= MOST_ORDER:
+        order *= 2
+        rule = make(order=order)
+    return rule
+
+
+def _rectangle(
+    block: tuple[float, ...], field: Field, wanted: tuple[int, float], known: dict[tuple[str, str], Rule]
+) -> Rule:
+    """Return a rectangle's rule: that of one of the same size, moved, if there is one."""
+    if len(block) != 4:
+        raise InputError(f"a block is a polygon, or (west, east, south, north); got {block}")
+    west, east, south, north = (float(value) for value in block)
+    # Sizes that differ by roundings have errors that differ by less than their margin.
+    key = f"{east - west:.11e}", f"{north - south:.11e}"
+    other = known.get(key)
+    if other is None:
+        known[key] = other = _refined(partial(rectangle, (west, east, south, north), field.variogram), *wanted)
+        return other
+    order = math.isqrt(len(other.weights))
+    return moved_rectangle((west, east, south, north), field.variogram, order, other)
 
 
 def grid_blocks(grid: Grid) -> list[tuple[float, float, float, float]]:
@@ -96,7 +133,7 @@ def grid_blocks(grid: Grid) -> list[tuple[float, float, float, float]]:
 
 
 def krige_blocks(
-    field: Field, rules: Sequence[Rule], context: RunContext, *, tolerance: float = 1e-7
+    field: Field, rules: Sequence[Rule], context: RunContext, *, tolerance: float | None = None
 ) -> BlockPredictions:
     """Predict the averages over blocks; `tolerance` is that of the systems (see `functionals.averages`)."""
     parts = [_together(field, batch, context, tolerance) for batch in _batches(rules, field.n_samples)]
@@ -127,7 +164,7 @@ def _batches(rules: Sequence[Rule], n: int) -> list[list[Rule]]:
 
 
 def _together(
-    field: Field, rules: Sequence[Rule], context: RunContext, tolerance: float
+    field: Field, rules: Sequence[Rule], context: RunContext, tolerance: float | None
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     nodes = np.concatenate([rule.nodes for rule in rules])
     weights = np.zeros((len(nodes), len(rules)))
@@ -148,32 +185,99 @@ def _norm(field: Field) -> FloatArray:
     dataset, p = state[0], model.n_targets
     certificate, trend = Certificate.from_json(dict(model.certificate)), Trend.held(model.trend)
     alpha, rest = model.alpha[:, :p], dataset.all_targets()
+    sizes, q = (np.abs(alpha), np.abs(rest)), 0
     if trend is not None:
-        beta = np.array(trend.coefficients)
+        beta, columns, q = np.array(trend.coefficients), trend.kind.of(dataset), trend.count
+        sizes = sizes[0] + np.abs(model.alpha[:, p:]) @ np.abs(beta), sizes[1] + np.abs(columns) @ np.abs(beta)
         alpha = alpha - model.alpha[:, p:] @ beta
-        rest = rest - trend.kind.of(dataset) @ beta
+        rest = rest - columns @ beta
     weights = np.sqrt(np.broadcast_to(Noise.of_model(model).diagonal, (len(alpha),)) / certificate.noise_variance)
     residual = certificate.proven_residual_norm[:p]
     square = np.einsum("np,np->p", rest, alpha) + residual * np.linalg.norm(weights[:, None] * alpha, axis=0)
-    sizes = np.einsum("np,np->p", np.abs(rest), np.abs(alpha))
-    square = square + residual**2 / certificate.noise_variance + EVALUATION * (len(alpha) + 16.0) * UNIT * sizes
+    square = square + residual**2 / certificate.noise_variance
+    # Roundings of the sum, and of the differences before it.
+    square = square + EVALUATION * (len(alpha) + 2.0 * q + 16.0) * UNIT * np.einsum("np,np->p", *sizes)
     return np.asarray(np.sqrt(np.maximum(square, 0.0)) * (1.0 + 1e-12))
 
 
 def _drift_error(field: Field, rules: Sequence[Rule]) -> tuple[FloatArray, FloatArray]:
-    """Return what the sums miss of a drift of degree 2: of means (B, p), and of deviations (B, p)."""
+    """Return the error of the sums for the drift: of means (B, p), and of deviations (B, p)."""
     trend = Trend.held(field.record.trend)
     zero = np.zeros((len(rules), field.record.n_targets))
-    if trend is None or (trend.kind.degree or 0) < 2:
+    if trend is None or not trend.kind.degree:
         return zero, zero
-    if (trend.kind.degree or 0) > 2:
+    if trend.kind.degree > 2:
         raise InputError(f"block kriging takes drifts of degree 0 to 2; got {trend.kind.degree}")
-    d = field.record.n_features
-    products = trend.kind.count(d) - 1 - d
-    width = min(pair[1] for pair in trend.kind.box)
-    unit = float(field.record.standardisation.input_std[0])
-    spread = np.array([rule.spread for rule in rules]) / (unit * width) ** 2
-    size = np.abs(np.array(trend.coefficients)[1 + d : 1 + d + products]).sum(axis=0)
-    whitener = np.abs(np.array(trend.whitener)[:, 1 + d : 1 + d + products]).sum(axis=1)
-    deviation = spread * float(np.linalg.norm(whitener)) / np.sqrt(1.0 - trend.off)
-    return spread[:, None] * size * field.unit * (1.0 + 1e-12), deviation[:, None] * field.unit * (1.0 + 1e-12)
+    d, unit = field.record.n_features, float(field.record.standardisation.input_std[0])
+    box = np.array(trend.kind.box) if trend.kind.box else np.column_stack([np.zeros(d), np.ones(d)])
+    width = float(box[:, 1].min())
+    slip = np.array([rule.slip for rule in rules]) / (unit * width)
+    errors = np.zeros((len(rules), trend.count))
+    errors[:, 1 : 1 + d] = slip[:, None]
+    if trend.kind.degree == 2:
+        # Of a product of coordinates about the origin: of each by the other's size, and of both about the centre.
+        places = [field.space.places((rule.nodes[:, 0], rule.nodes[:, 1])) for rule in rules]
+        size = np.array([np.abs((field.standard_inputs(one) - box[:, 0]) / box[:, 1]).max() for one in places])
+        extent = np.array([np.ptp(field.standard_inputs(one), axis=0).sum() / width for one in places])
+        spread = np.array([rule.spread for rule in rules]) / (unit * width) ** 2
+        errors[:, 1 + d :] = (spread + 2.0 * (size + 2.0 * extent) * slip)[:, None]
+    deviation = np.linalg.norm(errors @ np.abs(np.array(trend.whitener)).T, axis=1) / np.sqrt(1.0 - trend.off)
+    means = errors @ np.abs(np.array(trend.coefficients)) + deviation[:, None] * np.array(trend.missed)
+    return means * field.unit * (1.0 + 1e-12), deviation[:, None] * field.unit * (1.0 + 1e-12)
+
+
+def block_table(
+    field: Field,
+    geometries: Any,
+    region: Sequence[float],
+    settings: tuple[Any, int, float],
+    context: RunContext,
+) -> Any:
+    """Return the table of `Kriging.blocks`.
+
+    Parameters
+    ----------
+    geometries : GeoDataFrame, GeoSeries, sequence of polygons or rectangles, or None
+        None: the cells of a grid over the region.
+    settings : (spacing, quadrature, quadrature_tolerance)
+    """
+    import pandas as pd
+
+    spacing, order, tolerance = settings
+    if (geometries is None) == (spacing is None):
+        raise InputError("give `geometries` (polygons or rectangles) or `spacing` of a grid of blocks, one of them")
+    _require_plane(field)
+    frame, names = None, ()
+    blocks: Sequence[Any]
+    if geometries is None:
+        blocks = grid_blocks(Grid.of(region, spacing=spacing, pixel_register=True))
+    elif hasattr(geometries, "geometry"):
+        frame = geometries
+        if frame.crs is not None and field.space.crs is not None and not crs_of(field.space.crs).equals(frame.crs):
+            frame = frame.to_crs(field.space.crs)
+        blocks, names = list(frame.geometry), tuple(frame.index)
+    else:
+        blocks = [geometries] if hasattr(geometries, "geom_type") else list(geometries)
+    if not len(blocks):
+        raise InputError("`geometries` is empty; expected at least one polygon or rectangle")
+    rules = rules_of(field, blocks, order=order, tolerance=tolerance, names=names)
+    result = krige_blocks(field, rules, context)
+    targets = field.record.target_names
+    columns: dict[str, Any] = {}
+    for index, target in enumerate(targets):
+        start = "" if len(targets) == 1 else f"{target}_"
+        for name in ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper"):
+            columns[start + name] = getattr(result, name)[:, index]
+    columns |= {"quadrature_error": result.quadrature_error, "area": result.area}
+    if frame is not None:
+        # The geometries stay as they came, in their CRS.
+        import geopandas
+
+        return geopandas.GeoDataFrame(
+            columns, geometry=list(geometries.geometry), index=frame.index, crs=geometries.crs
+        )
+    if all(isinstance(block, tuple | list) for block in blocks):
+        edges = np.array(blocks, dtype=np.float64)
+        sides = dict(zip(("west", "east", "south", "north"), edges.T, strict=True))
+        return pd.DataFrame(sides | columns)
+    return pd.DataFrame({"geometry": list(blocks)} | columns)

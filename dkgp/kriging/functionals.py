@@ -49,7 +49,7 @@ class Averages:
 
 
 def averages(
-    field: Field, rows: FloatArray, weights: FloatArray, context: RunContext, *, tolerance: float = 1e-7
+    field: Field, rows: FloatArray, weights: FloatArray, context: RunContext, *, tolerance: float | None = None
 ) -> Averages:
     """Predict weighted averages of the signal.
 
@@ -62,13 +62,15 @@ def averages(
         Of each functional: nonnegative, of sum 1.
     context : RunContext
         Who computes. Memory in this process: some six arrays of n x B numbers.
-    tolerance : float, default 1e-7
-        Largest entry of the residual of the systems.
+    tolerance : float, optional
+        Largest entry of the residual of the systems; by default one at which a variance is known to 1e-6 of the prior.
     """
     model, trend = field.record, Trend.held(field.record.trend)
     kernel, noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
     nodes = np.ascontiguousarray(rows[:, : model.n_features])
     source = SupportInputs.of(model, field.fitted.version)
+    if tolerance is None:
+        tolerance = 1e-3 * float(np.sqrt(np.min(noise.diagonal) / model.n_samples))
     with single_threaded_blas(), context.operator(kernel, noise.diagonal, source, tolerance=tolerance) as operator:
         columns = CrossKernel(operator, nodes).columns(weights)
         solution = solve(operator, columns, stopping=GradientInfNorm(tolerance), watch=context)
@@ -92,20 +94,31 @@ def averages(
     lower = np.maximum((prior - unsure) * (1.0 - 4.0 * EPS) - taken[1], 0.0)
     upper = (prior + unsure) * (1.0 + 4.0 * EPS) - taken[0]
     stored = Certificate.from_json(dict(model.certificate))
-    mean = columns.T @ model.alpha
     n = model.n_samples
+    mean = np.zeros((columns.shape[1], model.alpha.shape[1]))
+    for start in range(0, n, RUN_ROWS):
+        mean += columns[start : start + RUN_ROWS].T @ model.alpha[start : start + RUN_ROWS]
     row = np.full(len(mean), float(errors.max()) + len(nodes) + sum_roundings(n, RUN_ROWS) + 8.0)
     bound = stored.mean_error_bound(np.ones(len(mean)), row)
     # The solve's part is in proportion to the functional's prior deviation, and not to that of a point.
     factor = stored.proven_residual_norm / np.sqrt(stored.noise_variance)
     less = np.maximum(1.0 - np.sqrt(prior + unsure) * (1.0 + 8.0 * EPS), 0.0)
     bound = np.minimum(bound, np.maximum(bound - less[:, None] * factor * (1.0 - 8.0 * EPS), 0.0) + 4.0 * EPS * bound)
+    to = model.standardisation
     if trend is not None:
-        known = trend.taken(mean, bound, weights.T @ trend.kind.columns_at(rows))
+        values = trend.kind.columns_at(rows)
+        # Averages of the mean's columns have a rounding a node.
+        off_columns = EVALUATION * (len(nodes) + 4.0) * UNIT * (weights.T @ np.abs(values))
+        bound[:, len(trend.missed) :] += off_columns
+        product_error = np.zeros_like(bound)
+        product_error[:, len(trend.missed) :] = off_columns
+        known = trend.taken(mean, bound, weights.T @ values, product_error)
         mean, bound = known.mean, known.bound
         lower, upper = known.widened(lower, upper)
-    to = model.standardisation
     mean, bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
+    # The targets' offset is added once, and weights add up to one but for their roundings.
+    astray = np.abs(weights.sum(axis=0) - 1.0) + (len(nodes) + 2.0) * UNIT * EVALUATION
+    bound = np.nextafter(bound + astray[:, None] * np.abs(to.target_mean), np.inf)
     return Averages(mean, bound, *variance_in_units(lower, np.maximum(upper, 0.0), to.target_std))
 
 

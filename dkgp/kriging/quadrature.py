@@ -14,15 +14,18 @@ s = |x|^2, and unit vectors,
 
 Another rule on the same block with nodes and weights of its own has an error of at most eps + sqrt(u'Cu), u the
 difference of both rules' weights on all nodes: a number that is computed. A rectangle takes the Gauss-Legendre rule.
+The cells of a rectangle are a lattice: sums over pairs of cells are sums over their offsets.
 
 By the reproducing property the mean of the block differs from the rule's by at most eps |m|_H, and the deviations of
 both by at most eps: the posterior variance of a functional is no more than its prior variance.
+
+Roundings: a node that is off by d adds sqrt(2 gamma(d)), and weights that are off by W in sum add W times the field's
+deviation. Cells of a clipped polygon are off by the rounding of their vertices along their boundaries.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +35,20 @@ import scipy.special
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kriging.variogram import Variogram
+from dkgp.models.rounding import EPS
 
 # Above the roundings of all formulas here, whose terms are positive.
 _ROUNDINGS = 1.0 + 1e-9
 # Cells a side of the midpoint rule that a rectangle's rule is compared with.
-_FINE = 48
-_PIECE = 512
+_FINE = 64
+# Entries of a covariance matrix that are evaluated together.
+_PIECE = 2**20
+# Every correlation falls by less than this for a step of one range.
+_STEEPEST = 3.0
+# Roundings of a coordinate on its way to the kernel.
+_MOVES = 32.0
+# Clipped cells with a smaller share of their box are left out: their centroids are rounding.
+_LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +64,11 @@ class Rule:
     error : float
         Bound on the prior deviation of the block's average minus the sum, in the target's units.
     spread : float
-        Bound on the error of the sum for a product of two coordinates, without anisotropy: 0 for a rule that is exact.
+        Bound on the error of the sum for a product of two coordinates about the block's centre, without anisotropy: 0
+        for a rule that is exact.
     area : float
+    slip : float
+        Bound on the error of the sum for a coordinate, from rounding, without anisotropy.
     """
 
     nodes: FloatArray
@@ -62,132 +76,207 @@ class Rule:
     error: float
     spread: float
     area: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Cells:
-    """Cells of a midpoint rule: corners (m, c, 2), of which the last may repeat; centroids; areas."""
-
-    corners: FloatArray
-    centroids: FloatArray
-    areas: FloatArray
-
-    @property
-    def weights(self) -> FloatArray:
-        return np.asarray(self.areas / self.areas.sum())
+    slip: float = 0.0
 
 
 def rectangle(bounds: tuple[float, float, float, float], variogram: Variogram, order: int = 8) -> Rule:
     """Return the rule of a rectangle (west, east, south, north): Gauss-Legendre nodes, `order` a side."""
+    return moved_rectangle(bounds, variogram, order)
+
+
+def moved_rectangle(
+    bounds: tuple[float, float, float, float], variogram: Variogram, order: int, like: Rule | None = None
+) -> Rule:
+    """Return the rule of a rectangle; its error is that of `like`, a rule of this order and size at another place."""
     west, east, south, north = bounds
     if not (all(map(math.isfinite, bounds)) and west < east and south < north):
         raise InputError(f"a block is (west, east, south, north) with west < east and south < north; got {bounds}")
     points, weights = np.polynomial.legendre.leggauss(order)
-    x = 0.5 * (west + east) + 0.5 * (east - west) * points
-    y = 0.5 * (south + north) + 0.5 * (north - south) * points
-    nodes = np.column_stack([np.repeat(x, order), np.tile(y, order)])
+    size = np.array([east - west, north - south])
+    steps = 0.5 * size * np.column_stack([np.repeat(points, order), np.tile(points, order)])
     share = np.outer(weights, weights).reshape(-1) / 4.0
-    fine = _lattice(bounds, max(_FINE, 2 * order))
-    error = _midpoint_error(fine, variogram) + _difference(
-        np.vstack([nodes, fine.centroids]), np.concatenate([share, -fine.weights]), variogram
-    )
-    return Rule(nodes, share, error, 0.0, (east - west) * (north - south))
+    matrix = variogram.anisotropy(2)
+    half = float(np.linalg.norm(np.abs(matrix) @ size)) / 2.0
+    moved = _moved(bounds, matrix)
+    if like is None:
+        error = _rectangle_error(steps @ matrix.T, share, matrix * size, variogram, half)
+        error = _capped(error + _step(moved, variogram), variogram)
+    else:
+        error = _capped(like.error + _step(moved, variogram), variogram)
+    # One node is exact for linear functions only.
+    spread = half**2 * _ROUNDINGS if order == 1 else 0.0
+    centre = np.array([0.5 * (west + east), 0.5 * (south + north)])
+    return Rule(centre + steps, share, error, spread, float(size.prod()), moved)
 
 
 def polygon(shape: Any, variogram: Variogram, order: int = 8, name: str = "") -> Rule:
     """Return the midpoint rule of a shapely polygon, or several: a lattice of `order` cells a side, clipped.
 
-    Raises `InputError` for a polygon without area, or one that crosses itself; `name` is said then.
+    Raises `InputError` with `name` for another geometry, a polygon without area, or one that crosses itself.
     """
     import shapely
 
+    kind = getattr(shape, "geom_type", type(shape).__name__)
+    if kind not in ("Polygon", "MultiPolygon"):
+        raise InputError(f"the block {name} is a {kind}; expected a polygon")
     if not shapely.is_valid(shape):
         raise InputError(
             f"the polygon {name} is not valid: {shapely.is_valid_reason(shape)}. Mend it by shapely.make_valid"
         )
-    if not shape.area > 0.0:
-        raise InputError(f"the polygon {name} has no area; expected a polygon, got {shape.geom_type}")
+    area = float(shape.area)
+    if not area > 0.0:
+        raise InputError(f"the polygon {name} has no area; expected a polygon with an interior")
+    west, south, east, north = shape.bounds
+    pieces, box = _clipped(shapely.force_2d(shape), order)
+    areas = shapely.area(pieces)
+    kept = areas > _LEAST_SHARE * box
+    if not kept.any():
+        raise InputError(
+            f"the polygon {name} has an area of {area:g}, too little for its extent of {east - west:g} by "
+            f"{north - south:g}; expected a polygon with an interior"
+        )
+    dropped, perimeters = float(areas[~kept].sum()), float(shapely.length(pieces[kept]).sum())
+    pieces, areas = pieces[kept], areas[kept]
+    centroids = shapely.get_coordinates(shapely.centroid(pieces))
+    matrix = variogram.anisotropy(2)
+    moved = _moved((west, east, south, north), matrix)
+    corners, piece = shapely.get_coordinates(pieces, return_index=True)
+    radius = np.zeros(len(pieces))
+    np.maximum.at(radius, piece, np.linalg.norm((corners - centroids[piece]) @ matrix.T, axis=1))
+    radius = radius * _ROUNDINGS + moved
+    weights = areas / areas.sum()
+    # Shares of the area that the cells gain or lose by roundings of their vertices, and by those left out.
+    plain = _moved((west, east, south, north), np.eye(2))
+    astray = 2.0 * (plain * perimeters + dropped) / area + 1e-13 * len(pieces)
+    # A centroid is off in proportion to the roundings of its cell's area.
+    side = float(np.sqrt(box))
+    shift = moved + 64.0 * EPS * box * side * len(pieces) / area * float(np.linalg.norm(matrix))
+    extent = float(np.linalg.norm(matrix @ np.array([east - west, north - south])))
+    extent = max(extent, float(np.linalg.norm(matrix @ np.array([east - west, south - north]))))
+    error = _midpoint_error((centroids - centroids[0]) @ matrix.T, weights, radius, variogram)
+    error += _step(shift, variogram) + 2.0 * astray * math.sqrt(variogram.field_variance)
+    return Rule(
+        centroids,
+        weights,
+        _capped(error, variogram),
+        float(weights @ radius**2) * _ROUNDINGS + 2.0 * astray * extent**2,
+        area,
+        shift + 2.0 * astray * extent,
+    )
+
+
+def _clipped(shape: Any, order: int) -> tuple[Any, float]:
+    """Return the parts of a polygon in the boxes of a lattice, single polygons, and the area of a box."""
+    import shapely
+
     west, south, east, north = shape.bounds
     side = max(east - west, north - south) / order
-    columns, rows = max(1, math.ceil((east - west) / side)), max(1, math.ceil((north - south) / side))
-    pieces = []
-    for row in range(rows):
-        for column in range(columns):
-            box = shapely.box(
-                west + column * (east - west) / columns,
-                south + row * (north - south) / rows,
-                west + (column + 1) * (east - west) / columns,
-                south + (row + 1) * (north - south) / rows,
-            )
-            piece = shape.intersection(box)
-            parts = getattr(piece, "geoms", [piece])
-            pieces += [part for part in parts if part.geom_type == "Polygon" and part.area > 1e-12 * box.area]
-    most = max(len(piece.exterior.coords) for piece in pieces)
-    corners = np.empty((len(pieces), most, 2))
-    for index, piece in enumerate(pieces):
-        ring = np.asarray(piece.exterior.coords)
-        corners[index, : len(ring)], corners[index, len(ring) :] = ring, ring[-1]
-    centroids = np.array([piece.centroid.coords[0] for piece in pieces])
-    cells = _Cells(corners, centroids, np.array([piece.area for piece in pieces]))
-    radius = _radii(cells, variogram.anisotropy(2))
-    error = _midpoint_error(cells, variogram)
-    return Rule(centroids, cells.weights, error, float(cells.weights @ radius**2), float(shape.area))
+    columns, rows = (max(1, math.ceil(length / side)) for length in (east - west, north - south))
+    x, y = np.linspace(west, east, columns + 1), np.linspace(south, north, rows + 1)
+    left, low = (corner.reshape(-1) for corner in np.meshgrid(x[:-1], y[:-1]))
+    right, high = (corner.reshape(-1) for corner in np.meshgrid(x[1:], y[1:]))
+    boxes = shapely.box(left, low, right, high)
+    shapely.prepare(shape)
+    boxes = boxes[shapely.intersects(shape, boxes)]
+    inside = shapely.contains_properly(shape, boxes)
+    parts = shapely.get_parts(shapely.intersection(shape, boxes[~inside]))
+    # Parts of a collection may be collections of polygons.
+    parts = shapely.get_parts(parts)
+    pieces = np.concatenate([boxes[inside], parts[shapely.get_type_id(parts) == shapely.GeometryType.POLYGON]])
+    return pieces, (east - west) * (north - south) / (columns * rows)
 
 
-def _lattice(bounds: tuple[float, float, float, float], order: int) -> _Cells:
-    west, east, south, north = bounds
-    width, height = (east - west) / order, (north - south) / order
-    x = west + width * (np.arange(order) + 0.5)
-    y = south + height * (np.arange(order) + 0.5)
-    centroids = np.column_stack([np.repeat(x, order), np.tile(y, order)])
-    steps = 0.5 * np.array([(-width, -height), (width, -height), (width, height), (-width, height)])
-    return _Cells(centroids[:, None, :] + steps, centroids, np.full(order**2, width * height))
+def _moved(bounds: tuple[float, float, float, float], matrix: FloatArray) -> float:
+    """Return a bound on the displacement of a node by roundings, without anisotropy."""
+    return _MOVES * EPS * max(map(abs, bounds)) * float(np.linalg.norm(matrix))
 
 
-def _radii(cells: _Cells, matrix: FloatArray) -> FloatArray:
-    """Return the circumradii of cells about their centroids, in coordinates mapped by a matrix."""
-    steps = (cells.corners - cells.centroids[:, None, :]) @ matrix.T
-    return np.asarray(np.sqrt((steps**2).sum(axis=2)).max(axis=1))
+def _step(distance: float, variogram: Variogram) -> float:
+    """Return a bound on the prior deviation of the field's change over a distance."""
+    return math.sqrt(2.0 * float(_rise(np.array([distance]), variogram)[0]))
 
 
-def _midpoint_error(cells: _Cells, variogram: Variogram) -> float:
-    """Return eps of a midpoint rule."""
-    matrix = variogram.anisotropy(2)
-    radius, centres = _radii(cells, matrix), cells.centroids @ matrix.T
-    weights, rise = cells.weights, variogram.field_variance - variogram.covariance(radius)
-    fourth = _fourth_derivatives(variogram)
-    total = 0.0
-    for start in range(0, len(weights), _PIECE):
-        rows = slice(start, start + _PIECE)
+def _capped(error: float, variogram: Variogram) -> float:
+    """Return an error that is no more than twice the field's deviation, which no error of averages exceeds."""
+    return min(error * _ROUNDINGS, 2.0 * math.sqrt(variogram.field_variance) * _ROUNDINGS)
+
+
+def _rise(distance: FloatArray, variogram: Variogram) -> FloatArray:
+    """Return upper bounds on the semivariogram without nugget."""
+    total = variogram.field_variance
+    return np.asarray(np.maximum(total - variogram.covariance(distance), 0.0) + 16.0 * EPS * total)
+
+
+def _rectangle_error(
+    nodes: FloatArray, weights: FloatArray, sides: FloatArray, variogram: Variogram, half: float
+) -> float:
+    """Return the error of a rule on a parallelogram about the origin, whose sides are the columns of `sides`.
+
+    `half` bounds the size of its points.
+    """
+    order = max(_FINE, 2 * math.isqrt(len(weights)))
+    steps = sides / order
+    index = np.arange(1 - order, order)
+    i, j = (number.reshape(-1) for number in np.meshgrid(index, index))
+    pairs = ((order - np.abs(i)) * (order - np.abs(j))) / float(order) ** 4
+    distance = np.linalg.norm(np.column_stack([i, j]) @ steps.T, axis=1)
+    radius = 0.5 * max(np.linalg.norm(steps.sum(axis=1)), np.linalg.norm(steps[:, 0] - steps[:, 1])) * _ROUNDINGS
+    radii = np.full(len(distance), radius)
+    fine = math.sqrt(float(pairs @ _kappa(distance, radii, radii, variogram)))
+    own = _form(nodes, weights, nodes, weights, variogram)
+    place = (np.arange(order) + 0.5) - 0.5 * order
+    a, b = (number.reshape(-1) for number in np.meshgrid(place, place))
+    centres = np.column_stack([a, b]) @ steps.T
+    cross = _form(nodes, weights, centres, np.full(order**2, 1.0 / order**2), variogram)
+    lattice = float(pairs @ variogram.covariance(distance))
+    # Roundings of sums, and of distances.
+    slack = 1e-12 * (own + 2.0 * cross + lattice)
+    slack += 4.0 * variogram.field_variance * _STEEPEST * 16.0 * EPS * 2.0 * half / _least_range(variogram)
+    return (fine + math.sqrt(max(own - 2.0 * cross + lattice, 0.0) + slack)) * _ROUNDINGS
+
+
+def _midpoint_error(centres: FloatArray, weights: FloatArray, radius: FloatArray, variogram: Variogram) -> float:
+    """Return eps of a midpoint rule with centroids (m, 2) without anisotropy."""
+    total, rows_together = 0.0, max(1, _PIECE // len(weights))
+    for start in range(0, len(weights), rows_together):
+        rows = slice(start, start + rows_together)
         distance = np.sqrt(((centres[rows, None, :] - centres[None, :, :]) ** 2).sum(axis=2))
-        reach = radius[rows, None] + radius[None, :]
-        bound = 2.0 * np.sqrt(rise[rows, None] * rise[None, :])
-        apart = distance > reach
-        low, high = (distance - reach)[apart], (distance + reach)[apart]
-        product = (radius[rows, None] ** 2 * radius[None, :] ** 2)[apart] / 4.0
-        bound[apart] = np.minimum(bound[apart], product * fourth(low, high))
-        total += float(weights[rows] @ bound @ weights)
+        first, second = np.broadcast_arrays(radius[rows, None], radius[None, :])
+        total += float(weights[rows] @ _kappa(distance, first, second, variogram) @ weights)
     return math.sqrt(total) * _ROUNDINGS
 
 
-def _difference(nodes: FloatArray, weights: FloatArray, variogram: Variogram) -> float:
-    """Return sqrt(u'Cu) of weights u on nodes, outward of its roundings."""
-    centres = nodes @ variogram.anisotropy(2).T
-    total, size = 0.0, 0.0
-    for start in range(0, len(weights), _PIECE):
-        rows = slice(start, start + _PIECE)
-        distance = np.sqrt(((centres[rows, None, :] - centres[None, :, :]) ** 2).sum(axis=2))
-        covariance = variogram.covariance(distance)
-        total += float(weights[rows] @ covariance @ weights)
-        size += float(np.abs(weights[rows]) @ covariance @ np.abs(weights))
-    return math.sqrt(max(total, 0.0) + 1e-12 * size)
+def _kappa(distance: FloatArray, first: FloatArray, second: FloatArray, variogram: Variogram) -> FloatArray:
+    """Return bounds on the covariances of the errors of pairs of cells, from distances of centroids and radii."""
+    bound = np.asarray(2.0 * np.sqrt(_rise(first, variogram) * _rise(second, variogram)))
+    reach = first + second
+    apart = distance > reach
+    low, high = (distance - reach)[apart] * (1.0 - 1e-9), (distance + reach)[apart]
+    product = (first**2 * second**2)[apart] / 4.0
+    bound[apart] = np.minimum(bound[apart], product * fourth_derivatives(variogram, low, high))
+    return bound
 
 
-def _fourth_derivatives(variogram: Variogram) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return a bound on |D_u^2 D_v^2 c| over distances from `low` to `high`."""
+def _form(
+    left: FloatArray, left_weights: FloatArray, right: FloatArray, right_weights: FloatArray, variogram: Variogram
+) -> float:
+    """Return the covariance of two sums of the field, at points without anisotropy."""
+    total, rows_together = 0.0, max(1, _PIECE // len(right))
+    for start in range(0, len(left), rows_together):
+        rows = slice(start, start + rows_together)
+        distance = np.sqrt(((left[rows, None, :] - right[None, :, :]) ** 2).sum(axis=2))
+        total += float(left_weights[rows] @ variogram.covariance(distance) @ right_weights)
+    return total
 
-    def bound(low: FloatArray, high: FloatArray) -> FloatArray:
-        total = np.zeros_like(low)
+
+def _least_range(variogram: Variogram) -> float:
+    return min(one.range for one in (variogram, *variogram.also))
+
+
+def fourth_derivatives(variogram: Variogram, low: FloatArray, high: FloatArray) -> FloatArray:
+    """Return bounds on |D_u^2 D_v^2 c| over distances from `low` to `high`, for unit vectors u and v."""
+    total = np.zeros_like(low)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         for one in (variogram, *variogram.also):
             second, third, fourth = _derivatives(one, low)
             part = 16.0 * high**4 * fourth + 48.0 * high**2 * third + 12.0 * second
@@ -195,9 +284,8 @@ def _fourth_derivatives(variogram: Variogram) -> Callable[[FloatArray, FloatArra
                 # Beyond the range c is zero; across it the third derivative may jump.
                 part = np.where(low >= one.range, 0.0, np.where(high > one.range, np.inf, part))
             total += one.psill * part
-        return np.asarray(total * _ROUNDINGS)
-
-    return bound
+    # Overflow and its quotients bound nothing.
+    return np.where(np.isnan(total), np.inf, total * _ROUNDINGS)
 
 
 # Coefficients of u^0, u^1, ... of models with a range.
@@ -221,10 +309,10 @@ def _derivatives(variogram: Variogram, low: FloatArray) -> list[FloatArray]:
         # With z = kappa r, the derivative of z^nu K_nu(z) by s is -(kappa^2 / 2) z^(nu - 1) K_(nu - 1)(z).
         nu = _SMOOTHNESS[variogram.model]
         kappa = math.sqrt(2.0 * nu) / length
-        z = kappa * np.sqrt(s)
-        scale = 2.0 ** (1.0 - nu) / math.gamma(nu)
+        z = kappa * np.maximum(low, 1e-300)
+        scale = 2.0 ** (1.0 - nu) / math.gamma(nu) * np.sqrt(0.5 * math.pi / z) * np.exp(-z)
         return [
-            np.asarray(scale * (0.5 * kappa**2) ** k * z ** (nu - k) * scipy.special.kv(abs(nu - k), z))
+            np.asarray(scale * (0.5 * kappa**2) ** k * z ** (nu - k) * _bessel_factor(abs(nu - k), z))
             for k in (2, 3, 4)
         ]
     if variogram.model == "gaussian":
@@ -232,8 +320,10 @@ def _derivatives(variogram: Variogram, low: FloatArray) -> list[FloatArray]:
     if variogram.model == "rational":
         assert variogram.alpha is not None
         a, unit = variogram.alpha, 2.0 * variogram.alpha * length**2
+        base = 1.0 + s / unit
+        power = base**-a
         rising = [scipy.special.poch(a, k) for k in (2, 3, 4)]
-        return [np.asarray(c / unit**k * (1.0 + s / unit) ** (-a - k)) for c, k in zip(rising, (2, 3, 4), strict=True)]
+        return [np.asarray(c * power / (unit * base) ** k) for c, k in zip(rising, (2, 3, 4), strict=True)]
     results = []
     for k in (2, 3, 4):
         total = np.zeros_like(s)
@@ -246,3 +336,10 @@ def _derivatives(variogram: Variogram, low: FloatArray) -> list[FloatArray]:
                 total += abs(coefficient * factor) * length ** (-power) * at**exponent
         results.append(total)
     return results
+
+
+def _bessel_factor(order: float, z: FloatArray) -> FloatArray:
+    """Return K_order(z) / (sqrt(pi / 2z) exp(-z)), for an order of 1/2, 3/2, 5/2 or 7/2."""
+    n = round(order - 0.5)
+    terms = [math.factorial(n + k) / (math.factorial(k) * math.factorial(n - k)) for k in range(n + 1)]
+    return np.asarray(sum(term * (0.5 / z) ** k for k, term in enumerate(terms)))

@@ -9,9 +9,10 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from dkgp.cluster.executors.base import LocalExecutor
+from dkgp.errors import InputError
 from dkgp.kriging.blocks import krige_blocks, rules_of
 from dkgp.kriging.field import Field, Solving
-from dkgp.kriging.quadrature import Rule, rectangle
+from dkgp.kriging.quadrature import Rule, fourth_derivatives, moved_rectangle, polygon, rectangle
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
@@ -27,6 +28,16 @@ def field_of(variogram: Variogram, X: Any, z: Any, mean: Any = "constant") -> Fi
     errors = np.full(len(z), variogram.error_variance)
     samples = Samples(space.places(tuple(X.T)), z[:, None], errors, 0.0, np.zeros((len(z), 0)))
     return Field.fit(samples, space, variogram, Solving(tolerance=1e-12), mean=mean)
+
+
+def variogram_of(model: str) -> Variogram:
+    shape = {"angle": 20.0, "ratio": 0.6}
+    if model == "nested":
+        return Variogram("spherical", psill=0.9, range=1.5, nugget=0.05, **shape) + Variogram(
+            "gaussian", psill=0.4, range=4.0, **shape
+        )
+    alpha = {"alpha": 1.3} if model == "rational" else {}
+    return Variogram(model, psill=1.3, range=2.0, nugget=0.05, **shape, **alpha)
 
 
 def predicted(field: Field, rules: list[Rule]) -> Any:
@@ -74,12 +85,14 @@ def test_the_oracle_of_a_square() -> None:
     assert abs(np.sqrt(own) - np.sqrt(1.05249177967321)) <= rule.error
 
 
-@pytest.mark.parametrize("model", ["exponential", "matern32", "matern52", "gaussian", "spherical", "cubic"])
+@pytest.mark.parametrize(
+    "model", ["exponential", "matern32", "matern52", "gaussian", "spherical", "cubic", "wendland", "rational", "nested"]
+)
 @pytest.mark.parametrize("mean", ["constant", "linear", "quadratic"])
 def test_intervals_hold_the_values_of_dense_algebra(model: str, mean: str, rng: np.random.Generator) -> None:
     X = rng.uniform(0.0, 5.0, (40, 2))
     z = X[:, 0] + np.sin(2.0 * X[:, 1]) + 0.1 * rng.standard_normal(40)
-    variogram = Variogram(model, psill=1.3, range=2.0, nugget=0.05, angle=20.0, ratio=0.6)
+    variogram = variogram_of(model)
     field = field_of(variogram, X, z, mean)
     coarse = rectangle((1.0, 2.5, 0.5, 3.0), variogram, 4)
     fine = rectangle((1.0, 2.5, 0.5, 3.0), variogram, 24)
@@ -110,3 +123,139 @@ def test_polygons_are_averaged_over_their_area(rng: np.random.Generator) -> None
     m, v = dense(variogram, X, np.sin(X[:, 0]), fine, 2)
     assert abs(result.mean[0, 0] - m) <= result.mean_error_bound[0, 0]
     assert result.variance_lower[0, 0] <= v <= result.variance_upper[0, 0]
+
+
+SHAPES = {
+    "rational": "(1 + r**2 / (2 * a))**-a",
+    "exponential": "exp(-r)",
+    "matern32": "(1 + sqrt(3) * r) * exp(-sqrt(3) * r)",
+    "matern52": "(1 + sqrt(5) * r + 5 * r**2 / 3) * exp(-sqrt(5) * r)",
+    "gaussian": "exp(-r**2)",
+    "spherical": "1 - 1.5 * r + 0.5 * r**3",
+    "cubic": "1 - 7 * r**2 + 8.75 * r**3 - 3.5 * r**5 + 0.75 * r**7",
+    "wendland": "1 - 10 * r**2 + 20 * r**3 - 15 * r**4 + 4 * r**5",
+}
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_fourth_derivatives_are_bounded_at_every_distance(model: str) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    variogram = Variogram(model, psill=1.0, range=1.0, **({"alpha": 1.3} if model == "rational" else {}))
+    code = compile(SHAPES[model], "rho", "eval")
+
+    def rho(x: Any, y: Any) -> Any:
+        values = {"r": mpmath.sqrt(x * x + y * y), "a": 1.3, "exp": mpmath.exp, "sqrt": mpmath.sqrt}
+        return eval(code, {}, values)
+
+    distances = [1e-3, 0.03, 0.2, 0.5, 0.8, 0.95]
+    if model not in ("spherical", "cubic", "wendland"):
+        distances += [1.5, 4.0, 12.0]
+    with mpmath.workdps(40):
+        for r in distances:
+            bound = float(fourth_derivatives(variogram, np.array([r]), np.array([r]))[0])
+            sizes = []
+            for turn in (0.0, 0.4, 0.8, 1.2, np.pi / 2):
+                x, y = r * mpmath.cos(turn), r * mpmath.sin(turn)
+                # Along one direction, and along two at right angles.
+                sizes += [abs(mpmath.diff(rho, (x, y), orders)) for orders in ((4, 0), (2, 2))]
+            assert max(sizes) <= bound
+            assert bound <= 2000.0 * max(sizes)
+    # A bound over distances holds at each of them; across the range of a polynomial there is none.
+    low, high = np.array([0.3, 0.9, 1.0]), np.array([0.5, 1.1, 1.2])
+    over = fourth_derivatives(variogram, low, high)
+    for r in (0.3, 0.4, 0.5):
+        assert fourth_derivatives(variogram, np.array([r]), np.array([r]))[0] <= over[0]
+    if model in ("spherical", "cubic", "wendland"):
+        assert np.isinf(over[1])
+        assert over[2] == 0.0
+
+
+def true_error(rule: Rule, cells: Rule, variogram: Variogram) -> float:
+    """Prior deviation of a rule minus a far finer one."""
+    A = variogram.anisotropy(2)
+    nodes = np.vstack([rule.nodes, cells.nodes]) @ A.T
+    u = np.concatenate([rule.weights, -cells.weights])
+    return float(np.sqrt(max(u @ variogram.covariance(cdist(nodes, nodes)) @ u, 0.0)))
+
+
+@pytest.mark.parametrize("model", ["exponential", "matern52", "gaussian", "spherical", "rational", "nested"])
+def test_errors_of_rules_bound_their_true_error(model: str) -> None:
+    variogram = variogram_of(model)
+    fine = rectangle((1.0, 2.5, 0.5, 3.0), variogram, 24)
+    for order in (1, 2, 3, 6):
+        rule = rectangle((1.0, 2.5, 0.5, 3.0), variogram, order)
+        assert true_error(rule, fine, variogram) <= rule.error + fine.error
+        assert rule.error <= 2.0 * np.sqrt(variogram.field_variance) * 1.001
+    # A block of the same size elsewhere has the error of the first, and far away also that of its coordinates.
+    moved = moved_rectangle((501.0, 502.5, 4000.5, 4003.0), variogram, 6, rule)
+    assert moved.error == pytest.approx(rule.error, rel=1e-2)
+    assert moved.error >= rule.error
+
+
+def test_polygons_with_holes_and_several_parts_are_cut_exactly() -> None:
+    shapely = pytest.importorskip("shapely")
+    variogram = variogram_of("matern32")
+    ring = shapely.Point(2.5, 2.5).buffer(1.5).difference(shapely.Point(2.4, 2.6).buffer(0.9))
+    several = shapely.union_all([ring, shapely.box(5.0, 5.0, 6.0, 6.5), shapely.Point(2.4, 2.6).buffer(0.2)])
+    for shape in (ring, several, shapely.box(0.0, 0.0, 10.0, 0.01)):
+        coarse, fine = (polygon(shape, variogram, order) for order in (5, 20))
+        assert coarse.area == pytest.approx(shape.area)
+        assert coarse.weights.sum() == pytest.approx(1.0, abs=1e-13)
+        assert coarse.weights @ coarse.nodes == pytest.approx(np.ravel(shape.centroid.coords), abs=1e-9)
+        assert true_error(coarse, fine, variogram) <= coarse.error + fine.error
+    # The square's rule of centroids is the midpoint rule.
+    square = polygon(shapely.box(0.0, 0.0, 2.0, 2.0), variogram, 2)
+    assert sorted(map(tuple, square.nodes)) == [(0.5, 0.5), (0.5, 1.5), (1.5, 0.5), (1.5, 1.5)]
+    assert square.spread == pytest.approx(
+        (variogram.anisotropy(2) @ [0.5, 0.5] @ (variogram.anisotropy(2) @ [0.5, 0.5])), rel=2.0
+    )
+
+
+def test_hostile_polygons_are_refused_by_name() -> None:
+    shapely = pytest.importorskip("shapely")
+    variogram = variogram_of("exponential")
+    bow = shapely.Polygon([(0, 0), (2, 2), (2, 0), (0, 2)])
+    needle = shapely.Polygon([(0, 0), (1e6, 1e6), (1e6, 1e6 + 1e-4)])
+    for shape, words in (
+        (bow, r"the polygon parish-7 is not valid: Self-intersection.*make_valid"),
+        (shapely.Polygon(), "the polygon parish-7 has no area"),
+        (needle, "the polygon parish-7 has an area of 50, too little for its extent"),
+        (shapely.LineString([(0, 0), (1, 1)]), "the block parish-7 is a LineString; expected a polygon"),
+        (None, "the block parish-7 is a NoneType; expected a polygon"),
+    ):
+        with pytest.raises(InputError, match=words):
+            polygon(shape, variogram, 8, "parish-7")
+    with pytest.raises(InputError, match="west < east and south < north"):
+        rectangle((1.0, 1.0, 0.0, 2.0), variogram)
+
+
+def test_one_node_misses_the_square_of_a_drift(rng: np.random.Generator) -> None:
+    X = rng.uniform(0.0, 5.0, (40, 2))
+    variogram = variogram_of("matern52")
+    z = 3.0 * X[:, 0] ** 2
+    field = field_of(variogram, X, z, "quadratic")
+    one, fine = rectangle((0.5, 4.5, 1.0, 4.0), variogram, 1), rectangle((0.5, 4.5, 1.0, 4.0), variogram, 16)
+    result = predicted(field, [one])
+    m, v = dense(variogram, X, z, fine, 2)
+    assert one.spread > 0.0
+    assert abs(result.mean[0, 0] - m) <= result.mean_error_bound[0, 0]
+    assert result.variance_lower[0, 0] <= v <= result.variance_upper[0, 0]
+
+
+def test_blocks_far_from_the_origin_and_the_data(rng: np.random.Generator) -> None:
+    shift = np.array([5e5, 5.8e6])
+    X = rng.uniform(0.0, 5.0, (30, 2)) + shift
+    variogram = variogram_of("matern32")
+    z = 1e4 + np.sin(X[:, 0] - shift[0])
+    field = field_of(variogram, X, z, "constant")
+    near = tuple(np.repeat(shift, 2) + (1.0, 2.0, 1.0, 2.0))
+    far = tuple(np.repeat(shift, 2) + (500.0, 501.0, 1.0, 2.0))
+    rules = [rectangle(near, variogram, 6), rectangle(far, variogram, 6)]  # type: ignore[arg-type]
+    exact = [Rule(rule.nodes, rule.weights, 0.0, 0.0, rule.area) for rule in rules]
+    result = predicted(field, exact)
+    for index, rule in enumerate(rules):
+        moved = Rule(rule.nodes - shift, rule.weights, 0.0, 0.0, rule.area)
+        m, v = dense(variogram, X - shift, z, moved, 0)
+        assert abs(result.mean[index, 0] - m) <= result.mean_error_bound[index, 0] + 1e-8
+        assert result.mean_error_bound[index, 0] < 1e-6
+        assert result.variance_lower[index, 0] - 1e-9 <= v <= result.variance_upper[index, 0] + 1e-9
