@@ -1,4 +1,5 @@
 from .covariates import CovariateRasters
+from .crossvalidation import BlockKFold, scores
 from .empirical import EmpiricalVariogram, empirical_variogram
 from .field import Field
 from .grids import Grid
@@ -11,6 +12,7 @@ from .variogram import Variogram
 
 __all__ = [
     "CovariateRasters",
+    "BlockKFold",
     "EmpiricalVariogram",
     "Field",
     "Grid",
@@ -26,4 +28,5 @@ __all__ = [
     "empirical_variogram",
     "read_polygons",
     "read_samples",
+    "scores",
 ]

@@ -651,6 +651,77 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             residuals = np.asarray(data) - predicted
         return coordinates, residuals, weights
 
+    # -------------------------------------------------------------------------------------------------- blocks, checks
+
+    def blocks(
+        self,
+        geometries: Any = None,
+        *,
+        spacing: Any = None,
+        quadrature: int = 8,
+        quadrature_tolerance: float = 0.01,
+    ) -> Any:
+        """Predict averages of the signal over polygons, rectangles, or the cells of a grid over the samples' region.
+
+        Parameters
+        ----------
+        geometries : GeoDataFrame, GeoSeries, or a sequence of polygons or (west, east, south, north), optional
+            Those of another CRS are transformed.
+        spacing : float or (north, east), optional
+            Size of the cells of a grid, instead of `geometries`.
+        quadrature : int, default 8
+            Nodes a side of a block to begin with.
+        quadrature_tolerance : float, default 0.01
+            Error of the quadrature at which the nodes suffice, in units of the root of the partial sill.
+
+        Returns
+        -------
+        DataFrame, or a GeoDataFrame for one or for a GeoSeries
+            mean, mean_error_bound, variance, variance_lower, variance_upper, quadrature_error (the prior deviation of
+            the sum over the nodes from the average, which the bounds include) and area.
+        """
+        from dkgp.kriging.blocks import block_table
+
+        check_is_fitted(self, "field_")
+        with computing(self.field_, self.client) as context:
+            settings = (spacing, quadrature, quadrature_tolerance)
+            return block_table(self.field_, geometries, self.region_, settings, context)
+
+    def leave_one_out(self) -> Any:
+        """Predict each sample from all others; the mean is fitted again, and the variogram stays.
+
+        Returns
+        -------
+        DataFrame
+            Coordinates, value, prediction, error (value minus prediction) and its variance with their proven ends, and
+            the standardised error. `attrs["scores"]` has the figures of `dkgp.kriging.scores`.
+        """
+        from dkgp.kriging.crossvalidation import left_out_table
+
+        check_is_fitted(self, "field_")
+        return left_out_table(self.field_)
+
+    def cross_validate(self, *, blocks: Any = None, folds: int = 10, seed: int = 0) -> Any:
+        """Predict each fold of the samples from the others; the mean is fitted again, and the variogram stays.
+
+        Parameters
+        ----------
+        blocks : float or (north, east), optional
+            Size of the blocks of a lattice whose samples stay together; by default folds are of single samples.
+        folds : int, default 10
+        seed : int, default 0
+            Of the distribution over the folds.
+
+        Returns
+        -------
+        DataFrame
+            As `leave_one_out`, without the ends, with the number of the fold.
+        """
+        from dkgp.kriging.crossvalidation import folds_table
+
+        check_is_fitted(self, "field_")
+        return folds_table(self.field_, blocks, folds, seed, self.client)
+
     # --------------------------------------------------------------------------------------------------------- storage
 
     def save(self, url: str | os.PathLike[str], *, overwrite: bool = False) -> None:

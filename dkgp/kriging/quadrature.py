@@ -1,4 +1,4 @@
-"""Averages of a field over blocks as weighted sums of its values, with a proven bound on what the sum misses.
+"""Averages of a field over blocks as weighted sums of its values, with a proven bound on the sum's error.
 
 A block B with its uniform density is cut into cells q of weights w_q (their shares of the area) with nodes z_q at their
 centroids: the midpoint rule. Its error f_B - sum w_q f(z_q) has under the prior the variance
