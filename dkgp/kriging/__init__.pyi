@@ -11,8 +11,8 @@ from .tables import Polygons, SampleTable, read_polygons, read_samples
 from .variogram import Variogram
 
 __all__ = [
-    "CovariateRasters",
     "BlockKFold",
+    "CovariateRasters",
     "EmpiricalVariogram",
     "Field",
     "Grid",

@@ -337,7 +337,7 @@ def _refitted(field: Field, test: IntArray, client: Any) -> tuple[FloatArray, Fl
     rows, k = _rows(field), field.record.n_features
     places, covariates = rows[:, :k], rows[:, k:]
     # Places are already without anisotropy.
-    plain = {"ratio": 1.0, "angle": None, "angles": None}
+    plain: dict[str, Any] = {"ratio": 1.0, "angle": None, "angles": None}
     also = tuple(replace(one, **plain) for one in field.variogram.also)
     variogram = replace(field.variogram, also=(), **plain)
     variogram = replace(variogram, also=also)
@@ -412,8 +412,7 @@ def sample_coordinates(field: Field) -> dict[str, FloatArray]:
     """Return the samples' coordinates by name, up to roundings: (n,) each."""
     space, k = field.space, field.record.n_features
     places = _rows(field)[:, :k]
-    places = np.linalg.solve(field.variogram.anisotropy(k), places.T).T
-    columns = list(places.T)
+    columns: list[Any] = list(np.linalg.solve(field.variogram.anisotropy(k), places.T))
     if space.metric != "plane":
         x, y, z = columns[:3]
         # The ratio of the squares of the axes turns a geocentric latitude into a geodetic one.

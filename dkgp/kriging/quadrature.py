@@ -221,8 +221,8 @@ def _rectangle_error(
     pairs = ((order - np.abs(i)) * (order - np.abs(j))) / float(order) ** 4
     distance = np.linalg.norm(np.column_stack([i, j]) @ steps.T, axis=1)
     radius = 0.5 * max(np.linalg.norm(steps.sum(axis=1)), np.linalg.norm(steps[:, 0] - steps[:, 1])) * _ROUNDINGS
-    radii = np.full(len(distance), radius)
-    fine = math.sqrt(float(pairs @ _kappa(distance, radii, radii, variogram)))
+    size = np.array([radius])
+    fine = math.sqrt(float(pairs @ _kappa(distance, (size, size), 2.0 * _rise(size, variogram), variogram)))
     own = _form(nodes, weights, nodes, weights, variogram)
     place = (np.arange(order) + 0.5) - 0.5 * order
     a, b = (number.reshape(-1) for number in np.meshgrid(place, place))
@@ -237,22 +237,32 @@ def _rectangle_error(
 
 def _midpoint_error(centres: FloatArray, weights: FloatArray, radius: FloatArray, variogram: Variogram) -> float:
     """Return eps of a midpoint rule with centroids (m, 2) without anisotropy."""
-    total, rows_together = 0.0, max(1, _PIECE // len(weights))
+    total, rows_together = 0.0, max(1, min(_PIECE // len(weights), 128))
+    root = np.sqrt(2.0 * _rise(radius, variogram))
     for start in range(0, len(weights), rows_together):
-        rows = slice(start, start + rows_together)
-        distance = np.sqrt(((centres[rows, None, :] - centres[None, :, :]) ** 2).sum(axis=2))
-        first, second = np.broadcast_arrays(radius[rows, None], radius[None, :])
-        total += float(weights[rows] @ _kappa(distance, first, second, variogram) @ weights)
+        # Pairs within a piece, and twice those of its cells with all later ones.
+        rows, later = slice(start, start + rows_together), slice(start, None)
+        distance = np.sqrt(((centres[rows, None, :] - centres[None, later, :]) ** 2).sum(axis=2))
+        sizes = radius[rows, None], radius[None, later]
+        bound = _kappa(distance, sizes, root[rows, None] * root[None, later], variogram)
+        share = 2.0 * weights[later]
+        share[: len(bound)] = weights[rows]
+        total += float(weights[rows] @ bound @ share)
     return math.sqrt(total) * _ROUNDINGS
 
 
-def _kappa(distance: FloatArray, first: FloatArray, second: FloatArray, variogram: Variogram) -> FloatArray:
-    """Return bounds on the covariances of the errors of pairs of cells, from distances of centroids and radii."""
-    bound = np.asarray(2.0 * np.sqrt(_rise(first, variogram) * _rise(second, variogram)))
-    reach = first + second
+def _kappa(
+    distance: FloatArray, radii: tuple[FloatArray, FloatArray], most: FloatArray, variogram: Variogram
+) -> FloatArray:
+    """Return bounds on the covariances of the errors of pairs of cells.
+
+    From distances of centroids, radii, and the bounds by Cauchy and Schwarz, which cells that touch keep.
+    """
+    bound = np.array(np.broadcast_to(most, distance.shape))
+    reach = radii[0] + radii[1]
     apart = distance > reach
     low, high = (distance - reach)[apart] * (1.0 - 1e-9), (distance + reach)[apart]
-    product = (first**2 * second**2)[apart] / 4.0
+    product = np.broadcast_to(radii[0] ** 2 * radii[1] ** 2, distance.shape)[apart] / 4.0
     bound[apart] = np.minimum(bound[apart], product * fourth_derivatives(variogram, low, high))
     return bound
 
@@ -327,13 +337,13 @@ def _derivatives(variogram: Variogram, low: FloatArray) -> list[FloatArray]:
     results = []
     for k in (2, 3, 4):
         total = np.zeros_like(s)
-        for power, coefficient in enumerate(_POLYNOMIALS[variogram.model]):
-            factor = math.prod(0.5 * power - step for step in range(k))
+        for degree, coefficient in enumerate(_POLYNOMIALS[variogram.model]):
+            factor = math.prod(0.5 * degree - step for step in range(k))
             if coefficient and factor:
                 # A power above the k-th derivative's order rises: it is largest at the range.
-                exponent = 0.5 * power - k
+                exponent = 0.5 * degree - k
                 at = s if exponent <= 0.0 else np.full_like(s, length**2)
-                total += abs(coefficient * factor) * length ** (-power) * at**exponent
+                total += abs(coefficient * factor) * length ** float(-degree) * at**exponent
         results.append(total)
     return results
 

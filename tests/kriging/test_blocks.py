@@ -32,12 +32,12 @@ def field_of(variogram: Variogram, X: Any, z: Any, mean: Any = "constant") -> Fi
 
 
 def variogram_of(model: str) -> Variogram:
-    shape = {"angle": 20.0, "ratio": 0.6}
+    shape: dict[str, Any] = {"angle": 20.0, "ratio": 0.6}
     if model == "nested":
         return Variogram("spherical", psill=0.9, range=1.5, nugget=0.05, **shape) + Variogram(
             "gaussian", psill=0.4, range=4.0, **shape
         )
-    alpha = {"alpha": 1.3} if model == "rational" else {}
+    alpha: dict[str, Any] = {"alpha": 1.3} if model == "rational" else {}
     return Variogram(model, psill=1.3, range=2.0, nugget=0.05, **shape, **alpha)
 
 
@@ -59,7 +59,10 @@ def dense(variogram: Variogram, X: Any, z: Any, rule: Rule, degree: int) -> tupl
         )
 
     A = variogram.anisotropy(2)
-    cov = lambda a, b: variogram.covariance(cdist(a @ A.T, b @ A.T))  # noqa: E731
+
+    def cov(a: Any, b: Any) -> Any:
+        return variogram.covariance(cdist(a @ A.T, b @ A.T))
+
     K = cov(X, X) + variogram.error_variance * np.eye(len(X))
     k, H, h = cov(X, rule.nodes) @ rule.weights, columns(X), columns(rule.nodes).T @ rule.weights
     S = np.linalg.solve(K, np.column_stack([z, H, k]))
@@ -139,7 +142,8 @@ SHAPES = {
 @pytest.mark.parametrize("model", SHAPES)
 def test_fourth_derivatives_are_bounded_at_every_distance(model: str) -> None:
     mpmath = pytest.importorskip("mpmath")
-    variogram = Variogram(model, psill=1.0, range=1.0, **({"alpha": 1.3} if model == "rational" else {}))
+    alpha: dict[str, Any] = {"alpha": 1.3} if model == "rational" else {}
+    variogram = Variogram(model, psill=1.0, range=1.0, **alpha)
     code = compile(SHAPES[model], "rho", "eval")
 
     def rho(x: Any, y: Any) -> Any:
@@ -248,7 +252,7 @@ def test_blocks_far_from_the_origin_and_the_data(rng: np.random.Generator) -> No
     field = field_of(variogram, X, z, "constant")
     near = tuple(np.repeat(shift, 2) + np.array([1.0, 2.0, 1.0, 2.0]))
     far = tuple(np.repeat(shift, 2) + np.array([500.0, 501.0, 1.0, 2.0]))
-    rules = [rectangle(near, variogram, 6), rectangle(far, variogram, 6)]  # type: ignore[arg-type]
+    rules = [rectangle(near, variogram, 6), rectangle(far, variogram, 6)]
     exact = [Rule(rule.nodes, rule.weights, 0.0, 0.0, rule.area) for rule in rules]
     result = predicted(field, exact)
     for index, rule in enumerate(rules):

@@ -29,7 +29,10 @@ def refit(case: Any, rest: Any, test: Any) -> tuple[Any, Any]:
     """Errors of a fold and their variances, by dense kriging of the other samples."""
     variogram, places, values, noise, degree = case
     A = variogram.anisotropy(2)
-    cov = lambda a, b: variogram.covariance(cdist(a @ A.T, b @ A.T))  # noqa: E731
+
+    def cov(a: Any, b: Any) -> Any:
+        return variogram.covariance(cdist(a @ A.T, b @ A.T))
+
     K = cov(places[rest], places[rest]) + np.diag(noise[rest])
     k, H, h = cov(places[rest], places[test]), columns(places[rest], degree), columns(places[test], degree)
     S = np.linalg.inv(K)
@@ -45,7 +48,7 @@ def random_case(number: int) -> tuple[Any, Field]:
     """A small random set, one of ten: models, anisotropy, noise by sample and means differ."""
     rng = np.random.default_rng(number)
     model = ("exponential", "matern32", "spherical", "gaussian", "matern52")[number % 5]
-    shape = {"angle": 25.0, "ratio": 0.5} if number % 2 else {}
+    shape: dict[str, Any] = {"angle": 25.0, "ratio": 0.5} if number % 2 else {}
     variogram = Variogram(model, psill=1.7, range=1.5, nugget=0.1, **shape)
     places = rng.uniform(0.0, 5.0, (24, 2))
     values = places[:, 0] + np.sin(places[:, 1]) + 0.3 * rng.standard_normal(24)
@@ -143,7 +146,7 @@ def test_blocks_keep_their_samples_together(rng: np.random.Generator) -> None:
         ({"shape": (1, 2), "n_splits": 3}, "3 folds of 2 blocks with samples"),
     ):
         with pytest.raises(InputError, match=words):
-            next(BlockKFold(**settings).split(places))  # type: ignore[arg-type]
+            next(BlockKFold(**settings).split(places))
 
 
 def test_figures_of_known_errors(rng: np.random.Generator) -> None:
