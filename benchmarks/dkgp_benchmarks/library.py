@@ -224,6 +224,11 @@ class PreparedData:
         return self.n
 
     @property
+    def n_features(self) -> int:
+        """Features."""
+        return int(self.inputs.shape[1])
+
+    @property
     def n_targets(self) -> int:
         """Targets."""
         return int(self.targets.shape[1])

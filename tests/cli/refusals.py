@@ -252,12 +252,12 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance --max-passes 0", 3, ("--max-passes", "of use with exact models only")),
         ("--variance --variance-gap 0.3", 3, ("--variance-gap", "of use with exact models only")),
         ("--variance --keep-factor", 3, ("--keep-factor", "of use with exact models only")),
-        ("--variance --variance-memory 10KiB", 3, ("40 basis samples", "--variance-memory", "MB")),
+        ("--variance --variance-memory 10KiB", 3, ("40 basis samples", "--variance-memory", "MiB")),
     ],
     "predict with neighbours": [
         ("--product-error 1e-3", 3, "a sum over 20 basis samples, which takes no time"),
         ("--variance --variance-rank 9", 3, ("--variance-rank", "of use with exact models only")),
-        ("--variance --variance-memory 10KiB", 3, ("20 basis samples", "600 samples near", "--variance-memory", "MB")),
+        ("--variance --variance-memory 10KiB", 3, ("20 basis samples", "600 samples near", "--variance-memory", "MiB")),
     ],
     "predict classes": [
         ("--variance", 3, "is a classifier, which has no variances"),

@@ -510,7 +510,7 @@ def test_what_a_noise_does_not_go_with_is_refused(
 
 def test_labels_have_no_such_noise(shell: Shell) -> None:
     line = "tune @two --out @h.json --likelihood student-t"
-    shell.refuses(line, "is a label", "--likelihood student-t out")
+    shell.refuses(line, "is a label", "leave out --noise-model and --likelihood student-t")
 
 
 def test_a_fit_from_the_table_takes_the_column(ran: Callable[[str], Ran], tmp_path: Path) -> None:

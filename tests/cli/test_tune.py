@@ -425,8 +425,8 @@ def test_a_done_comparison_is_not_done_again(shell: Shell, monkeypatch: pytest.M
 def test_a_budget_leaves_kernels_out_and_says_which(shell: Shell) -> None:
     document = shell.json("tune @rough --out @hyper.json --kernel auto --kernel-seconds 1e-6")
     assert [row["kernel"] for row in document["comparison"]["kernels"]] == [COMPARED_KERNELS[0]]
-    left_out = f"left out: {', '.join(COMPARED_KERNELS[1:])}"
-    some = f"1 of {len(COMPARED_KERNELS)} kernels"
+    left_out = f"not tried: {', '.join(COMPARED_KERNELS[1:])}"
+    some = f"compared 1 of {len(COMPARED_KERNELS)} kernels"
     assert any(some in warning and left_out in warning for warning in document["warnings"])
 
 
@@ -438,7 +438,7 @@ def test_what_does_not_go_with_a_comparison_is_refused(shell: Shell) -> None:
         ("@rough --start @bad", "leave --start out", 2),
         ("@rough --likelihood logit", "leave --likelihood out", 2),
         ("@rough --kernel-seconds 0", "--kernel-seconds must be positive and finite", 3),
-        ("@few.zarr", "needs 20;", 3),
+        ("@few.zarr", "needs at least 20;", 3),
         ("@few.zarr", "has 12. Name the kernel", 3),
     ):
         shell.refuses(f"tune {options} --out @hyper.json --kernel auto", words, code=code)

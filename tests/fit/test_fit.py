@@ -205,10 +205,10 @@ def test_what_is_refused_leaves_nothing(table: Path, tmp_path: Path) -> None:
         run("fit", table, "--out", out), "name the column to predict: --target of numbers, or --labels", exit_code=2
     )
     both = ("--target", PRICE, "--labels", "kind")
-    refused(run("fit", table, *both, "--out", out), "got --target and --labels", exit_code=2)
+    refused(run("fit", table, *both, "--out", out), "got both --target (numbers) and --labels (classes)", exit_code=2)
     refused(run("fit", table, "--target", "cost", "--out", out), "cost")
     refused(run("fit", table, "--target", "kind", "--out", out), "to classify, give --labels kind")
-    refused(run("fit", table, "--target", PRICE, "--no-auto-columns", "--out", out), "Add these options")
+    refused(run("fit", table, "--target", PRICE, "--no-auto-columns", "--out", out), "add these options")
     refused(run("fit", table, "--target", PRICE, "--stratify", "--out", out), "without --labels", exit_code=2)
     assert not out.exists()
 
@@ -219,7 +219,7 @@ def test_the_folder_of_others_is_left_alone(table: Path, tmp_path: Path) -> None
     (out / "model.zarr" / "zarr.json").write_text("{}")
     before = files_below(out)
     for more in ((), ("--overwrite",), ("--resume",)):
-        refused(run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It is of no fit")
+        refused(run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It does not belong to a fit")
     assert files_below(out) == before
 
 

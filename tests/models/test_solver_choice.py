@@ -57,4 +57,4 @@ def test_where_auto_takes_no_factor_its_own_sizes_stand(dataset, monkeypatch: py
 
 def test_a_probe_counts_what_is_solved_beside_the_targets(dataset) -> None:
     assert probe_of(Problem(dataset, KERNEL, Noise(NOISE))).p == 1
-    assert probe_of(Problem(dataset, KERNEL, Noise(NOISE), "linear")).p == 1 + 1 + dataset.n_features
+    assert probe_of(Problem.of(dataset, KERNEL, Noise(NOISE), "linear")).p == 1 + 1 + dataset.n_features

@@ -181,7 +181,7 @@ def test_a_basis_grows_until_the_distance_is_proven(problem: Problem, fitted: GP
 
 def test_a_distance_that_is_missed_is_told(problem: Problem) -> None:
     parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 30}
-    with pytest.warns(ConvergenceWarning, match=r"distance .* \(asked for: 1e-06\) with 30 basis .*prove more"):
+    with pytest.warns(ConvergenceWarning, match=r"distance .* \(asked for: 1e-06\) with 30 basis .*tighten the proof"):
         SparseGPRegressor(**parameters, target_distance=1e-6).fit(problem.X, problem.y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -136,6 +136,7 @@ class ArrayDataset:
     all_targets: FloatArray
     chunk_rows: int
     feature_names: tuple[str, ...]
+    covariate_names: tuple[str, ...] = ()
 
     @property
     def n_samples(self) -> int:
@@ -144,8 +145,10 @@ class ArrayDataset:
     def all_sample_noise(self) -> None:
         """None is known."""
 
-    def input_rows(self, indices: NDArray[np.int64]) -> FloatArray:
+    def rows_at(self, indices: NDArray[np.int64]) -> FloatArray:
         return self.all_inputs[indices]
+
+    input_rows = rows_at
 
     def targets(self, start: int, stop: int) -> FloatArray:
         assert stop - start <= self.chunk_rows

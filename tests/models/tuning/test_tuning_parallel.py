@@ -198,8 +198,9 @@ def test_a_store_with_holes_is_refused_by_whoever_reads_it(rng: np.random.Genera
 
     class Holes:
         n_samples, chunk_rows, feature_names = 100, 40, ("a", "b")
+        covariate_names = ()
 
-        def input_rows(self, indices: NDArray[np.int64]) -> FloatArray:
+        def rows_at(self, indices: NDArray[np.int64]) -> FloatArray:
             return np.where(inputs[indices] > 2.0, np.nan, inputs[indices])
 
         def targets(self, start: int, stop: int) -> FloatArray:

@@ -427,7 +427,7 @@ def test_everything_printed_becomes_events_and_stays_within_bounds(tmp_path: Pat
     lines = (tmp_path / "lines").read_text().splitlines()
     assert lines[:4] == ["from python", "from C", "from a child", "no end of line, after all"]
     assert len(lines) == 100
-    assert "log.txt alone" in lines[-1]
+    assert "only in the job's log.txt" in lines[-1]
     assert (tmp_path / "log.txt").stat().st_size == 0
     assert (tmp_path / "log.old.txt").stat().st_size > 3000
     assert last_lines(tmp_path / "log.old.txt", 10) == "many\nmany"
