@@ -219,7 +219,9 @@ def test_the_folder_of_others_is_left_alone(table: Path, tmp_path: Path) -> None
     (out / "model.zarr" / "zarr.json").write_text("{}")
     before = files_below(out)
     for more in ((), ("--overwrite",), ("--resume",)):
-        refused(run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It does not belong to a fit")
+        refused(
+            run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It does not belong to a fit"
+        )
     assert files_below(out) == before
 
 

@@ -404,7 +404,7 @@ def test_rules_are_kept_for_files_and_lines_of_new_data(tmp_path: Path) -> None:
     new = written(tmp_path, "b;a\n5 %;-9.000,25\n", "new.csv")
     like = ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr").train
     np.testing.assert_array_equal(like.raw_inputs(0, 1), [[-9000.25, 5]])
-    kept = SimpleNamespace(kept=np.array([True, True]), covariate_names=(), raw_order=(0, 1))
+    kept = SimpleNamespace(kept=np.array([True, True]), covariate_names=(), covariates=(), raw_order=(0, 1))
     model: Any = SimpleNamespace(encoding=encoding, feature_names=("a", "b"), standardisation=kept)
     for lines in (["-9.000,25;5 %"], ["b;a", "5 %;-9.000,25"]):
         columns = LineColumns(model)

@@ -384,7 +384,9 @@ def test_beyond_memory_is_refused_with_numbers(waves: Any) -> None:
         lambda: gp.sample_y(X_new),
         lambda: gp.log_marginal_likelihood(gp.kernel_.theta, eval_gradient=True),
     ):
-        with pytest.raises(MemoryBudgetError, match=r"of 120 samples takes [\d.]+ MiB; the class attribute `dense_bytes`"):
+        with pytest.raises(
+            MemoryBudgetError, match=r"of 120 samples takes [\d.]+ MiB; the class attribute `dense_bytes`"
+        ):
             refused()
     for kernel, words in ((sk.Matern(nu=0.7), "nu = 0.7"), (sk.PairwiseKernel(), "PairwiseKernel is none")):
         with pytest.raises(InputError, match=words):
