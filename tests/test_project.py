@@ -269,7 +269,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 # Public functions whose keywords are their users', and the compiled loops, which take plain arrays.
 LONG = {"ingest", "write_rbf_mixture", "write_friedman1", "dataset_from_arrays", "choose_solver_for"}
-LONG |= {"train", "update", "empirical_variogram", "grid", "simulate", "read_samples"}
+LONG |= {"train", "update", "empirical_variogram", "compare_variograms", "grid", "simulate", "read_samples"}
 COMPILED = (
     "kernels/tiles/",
     "kernels/small_products.py",

@@ -1,6 +1,7 @@
+from .candidates import compare_variograms, fitted_variogram
 from .covariates import CovariateRasters
 from .crossvalidation import BlockKFold, scores
-from .empirical import EmpiricalVariogram, empirical_variogram
+from .empirical import EmpiricalVariogram, VariogramMap, empirical_variogram, variogram_map
 from .field import Field
 from .grids import Grid
 from .kriging import Kriging
@@ -25,8 +26,12 @@ __all__ = [
     "Space",
     "UniversalKriging",
     "Variogram",
+    "VariogramMap",
+    "compare_variograms",
     "empirical_variogram",
+    "fitted_variogram",
     "read_polygons",
     "read_samples",
     "scores",
+    "variogram_map",
 ]

@@ -35,8 +35,11 @@ MOST_PAIRS = 20_000_000
 BOOTSTRAPS = 200
 # Differences that Genton's estimator and the bootstraps take, of more a part.
 MOST_COMPARED = 2_000
+# Differences that a bootstrap of Genton's estimator takes: it compares all pairs of them.
+_MOST_RESAMPLED = 400
 _ROWS = 512
-_CANDIDATES = 1_000_000
+VALUES, RESIDUALS = "values", "residuals of least squares"
+_CANDIDATES = 250_000
 # Candidates without enough pairs after which a bin is given up.
 _MOST_CANDIDATES = 40_000_000
 
@@ -58,7 +61,7 @@ class EmpiricalVariogram:
     used : (b,)
         Pairs that the semivariance was computed from.
     sampling_error : (b,)
-        Standard error against all pairs; zero where all were taken.
+        Standard error against all pairs; zero where all were taken. Pairs are sampled with replacement.
     variance : float
         Variance of the values, which a variogram reaches if their field is stationary.
     estimator : str
@@ -66,6 +69,8 @@ class EmpiricalVariogram:
         Degrees from east, counter-clockwise.
     unit : str
         Unit of the lags.
+    of : str
+        The quantity whose differences were taken: "values", or "residuals of least squares" about a drift.
     """
 
     edges: FloatArray
@@ -78,6 +83,7 @@ class EmpiricalVariogram:
     estimator: str
     direction: float | None = None
     unit: str = ""
+    of: str = VALUES
 
     @property
     def known(self) -> Any:
@@ -90,7 +96,9 @@ class EmpiricalVariogram:
             name: [None if value != value else value for value in getattr(self, name).tolist()]
             for name in ("edges", "lag", "gamma", "count", "used", "sampling_error")
         }
-        return {**columns, "variance": self.variance, "estimator": self.estimator, "direction": self.direction}
+        return {**columns, "variance": self.variance, "estimator": self.estimator, "direction": self.direction} | {
+            "of": self.of
+        }
 
 
 def empirical_variogram(
@@ -104,6 +112,8 @@ def empirical_variogram(
     angle_tolerance: float = 22.5,
     bandwidth: float | None = None,
     pairs: int = 100_000,
+    degree: int = 0,
+    covariates: Any = None,
     crs: Any = None,
     metric: str = "auto",
     seed: int = 0,
@@ -130,6 +140,11 @@ def empirical_variogram(
         Largest distance of a pair from the line along the direction.
     pairs : int, default 100,000
         Pairs of a bin that are sampled where there are more than 20 million in all.
+    degree : {0, 1, 2}, default 0
+        Degree of a drift in the coordinates. The variogram is that of the residuals of ordinary least squares, which
+        is biased downward at large lags.
+    covariates : array_like, optional
+        Covariates of the drift: (n,) or (n, c).
     seed : int, default 0
         The same seed gives the same bits.
 
@@ -143,11 +158,11 @@ def empirical_variogram(
         Fewer than two samples, unknown names, or values out of range.
     """
     space = Space.of(coordinates, crs, metric=metric)
-    places, values = space.places(coordinates), np.asarray(data, dtype=np.float64).reshape(-1)
-    if len(values) != len(places):
-        raise InputError(f"data has {len(values)} values; expected {len(places)}, one for each sample")
-    if not np.isfinite(values).all():
-        raise InputError(f"data is not finite in {int((~np.isfinite(values)).sum())} rows; remove these samples")
+    places = space.places(coordinates)
+    values = _checked(data, len(places))
+    has_drift = bool(degree) or covariates is not None
+    if has_drift:
+        values = residuals(values, drift_columns(places, degree, covariates))
     if len(values) < 2:
         raise InputError(f"a variogram needs at least 2 samples; got {len(values)}")
     if estimator not in ESTIMATORS:
@@ -156,7 +171,8 @@ def empirical_variogram(
         raise InputError(f"`pairs` must be at least 100; got {pairs}")
     edges = _edges(bins, max_lag, places)
     within = _Cone.of(direction, angle_tolerance, bandwidth, space)
-    differences = _all_pairs if len(values) * (len(values) - 1) // 2 <= MOST_PAIRS else _sampled
+    is_sample = len(values) * (len(values) - 1) // 2 > MOST_PAIRS
+    differences = _sampled if is_sample else _all_pairs
     columns: dict[str, list[float]] = {name: [] for name in ("lag", "gamma", "count", "used", "sampling_error")}
     for index, (lags, q, count) in enumerate(differences(places, values, edges, within, (pairs, seed))):
         rng = np.random.default_rng([seed, index, 1])
@@ -164,7 +180,8 @@ def empirical_variogram(
         columns["gamma"].append(_ESTIMATES[estimator](q, rng) if len(q) else np.nan)
         columns["count"].append(count)
         columns["used"].append(len(q))
-        columns["sampling_error"].append(_sampling_error(estimator, q, count, rng))
+        compared = estimator == "genton" and len(q) > MOST_COMPARED
+        columns["sampling_error"].append(_sampling_error(estimator, q, is_sample or compared, rng))
     arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
     return EmpiricalVariogram(
         edges,
@@ -177,7 +194,142 @@ def empirical_variogram(
         estimator=estimator,
         direction=direction,
         unit="km" if space.metric != "plane" else "",
+        of=RESIDUALS if has_drift else VALUES,
     )
+
+
+def drift_columns(places: FloatArray, degree: int = 0, covariates: Any = None) -> FloatArray:
+    """Return the columns of a drift: one, monomials of places moved to [-1, 1], and covariates: (n, q).
+
+    Raises `InputError`: another degree, or covariates of another number of samples or that are not finite.
+    """
+    if degree not in (0, 1, 2):
+        raise InputError(f"`degree` of a drift is 0, 1 or 2; got {degree!r}")
+    low, high = places.min(axis=0), places.max(axis=0)
+    moved = (2.0 * places - low - high) / np.where(high > low, high - low, 1.0)
+    k = moved.shape[1]
+    products = [moved[:, i] * moved[:, j] for i in range(k) for j in range(i, k)] if degree == 2 else []
+    columns = [np.ones(len(places)), *(moved.T if degree else []), *products]
+    if covariates is not None:
+        values = np.asarray(covariates, dtype=np.float64).reshape(len(np.atleast_1d(covariates)), -1)
+        if len(values) != len(places) or not np.isfinite(values).all():
+            raise InputError(
+                f"`covariates` has {values.shape} values; expected finite ones for each of {len(places)} samples"
+            )
+        columns += list(values.T)
+    return np.column_stack(columns)
+
+
+def residuals(values: FloatArray, columns: FloatArray) -> FloatArray:
+    """Return the residuals of ordinary least squares; `InputError` for columns that the samples do not determine."""
+    scaled = columns / np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    solution, _, rank, _ = np.linalg.lstsq(scaled, values, rcond=None)
+    if rank < columns.shape[1]:
+        raise InputError(
+            f"the drift has {columns.shape[1]} columns, and the samples determine {rank}; leave out the dependent ones"
+        )
+    return np.asarray(values - scaled @ solution)
+
+
+@dataclass(frozen=True, eq=False)
+class VariogramMap:
+    """Semivariances by lag vector, in square cells around lag zero; the map is symmetric.
+
+    Attributes
+    ----------
+    centres : (m,)
+        Centres of the cells along an axis, whole multiples of the width, in map units.
+    gamma : (m, m)
+        Matheron's semivariance by north-south lag (rows) and east-west lag (columns); NaN without a pair.
+    count : (m, m)
+        Pairs of each cell.
+    n_samples : int
+        Samples whose pairs were taken: all, or a random part.
+    of : str
+        See `EmpiricalVariogram`.
+    """
+
+    centres: FloatArray
+    gamma: FloatArray
+    count: IntArray
+    n_samples: int
+    of: str = VALUES
+
+
+def variogram_map(
+    coordinates: Sequence[ArrayLike],
+    data: ArrayLike,
+    *,
+    max_lag: float | None = None,
+    cells: int = 10,
+    degree: int = 0,
+    covariates: Any = None,
+    crs: Any = None,
+    seed: int = 0,
+) -> VariogramMap:
+    """Estimate the variogram of lag vectors, which shows an anisotropy's axes.
+
+    Parameters
+    ----------
+    coordinates, data, degree, covariates, crs
+        As for `empirical_variogram`, in a plane.
+    max_lag : float, optional
+        Largest lag along an axis; by default a third of the diagonal of the samples' bounding box.
+    cells : int, default 10
+        Cells from lag zero to `max_lag`; the map has 2 `cells` + 1 in each direction.
+    seed : int, default 0
+        Of the random samples that are taken where all have more than 20 million pairs.
+
+    Returns
+    -------
+    VariogramMap
+
+    Raises
+    ------
+    InputError
+        Coordinates that are not those of a plane, or values out of range.
+    """
+    space = Space.of(coordinates, crs)
+    if space.metric != "plane" or space.dimensions != 2:
+        raise InputError("a variogram map needs two coordinates of a plane; project longitude and latitude first")
+    if int(cells) != cells or cells < 1:
+        raise InputError(f"`cells` is a whole number of at least 1; got {cells!r}")
+    places = space.places(coordinates)
+    values = _checked(data, len(places))
+    has_drift = bool(degree) or covariates is not None
+    if has_drift:
+        values = residuals(values, drift_columns(places, degree, covariates))
+    most = int(np.sqrt(2.0 * MOST_PAIRS))
+    if len(values) > most:
+        part = np.sort(np.random.default_rng(seed).choice(len(values), most, replace=False))
+        places, values = places[part], values[part]
+    reach = float(_edges(1, max_lag, places)[-1])
+    width, side = reach / cells, 2 * cells + 1
+    count, total = np.zeros(side * side), np.zeros(side * side)
+    for start in range(0, len(values), _ROWS):
+        stop = min(start + _ROWS, len(values))
+        # Pairs with all samples: both signs of every lag vector, and a sample with itself, whose difference is zero.
+        cell = [np.rint((places[start:stop, None, axis] - places[None, :, axis]) / width) for axis in (0, 1)]
+        inside = (np.abs(cell[0]) <= cells) & (np.abs(cell[1]) <= cells)
+        inside[np.arange(stop - start), np.arange(start, stop)] = False
+        at = ((cell[1] + cells) * side + cell[0] + cells)[inside].astype(np.int64)
+        square = ((values[start:stop, None] - values[None, :]) ** 2)[inside]
+        count += np.bincount(at, minlength=side * side)
+        total += np.bincount(at, weights=square, minlength=side * side)
+    gamma = np.where(count > 0, 0.5 * total / np.maximum(count, 1.0), np.nan).reshape(side, side)
+    centres = np.asarray(width * np.arange(-cells, cells + 1), dtype=np.float64)
+    of = RESIDUALS if has_drift else VALUES
+    return VariogramMap(centres, gamma, count.astype(np.int64).reshape(side, side), len(values), of)
+
+
+def _checked(data: ArrayLike, n: int) -> FloatArray:
+    """Return finite values of n samples; `InputError` for others."""
+    values = np.asarray(data, dtype=np.float64).reshape(-1)
+    if len(values) != n:
+        raise InputError(f"data has {len(values)} values; expected {n}, one for each sample")
+    if not np.isfinite(values).all():
+        raise InputError(f"data is not finite in {int((~np.isfinite(values)).sum())} rows; remove these samples")
+    return values
 
 
 # ------------------------------------------------------------------------------------------------------- which pairs
@@ -359,14 +511,15 @@ _ESTIMATES: dict[str, Callable[[FloatArray, np.random.Generator], float]] = {
 }
 
 
-def _sampling_error(estimator: str, q: FloatArray, count: int, rng: np.random.Generator) -> float:
+def _sampling_error(estimator: str, q: FloatArray, is_sample: bool, rng: np.random.Generator) -> float:
     """Return the standard error of an estimate against that of all pairs."""
-    if len(q) >= count or len(q) < 2:
+    if not is_sample or len(q) < 2:
         return 0.0
     if estimator == "matheron":
         return float(np.std(0.5 * q**2, ddof=1) / np.sqrt(len(q)))
-    part = q if len(q) <= MOST_COMPARED else rng.choice(q, MOST_COMPARED, replace=False)
+    most = _MOST_RESAMPLED if estimator == "genton" else MOST_COMPARED
+    part = q if len(q) <= most else rng.choice(q, most, replace=False)
     estimates = [_ESTIMATES[estimator](rng.choice(part, len(part)), rng) for _ in range(BOOTSTRAPS)]
-    # Genton's estimate is that of the part; the others are of all pairs, whose errors are smaller by the root.
-    smaller = 1.0 if estimator == "genton" else np.sqrt(len(part) / len(q))
-    return float(np.std(estimates, ddof=1) * smaller)
+    # Errors fall with the root of the pairs that enter the estimate.
+    entered = min(len(q), MOST_COMPARED) if estimator == "genton" else len(q)
+    return float(np.std(estimates, ddof=1) * np.sqrt(len(part) / entered))

@@ -161,6 +161,7 @@ FORMS: dict[str, Form] = {
 _ALIASES = {"matern12": "exponential", "rbf": "gaussian", "rational_quadratic": "rational"}
 _MATERN = {0.5: "exponential", 1.5: "matern32", 2.5: "matern52"}
 _WITHOUT_SILL = ("power", "linear")
+_STABLE = ("stable", "powered-exponential", "powered_exponential")
 _HOLES = ("hole-effect", "hole_effect", "hole")
 
 
@@ -193,6 +194,11 @@ def form_name(model: str, nu: float | None = None) -> str:
     if name in _HOLES:
         raise InputError(
             "a hole-effect variogram is a covariance in one dimension only; take exponential, matern32 or gaussian"
+        )
+    if name in _STABLE:
+        raise InputError(
+            "dkgp has no stable (powered exponential) variogram exp(-u^a); take exponential for a up to about 1, "
+            "matern32 for a near 1.5, or gaussian for a = 2, and fit its range again"
         )
     if name not in FORMS:
         raise InputError(f"unknown variogram {model!r}; dkgp has matern, {', '.join((*FORMS, *_ALIASES))}")
@@ -455,6 +461,8 @@ class Variogram:
         """
         name = _GSTOOLS.get(type(model).__name__)
         if name is None:
+            if type(model).__name__ == "Stable":
+                form_name("stable")
             raise InputError(f"dkgp has no {type(model).__name__} of GSTools; it reads {', '.join(_GSTOOLS)}")
         if getattr(model, "temporal", False):
             raise InputError("a space-time model of GSTools is not read; pass a Variogram and `time_scale`")
@@ -573,6 +581,10 @@ class Variogram:
             turn = math.radians(empirical.direction)
             step = self.anisotropy(2) @ np.array([math.cos(turn), math.sin(turn)])
             lag = lag * float(np.linalg.norm(step))
+        if not gamma.max() > 0.0:
+            raise InputError(
+                "the semivariances are zero in all bins: the values do not vary. A variogram needs values that vary"
+            )
         fit = _Fit(self, lag, gamma, tuple(free))
         if weights != "cressie":
             fixed = {"pairs": count, "pairs/h2": count / lag**2, "equal": np.ones_like(lag)}[weights]
