@@ -27,6 +27,7 @@ from dkgp.data import (
     PredictionWriter,
     Progress,
     SparseRecord,
+    is_resident,
     open_prediction,
 )
 from dkgp.data.remote.claims import locked
@@ -252,7 +253,8 @@ def predict(
             posterior = posterior_of(model, want)
             noise = None if variance is None or test.noise_name is None else _TestNoise(test, variance.latent)
             attributes = {
-                "model": model.url,
+                # A model in memory has another address in each process.
+                "model": f"memory://{model.fingerprint}" if is_resident(model.url) else model.url,
                 "model_fingerprint": model.fingerprint,
                 "data_fingerprint": dataset.fingerprint,
                 "target_std": np.asarray(model.standardisation.target_std).tolist(),
