@@ -1,9 +1,11 @@
 from .candidates import compare_variograms, fitted_variogram
+from .cokriging import Cokriging, coregionalisation
 from .covariates import CovariateRasters
 from .crossvalidation import BlockKFold, scores
 from .empirical import EmpiricalVariogram, VariogramMap, empirical_variogram, variogram_map
 from .field import Field
 from .grids import Grid
+from .indicators import Exceedance, IndicatorKriging, exceedance, exceedance_map
 from .kriging import Kriging
 from .pykrige import OrdinaryKriging, SimpleKriging, UniversalKriging
 from .samples import Samples
@@ -13,10 +15,13 @@ from .variogram import Variogram
 
 __all__ = [
     "BlockKFold",
+    "Cokriging",
     "CovariateRasters",
     "EmpiricalVariogram",
+    "Exceedance",
     "Field",
     "Grid",
+    "IndicatorKriging",
     "Kriging",
     "OrdinaryKriging",
     "Polygons",
@@ -28,7 +33,10 @@ __all__ = [
     "Variogram",
     "VariogramMap",
     "compare_variograms",
+    "coregionalisation",
     "empirical_variogram",
+    "exceedance",
+    "exceedance_map",
     "fitted_variogram",
     "read_polygons",
     "read_samples",
