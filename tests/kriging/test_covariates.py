@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,21 @@ def test_a_variogram_is_fitted_to_residuals_of_the_drift(rng: np.random.Generato
     assert fitted.variogram_.total_sill < 0.2
     assert fitted.drift_["z"]["c"]["value"] == pytest.approx(5.0, abs=0.1)
     assert Variogram.from_dict(fitted.variogram_.to_dict()) == fitted.variogram_
+
+
+def test_a_training_set_in_a_store_gives_the_same_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    for reads_memory in (True, False):
+        monkeypatch.setattr("dkgp.kriging.field.reads_memory", lambda client, answer=reads_memory: answer)
+        folder = tmp_path / str(reads_memory)
+        fitted = kriging(degree=1, covariates=("dist",), store=str(folder)).fit(
+            tuple(X.T), Z, covariates={"dist": DISTANCE}, noise=[0.0, 0.1, 0.0, 0.3, 0.0, 1.0]
+        )
+        assert folder.exists() != reads_memory
+        fits.append(fitted)
+    one, other = (
+        fitted.predict(tuple(P.T), covariates=(AT_POINTS,), return_bounds=True, return_variance=True) for fitted in fits
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+    copy = pickle.loads(pickle.dumps(fits[1]))
+    np.testing.assert_array_equal(copy.predict(tuple(P.T), covariates=(AT_POINTS,)), other[0])
