@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from dkgp.errors import InputError, StoreError
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
 from dkgp.kriging.cells import Covariates
 from dkgp.kriging.empirical import empirical_variogram
-from dkgp.kriging.field import QUANTITIES, Field, Kriged, Quantity, Solving
+from dkgp.kriging.field import QUANTITIES, SURE_NOISE, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
@@ -213,6 +214,13 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         settings = {name: getattr(self, name) for name in STORED} | {"covariates": list(self._covariate_names)}
         about = {"of": of, "region": region, "settings": settings, "several": isinstance(data, tuple)}
         self.field_ = Field.fit(samples, space, variogram, solving, mean=mean, names=names, about=about)
+        smooth = "gaussian" in {one.model for one in (variogram, *variogram.also)}
+        if smooth and samples.noise.min() < SURE_NOISE * variogram.field_variance:
+            warnings.warn(
+                "a gaussian variogram without a nugget is ill-conditioned: small errors of values become large ones "
+                "between samples. Give a nugget, of 1e-8 of the sill at least",
+                stacklevel=2,
+            )
         return self._take()
 
     def _take(self) -> Self:

@@ -306,6 +306,11 @@ def test_inputs_that_cannot_be_worked_with_are_refused(case: str) -> None:
         kriging.fit(arguments[0], np.asarray(arguments[1]), *arguments[2:3], **noise)
 
 
+def test_a_gaussian_variogram_without_a_nugget_warns() -> None:
+    with pytest.warns(UserWarning, match="a gaussian variogram without a nugget is ill-conditioned"):
+        fitted(Variogram("gaussian", psill=1, range=1.0))
+
+
 def test_a_singular_part_of_many_samples_is_refused(rng: np.random.Generator) -> None:
     x, y = rng.uniform(0, 1, (2, 3000))
     with pytest.raises(InputError, match="singular to float64"):
