@@ -9,6 +9,7 @@ micro-scale variation average to zero over an area.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from dkgp.kriging.field import Field
 from dkgp.kriging.functionals import averages
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.quadrature import Rule, moved_rectangle, polygon, rectangle
-from dkgp.kriging.space import crs_of
+from dkgp.kriging.tables import Polygons, read_polygons
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
@@ -237,7 +238,7 @@ def block_table(
 
     Parameters
     ----------
-    geometries : GeoDataFrame, GeoSeries, sequence of polygons or rectangles, or None
+    geometries : GeoDataFrame, GeoSeries, path of a file of polygons, sequence of polygons or rectangles, or None
         None: the cells of a grid over the region.
     settings : (spacing, quadrature, quadrature_tolerance)
     """
@@ -247,19 +248,18 @@ def block_table(
     if (geometries is None) == (spacing is None):
         raise InputError("give `geometries` (polygons or rectangles) or `spacing` of a grid of blocks, one of them")
     _require_plane(field)
-    frame, names = None, ()
+    polygons: Polygons | None = None
     blocks: Sequence[Any]
     if geometries is None:
         blocks = grid_blocks(Grid.of(region, spacing=spacing, pixel_register=True))
-    elif hasattr(geometries, "geometry"):
-        frame = geometries
-        if frame.crs is not None and field.space.crs is not None and not crs_of(field.space.crs).equals(frame.crs):
-            frame = frame.to_crs(field.space.crs)
-        blocks, names = list(frame.geometry), tuple(frame.index)
+    elif hasattr(geometries, "to_crs") or isinstance(geometries, str | os.PathLike):
+        polygons = read_polygons(geometries, crs=field.space.crs)
+        blocks = polygons.shapes
     else:
         blocks = [geometries] if hasattr(geometries, "geom_type") else list(geometries)
     if not len(blocks):
         raise InputError("`geometries` is empty; expected at least one polygon or rectangle")
+    names = () if polygons is None else polygons.ids
     rules = rules_of(field, blocks, order=order, tolerance=tolerance, names=names)
     result = krige_blocks(field, rules, context)
     targets = field.record.target_names
@@ -269,13 +269,14 @@ def block_table(
         for name in ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper"):
             columns[start + name] = getattr(result, name)[:, index]
     columns |= {"quadrature_error": result.quadrature_error, "area": result.area}
-    if frame is not None:
-        # The geometries stay as they came, in their CRS.
+    if polygons is not None:
         import geopandas
 
-        return geopandas.GeoDataFrame(
-            columns, geometry=list(geometries.geometry), index=frame.index, crs=geometries.crs
-        )
+        # Geometries of a frame stay as they came, in their CRS.
+        came = hasattr(geometries, "to_crs")
+        index, crs = (geometries.index, geometries.crs) if came else (list(polygons.ids), polygons.crs)
+        shapes = list(geometries.geometry) if came else list(polygons.shapes)
+        return geopandas.GeoDataFrame(columns, geometry=shapes, index=index, crs=crs)
     if all(isinstance(block, tuple | list) for block in blocks):
         edges = np.array(blocks, dtype=np.float64)
         sides = dict(zip(("west", "east", "south", "north"), edges.T, strict=True))

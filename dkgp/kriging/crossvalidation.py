@@ -377,7 +377,8 @@ def scores(value: ArrayLike, error: ArrayLike, variance: ArrayLike | None = None
     -------
     dict
         n, ME (mean error), RMSE, R2, LE68 and LE90 (percentiles of |error|). With variances also SRMSE, the root mean
-        square of error over deviation, whose ideal is 1, and coverage95, the share of values in 95 % intervals.
+        square of error over deviation, whose ideal is 1, coverage95, the share of values in 95 % intervals, and
+        log_score, the mean logarithm of the predicted density.
     """
     truth, off = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (value, error))
     spread = None if variance is None else np.asarray(variance, dtype=np.float64).reshape(-1)
@@ -402,6 +403,8 @@ def scores(value: ArrayLike, error: ArrayLike, variance: ArrayLike | None = None
         standardised = off / np.sqrt(spread[usable])
         figures["SRMSE"] = float(np.sqrt((standardised**2).mean()))
         figures["coverage95"] = float((np.abs(standardised) <= _NORMAL_95).mean())
+        logarithms = np.log(2.0 * np.pi * spread[usable])
+        figures["log_score"] = float(-0.5 * (standardised**2 + logarithms).mean())
     return figures
 
 

@@ -673,8 +673,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
 
         Parameters
         ----------
-        geometries : GeoDataFrame, GeoSeries, or a sequence of polygons or (west, east, south, north), optional
-            Those of another CRS are transformed.
+        geometries : GeoDataFrame, GeoSeries, path, or a sequence of polygons or (west, east, south, north), optional
+            Those of another CRS are transformed. For files see `read_polygons`.
         spacing : float or (north, east), optional
             Size of the cells of a grid, instead of `geometries`.
         quadrature : int, default 8
@@ -684,7 +684,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
 
         Returns
         -------
-        DataFrame, or a GeoDataFrame for one or for a GeoSeries
+        DataFrame, or a GeoDataFrame for a frame or a file
             mean, mean_error_bound, variance, variance_lower, variance_upper, quadrature_error (the prior deviation of
             the sum over the nodes from the average, which the bounds include) and area.
         """

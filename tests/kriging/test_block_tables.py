@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_grids_and_rectangles_are_the_same_blocks(rng: np.random.Generator) -> N
     assert whole["variance"][0] < quarters["variance"].min()
 
 
-def test_polygons_of_another_crs_are_transformed(rng: np.random.Generator) -> None:
+def test_polygons_of_another_crs_and_of_files_are_transformed(rng: np.random.Generator, tmp_path: Path) -> None:
     geopandas, shapely = pytest.importorskip("geopandas"), pytest.importorskip("shapely")
     shift = np.array([500_000.0, 5_500_000.0])
     places = rng.uniform(0.0, 10_000.0, (40, 2)) + shift
@@ -89,6 +90,12 @@ def test_polygons_of_another_crs_are_transformed(rng: np.random.Generator) -> No
     assert second.crs == theirs.crs
     assert second["mean"][0] == pytest.approx(first["mean"][0], abs=1e-3)
     assert second["area"][0] == pytest.approx(1e6, rel=1e-3)
+    theirs.to_file(tmp_path / "parishes.geojson")
+    third = kriging.blocks(tmp_path / "parishes.geojson")
+    assert third["mean"].iloc[0] == pytest.approx(first["mean"][0], abs=1e-3)
+    assert third.crs == ours.crs
+    with pytest.raises(InputError, match="has no CRS; expected"):
+        kriging.blocks(geopandas.GeoSeries([box]))
 
 
 def test_blocks_that_cannot_be_kriged_are_refused(rng: np.random.Generator) -> None:

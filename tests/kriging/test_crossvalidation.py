@@ -158,6 +158,7 @@ def test_figures_of_known_errors(rng: np.random.Generator) -> None:
     assert figures["LE68"] == pytest.approx(0.51, abs=0.02)
     assert figures["LE90"] == pytest.approx(0.84, abs=0.03)
     assert figures["coverage95"] == pytest.approx(0.945, abs=0.01)
+    assert figures["log_score"] == pytest.approx(-0.5 * (1.04 + np.log(2.0 * np.pi * 0.25)), abs=0.01)
     assert figures["R2"] == pytest.approx(1.0 - 0.26 / 4.0, abs=0.01)
     assert scores([1.0, np.nan, 3.0], [0.5, 1.0, -0.5])["n"] == 2.0
     with pytest.raises(InputError, match="nothing can be scored"):
