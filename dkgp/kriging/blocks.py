@@ -274,7 +274,8 @@ def block_table(
 
         # Geometries of a frame stay as they came, in their CRS.
         came = hasattr(geometries, "to_crs")
-        index, crs = (geometries.index, geometries.crs) if came else (list(polygons.ids), polygons.crs)
+        index: Any = geometries.index if came else list(polygons.ids)
+        crs: Any = geometries.crs if came else polygons.crs
         shapes = list(geometries.geometry) if came else list(polygons.shapes)
         return geopandas.GeoDataFrame(columns, geometry=shapes, index=index, crs=crs)
     if all(isinstance(block, tuple | list) for block in blocks):
