@@ -253,7 +253,8 @@ def test_jobs_are_run_by_commands_that_declare_them() -> None:
     assert set(COMMANDS) == {
         *("train", "sparse", "classify", "pursue", "tune", "predict", "evaluate", "export", "plan", "demo"),
         *("fit", "ingest", "info", "warm-up", "audit"),
-        *("krige variogram", "krige fit", "krige map", "krige grid"),
+        *("krige variogram", "krige fit", "krige map", "krige grid", "krige blocks", "krige simulate"),
+        "krige check",
     }
 
 

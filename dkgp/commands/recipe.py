@@ -241,6 +241,17 @@ RECIPES: dict[str, Recipe] = {
             module="dkgp.kriging.commands.whole",
         ),
         Recipe("krige grid", "Make a map of the kriged field MODEL.", module="dkgp.kriging.commands.krige"),
+        Recipe(
+            "krige blocks",
+            "Predict averages of the kriged field MODEL over POLYGONS, or over cells.",
+            module="dkgp.kriging.commands.further",
+        ),
+        Recipe(
+            "krige simulate",
+            "Draw fields given the samples of the kriged field MODEL.",
+            module="dkgp.kriging.commands.further",
+        ),
+        Recipe("krige check", "Cross-validate the kriged field MODEL.", module="dkgp.kriging.commands.check"),
         Recipe("ingest", "Read SOURCES (files, globs, folders, URLs) into the dataset store OUT."),
         Recipe(
             "info",

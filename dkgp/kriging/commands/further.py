@@ -1,0 +1,318 @@
+"""`dkgp krige blocks` and `dkgp krige simulate`: averages over areas, and conditional simulation."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from dkgp.cluster import BlockExecutor, ClusterOptions
+from dkgp.commands.job_options import OVERWRITE
+from dkgp.commands.recipe import command
+from dkgp.commands.reporting.layout import Figure, may, sheet_of
+from dkgp.commands.reporting.outputs import Document, check_output_file, plain
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.run import Run
+from dkgp.commands.signals import interruptible
+from dkgp.data.remote.storage import replacing
+from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
+from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
+from dkgp.kriging.commands.krige import default_shape
+from dkgp.kriging.commands.options import FIELD, OF, CellOptions
+from dkgp.kriging.field import Quantity
+from dkgp.kriging.grids import Grid
+from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.simulation import METHODS, Simulation, simulate
+from dkgp.kriging.tables import read_polygons
+from dkgp.models.context import RunContext
+from dkgp.options import SEED, Part, check_ranges
+from dkgp.registry import Option
+
+DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON"}
+TABLES = (".csv", ".parquet", *DRIVERS)
+
+
+class FieldRun(Run):
+    """A run that reads a kriged field."""
+
+    kriging: Kriging
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.kriging.field_.n_samples
+
+    def open(self) -> None:
+        """Open the field."""
+        self.kriging = Kriging.load(self.job.model)
+
+    def context(self, executor: BlockExecutor, interruption: Any) -> RunContext:
+        """Return the context of computations with the field."""
+        return RunContext(
+            executor,
+            product_error=self.kriging.field_.fitted.product_error,
+            note=self.reporter.note,
+            interrupted=interruption,
+        )
+
+    def cost(self, seconds: float, peak_bytes: int) -> Document:
+        """Return the last figures of a document."""
+        return {"seconds": seconds, "peak_memory_bytes": peak_bytes, "warnings": list(self.reporter.warnings)}
+
+
+# -------------------------------------------------------------------------------------------------------------- blocks
+
+
+@command(
+    """
+    MODEL is a field of `dkgp krige fit`. Predicts averages of the field over the polygons of POLYGONS (GeoPackage,
+    GeoJSON, shapefile, GeoParquet), or over cells with --spacing or --shape: mean with a proven bound on its error, and
+    variance in a proven interval, the error of the quadrature included. Measurement errors and micro-scale variation
+    average to zero over an area.
+    """,
+    "dkgp krige blocks zinc.zarr parishes.gpkg --out p.gpkg",
+    "dkgp krige blocks zinc.zarr --spacing 500 --out blocks.csv",
+)
+@dataclass(frozen=True)
+class KrigeBlocksJob:
+    """A field, and areas."""
+
+    model: Annotated[str, FIELD]
+    polygons: Annotated[str | None, Option(place="read", argument=True)] = None
+    out: Annotated[
+        str,
+        Option(
+            help=f"Table of a row for each area: {', '.join(TABLES)}.", metavar="FILE", required=True, place="write"
+        ),
+    ] = ""
+    ids: Annotated[str | None, Option(help="Column that names the polygons.", metavar="COLUMN")] = None
+    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
+    quadrature: Annotated[int, Option(help="Nodes a side of a block to begin with.", least=1)] = 8
+    quadrature_tolerance: Annotated[
+        float,
+        Option(help="Accepted error of the quadrature, in deviations of the field; nodes are added for it.", above=0),
+    ] = 0.01
+    overwrite: Annotated[bool, OVERWRITE] = False
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class KrigeBlocksRun(FieldRun):
+    """A run of `dkgp krige blocks`."""
+
+    command = "krige blocks"
+    job: KrigeBlocksJob
+
+    def check(self) -> None:
+        """Refuse outputs of no known format, and neither or both kinds of areas."""
+        job = self.job
+        if Path(job.out).suffix not in TABLES:
+            raise InputError(f"blocks are written to a name ending in {', '.join(TABLES)}; got '{job.out}'")
+        check_output_file(job.out, replace=job.overwrite, option="`out`")
+        of_cells = job.cells.spacing is not None or job.cells.shape is not None
+        if of_cells == (job.polygons is not None):
+            raise UsageError("give POLYGONS, or `spacing` or `shape` of cells, one of them")
+
+    def open(self) -> None:
+        """Open the field, and read the areas."""
+        super().open()
+        job, space = self.job, self.kriging.space_
+        if job.polygons is None:
+            self.shapes: list[Any] = grid_blocks(job.cells.grid(self.kriging.region_))
+            self.ids = [str(number) for number in range(len(self.shapes))]
+        else:
+            read = read_polygons(job.polygons, ids=job.ids, crs=space.crs)
+            for note in read.notes:
+                self.reporter.note(note)
+            self.shapes, self.ids = list(read.shapes), list(read.ids)
+
+    def work(self, executor: BlockExecutor) -> tuple[BlockPredictions, float]:
+        """Predict, and write the table."""
+        began, job, one = time.perf_counter(), self.job, self.kriging.field_
+        rules = rules_of(
+            one, self.shapes, order=job.quadrature, tolerance=job.quadrature_tolerance, names=tuple(self.ids)
+        )
+        with interruptible(self.reporter.note) as interruption:
+            blocks = krige_blocks(one, rules, self.context(executor, interruption))
+        columns: dict[str, Any] = {"id": self.ids}
+        for target, name in enumerate(one.record.target_names):
+            before = f"{name}_" if one.record.n_targets > 1 else ""
+            for figure in ("mean", "mean_error_bound", "variance", "variance_lower", "variance_upper"):
+                columns[before + figure] = getattr(blocks, figure)[:, target]
+        columns |= {"quadrature_error": blocks.quadrature_error, "area": blocks.area}
+        write_areas(job.out, columns, self.shapes, self.kriging.space_.crs)
+        return blocks, time.perf_counter() - began
+
+    def conclude(self, result: tuple[BlockPredictions, float], peak_bytes: int) -> Document:
+        """Return figures of all areas."""
+        blocks, seconds = result
+        deviation = float(np.sqrt(self.kriging.variogram_.field_variance))
+        missed = int((blocks.quadrature_error > self.job.quadrature_tolerance * deviation).sum())
+        if missed:
+            self.reporter.warn(
+                f"the quadrature of {missed:,} of {len(self.ids):,} areas has an error above the accepted one; their "
+                "bounds contain it"
+            )
+        document: Document = plain(
+            {
+                "command": self.command,
+                "model": self.job.model,
+                "out": self.job.out,
+                "blocks": len(self.ids),
+                "mean_error_bound": float(blocks.mean_error_bound.max()),
+                "quadrature_error": float(blocks.quadrature_error.max()),
+                **self.cost(seconds, peak_bytes),
+            }
+        )
+        return document
+
+
+def write_areas(out: str, columns: dict[str, Any], shapes: list[Any], crs: str | None) -> None:
+    """Write a table of areas, with their shapes where the format has them; `MissingExtraError` without geopandas."""
+    import pandas as pd
+
+    frame: Any = pd.DataFrame(columns)
+    suffix = Path(out).suffix
+    if suffix != ".csv":
+        try:
+            import geopandas
+            import shapely
+        except ImportError as error:
+            raise MissingExtraError("geopandas", "geo", "Writing areas with their shapes") from error
+        geometry = [
+            shape if hasattr(shape, "geom_type") else shapely.box(shape[0], shape[2], shape[1], shape[3])
+            for shape in shapes
+        ]
+        frame = geopandas.GeoDataFrame(frame, geometry=geometry, crs=crs)
+    with replacing(Path(out)) as place:
+        if suffix == ".csv":
+            frame.to_csv(place, index=False)
+        elif suffix == ".parquet":
+            frame.to_parquet(place)
+        else:
+            frame.to_file(place, driver=DRIVERS[suffix], engine="pyogrio")
+
+
+def run_krige_blocks(job: KrigeBlocksJob, reporter: Reporter) -> Document:
+    """Predict averages; see `Run.run`."""
+    return KrigeBlocksRun(job, reporter).run()
+
+
+def tables_krige_blocks(document: Document) -> list[Any]:
+    """Return figures of all areas."""
+    figures = (
+        Figure("table", "{out}: {blocks:,} areas"),
+        Figure("bound on the error of a mean, largest", "{mean_error_bound:.3g}"),
+        Figure("deviation of the quadrature, largest", "{quadrature_error:.3g}"),
+        Figure("seconds", "{seconds:.1f}"),
+    )
+    return [sheet_of("Averages over areas", figures, document)]
+
+
+# ---------------------------------------------------------------------------------------------------------- simulation
+
+
+@command(
+    """
+    MODEL is a field of `dkgp krige fit`. Draws fields at the cells of a grid, given the samples, into a Zarr store. The
+    document says by which method, and how far the covariance is from the model's.
+    """,
+    "dkgp krige simulate zinc.zarr --fields 100 --spacing 40 --out sims.zarr",
+)
+@dataclass(frozen=True)
+class KrigeSimulateJob:
+    """A field, the cells of a grid, and settings of the simulation."""
+
+    model: Annotated[str, FIELD]
+    out: Annotated[str, Option(help="Zarr store to write the fields to.", metavar="STORE", place="write")]
+    fields: Annotated[int, Option(help="Number of fields.", least=1)] = 100
+    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
+    method: Annotated[
+        str,
+        Option(
+            help="circulant: exact in distribution, on a lattice; cholesky: exact, few points; fourier: proven error "
+            "of the covariance; features: random frequencies. auto takes the first that fits.",
+            choices=METHODS,
+        ),
+    ] = "auto"
+    of: Annotated[Quantity, OF] = "signal"
+    snap: Annotated[bool, Option(help="Move samples to the lattice for the draw of the prior.")] = False
+    error: Annotated[
+        float, Option(help="Largest accepted error of the covariance, relative to the partial sill.", above=0)
+    ] = 1e-4
+    time: Annotated[float | None, Option(help="Time of the fields, of a field in space and time.")] = None
+    seed: Annotated[int, SEED] = 0
+    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class KrigeSimulateRun(FieldRun):
+    """A run of `dkgp krige simulate`."""
+
+    command = "krige simulate"
+    job: KrigeSimulateJob
+
+    def check(self) -> None:
+        """Refuse an existing store."""
+        if Path(self.job.out).exists():
+            raise OutputExistsError(f"'{self.job.out}' exists; give `out` another name")
+        if not self.job.out.endswith(".zarr"):
+            raise InputError(f"fields are written to a name ending in .zarr; got '{self.job.out}'")
+
+    def work(self, executor: BlockExecutor) -> tuple[Grid, float]:
+        """Draw, and write the store."""
+        began, job = time.perf_counter(), self.job
+        cells = job.cells.grid(self.kriging.region_, default_shape(self.kriging.region_))
+        settings = Simulation(
+            job.fields,
+            job.method,  # type: ignore[arg-type]  # a choice of the option
+            of=job.of,
+            snap=job.snap,
+            error=job.error,
+            seed=job.seed,
+        )
+        with interruptible(self.reporter.note) as interruption:
+            context = self.context(executor, interruption)
+            simulate(self.kriging.field_, cells, settings, context, out=job.out, time=job.time)
+        return cells, time.perf_counter() - began
+
+    def conclude(self, result: tuple[Grid, float], peak_bytes: int) -> Document:
+        """Return the method, and the error of the covariance."""
+        cells, seconds = result
+        attributes = json.loads((Path(self.job.out) / "zarr.json").read_text(encoding="utf-8"))["attributes"]
+        document: Document = plain(
+            {
+                "command": self.command,
+                "model": self.job.model,
+                "out": self.job.out,
+                "fields": self.job.fields,
+                "shape": list(cells.shape),
+                "simulation": attributes,
+                **self.cost(seconds, peak_bytes),
+            }
+        )
+        return document
+
+
+def run_krige_simulate(job: KrigeSimulateJob, reporter: Reporter) -> Document:
+    """Simulate; see `Run.run`."""
+    return KrigeSimulateRun(job, reporter).run()
+
+
+def tables_krige_simulate(document: Document) -> list[Any]:
+    """Return the figures of a simulation."""
+    figures = (
+        Figure("store", "{out}: {fields:,} fields of {shape[0]:,} x {shape[1]:,} cells"),
+        may("method", "{simulation[method]}"),
+        may("covariance off by at most (of the partial sill)", "{simulation[covariance_error]:.2g}"),
+        Figure("seconds", "{seconds:.1f}"),
+    )
+    return [sheet_of("Simulated fields", figures, document)]
