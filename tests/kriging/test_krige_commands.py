@@ -207,3 +207,75 @@ def test_a_drift_leaves_the_variogram_of_residuals(shell: Shell, made: dict[str,
     assert linear["empirical"]["variance"] < 0.02 * plain["empirical"]["variance"]
     detrended = shell.json("krige variogram @soil.csv --target zinc --fit exponential --bins 5 --degree 1")
     np.testing.assert_allclose(linear["empirical"]["gamma"], detrended["empirical"]["gamma"], rtol=1e-8)
+
+
+def test_blocks_are_averages_of_the_map(shell: Shell, made: dict[str, Any]) -> None:
+    document = shell.json("krige blocks @zinc.zarr --spacing 300 --region 150,450,150,450 --out @b.csv")
+    table = pd.read_csv(shell.folder / "b.csv")
+    assert document["blocks"] == len(table) == 4
+    field = Field.open(str(made["folder"] / "zinc.zarr"))
+    x, y = (axis.ravel() for axis in np.meshgrid(np.arange(5.0, 300.0, 10.0), np.arange(5.0, 300.0, 10.0)))
+    points = field.at(field.space.places((x, y))).mean[:, 0]
+    assert abs(points.mean() - table["mean"][0]) <= table["mean_error_bound"][0] + 1e-4
+    assert (table["variance_lower"] <= table["variance_upper"]).all()
+    np.testing.assert_allclose(table["area"], 300.0**2)
+
+
+def test_polygons_are_read_and_written(shell: Shell) -> None:
+    geopandas, shapely = pytest.importorskip("geopandas"), pytest.importorskip("shapely")
+    squares = [shapely.box(0, 0, 300, 300), shapely.Polygon([(300, 300), (600, 300), (450, 600)])]
+    frame = geopandas.GeoDataFrame({"parish": ["west", "east"]}, geometry=squares, crs=None)
+    frame.to_file(shell.folder / "parishes.geojson", driver="GeoJSON")
+    shell.json("krige blocks @zinc.zarr @parishes.geojson --ids parish --out @p.gpkg")
+    written = geopandas.read_file(shell.folder / "p.gpkg")
+    assert written["id"].tolist() == ["west", "east"]
+    np.testing.assert_allclose(written.geometry.area, [90_000.0, 45_000.0])
+    shell.refuses("krige blocks @zinc.zarr @parishes.geojson --out @p.gpkg", "--overwrite")
+
+
+def test_fields_are_drawn_around_the_mean(shell: Shell) -> None:
+    document = shell.json("krige simulate @zinc.zarr --fields 60 --shape 3,4 --out @s.zarr --method cholesky")
+    assert document["simulation"]["method"] == "cholesky"
+    shell.json("krige grid @zinc.zarr --shape 3,4 --variance --out @m.zarr")
+    with xarray.open_zarr(shell.folder / "s.zarr") as fields, xarray.open_zarr(shell.folder / "m.zarr") as map_:
+        (drawn,) = (fields[name] for name in fields.data_vars if fields[name].ndim == 3)
+        away = (drawn.mean("field") - map_["mean"]) / np.sqrt(map_["variance_upper"] / 60)
+        assert float(np.abs(away).max()) < 4.5
+    shell.refuses("krige simulate @zinc.zarr --fields 2 --shape 3,4 --out @s.zarr", "exists")
+
+
+def test_samples_are_predicted_from_the_others(shell: Shell, made: dict[str, Any]) -> None:
+    document = shell.json("krige check @zinc.zarr --plot @cv.png --out @cv.json")
+    assert json.loads((shell.folder / "cv.json").read_text()) == document
+    table = pd.read_csv(made["folder"] / "soil.csv")
+    model = Variogram.from_dict(made["fit"]["variogram"])
+    X, z = table[["x", "y"]].to_numpy(), table["zinc"].to_numpy()
+    K = model.covariance(cdist(X, X)) + (model.error_variance + model.microscale_variance) * np.eye(N)
+    P = np.linalg.inv(K)
+    P -= np.outer(P.sum(axis=1), P.sum(axis=1)) / P.sum()
+    error = (P @ z) / P.diagonal()
+    figures = document["figures"]["zinc"]
+    assert figures["RMSE"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-6)
+    assert figures["SRMSE"] == pytest.approx(np.sqrt(np.mean(error**2 * P.diagonal())), rel=1e-6)
+    blocked = shell.json("krige check @zinc.zarr --blocks 300 --folds 4")
+    assert blocked["kind"] == "4 folds of blocks of 300"
+    assert blocked["figures"]["zinc"]["RMSE"] > figures["RMSE"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("blocks @zinc.zarr --out @b.csv", 2, ("--spacing", "--shape", "POLYGONS")),
+        ("blocks @zinc.zarr --spacing 300 --out @b.txt", 3, (".gpkg", "b.txt")),
+        ("blocks @zinc.zarr --spacing 300", 2, ("--out",)),
+        ("blocks @zinc.zarr @nowhere.gpkg --out @b.csv", 3, ("nowhere.gpkg",)),
+        ("blocks @zinc.zarr --spacing 300 --quadrature 0 --out @b.csv", 3, ("--quadrature",)),
+        ("simulate @zinc.zarr --out @s.nc", 3, (".zarr",)),
+        ("simulate @zinc.zarr --shape 3,3 --method circulant --out @s.zarr", 3, ("lattice", "--method fourier")),
+        ("check @zinc.zarr --blocks 5000", 3, ("folds",)),
+        ("check @zinc.zarr --folds 1", 3, ("--folds",)),
+    ],
+)
+def test_further_refusals_have_words(shell: Shell, line: str, code: int, words: tuple[str, ...]) -> None:
+    shell.refuses(f"krige {line}", *words, code=code)
+    assert not shell.names

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -190,13 +193,18 @@ def write_areas(out: str, columns: dict[str, Any], shapes: list[Any], crs: str |
             for shape in shapes
         ]
         frame = geopandas.GeoDataFrame(frame, geometry=geometry, crs=crs)
-    with replacing(Path(out)) as place:
+    # Formats of features take a file's name from its ending: the file is made under its name, elsewhere.
+    with tempfile.TemporaryDirectory() as folder, replacing(Path(out)) as place:
+        made = Path(folder) / f"areas{suffix}"
         if suffix == ".csv":
-            frame.to_csv(place, index=False)
+            frame.to_csv(made, index=False)
         elif suffix == ".parquet":
-            frame.to_parquet(place)
+            frame.to_parquet(made)
         else:
-            frame.to_file(place, driver=DRIVERS[suffix], engine="pyogrio")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "'crs' was not provided", UserWarning)
+                frame.to_file(made, driver=DRIVERS[suffix], engine="pyogrio")
+        shutil.copyfile(made, place)
 
 
 def run_krige_blocks(job: KrigeBlocksJob, reporter: Reporter) -> Document:

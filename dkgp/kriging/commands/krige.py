@@ -319,10 +319,13 @@ class KrigeFitRun(Run):
 
     def work(self, executor: BlockExecutor) -> tuple[Kriging, float]:
         """Solve, and write the store."""
+        import pandas as pd
+
         began, job, table = time.perf_counter(), self.job, self.table
         # Workers of a cluster are reached through their client; without one the field's own threads compute.
         kriging = job.kriging(table, getattr(executor, "_client", None))
-        kriging.fit(table.coordinates, table.values, noise=table.noise, covariates=table.covariates or None)
+        values = pd.Series(table.values, name=job.samples.target)
+        kriging.fit(table.coordinates, values, noise=table.noise, covariates=table.covariates or None)
         kriging.save(job.out, overwrite=job.overwrite)
         return kriging, time.perf_counter() - began
 
