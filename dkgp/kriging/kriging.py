@@ -15,15 +15,15 @@ from dkgp.data import Progress
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, StoreError
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
+from dkgp.kriging.candidates import fitted_variogram
 from dkgp.kriging.cells import Covariates
-from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.field import QUANTITIES, SURE_NOISE, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
 from dkgp.kriging.simulation import Simulation, simulate
 from dkgp.kriging.space import Space, coordinates_of
-from dkgp.kriging.variogram import FORMS, Variogram, form_name
+from dkgp.kriging.variogram import Variogram
 from dkgp.models.prediction.predict import Destination
 from dkgp.models.trend import Drift
 
@@ -54,9 +54,10 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
 
     Parameters
     ----------
-    variogram : Variogram, str, dict or a model of GSTools, default "exponential"
-        A `Variogram`, or one that `Variogram.from_gstools` reads. A name is fitted to the samples: an empirical
-        variogram of Cressie's estimator, by Cressie's weights.
+    variogram : Variogram, str, list of str, dict or a model of GSTools, default "exponential"
+        A `Variogram`, or one that `Variogram.from_gstools` reads. A name is fitted to residuals of the mean: an
+        empirical variogram of Cressie's estimator, by Cressie's weights. A list of names, or "auto": the best by
+        blocked cross-validation, see `fitted_variogram`.
     kind : {"ordinary", "simple", "universal"}, default "ordinary"
         The mean: an unknown constant, the known `mean`, or a polynomial of the coordinates and the covariates.
     mean : float, optional
@@ -273,7 +274,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         return covariate_columns(names, covariates, n, point)
 
     def _variogram(self, places: FloatArray, values: FloatArray, covariates: FloatArray, mean: Drift) -> Variogram:
-        """Return the variogram of the setting; a name is fitted to residuals of the mean by least squares."""
+        """Return the variogram of the setting; names are fitted to the samples."""
         model = self.variogram
         if isinstance(model, Variogram):
             return model
@@ -281,24 +282,21 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             return Variogram.from_dict(model)
         if hasattr(model, "len_rescaled"):
             return Variogram.from_gstools(model)
-        if not isinstance(model, str):
+        names = (model,) if isinstance(model, str) else model
+        if not (isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names)):
             raise InputError(f"`variogram` is a Variogram, a name, a dict or a model of GSTools; got {model!r}")
-        name = form_name(model)
-        if FORMS[name].shape is not None or values.shape[1] > 1 or places.shape[1] > 3:
+        if values.shape[1] > 1 or places.shape[1] > 3:
             raise InputError(
-                f"the variogram {model} is fitted to one value a sample, in up to 3 dimensions, by range, sill and "
-                "nugget alone; pass a Variogram"
+                f"the variogram {model!r} is fitted to one value a sample, in up to 3 dimensions; pass a Variogram"
             )
-        centred = (places - places.mean(axis=0)) / max(float(np.ptp(places, axis=0).max()), 1e-300)
-        columns = Drift(mean.degree or 0, columns=mean.columns).columns_at(np.column_stack([centred, covariates]))
-        residuals = values[:, 0] - columns @ np.linalg.lstsq(columns, values[:, 0], rcond=None)[0]
-        if np.ptp(residuals) == 0.0:
-            raise InputError(f"the values do not vary about their mean; pass a Variogram instead of {model!r}")
-        empirical = empirical_variogram(
-            tuple(places.T), residuals, estimator="cressie", metric="plane", seed=int(self.random_state)
+        return fitted_variogram(
+            places,
+            values[:, 0],
+            model,
+            degree=mean.degree or 0,
+            covariates=covariates if covariates.size else None,
+            seed=int(self.random_state),
         )
-        start = Variogram(name, psill=empirical.variance, range=float(empirical.edges[-1]) / 3.0)
-        return start.fit(empirical)
 
     # ----------------------------------------------------------------------------------------------------- predictions
 

@@ -1,8 +1,8 @@
 """Kriging with the names and arguments of PyKrige, for scripts that move to dkgp.
 
-Means and variances are PyKrige's, by proven bounds, for the models that are covariances: exponential, gaussian and
-spherical. `exact_values=True` makes the nugget micro-scale variation, which is known at samples; False makes it a
-measurement error. Variances are those of an observation, nugget included.
+Means and variances are PyKrige's for the models that are covariances: exponential, gaussian and spherical. Of many
+samples they are proven to the tolerances of `Kriging`. `exact_values=True` makes the nugget micro-scale variation,
+which is known at samples; False makes it a measurement error. Variances are those of an observation, nugget included.
 
 Differences, by design: all samples enter every point; distances of geographic coordinates are chords of the sphere of
 6371 km instead of arcs, with ranges in degrees of arc; replicates are merged; and the default model is exponential,
@@ -74,7 +74,7 @@ class OrdinaryKriging:
         Geographic: longitude and latitude.
     exact_values : bool, default True
         The nugget is micro-scale variation; False: a measurement error.
-    tolerance : float or "auto", default "auto"
+    tolerance, variance_gap, client
         See `dkgp.kriging.Kriging`.
     other
         PyKrige's further arguments, where they ask for nothing that dkgp does otherwise.
@@ -116,6 +116,8 @@ class OrdinaryKriging:
         coordinates_type: str = "euclidean",
         exact_values: bool = True,
         tolerance: Any = "auto",
+        variance_gap: float = 0.05,
+        client: Any = None,
         **other: Any,
     ) -> None:
         _require_without_effect(other)
@@ -133,7 +135,12 @@ class OrdinaryKriging:
         self.variogram = _variogram(variogram_model, variogram_parameters, turned, exact_values)
         self._of: Any = "field" if exact_values else "observation"
         self.kriging = Kriging(
-            self.variogram, metric="sphere" if self._geographic else "plane", tolerance=tolerance, **self._mean()
+            self.variogram,
+            metric="sphere" if self._geographic else "plane",
+            tolerance=tolerance,
+            variance_gap=variance_gap,
+            client=client,
+            **self._mean(),
         )
         self.kriging.fit((east, north), values, covariates=self._drift_at(east, north, None))
 

@@ -200,6 +200,8 @@ def test_a_name_is_fitted_to_the_samples(rng: np.random.Generator) -> None:
     kriging = Kriging("exponential").fit((x, y), factor @ rng.standard_normal(400))
     assert 1.0 < kriging.variogram_.total_sill < 4.0
     assert 0.5 < kriging.variogram_.range < 5.0
+    best = Kriging(["exponential", "gaussian"]).fit((x, y), factor @ rng.standard_normal(400))
+    assert best.variogram_.model == "exponential"
     with pytest.raises(InputError, match="the values do not vary about their mean"):
         Kriging("exponential").fit((x, y), np.ones(400))
     with pytest.raises(InputError, match="fitted to one value a sample"):
