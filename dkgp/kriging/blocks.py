@@ -274,10 +274,10 @@ def block_table(
 
         # Geometries of a frame stay as they came, in their CRS.
         came = hasattr(geometries, "to_crs")
-        index: Any = geometries.index if came else list(polygons.ids)
+        rows: Any = geometries.index if came else list(polygons.ids)
         crs: Any = geometries.crs if came else polygons.crs
         shapes = list(geometries.geometry) if came else list(polygons.shapes)
-        return geopandas.GeoDataFrame(columns, geometry=shapes, index=index, crs=crs)
+        return geopandas.GeoDataFrame(columns, geometry=shapes, index=rows, crs=crs)
     if all(isinstance(block, tuple | list) for block in blocks):
         edges = np.array(blocks, dtype=np.float64)
         sides = dict(zip(("west", "east", "south", "north"), edges.T, strict=True))

@@ -51,7 +51,8 @@ class LeftOut:
     """Errors of leave-one-out predictions, value minus prediction, in the target's units: (n, p) each.
 
     The exact errors lie between `error_lower` and `error_upper`, the variances of the left-out values between
-    `variance_lower` and `variance_upper`. Ends are infinite where nothing is proven.
+    `variance_lower` and `variance_upper`. Where the upper end is infinite, nothing is proven, and errors and variances
+    are NaN.
     """
 
     error: FloatArray
@@ -84,7 +85,7 @@ def leave_one_out(field: Field, *, most_inverted: int = MOST_INVERTED) -> LeftOu
     # The variance of a left-out value is at least its noise.
     upper = np.minimum(upper * (1.0 + 4.0 * EPS), 1.0 / noise * (1.0 + 2.0 * EPS))
     lower = np.minimum(np.maximum(lower * (1.0 - 4.0 * EPS), 0.0), upper)
-    middle = 0.5 * (lower + upper)
+    middle = np.where(lower > 0.0, 0.5 * (lower + upper), np.nan)
     unit = field.unit[None, :]
     with np.errstate(divide="ignore", invalid="ignore"):
         most, least = (1.0 / lower)[:, None], (1.0 / upper)[:, None]
@@ -429,6 +430,11 @@ def sample_coordinates(field: Field) -> dict[str, FloatArray]:
 def left_out_table(field: Field) -> Any:
     """Return the table of `Kriging.leave_one_out`."""
     result = leave_one_out(field)
+    if np.isnan(result.error).all():
+        raise InputError(
+            f"leave-one-out of {field.n_samples} samples needs a larger nugget: beyond {MOST_INVERTED} samples, errors "
+            "come from the variances at the samples, which tell little there. Use `cross_validate`"
+        )
     parts = {
         name: getattr(result, name)
         for name in ("error", "error_lower", "error_upper", "variance", "variance_lower", "variance_upper")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from dkgp.errors import InputError
-from dkgp.kriging import BlockKFold, Field, Kriging, Samples, Space, Variogram, scores
+from dkgp.kriging import BlockKFold, Field, Kriging, Samples, Space, Variogram, crossvalidation, scores
 from dkgp.kriging.crossvalidation import folds_errors, leave_one_out, random_folds
 from dkgp.kriging.field import Solving
 
@@ -147,6 +148,24 @@ def test_blocks_keep_their_samples_together(rng: np.random.Generator) -> None:
     ):
         with pytest.raises(InputError, match=words):
             next(BlockKFold(**settings).split(places))
+
+
+def test_a_tiny_nugget_of_many_samples_proves_nothing(rng: np.random.Generator, monkeypatch: Any) -> None:
+    places = rng.uniform(0.0, 5.0, (30, 2))
+    kriging = Kriging(Variogram("exponential", psill=1.0, range=1.5, nugget=1e-6))
+    kriging.fit(tuple(places.T), np.sin(places[:, 0]))
+    exact, result = leave_one_out(kriging.field_), leave_one_out(kriging.field_, most_inverted=0)
+    open_ended = np.isinf(result.variance_upper)
+    assert open_ended.any()
+    assert np.isnan(result.error[open_ended]).all()
+    assert (result.variance_lower <= exact.variance_upper).all()
+    assert (result.variance_upper >= exact.variance_lower).all()
+    assert (result.error_lower <= exact.error_upper).all()
+    assert (result.error_upper >= exact.error_lower).all()
+    nothing = replace(result, error=np.full_like(result.error, np.nan))
+    monkeypatch.setattr(crossvalidation, "leave_one_out", lambda field: nothing)
+    with pytest.raises(InputError, match=r"leave-one-out of 30 samples needs a larger nugget.*`cross_validate`"):
+        kriging.leave_one_out()
 
 
 def test_figures_of_known_errors(rng: np.random.Generator) -> None:
