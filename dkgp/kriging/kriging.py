@@ -459,6 +459,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         error: float = 1e-4,
         seed: int = 0,
         out: str | os.PathLike[str] | None = None,
+        **cells: Any,
     ) -> Any:
         """Draw fields given the samples at the cells of a regular grid: conditional simulation.
 
@@ -471,6 +472,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             See `dkgp.kriging.simulation.Simulation`. Field k is the same for every number of fields.
         out : str, optional
             Write a Zarr store, field by field, instead of returning arrays.
+        **cells
+            `crs`, `time`, `mask` and `covariates`, as for `grid`.
 
         Returns
         -------
@@ -481,7 +484,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         settings = Simulation(n_fields, method, self._quantity(), snap, error, seed=seed)  # type: ignore[arg-type]
         grid = Grid.of(self.region_ if region is None else region, shape=shape, spacing=spacing)
         with computing(self.field_, self.client) as context:
-            fields = simulate(self.field_, grid, settings, context, out=None if out is None else os.fspath(out))
+            target = None if out is None else os.fspath(out)
+            fields = simulate(self.field_, grid, settings, context, out=target, **cells)
         if fields is None:
             return None
         names = dict(zip(self.field_.record.target_names, self._data_names(None), strict=True))

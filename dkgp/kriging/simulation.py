@@ -118,7 +118,7 @@ def simulate(
     out : str, optional
         Write to a new Zarr store, a chunk a tile, field by field.
     **cells
-        `crs` and `time`, as for `dkgp.kriging.cells.cells_of`.
+        `crs`, `time`, `mask` and `covariates`, as for `dkgp.kriging.cells.cells_of`.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def simulate(
     """
     if out is not None and Path(out).exists():
         raise OutputExistsError(f"'{out}' exists; pass another name")
-    rows = cells_of(field, grid, **cells)[1]
+    rows = cells_of(field, grid, note=context.note, **cells)[1]
     run, names = _Run(field, rows, settings, context), field.record.target_names
     layers = Layers("field", np.arange(settings.n_fields), grid, rows.crs or field.space.crs)
     if out is not None:
@@ -161,10 +161,10 @@ class _Run:
         self.kernel, self.noise = Noise.of_model(record).without_white(kernel_from_json(record.kernel))
         self.source = SupportInputs.of(record, field.fitted.version)
         self.drift = Drift.from_model(record)
-        numbers = np.arange(rows.grid.n_cells)
-        self.places = rows.places(numbers)
-        self.row, self.column = rows.at(numbers)
-        self.inputs = record.standardisation.rows(field.inputs(self.places, None))
+        cells = np.arange(rows.shape[0])
+        self.places, self.numbers = rows.places(cells), rows.numbers(cells)
+        self.row, self.column = rows.at(self.numbers)
+        self.inputs = record.standardisation.rows(rows.rows(cells))
         to = record.standardisation
         turned = (field.sample_inputs * to.input_std + to.input_mean).T
         self.samples: FloatArray = np.linalg.solve(field.variogram.anisotropy(len(turned)), turned).T.astype(np.float64)
@@ -265,8 +265,8 @@ class _Run:
     # ------------------------------------------------------------------------------------------------------ the fields
 
     def on_grid(self, values: FloatArray) -> FloatArray:
-        """Return values of the cells in rows and columns of the grid."""
-        result = np.empty(self.rows.grid.shape)
+        """Return values of the cells in rows and columns of the grid; NaN in cells without a prediction."""
+        result = np.full(self.rows.grid.shape, np.nan)
         result[self.row, self.column] = values
         return result
 
@@ -274,8 +274,11 @@ class _Run:
         """Draw all fields; `take` gets the number of a field, of a target, and the values at the cells."""
         n, m, p = self.field.n_samples, len(self.inputs), self.field.record.n_targets
         together = int(np.clip(BATCH_BYTES // (8 * p * max(n, m)), 1, SOLVED_TOGETHER))
+        # Workers of other processes can read a training set, and not a model in this one's memory.
+        state = self.field.record.training_state()
+        source = self.source if state is None else state[0]
         with self.context.operator(
-            self.kernel, self.noise.diagonal, self.source, tolerance=self.settings.tolerance
+            self.kernel, self.noise.diagonal, source, tolerance=self.settings.tolerance
         ) as operator:
             solver = self._solver(min(together, self.settings.n_fields) * p)
             if not math.isnan(self.prior.error) or self.moved:
@@ -332,13 +335,14 @@ class _Run:
         variogram, of = self.field.variogram, self.settings.of
         if of == "signal":
             return values
-        rng = self._stream(key, _NUGGET)
+        # Numbers of all cells of the grid: those of a cell do not depend on a mask.
+        rng, cells = self._stream(key, _NUGGET), self.rows.grid.n_cells
         if variogram.microscale_variance:
-            micro = math.sqrt(variogram.microscale_variance) * rng.standard_normal(len(values))
+            micro = math.sqrt(variogram.microscale_variance) * rng.standard_normal(cells)[self.numbers]
             micro[here] = 0.0
             values += micro
         if of == "observation" and variogram.error_variance:
-            values += math.sqrt(variogram.error_variance) * rng.standard_normal(len(values))
+            values += math.sqrt(variogram.error_variance) * rng.standard_normal(cells)[self.numbers]
         return values
 
     @property

@@ -217,3 +217,45 @@ def test_the_variogram_of_simulated_fields_is_the_models() -> None:
     exact = variogram(empirical[0].lag)
     # The mean over a bin's lags is not the value at its mean lag: 2 % here at most.
     assert (np.abs(gamma.mean(axis=0) - exact) <= 4.0 * error + 0.02 * exact).all()
+
+
+def test_masks_and_covariates(samples: Any) -> None:
+    """Cells outside a mask are empty, the others have the same values; the drift follows its covariate."""
+    (x, y), z = samples
+    kriging = Kriging(VARIOGRAM, of="observation").fit((x, y), z)
+    mask = np.arange(256).reshape(16, 16) % 3 > 0
+    masks: list[dict[str, Any]] = [{}, {"mask": mask}]
+    whole, part = (
+        kriging.simulate(1, seed=4, method="circulant", **GRID, **more)["scalars"].values[0] for more in masks
+    )
+    assert (np.isnan(part) == ~mask).all()
+    np.testing.assert_allclose(part[mask], whole[mask], atol=1e-4)
+    slope = np.add.outer(np.arange(16.0), np.zeros(16)) ** 2
+    drifting = Kriging(VARIOGRAM, kind="universal", covariates=["slope"])
+    drifting.fit((x, y), z + 100.0 * y**2, covariates={"slope": (2.0 * y) ** 2})
+    fields = drifting.simulate(40, method="circulant", covariates={"slope": slope}, **GRID)["scalars"].values
+    mean = drifting.grid(covariates={"slope": slope}, **GRID)["scalars"].values
+    assert np.abs(fields.mean(axis=0) - mean).max() < 5.0 * 1.2 / np.sqrt(40)
+
+
+def test_a_wrong_prior_changes_conditional_variances_within_the_bound(rng: Any) -> None:
+    """The variance of fields of a coarse series, from dense matrices, against that of kriging."""
+    variogram, points = ROUGH["exponential"], rng.random((40, 2))
+    at, cells = points[:25], points[25:]
+    series = series_for(variogram, np.ptp(points, axis=0), 0.05)
+
+    def conditional(covariance: Any) -> Any:
+        K, k = covariance(at[:, None] - at), covariance(at[:, None] - cells)
+        return 1.0 - 2.0 * (weights * k).sum(axis=0) + np.einsum("nr,nm,mr->r", weights, K + 0.05 * np.eye(25), weights)
+
+    def exact(lags: Any) -> Any:
+        return variogram.covariance(np.linalg.norm(lags, axis=-1)) / 2.0
+
+    def drawn(lags: Any) -> Any:
+        return covariance_of(series, lags.reshape(-1, 2)).reshape(lags.shape[:-1])
+
+    weights = np.linalg.solve(exact(at[:, None] - at) + 0.05 * np.eye(25), exact(at[:, None] - cells))
+    off = np.abs(conditional(drawn) + drawn(np.zeros((1, 2)))[0] - 1.0 - conditional(exact))
+    bound = series.error * (1.0 + np.abs(weights).sum(axis=0)) ** 2
+    assert (off <= bound).all()
+    assert (off > 1e-3 * bound).any()
