@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def predicted(field: Field, rules: list[Rule]) -> Any:
         executor.close()
 
 
-def dense(variogram: Variogram, X: Any, z: Any, rule: Rule, degree: int) -> tuple[float, float]:
+def dense(variogram: Variogram, X: Any, z: Any, rule: Rule, degree: int, noise: Any = None) -> tuple[float, float]:
     """Mean and variance of the weighted sum, by dense algebra."""
 
     def columns(points: Any) -> Any:
@@ -63,7 +64,7 @@ def dense(variogram: Variogram, X: Any, z: Any, rule: Rule, degree: int) -> tupl
     def cov(a: Any, b: Any) -> Any:
         return variogram.covariance(cdist(a @ A.T, b @ A.T))
 
-    K = cov(X, X) + variogram.error_variance * np.eye(len(X))
+    K = cov(X, X) + np.diag(np.full(len(X), variogram.error_variance) if noise is None else noise)
     k, H, h = cov(X, rule.nodes) @ rule.weights, columns(X), columns(rule.nodes).T @ rule.weights
     S = np.linalg.solve(K, np.column_stack([z, H, k]))
     G = H.T @ S[:, 1:-1]
@@ -261,3 +262,39 @@ def test_blocks_far_from_the_origin_and_the_data(rng: np.random.Generator) -> No
         assert abs(result.mean[index, 0] - m) <= result.mean_error_bound[index, 0] + 1e-8
         assert result.mean_error_bound[index, 0] < 1e-6
         assert result.variance_lower[index, 0] - 1e-9 <= v <= result.variance_upper[index, 0] + 1e-9
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_no_bound_of_random_blocks_is_broken(number: int) -> None:
+    shapely = pytest.importorskip("shapely")
+    rng = np.random.default_rng(number)
+    n, degree = int(rng.integers(12, 50)), number % 3
+    X = rng.uniform(0.0, 5.0, (n, 2))
+    z = rng.normal(size=n) + X[:, 0]
+    variogram = variogram_of(MODELS[number % len(MODELS)])
+    noise = variogram.error_variance + rng.uniform(0.0, 0.3, n)
+    samples = Samples(X, z[:, None], noise, 0.0, np.zeros((n, 0)))
+    # Equations that are solved loosely: the bounds hold all the same.
+    mean = ("constant", "linear", "quadratic")[degree]
+    field = Field.fit(samples, Space(2), variogram, Solving(tolerance=1e-4), mean=mean)  # type: ignore[arg-type]
+    coarse, fine = [], []
+    for block in range(4):
+        x, y, width, height = *rng.uniform(-1.0, 6.0, 2), *rng.uniform(0.05, 3.0, 2)
+        order = int(rng.integers(1, 5))
+        make: Any = partial(rectangle, (x, x + width, y, y + height), variogram)
+        if block % 2:
+            disc = shapely.Point(x, y).buffer(width, quad_segs=order)
+            hole = shapely.Point(x + 0.3 * width, y).buffer(0.6 * width)
+            make = partial(polygon, disc.difference(hole), variogram)
+        coarse.append(make(order=order))
+        fine.append(make(order=18))
+    executor = LocalExecutor(1)
+    try:
+        result = krige_blocks(field, coarse, RunContext(executor), tolerance=1e-3)
+    finally:
+        executor.close()
+    for index, rule in enumerate(fine):
+        m, v = dense(variogram, X, z, rule, degree, noise)
+        assert abs(result.mean[index, 0] - m) <= result.mean_error_bound[index, 0]
+        assert result.variance_lower[index, 0] <= v <= result.variance_upper[index, 0]
+        assert true_error(coarse[index], rule, variogram) <= coarse[index].error + 1e-9
