@@ -23,6 +23,7 @@ from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
+from dkgp.kriging.crossvalidation import scores
 from dkgp.kriging.empirical import EmpiricalVariogram, drift_columns, empirical_variogram, residuals
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
@@ -41,7 +42,6 @@ _ALPHA = 1.0
 _BLOCKS = 8
 # Angles in (0, 90) degrees among which the search for an axis starts.
 _ANGLES = 4
-_NORMAL_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,15 +223,11 @@ def _with_gammas(kernel: Kernel, gamma: tuple[float, ...]) -> Kernel:
     return type(kernel)(gamma=gamma, variance=kernel.variance, n_features=len(gamma), **extra)  # type: ignore[attr-defined, call-arg]
 
 
-def scores(errors: FloatArray, variances: FloatArray) -> dict[str, float]:
-    """Return figures of left-out samples: RMSE, standardised RMSE, coverage of 95 % intervals, mean log density."""
-    standardised = errors / np.sqrt(variances)
-    return {
-        "rmse": float(np.sqrt(np.mean(errors**2))),
-        "standardised_rmse": float(np.sqrt(np.mean(standardised**2))),
-        "coverage_95": float(np.mean(np.abs(standardised) <= _NORMAL_95)),
-        "log_score": float(np.mean(-0.5 * (standardised**2 + np.log(2.0 * np.pi * variances)))),
-    }
+def _scores(value: FloatArray, errors: FloatArray, variances: FloatArray) -> dict[str, float]:
+    """Return figures of left-out samples."""
+    figures = scores(value, errors, variances)
+    density = -0.5 * np.mean(errors**2 / variances + np.log(2.0 * np.pi * variances))
+    return {name: figures[name] for name in ("RMSE", "SRMSE", "coverage95")} | {"log_score": float(density)}
 
 
 def compare_variograms(
@@ -267,7 +263,7 @@ def compare_variograms(
     -------
     pandas.DataFrame
         A row for each candidate, best first by `log_score`: model, fit, psill, range, nugget, misfit (see
-        `Variogram.misfit`), log_likelihood (restricted), rmse, standardised_rmse, coverage_95, log_score (mean log
+        `Variogram.misfit`), log_likelihood (restricted), RMSE, SRMSE, coverage95 (see `scores`), log_score (mean log
         predictive density), and variogram.
 
     Raises
@@ -349,7 +345,7 @@ def _table(samples: Candidates, models: Sequence[str], fits: Sequence[str], size
                     "nugget": sum(variogram.nugget),
                     "misfit": variogram.misfit(samples.empirical),
                     "log_likelihood": likelihood,
-                    **scores(*samples.left_out(precision, blocks)),
+                    **_scores(samples.values, *samples.left_out(precision, blocks)),
                     "variogram": variogram,
                 }
             )

@@ -11,6 +11,7 @@ from scipy.spatial.distance import cdist
 from dkgp.errors import InputError
 from dkgp.kriging import candidates
 from dkgp.kriging.candidates import Candidates, compare_variograms, fitted_variogram
+from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.variogram import Variogram
 
 TRUTH = Variogram("exponential", psill=2.0, range=15.0, nugget=0.3)
@@ -107,8 +108,8 @@ def test_the_table_has_all_candidates_best_first(field: Any) -> None:
         ("gaussian", "weights"),
     ]
     assert (np.diff(table["log_score"]) <= 0.0).all()
-    assert table["coverage_95"].between(0.8, 1.0).all()
-    assert (table["rmse"] > 0.3**0.5).all()
+    assert table["coverage95"].between(0.8, 1.0).all()
+    assert (table["RMSE"] > 0.3**0.5).all()
     by_fit = table.set_index(["model", "fit"])["log_likelihood"]
     assert by_fit["exponential", "likelihood"] >= by_fit["exponential", "weights"] - 1e-6
     best = fitted_variogram(x, z, ["exponential", "gaussian"])
@@ -145,3 +146,13 @@ def test_refusals(field: Any) -> None:
         compare_variograms(tuple(x.T), z, ["exponential"], blocks=1e6)
     with pytest.raises(InputError, match="the covariance matrix is singular to float64"):
         Candidates.of(x, z).precision(Variogram("gaussian", psill=1.0, range=1e5))
+
+
+def test_kriging_takes_the_best_of_names(field: Any) -> None:
+    x, z = field
+    kriging = Kriging(["exponential", "gaussian"]).fit(tuple(x.T), z)
+    assert kriging.variogram_ == fitted_variogram(x, z, ["exponential", "gaussian"])
+    with pytest.raises(InputError, match="a name, a dict or a model of GSTools; got 3.0"):
+        Kriging(3.0).fit(tuple(x.T), z)
+    with pytest.raises(InputError, match="a power variogram has no sill"):
+        Kriging(["exponential", "power"]).fit(tuple(x.T), z)

@@ -32,10 +32,10 @@ from dkgp.kriging.commands.options import (
     VariogramOptions,
     names,
 )
-from dkgp.kriging.commands.pictures import plot_variogram
 from dkgp.kriging.empirical import ESTIMATORS, EmpiricalVariogram, empirical_variogram
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.pictures import plot_variogram
 from dkgp.kriging.rasters import MapSettings, format_of, write_field
 from dkgp.kriging.samples import Duplicates
 from dkgp.kriging.space import Space

@@ -50,10 +50,10 @@ from dkgp.kriging.commands.options import (
     VariogramOptions,
     names,
 )
-from dkgp.kriging.commands.pictures import plot_map, plot_variogram
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.pictures import plot_map, plot_variogram
 from dkgp.kriging.rasters import FORMATS, format_of
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import Variogram
