@@ -135,6 +135,19 @@ def of_scaling_out(ran: Ran) -> None:
     assert "the job is done" in ran.said
 
 
+def of_kriging(ran: Ran) -> None:
+    misfit = {name: float(value) for name, value in re.findall(r"^(\w+) +partial sill .* misfit (\S+)$", ran.said, re.M)}
+    assert misfit["matern32"] < min(misfit["exponential"], misfit["spherical"])
+    ratios = [float(value) for value in re.findall(r"squared error / variance (\S+)", ran.said)]
+    assert len(ratios) == 3
+    assert 0.4 < ratios[2] < 2.5
+    assert ran.number("outside of gaps") < ran.number("in gaps")
+    assert 85.0 < ran.number("within 1.96 standard deviations:") <= 100.0
+    assert ran.number("proven to be within") < 0.1 * ran.number("smallest standard deviation is")
+    assert ran.number("each variance is known within") <= 5.0
+    assert ran.number("the 16 nearest are off by") > 0.1
+
+
 @dataclass(frozen=True)
 class Notebook:
     """A notebook, how many pictures it draws, and what its numbers have to be."""
@@ -150,6 +163,7 @@ NOTEBOOKS = (
     Notebook("error-bars", 5, of_error_bars),
     Notebook("sparse-against-exact", 4, of_sparse),
     Notebook("kernels", 5, of_kernels),
+    Notebook("kriging", 5, of_kriging),
     Notebook("certified-labels", 5, of_certified_labels),
     Notebook("scaling-out", 2, of_scaling_out),
 )

@@ -1,0 +1,111 @@
+"""One program's kriging of a problem in a file, in a process of its own with a limit of memory.
+
+    python -m dkgp_benchmarks.kriging.contender NAME PROBLEM.npz OUT.npz GIB
+
+Prints seconds and peak memory as JSON, or the error with which the program stops. The variogram is exponential with
+partial sill 1 and the range and nugget of the problem; means and variances are of an observation. Universal kriging
+with a linear drift, but for GPBoost, which predicts what the known trend leaves (simple kriging).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dkgp_benchmarks.kriging.problem import NUGGET, RANGE, SLOPE
+
+Predictions = tuple[Any, Any]
+# Neighbours of GPBoost's Vecchia approximation: its default for predictions is twice the first.
+NEIGHBOURS = 30
+
+
+def pykrige(x: Any, z: Any, points: Any) -> Predictions:
+    """PyKrige's universal kriging."""
+    from pykrige.uk import UniversalKriging
+
+    kriging = UniversalKriging(
+        *x.T,
+        z,
+        variogram_model="exponential",
+        variogram_parameters={"psill": 1.0, "range": 3.0 * RANGE, "nugget": NUGGET},
+        drift_terms=["regional_linear"],
+        exact_values=False,
+    )
+    mean, variance = kriging.execute("points", *points.T)
+    return np.asarray(mean), np.asarray(variance)
+
+
+def gstools(x: Any, z: Any, points: Any) -> Predictions:
+    """Universal kriging of GSTools, with a linear drift."""
+    import gstools as gs
+
+    model = gs.Exponential(dim=2, var=1.0, len_scale=RANGE, nugget=NUGGET)
+    mean, variance = gs.krige.Universal(model, tuple(x.T), z, "linear")(tuple(points.T))
+    return mean, variance
+
+
+def gpboost(x: Any, z: Any, points: Any) -> Predictions:
+    """GPBoost's Vecchia approximation, of residuals of the known trend, with known hyperparameters."""
+    import gpboost
+
+    model = gpboost.GPModel(
+        gp_coords=x,
+        cov_function="exponential",
+        gp_approx="vecchia",
+        num_neighbors=NEIGHBOURS,
+        likelihood="gaussian",
+        seed=1,
+    )
+    found = model.predict(
+        y=z - SLOPE * x[:, 0],
+        gp_coords_pred=points,
+        cov_pars=np.array([NUGGET, 1.0, RANGE]),
+        predict_var=True,
+        predict_response=True,
+    )
+    return found["mu"] + SLOPE * points[:, 0], found["var"]
+
+
+MODULES = {"pykrige": ("pykrige.uk",), "gstools": ("gstools.krige",), "gpboost": ("gpboost",)}
+PEERS: dict[str, Callable[[Any, Any, Any], Predictions]] = {"pykrige": pykrige, "gstools": gstools, "gpboost": gpboost}
+
+
+def main(name: str, problem: str, out: str, limit: float) -> None:
+    """Predict by a program, and print its figures."""
+    size = int(limit * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    given = np.load(problem)
+    figures: dict[str, Any]
+    try:
+        for module in MODULES[name]:
+            importlib.import_module(module)
+        began = time.perf_counter()
+        mean, variance = PEERS[name](given["places"], given["values"], given["points"])
+        seconds = time.perf_counter() - began
+        np.savez(out, mean=mean, variance=variance)
+        figures = {"seconds": seconds, "version": metadata.version(name)}
+    except Exception as error:  # whichever error a program stops with is its result
+        figures = {"stopped": f"{type(error).__name__}: {error}".splitlines()[0]}
+    print(json.dumps({**figures, "peak_bytes": peak_bytes()}))
+
+
+def peak_bytes() -> int:
+    """Return this process's largest memory; of Linux, that of this program alone and not of the one that began it."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], float(sys.argv[4]))
