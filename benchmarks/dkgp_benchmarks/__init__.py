@@ -7,7 +7,7 @@ Each chapter is a room, and one or two sections of `dkgp bench`, which `sections
 - `sparse`: sparse models beside the exact one and beside other libraries';
 - `classify`, `certify`, `risk`: classifiers beside their rivals, their certificates, the minimisers of their risks;
 - `pursuit`: the figures of the paper on sparse conjugate directions pursuit, and prototypes of a pool;
-- `kriging`: kriging at size, beside PyKrige, GSTools and GPBoost, as a module of its own;
+- `kriging`: kriging at size, beside PyKrige, GSTools and GPBoost;
 - `papers`, `report`: the experiments of four papers, and a page of them with a verdict on each figure;
 - `library`: the data sets that all of these name.
 """

@@ -36,6 +36,7 @@ ELSEWHERE = (
     "classify",
     "gallery",
     "growth",
+    "kriging",
     "latency",
     "papers",
     "prototypes",

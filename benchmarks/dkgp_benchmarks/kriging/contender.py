@@ -31,12 +31,11 @@ NEIGHBOURS = 30
 
 def pykrige(x: Any, z: Any, points: Any) -> Predictions:
     """PyKrige's universal kriging, without the statistics of its constructor, which take n^4 operations."""
-    from pykrige import core
-    from pykrige.uk import UniversalKriging
+    from pykrige import uk
 
     none = np.zeros(2), np.ones(2), np.zeros(2)
-    with mock.patch.object(core, "_find_statistics", lambda *_args, **_kwargs: none):
-        kriging = UniversalKriging(
+    with mock.patch.object(uk, "_find_statistics", return_value=none):
+        kriging = uk.UniversalKriging(
             *x.T,
             z,
             variogram_model="exponential",

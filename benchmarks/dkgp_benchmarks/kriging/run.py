@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.commands.reporting.measurements import Column, report, write_record
+from dkgp.commands.reporting.measurements import Column, check_record_file, report, write_record
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kriging import Kriging, Variogram
 from dkgp.kriging.audit import Exact, audit
-from dkgp_benchmarks.kriging.contender import PEERS, peak_bytes
+from dkgp_benchmarks.kriging.contender import peak_bytes
 from dkgp_benchmarks.kriging.problem import NUGGET, RANGE, SLOPE, Problem, problem
 
 COLUMNS = (
@@ -44,7 +44,7 @@ def run_bench_kriging(
     peers: Sequence[str],
     peer_memory: float,
     tolerance: float,
-    variances: bool,
+    means: bool,
     seed: int,
     out: str | None,
 ) -> Document:
@@ -53,6 +53,8 @@ def run_bench_kriging(
     Other programs run in processes with `peer_memory` GiB each. The proven distances are those of `dkgp.kriging.audit`
     from exact kriging with the same trend, so GPBoost's are from simple kriging with the known trend.
     """
+    check_record_file(out)
+    variances = not means
     made = problem(n, n_points, seed)
     rows: list[dict[str, Any]] = []
     total = 2 + len(peers)
@@ -143,6 +145,3 @@ def _errors(made: Problem, mean: Any, variance: Any) -> dict[str, float]:
         square = (mean - made.truth) ** 2 + NUGGET
         errors["nlpd"] = float(np.mean(0.5 * (np.log(2.0 * np.pi * variance) + square / variance)))
     return errors
-
-
-__all__ = ["PEERS", "run_bench_kriging"]

@@ -36,7 +36,7 @@ def test_dkgp_runs_alone(tmp_path: Path) -> None:
         peers=[],
         peer_memory=8.0,
         tolerance=1e-6,
-        variances=True,
+        means=False,
         seed=0,
         out=str(out),
     )
@@ -59,7 +59,7 @@ def test_other_programs_give_the_same_numbers(name: str, tmp_path: Path) -> None
         peers=[name],
         peer_memory=8.0,
         tolerance=1e-10,
-        variances=True,
+        means=False,
         seed=0,
         out=None,
     )
