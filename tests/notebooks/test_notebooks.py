@@ -136,7 +136,9 @@ def of_scaling_out(ran: Ran) -> None:
 
 
 def of_kriging(ran: Ran) -> None:
-    misfit = {name: float(value) for name, value in re.findall(r"^(\w+) +partial sill .* misfit (\S+)$", ran.said, re.M)}
+    misfit = {
+        name: float(value) for name, value in re.findall(r"^(\w+) +partial sill .* misfit (\S+)$", ran.said, re.M)
+    }
     assert misfit["matern32"] < min(misfit["exponential"], misfit["spherical"])
     ratios = [float(value) for value in re.findall(r"squared error / variance (\S+)", ran.said)]
     assert len(ratios) == 3
