@@ -144,10 +144,11 @@ def test_fields_have_the_mean_and_variance_of_kriging(method: str, kind: str, sa
         assert fields.attrs["conditional_variance_error"] < 0.2
 
 
-def test_fields_without_errors_pass_through_the_samples(samples: Any) -> None:
-    variogram = Variogram("exponential", psill=1.0, range=2.0, nugget=0.2, nugget_is="microscale")
+@pytest.mark.parametrize(("nugget", "of"), [(0.2, "field"), (0.0, "signal")])
+def test_fields_without_errors_pass_through_the_samples(nugget: float, of: str, samples: Any) -> None:
+    variogram = Variogram("exponential", psill=1.0, range=2.0, nugget=nugget, nugget_is="microscale")
     (x, y), z = samples
-    kriging = Kriging(variogram, of="field", duplicates="first").fit((x, y), z)
+    kriging = Kriging(variogram, of=of, duplicates="first").fit((x, y), z)
     fields = kriging.simulate(3, seed=2, **GRID)
     assert fields.attrs["method"] == "circulant"
     values = kriging.field_.values[:, 0]
