@@ -20,7 +20,8 @@ By the reproducing property the mean of the block differs from the rule's by at 
 both by at most eps: the posterior variance of a functional is no more than its prior variance.
 
 Roundings: a node that is off by d adds sqrt(2 gamma(d)), and weights that are off by W in sum add W times the field's
-deviation. Cells of a clipped polygon are off by the rounding of their vertices along their boundaries. `docs/proofs.md` has the proofs.
+deviation. Cells of a clipped polygon are off by the rounding of their vertices along their boundaries.
+`docs/proofs.md` has the proofs.
 """
 
 from __future__ import annotations
