@@ -45,9 +45,10 @@ MEANS = ("mean", "mean_error_bound")
 VARIANCES = ("variance", "variance_lower", "variance_upper", "interval_met")
 # Rows and columns of a chunk of a map.
 TILE = (512, 512)
-# Samples up to which variances come from a whole factor; variograms whose variances the samples near a tile prove
-# (docs/reference/variances.md); most working memory of a partial factor.
-WHOLE, MOST_MEMORY_BYTES = 5_000, 2 * 2**30
+# Samples up to which variances come from a whole factor, and without a nugget to speak of, whose least share of the
+# partial sill follows; most working memory of a partial factor. Variograms whose variances the samples near a tile
+# prove: their lower ends divide by the noise.
+WHOLE, MOST_WHOLE, LEAST_NUGGET, MOST_MEMORY_BYTES = 5_000, 20_000, 1e-5, 2 * 2**30
 NEAR = ("exponential", "matern32", "spherical", "cubic")
 FORMATS = {".tif": "GeoTIFF", ".tiff": "GeoTIFF", ".nc": "NetCDF", ".zarr": "Zarr"}
 _LONG_NAMES = {
@@ -233,7 +234,9 @@ def _variances(field: Field, settings: MapSettings) -> VarianceSettings | None:
         return None
     n, way = field.n_samples, settings.way
     if way == "auto":
-        way = "cholesky" if n <= WHOLE else "neighbours" if field.variogram.model in NEAR else "iterative"
+        is_noisy = field.record.noise_variance >= LEAST_NUGGET
+        is_whole = n <= (WHOLE if is_noisy else MOST_WHOLE)
+        way = "cholesky" if is_whole else "neighbours" if field.variogram.model in NEAR else "iterative"
     memory = None
     if way == "iterative":
         memory = max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, MOST_MEMORY_BYTES))

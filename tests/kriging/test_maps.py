@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,27 @@ def test_an_interrupted_map_ends_in_the_same_bytes(tmp_path: Path, name: str) ->
     written(field_of(np.random.default_rng(5)), GRID, tmp_path / name, settings, resume=True)
     assert bytes_of(tmp_path / name) == bytes_of(tmp_path / f"whole-{name}")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, f"whole-{name}"])
+
+
+@pytest.mark.parametrize(
+    ("model", "nugget", "n", "way"),
+    [
+        ("exponential", 0.25, 5_000, "cholesky"),
+        ("exponential", 0.25, 5_001, "neighbours"),
+        ("exponential", 0.0, 20_000, "cholesky"),
+        ("exponential", 0.0, 20_001, "neighbours"),
+        ("gaussian", 0.25, 5_001, "iterative"),
+    ],
+)
+def test_the_way_to_variances_follows_from_the_field_alone(model: str, nugget: float, n: int, way: str) -> None:
+    record = SimpleNamespace(noise_variance=nugget / 2.0)
+    variogram = Variogram(model, psill=2.0, range=20.0, nugget=nugget)
+    field: Any = SimpleNamespace(n_samples=n, record=record, variogram=variogram)
+    chosen = rasters._variances(field, MapSettings(variance=True))
+    assert chosen is not None
+    assert chosen.way == way
+    # By default a partial factor takes a share of the memory that is free now.
+    assert (chosen.memory_bytes is not None) == (way == "iterative")
 
 
 def test_finished_cells_are_not_computed_again(rng: Any, tmp_path: Path, monkeypatch: Any) -> None:
