@@ -7,6 +7,7 @@ from .field import Field
 from .grids import Grid
 from .indicators import Exceedance, IndicatorKriging, exceedance, exceedance_map
 from .kriging import Kriging
+from .pictures import plot_cross_validation, plot_map, plot_variogram, plot_variogram_map
 from .pykrige import OrdinaryKriging, SimpleKriging, UniversalKriging
 from .samples import Samples
 from .space import Space
@@ -38,6 +39,10 @@ __all__ = [
     "exceedance",
     "exceedance_map",
     "fitted_variogram",
+    "plot_cross_validation",
+    "plot_map",
+    "plot_variogram",
+    "plot_variogram_map",
     "read_polygons",
     "read_samples",
     "scores",

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from dkgp.data import Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.types import FloatArray, IntArray
-from dkgp.errors import InputError
+from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel
 from dkgp.kriging.crossvalidation import scores
 from dkgp.kriging.empirical import EmpiricalVariogram, drift_columns, empirical_variogram, residuals
@@ -42,6 +42,7 @@ _ALPHA = 1.0
 _BLOCKS = 8
 # Angles in (0, 90) degrees among which the search for an axis starts.
 _ANGLES = 4
+_SINGULAR = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,8 @@ class Candidates:
     def fitted(self, model: str, by: Fit = "weights", *, anisotropic: bool = False) -> Variogram:
         """Return the model's best fit by Cressie's weights, or by the restricted likelihood with the drift."""
         start = self._start(model)
+        if by not in FITS:
+            raise InputError(f"`by` is one of {', '.join(FITS)}; got {by!r}")
         if by == "weights":
             if anisotropic:
                 raise InputError("an anisotropy is fitted by likelihood; pass by='likelihood'")
@@ -206,7 +209,14 @@ class Candidates:
         alpha, errors, variances = precision @ self.values, np.zeros(len(blocks)), np.zeros(len(blocks))
         for block in range(int(blocks.max()) + 1):
             here = np.flatnonzero(blocks == block)
-            inverse = np.linalg.inv(precision[np.ix_(here, here)])
+            matrix = precision[np.ix_(here, here)]
+            # P is singular along the drift: without these samples nothing determines it.
+            if not np.linalg.cond(matrix) < 1.0 / _SINGULAR:
+                raise InputError(
+                    f"without the {len(here)} samples of a block the others do not determine the drift; give smaller "
+                    "`blocks`, or a lower `degree`"
+                )
+            inverse = np.linalg.inv(matrix)
             errors[here], variances[here] = inverse @ alpha[here], np.diag(inverse)
         return errors, np.maximum(variances, np.finfo(float).tiny)
 
@@ -285,6 +295,8 @@ def fitted_variogram(
     values: ArrayLike,
     model: Any,
     *,
+    by: Fit = "weights",
+    anisotropic: bool = False,
     degree: int = 0,
     covariates: Any = None,
     seed: int = 0,
@@ -299,6 +311,11 @@ def fitted_variogram(
     model : str or sequence of str
         A name is fitted by Cressie's weights to the residuals of least squares. Of a sequence, or "auto" for the
         common models, the best candidate by blocked cross-validation is taken; see `compare_variograms`.
+    by : {"weights", "likelihood"}, default "weights"
+        The fit of a single name. The likelihood takes at most 2,000 random samples.
+    anisotropic : bool, default False
+        Fit a ratio and an angle too, by likelihood, in two dimensions: lengths along two axes for each angle of a
+        one-dimensional search.
     degree, covariates, seed
         As for `compare_variograms`.
 
@@ -309,7 +326,9 @@ def fitted_variogram(
     """
     samples = Candidates.of(places, values, degree=degree, covariates=covariates, seed=seed)
     if isinstance(model, str) and model != "auto":
-        return samples.fitted(model)
+        return samples.fitted(model, by, anisotropic=anisotropic)
+    if anisotropic:
+        raise InputError(f"an anisotropy is fitted to one model; got {model!r}")
     table = _table(samples, AUTO if isinstance(model, str) else tuple(model), FITS, None)
     variogram: Variogram = table["variogram"].iloc[0]
     return variogram
@@ -323,14 +342,19 @@ def _table(samples: Candidates, models: Sequence[str], fits: Sequence[str], size
         raise InputError(f"`fits` has some of {', '.join(FITS)}, and `models` at least one name; got {fits!r}")
     for model in models:
         form_name(model)
-    blocks, rows, singular = samples.blocks(size), [], None
+    blocks, rows = samples.blocks(size), []
+    singular: Exception | None = None
     if blocks.max() == 0:
         raise InputError("all samples lie in one block; give a smaller `blocks`")
     for model in models:
         for by in FITS:
             if by not in fits:
                 continue
-            variogram = samples.fitted(model, by)
+            try:
+                variogram = samples.fitted(model, by)
+            except NumericalError as error:
+                singular = error
+                continue
             try:
                 precision, likelihood = samples.precision(variogram)
             except InputError as error:

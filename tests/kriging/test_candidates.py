@@ -73,7 +73,7 @@ def test_a_covariate_and_a_trend_enter_the_likelihood(field: Any) -> None:
 def test_an_anisotropy_is_fitted_by_likelihood() -> None:
     truth = Variogram("exponential", psill=2.0, range=40.0, nugget=0.05, ratio=0.25, angle=120.0)
     x, z = field_of(truth, 250, seed=3)
-    fitted = Candidates.of(x, z).fitted("exponential", "likelihood", anisotropic=True)
+    fitted = fitted_variogram(x, z, "exponential", by="likelihood", anisotropic=True)
     assert fitted.angle == pytest.approx(120.0, abs=8.0)
     assert fitted.ratio[0] == pytest.approx(0.25, rel=0.4)
     with pytest.raises(InputError, match="an anisotropy is fitted by likelihood"):
@@ -144,6 +144,13 @@ def test_refusals(field: Any) -> None:
         compare_variograms(tuple(x.T), z, ["power"])
     with pytest.raises(InputError, match="all samples lie in one block"):
         compare_variograms(tuple(x.T), z, ["exponential"], blocks=1e6)
+    with pytest.raises(InputError, match="an anisotropy is fitted to one model; got 'auto'"):
+        fitted_variogram(x, z, "auto", anisotropic=True)
+    with pytest.raises(InputError, match="`by` is one of weights, likelihood; got 'bayes'"):
+        fitted_variogram(x, z, "spherical", by="bayes")  # type: ignore[arg-type]
+    line = np.column_stack([np.where(np.arange(150) < 75, 1.0, 99.0), 0.5 * x[:, 1]])
+    with pytest.raises(InputError, match="the others do not determine the drift; give smaller `blocks`"):
+        compare_variograms(tuple(line.T), z, ["exponential"], degree=1, blocks=97.0)
     with pytest.raises(InputError, match="the covariance matrix is singular to float64"):
         Candidates.of(x, z).precision(Variogram("gaussian", psill=1.0, range=1e5))
 
