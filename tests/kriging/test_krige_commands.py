@@ -156,7 +156,7 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
     assert mapped["grid"]["shape"] == [5, 6]
     text = (folder / "all.html").read_text()
     assert text.count("<svg") == 2
-    for words in ("zinc: map of 90 samples", "dkgp krige fit", models[0]["name"], "RMSE, held out"):
+    for words in ("zinc: map of 90 samples", "dkgp krige fit", models[0]["name"], "likelihood"):
         assert words in text
     assert json.loads((folder / "all.krige.json").read_text()) == mapped
     # The last command of the report makes the same map.

@@ -20,6 +20,8 @@ from dkgp.commands.signals import interruptible
 from dkgp.data import ensure_writable
 from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.errors import InputError
+from dkgp.kriging.candidates import FITS, Candidates
+from dkgp.kriging.candidates import _table as candidates_table
 from dkgp.kriging.commands.options import (
     FIELD,
     GAP,
@@ -43,12 +45,13 @@ from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination
-from dkgp.models.trend import Drift
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import FURTHER, Option, Values
 
 # Models that are fitted and compared by default.
 MODELS = ("exponential", "spherical", "matern32", "gaussian")
+# Models of a picture.
+DRAWN = 5
 ESTIMATOR = Option(
     help="The estimator of semivariances; all but matheron are robust against outliers.", choices=ESTIMATORS
 )
@@ -101,6 +104,13 @@ class KrigeVariogramJob:
     ] = 100_000
     degree: Annotated[int, DEGREE] = 0
     drift: Annotated[tuple[str, ...], DRIFT] = ()
+    compare: Annotated[
+        bool,
+        Option(
+            help="Fit each model by likelihood too, and order all fits by blocked cross-validation of at most 2,000 "
+            "samples, since the best fit to a variogram may predict worst."
+        ),
+    ] = False
     plot: Annotated[str | None, PLOT] = None
     out: Annotated[str | None, Option(help="Also write the document.", metavar="FILE.json", place="write")] = None
     overwrite: Annotated[bool, OVERWRITE] = False
@@ -121,7 +131,7 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
     began = time.perf_counter()
     table = job.samples.read(job.source, reporter, job.drift)
     empirical = empirical_of(table, job.samples, job)
-    models = fitted_models(empirical, job.fit, job.weights)
+    models = compared_models(table, job) if job.compare else fitted_models(empirical, job.fit, job.weights)
     document: Document = plain(
         {
             "command": "krige variogram",
@@ -130,10 +140,8 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
             "n": table.n,
             "empirical": empirical.to_dict(),
             "unit": empirical.unit,
-            "models": [
-                {"variogram": model.to_dict(), "misfit": misfit, "name": model.model} for model, misfit in models
-            ],
-            **({"variogram": models[0][0].to_dict()} if models else {}),
+            "models": [{**figures, "variogram": figures["variogram"].to_dict()} for figures in models],
+            **({"variogram": models[0]["variogram"].to_dict()} if models else {}),
             "seconds": time.perf_counter() - began,
             **({} if job.out is None else {"out": job.out}),
             **({} if job.plot is None else {"plot": job.plot}),
@@ -141,7 +149,8 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
         }
     )
     if job.plot is not None:
-        plot_variogram(job.plot, empirical, [model for model, _ in models], f"{job.samples.target} of {job.source}")
+        labelled = {f"{figures['name']}, {figures['fit']}": figures["variogram"] for figures in models[:DRAWN]}
+        plot_variogram(job.plot, empirical, labelled, f"{job.samples.target} of {job.source}")
     if job.out is not None:
         write_text(job.out, dump(document) + "\n")
     return document
@@ -151,16 +160,12 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
     """Return the empirical variogram of samples, with the settings of a job."""
     if columns.time is not None:
         raise InputError("a variogram is of places; leave `time` out, and krige with a variogram in map units")
-    space = Space.of(table.coordinates, table.crs, metric=columns.metric)
-    places = space.places(table.coordinates)
     covariates = np.column_stack([np.zeros((table.n, 0)), *(table.covariates[name] for name in job.drift)])
-    centred = (places - places.mean(axis=0)) / max(float(np.ptp(places, axis=0).max()), 1e-300)
-    columns_of = Drift(job.degree, columns=job.drift).columns_at(np.column_stack([centred, covariates]))
-    # Semivariances are those of the residuals of the drift, by least squares; a constant changes none.
-    residuals = table.values - columns_of @ np.linalg.lstsq(columns_of, table.values, rcond=None)[0]
     return empirical_variogram(
         table.coordinates,
-        residuals,
+        table.values,
+        degree=job.degree,
+        covariates=covariates if job.drift else None,
         bins=job.bins,
         max_lag=job.max_lag,
         estimator=job.estimator,
@@ -174,15 +179,33 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
     )
 
 
-def fitted_models(
-    empirical: EmpiricalVariogram, models: tuple[str, ...], weights: str
-) -> list[tuple[Variogram, float]]:
-    """Return fitted models with their misfits, the best one first."""
+def fitted_models(empirical: EmpiricalVariogram, models: tuple[str, ...], weights: str) -> list[Document]:
+    """Return models that are fitted to an empirical variogram, the best fit first."""
     if not np.isfinite(empirical.variance) or empirical.variance == 0.0:
         raise InputError("the values do not vary; a variogram of them is zero")
     start = float(empirical.edges[-1]) / 3.0
-    fitted = [Variogram(name, psill=empirical.variance, range=start).fit(empirical, weights=weights) for name in models]
-    return sorted(((model, model.misfit(empirical)) for model in fitted), key=lambda pair: pair[1])
+    rows: list[Document] = []
+    for name in models:
+        fitted = Variogram(name, psill=empirical.variance, range=start).fit(empirical, weights=weights)
+        rows.append({"name": name, "fit": "weights", "misfit": fitted.misfit(empirical), "variogram": fitted})
+    return sorted(rows, key=lambda figures: float(figures["misfit"]))
+
+
+def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document]:
+    """Return fits by weights and by likelihood, the best predictions first; see `compare_variograms`."""
+    space = Space.of(table.coordinates, table.crs, metric=job.samples.metric)
+    places = space.places(table.coordinates)
+    covariates = np.column_stack([np.zeros((table.n, 0)), *(table.covariates[name] for name in job.drift)])
+    samples = Candidates.of(places, table.values, degree=job.degree, covariates=covariates, seed=job.seed)
+    rows = candidates_table(samples, job.fit, FITS, None).to_dict("records")
+    return [
+        {
+            "name": row["model"],
+            **{name: row[name] for name in ("fit", "misfit", "rmse", "standardised_rmse", "coverage_95", "variogram")},
+            "nlpd": -row["log_score"],
+        }
+        for row in rows
+    ]
 
 
 def tables_krige_variogram(document: Document) -> list[Any]:
@@ -207,11 +230,13 @@ def tables_krige_variogram(document: Document) -> list[Any]:
         titled(f"Variogram of {document['target']}, {document['n']:,} samples, {bins['estimator']}", grid(heads, rows))
     ]
     if document["models"]:
-        parts.append(titled("Models, the best fit first", grid(MODEL_HEADS, model_rows(document), left=("model",))))
+        parts.append(
+            titled("Models, the best one first", grid(MODEL_HEADS, model_rows(document), left=("model", "fit by")))
+        )
     return parts
 
 
-MODEL_HEADS = ("model", "partial sill", "range", "nugget", "relative misfit")
+MODEL_HEADS = ("model", "fit by", "partial sill", "range", "nugget", "relative misfit", "RMSE", "NLPD")
 
 
 def model_rows(document: Document) -> list[list[str]]:
@@ -220,8 +245,9 @@ def model_rows(document: Document) -> list[list[str]]:
     for each in document["models"]:
         model = Variogram.from_dict(each["variogram"])
         nugget = model.error_variance + model.microscale_variance
-        numbers_of = (model.psill, model.range, nugget, each["misfit"])
-        rows.append([model.model, *(f"{value:.4g}" for value in numbers_of)])
+        figures = (model.psill, model.range, nugget, each["misfit"], each.get("rmse"), each.get("nlpd"))
+        texts = ["not compared" if value is None else f"{value:.4g}" for value in figures]
+        rows.append([model.model, each["fit"], *texts])
     return rows
 
 

@@ -18,15 +18,16 @@ from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, rows_of, sheet_of, titled
 from dkgp.commands.reporting.layout import grid as table_grid
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import Document, check_output_file, dump, is_document, plain, write_text
+from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, plain, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists, is_local
-from dkgp.errors import DkgpError, InputError, OutputExistsError
+from dkgp.errors import InputError, OutputExistsError
 from dkgp.fit.page import STYLE, _grid, _list, _rows, _section, inlined
 from dkgp.kriging.commands.krige import (
     COVARIATES,
     DEGREE,
+    DRAWN,
     DRIFT,
     FIELD_FIGURES,
     MAP_FIGURES,
@@ -39,7 +40,6 @@ from dkgp.kriging.commands.krige import (
     default_shape,
     empirical_of,
     model_rows,
-    run_krige_variogram,
 )
 from dkgp.kriging.commands.options import (
     GAP,
@@ -61,8 +61,8 @@ from dkgp.models.warm_up import helped
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import Option
 
-# Samples that models are compared on, the share of them that is predicted, and the fewest for a comparison.
-COMPARED, HELD_OUT, LEAST = 2000, 0.2, 50
+# Fewest samples on which models are compared.
+LEAST = 50
 # Cells of the page's picture on its longer side.
 PICTURE = 160
 MAP = Option(
@@ -75,12 +75,13 @@ MAP = Option(
 
 @command(
     """
-    Reads the samples, estimates their variogram, fits several models and takes the one that predicts held-out samples
-    best, kriges all samples, and writes the map and a report: OUT.html, which ends with the commands that reproduce it.
+    Reads the samples, estimates their variogram, fits several models by weights and by likelihood, takes the one that
+    predicts left-out blocks best, kriges all samples, and writes the map and a report: OUT.html, which ends with the
+    commands that reproduce it.
     `dkgp krige SOURCE ...` is the same command.
     """,
     "dkgp krige soil.gpkg --target zinc --out zinc.tif",
-    "dkgp krige soil.csv --target zinc --crs EPSG:28992 --spacing 40 --out zinc.zarr --resume",
+    "dkgp krige map soil.csv --target zinc --crs EPSG:28992 --spacing 40 --out zinc.zarr --resume",
     goes_on=True,
 )
 @dataclass(frozen=True)
@@ -131,10 +132,19 @@ class KrigeMapJob:
         values = plain(replace(self, cluster=ClusterOptions(), resume=False, overwrite=False))
         return {name: value for name, value in values.items() if name not in ("cluster", "resume", "overwrite")}
 
-    def variogram_job(self) -> KrigeVariogramJob:
+    def variogram_job(self, *, compare: bool) -> KrigeVariogramJob:
         """Return the first step."""
-        out = self.place(".variogram.json")
-        return KrigeVariogramJob(self.source, self.samples, fit=self.fit, out=out, overwrite=True, seed=self.seed)
+        return KrigeVariogramJob(
+            self.source,
+            self.samples,
+            fit=self.fit,
+            degree=self.degree,
+            drift=self.drift,
+            compare=compare,
+            out=self.place(".variogram.json"),
+            overwrite=True,
+            seed=self.seed,
+        )
 
     def fit_job(self) -> KrigeFitJob:
         """Return the second step."""
@@ -164,7 +174,7 @@ class KrigeMapJob:
             cluster=self.cluster,
         )
 
-    def commands(self, model: str) -> list[str]:
+    def commands(self, *, compare: bool) -> list[str]:
         """Return the steps as command lines."""
         columns = _words(self.samples, ("target",))
         kriging = ["--degree", str(self.degree)] if self.degree else []
@@ -173,9 +183,10 @@ class KrigeMapJob:
         cells = [word for name in self.covariates for word in ("--covariates", name)]
         cells += ["--of", self.of] if self.of != "signal" else []
         cells += ["--variance", "--variance-gap", f"{self.gap:g}"] if self.variance else []
+        fit = ["--fit", ",".join(self.fit), *(["--compare"] if compare else [])]
         variogram, fitted = self.place(".variogram.json"), self.place(".field.zarr")
         lines = [
-            ["variogram", self.source, *columns, *kriging, "--fit", model, "--out", variogram, *seed],
+            ["variogram", self.source, *columns, *kriging, *fit, "--out", variogram, *seed],
             ["fit", self.source, *columns, "--variogram", variogram, *kriging, "--out", fitted, *seed],
             ["grid", fitted, *_words(self.cells), *cells, "--out", self.out],
         ]
@@ -219,7 +230,7 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
     table = job.samples.read(job.source, reporter, job.drift)
     with PeakMemory() as memory, helped():
         steps = Steps("krige map", record, job.settings(), earlier, memory, reporter)
-        compared = steps.run("variogram", lambda: _variogram(job, table, reporter))
+        compared = steps.command("variogram", job.variogram_job(compare=table.n >= LEAST))
         fitted = steps.command("fit", job.fit_job())
         going_on = steps.goes_on and exists(f"{job.out}.cells")
         mapped = steps.command("grid", replace(job.grid_job(), resume=going_on))
@@ -231,7 +242,7 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
             "variogram": compared,
             "fit": fitted,
             "grid": mapped,
-            "commands": job.commands(compared["taken"]),
+            "commands": job.commands(compare=table.n >= LEAST),
             "report": job.place(".html"),
             "seconds_by_phase": steps.seconds,
         }
@@ -240,66 +251,6 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
     document["peak_memory_bytes"] = steps.peak_bytes
     document["warnings"] = list(reporter.warnings)
     return steps.finish(document)
-
-
-# ------------------------------------------------------------------------------------------------- choice of the model
-
-
-def _variogram(job: KrigeMapJob, table: SampleTable, reporter: Reporter) -> Document:
-    """Fit models, compare them on held-out samples, and write the file with the best one first."""
-    document = run_krige_variogram(job.variogram_job(), reporter)
-    compared = compare(job, table, [Variogram.from_dict(each["variogram"]) for each in document["models"]])
-    if compared:
-        order = sorted(range(len(compared)), key=lambda index: (compared[index]["nlpd"], index))
-        document["models"] = [document["models"][index] | compared[index] for index in order]
-        document["variogram"] = document["models"][0]["variogram"]
-        write_text(str(document["out"]), dump(document) + "\n")
-        reporter.note(
-            f"the variogram: {document['models'][0]['name']}, which predicts {compared[0]['held_out']:,} held-out "
-            "samples best"
-        )
-    return {**document, "taken": document["models"][0]["name"]}
-
-
-def compare(job: KrigeMapJob, table: SampleTable, models: list[Variogram]) -> list[Document]:
-    """Return the error and the density (NLPD) of each model at held-out samples; none of too few samples."""
-    rng = np.random.default_rng([job.seed, 0x6B72])
-    chosen = rng.permutation(table.n)[:COMPARED]
-    count = int(HELD_OUT * len(chosen))
-    if len(chosen) < LEAST or len(models) < 2:
-        return []
-    held, rest = np.sort(chosen[:count]), np.sort(chosen[count:])
-    figures = []
-    for model in models:
-        part: Document = {"rmse": np.inf, "nlpd": np.inf, "held_out": count}
-        try:
-            part |= _scored(job, table, model, rest, held)
-        except DkgpError as error:  # a variogram that cannot be solved with is no choice
-            part["error"] = str(error)
-        figures.append(part)
-    if all(part["nlpd"] == np.inf for part in figures):
-        raise InputError(f"none of the models can be kriged with: {figures[0]['error']}")
-    return figures
-
-
-def _scored(job: KrigeMapJob, table: SampleTable, model: Variogram, rest: Any, held: Any) -> Document:
-    """Return the error and the density of held-out samples, kriged from the rest."""
-    kriging = job.fit_job().kriging(table, variogram=model)
-    kriging.of, kriging.variance_gap = "observation", 0.1
-    some: dict[str, Any] = {"noise": None if table.noise is None else table.noise[rest]}
-    covariates = table.covariates or None
-    if covariates is not None:
-        some["covariates"] = {name: values[rest] for name, values in covariates.items()}
-    kriging.fit(tuple(axis[rest] for axis in table.coordinates), table.values[rest], **some)
-    at = None if covariates is None else {name: values[held] for name, values in covariates.items()}
-    kriged = kriging.kriged(tuple(axis[held] for axis in table.coordinates), covariates=at, variance=True)
-    assert kriged.variance is not None
-    error = table.values[held] - kriged.mean[:, 0]
-    # An interpolator without nugget has variances near zero: a floor keeps the density finite.
-    floor = 1e-12 * model.total_sill
-    variance = np.maximum(kriged.variance[:, 0] + (0.0 if table.noise is None else table.noise[held]), floor)
-    nlpd = 0.5 * float(np.mean(np.log(2.0 * np.pi * variance) + error**2 / variance))
-    return {"rmse": float(np.sqrt(np.mean(error**2))), "nlpd": nlpd}
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -315,8 +266,11 @@ def _write_page(job: KrigeMapJob, table: SampleTable, document: Document) -> Doc
 
 def _pictures(job: KrigeMapJob, table: SampleTable, document: Document) -> dict[str, str]:
     """Return the variogram, and the map of the mean and of the deviation in coarse cells; SVG by title."""
-    empirical = empirical_of(table, job.samples, job.variogram_job())
-    models = [Variogram.from_dict(each["variogram"]) for each in document["variogram"]["models"]]
+    empirical = empirical_of(table, job.samples, job.variogram_job(compare=False))
+    models = {
+        f"{each['name']}, {each['fit']}": Variogram.from_dict(each["variogram"])
+        for each in document["variogram"]["models"][:DRAWN]
+    }
     pictures = {
         "Semivariances of the samples by distance, and the models": inlined(
             lambda path: plot_variogram(path, empirical, models, "variogram"), "variogram"
@@ -351,7 +305,7 @@ def page(document: Document, pictures: dict[str, str]) -> str:
     sections = [
         _section("Map", _rows(rows_of(MAP_FIGURES, document["grid"]))),
         _section("Pictures", figures or "<p>No pictures, because matplotlib is not installed.</p>\n"),
-        _section("Variogram", _grid(COMPARED_HEADS, compared_rows(document["variogram"]))),
+        _section("Variogram", _grid(MODEL_HEADS, model_rows(document["variogram"]))),
         _section("Field", _rows(rows_of(FIELD_FIGURES, fitted))),
         _section("Warnings", _list(dict.fromkeys([*fitted["warnings"], *document["grid"]["warnings"]]))),
         _section("Commands", f"<p>The same steps as single commands:</p>\n<pre>{lines}</pre>\n"),
@@ -366,24 +320,12 @@ def page(document: Document, pictures: dict[str, str]) -> str:
     )
 
 
-COMPARED_HEADS = (*MODEL_HEADS, "RMSE, held out", "NLPD, held out")
-
-
-def compared_rows(document: Document) -> list[list[str]]:
-    """Return a row for each model: its values, its fit, and its predictions of held-out samples."""
-    rows = []
-    for row, each in zip(model_rows(document), document["models"], strict=True):
-        figures = (each.get("rmse"), each.get("nlpd"))
-        rows.append([*row, *("unknown" if value is None else f"{value:.4g}" for value in figures)])
-    return rows
-
-
 def tables_krige_map(document: Document) -> list[Any]:
     """Return the models, the field, the map, and the report."""
     parts: list[Any] = [
         titled(
             "Variograms, the taken one first",
-            table_grid(COMPARED_HEADS, compared_rows(document["variogram"]), left=("model",)),
+            table_grid(MODEL_HEADS, model_rows(document["variogram"]), left=("model", "fit by")),
         ),
         sheet_of("Kriged field", FIELD_FIGURES, document["fit"]),
         sheet_of("Map", MAP_FIGURES, document["grid"]),
