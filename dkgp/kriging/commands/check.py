@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from dkgp.commands.job_options import OVERWRITE, PLOT
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
-from dkgp.commands.reporting.plots import plot_predictions
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.kriging.commands.further import FieldRun
 from dkgp.kriging.commands.options import FIELD
 from dkgp.kriging.crossvalidation import BlockKFold, folds_errors, leave_one_out, sample_coordinates, scores
+from dkgp.kriging.pictures import plot_cross_validation
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import Option
 
@@ -89,9 +90,9 @@ class KrigeCheckRun(FieldRun):
         }
         kind = "leave-one-out" if job.blocks is None else f"{job.folds} folds of blocks of {job.blocks:g}"
         if job.plot is not None:
-            first = next(iter(figures.values()))
-            title = f"{kind}: RMSE {first['RMSE']:.4g}"
-            plot_predictions(job.plot, one.values, one.values - errors, title=title)
+            target = one.record.target_names[0]
+            title = f"{target}, {kind}: RMSE {figures[target]['RMSE']:.4g}"
+            plot_cross_validation(Path(job.plot), one.values[:, 0], errors[:, 0], variances[:, 0], title)
         document: Document = plain(
             {
                 "command": self.command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -150,7 +151,7 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
     )
     if job.plot is not None:
         labelled = {f"{figures['name']}, {figures['fit']}": figures["variogram"] for figures in models[:DRAWN]}
-        plot_variogram(job.plot, empirical, labelled, f"{job.samples.target} of {job.source}")
+        plot_variogram(Path(job.plot), empirical, labelled, f"{job.samples.target} of {job.source}")
     if job.out is not None:
         write_text(job.out, dump(document) + "\n")
     return document
@@ -201,7 +202,7 @@ def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document
     return [
         {
             "name": row["model"],
-            **{name: row[name] for name in ("fit", "misfit", "rmse", "standardised_rmse", "coverage_95", "variogram")},
+            **{name: row[name] for name in ("fit", "misfit", "RMSE", "SRMSE", "coverage95", "variogram")},
             "nlpd": -row["log_score"],
         }
         for row in rows
@@ -245,7 +246,7 @@ def model_rows(document: Document) -> list[list[str]]:
     for each in document["models"]:
         model = Variogram.from_dict(each["variogram"])
         nugget = model.error_variance + model.microscale_variance
-        figures = (model.psill, model.range, nugget, each["misfit"], each.get("rmse"), each.get("nlpd"))
+        figures = (model.psill, model.range, nugget, each["misfit"], each.get("RMSE"), each.get("nlpd"))
         texts = ["not compared" if value is None else f"{value:.4g}" for value in figures]
         rows.append([model.model, each["fit"], *texts])
     return rows
