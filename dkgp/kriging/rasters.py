@@ -45,11 +45,13 @@ MEANS = ("mean", "mean_error_bound")
 VARIANCES = ("variance", "variance_lower", "variance_upper", "interval_met")
 # Rows and columns of a chunk of a map.
 TILE = (512, 512)
-# Samples up to which variances come from a whole factor, and without a nugget to speak of, whose least share of the
-# partial sill follows; most working memory of a partial factor. Variograms whose variances the samples near a tile
-# prove: their lower ends divide by the noise.
-WHOLE, MOST_WHOLE, LEAST_NUGGET, MOST_MEMORY_BYTES = 5_000, 20_000, 1e-5, 2 * 2**30
-NEAR = ("exponential", "matern32", "spherical", "cubic")
+# Variograms whose variances the samples near a tile prove, in so many dimensions, with a nugget of at least this share
+# of the partial sill (lower ends divide by the noise); and smooth ones, which a partial factor suffices for.
+NEAR, MOST_COLUMNS, LEAST_NUGGET = ("exponential", "matern32"), 3, 1e-5
+SMOOTH = ("gaussian", "rational", "matern52")
+# Samples up to which a whole factor is taken in any case, and where nothing else is known to do; most working memory of
+# a partial factor.
+WHOLE, MOST_WHOLE, MOST_MEMORY_BYTES = 5_000, 20_000, 2 * 2**30
 FORMATS = {".tif": "GeoTIFF", ".tiff": "GeoTIFF", ".nc": "NetCDF", ".zarr": "Zarr"}
 _LONG_NAMES = {
     "mean": "predicted mean",
@@ -232,11 +234,14 @@ def _variances(field: Field, settings: MapSettings) -> VarianceSettings | None:
     """Return the settings of variances, whose way does not depend on seconds or on free memory."""
     if not settings.variance:
         return None
-    n, way = field.n_samples, settings.way
+    n, way, model = field.n_samples, settings.way, field.variogram.model
     if way == "auto":
         is_noisy = field.record.noise_variance >= LEAST_NUGGET
-        is_whole = n <= (WHOLE if is_noisy else MOST_WHOLE)
-        way = "cholesky" if is_whole else "neighbours" if field.variogram.model in NEAR else "iterative"
+        near = model in NEAR and field.space.n_columns <= MOST_COLUMNS
+        if n > WHOLE and is_noisy and (near or model in SMOOTH):
+            way = "neighbours" if near else "iterative"
+        else:
+            way = "cholesky" if n <= MOST_WHOLE else "neighbours" if near else "iterative"
     memory = None
     if way == "iterative":
         memory = max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, MOST_MEMORY_BYTES))

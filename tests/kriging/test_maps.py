@@ -36,12 +36,18 @@ KINDS = {name: (0, name) for name in (*rasters.MEANS, *rasters.VARIANCES)}
 
 
 def field_of(
-    rng: Any, n: int = 60, *, crs: str | None = "EPSG:32611", drift: bool = False, time: bool = False
+    rng: Any,
+    n: int = 60,
+    *,
+    crs: str | None = "EPSG:32611",
+    drift: bool = False,
+    time: bool = False,
+    model: str = "exponential",
 ) -> Field:
     coordinates = tuple(rng.uniform(0, 100, size=n) for _ in range(3 if time else 2))
     space = Space.of(coordinates, crs, has_time=time, time_scale=0.5 if time else 1.0)
     values = rng.normal(size=(n, 1)) + 0.05 * coordinates[0][:, None]
-    variogram = Variogram("exponential", psill=2.0, range=20.0, nugget=0.25)
+    variogram = Variogram(model, psill=2.0, range=20.0, nugget=0.25)
     covariates = _hill(*coordinates[:2]) if drift else np.zeros((n, 0))
     samples = Samples(space.places(coordinates), values, np.full(n, 0.25), 0.0, covariates)
     mean: Any = Drift(0, columns=("hill",)) if drift else "constant"
@@ -105,17 +111,35 @@ def test_an_interrupted_map_ends_in_the_same_bytes(tmp_path: Path, name: str) ->
         ("exponential", 0.0, 20_000, "cholesky"),
         ("exponential", 0.0, 20_001, "neighbours"),
         ("gaussian", 0.25, 5_001, "iterative"),
+        ("gaussian", 0.0, 5_001, "cholesky"),
+        ("spherical", 0.25, 20_000, "cholesky"),
+        ("spherical", 0.25, 20_001, "iterative"),
     ],
 )
 def test_the_way_to_variances_follows_from_the_field_alone(model: str, nugget: float, n: int, way: str) -> None:
     record = SimpleNamespace(noise_variance=nugget / 2.0)
     variogram = Variogram(model, psill=2.0, range=20.0, nugget=nugget)
-    field: Any = SimpleNamespace(n_samples=n, record=record, variogram=variogram)
+    field: Any = SimpleNamespace(n_samples=n, record=record, variogram=variogram, space=Space(2))
     chosen = rasters._variances(field, MapSettings(variance=True))
     assert chosen is not None
     assert chosen.way == way
     # By default a partial factor takes a share of the memory that is free now.
     assert (chosen.memory_bytes is not None) == (way == "iterative")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["exponential", "spherical", "cubic", "gaussian", "matern52"])
+def test_variances_of_many_samples_agree_with_a_whole_factor(
+    rng: Any, tmp_path: Path, model: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(rasters, "WHOLE", 100)
+    monkeypatch.setattr(rasters, "MOST_WHOLE", 100)
+    field, grid = field_of(rng, 400, model=model), Grid.of((0.0, 100.0, 10.0, 90.0), shape=(6, 7))
+    result = in_memory(field, grid, tmp_path / "a", MapSettings(variance=True))
+    exact = in_memory(field, grid, tmp_path / "b", MapSettings(variance=True, way="cholesky"))
+    assert (result["variance_lower"] <= exact["variance_upper"]).all()
+    assert (result["variance_upper"] >= exact["variance_lower"]).all()
+    assert result["interval_met"].values.all()
 
 
 def test_finished_cells_are_not_computed_again(rng: Any, tmp_path: Path, monkeypatch: Any) -> None:
