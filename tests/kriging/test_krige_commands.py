@@ -13,6 +13,7 @@ import pytest
 import xarray
 from scipy.spatial.distance import cdist
 
+from dkgp.kriging import rasters
 from dkgp.kriging.field import Field
 from dkgp.kriging.variogram import Variogram
 from tests.cli.invoke import Shell, run_json
@@ -279,3 +280,15 @@ def test_samples_are_predicted_from_the_others(shell: Shell, made: dict[str, Any
 def test_further_refusals_have_words(shell: Shell, line: str, code: int, words: tuple[str, ...]) -> None:
     shell.refuses(f"krige {line}", *words, code=code)
     assert not shell.names
+
+
+@pytest.mark.parametrize("model", ["spherical", "cubic", "matern32"])
+def test_variances_of_many_samples_have_a_way_for_each_model(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    shell.json(f"krige fit @soil.csv --target zinc --model {model} --range 700 --psill 2 --nugget 0.05 --out @f.zarr")
+    for name in ("WHOLE", "MOST_WHOLE"):
+        monkeypatch.setattr(rasters, name, 10)
+    shell.json("krige grid @f.zarr --shape 3,3 --variance --out @m.zarr")
+    with xarray.open_zarr(shell.folder / "m.zarr") as map_:
+        assert (map_["variance_lower"] <= map_["variance_upper"]).all()
