@@ -292,3 +292,23 @@ def test_variances_of_many_samples_have_a_way_for_each_model(
     shell.json("krige grid @f.zarr --shape 3,3 --variance --out @m.zarr")
     with xarray.open_zarr(shell.folder / "m.zarr") as map_:
         assert (map_["variance_lower"] <= map_["variance_upper"]).all()
+
+
+def test_an_external_drift_is_read_from_a_raster(shell: Shell, made: dict[str, Any]) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    x, y = np.meshgrid(np.arange(-95.0, 1100.0, 10.0), np.arange(1095.0, -100.0, -10.0))
+    profile = {"driver": "GTiff", "height": x.shape[0], "width": x.shape[1], "count": 1, "dtype": "float64"}
+    place = rasterio.transform.from_origin(-100.0, 1100.0, 10.0, 10.0)
+    with rasterio.open(shell.folder / "dist.tif", "w", **profile, transform=place, crs="EPSG:28992") as raster:
+        raster.write(np.sin(x / 150.0) + np.cos(y / 200.0), 1)
+    line = "--target zinc --crs EPSG:28992 --fit exponential --drift dist=@dist.tif --shape 4,4 --out @m.zarr"
+    document = shell.json(f"krige @soil.csv {line}")
+    coefficients = next(iter(document["fit"]["drift"].values()))
+    assert coefficients["dist"]["value"] == pytest.approx(1.0, abs=0.1)
+    with xarray.open_zarr(shell.folder / "m.zarr") as map_:
+        truth = np.sin(map_.x / 150.0) + np.cos(map_.y / 200.0)
+        assert float(np.abs(map_["mean"] - truth).max()) < 0.3
+    shell.refuses(f"krige grid {shell.folder}/m.field.zarr --shape 3,3 --covariates dist --out @n.zarr", "NAME=FILE")
+    shell.refuses(
+        "krige fit @soil.csv --target zinc --drift dist=a.tif,x --range 5 --psill 1 --out @f.zarr", "all of them"
+    )

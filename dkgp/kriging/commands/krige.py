@@ -33,6 +33,8 @@ from dkgp.kriging.commands.options import (
     CellOptions,
     SampleColumns,
     VariogramOptions,
+    covariate_names,
+    named_rasters,
     names,
 )
 from dkgp.kriging.empirical import ESTIMATORS, EmpiricalVariogram, empirical_variogram
@@ -58,9 +60,9 @@ ESTIMATOR = Option(
 )
 DEGREE = Option(help="Degree of the drift in the coordinates: 0, 1 or 2.", least=0)
 DRIFT = Option(
-    help="Columns of the covariates of an external drift, separated by commas.",
+    help="Covariates of an external drift, separated by commas: columns, or rasters NAME=FILE.",
     type=names,
-    metavar="COLUMNS",
+    metavar="NAMES",
     spellings=("--drift",),
 )
 
@@ -161,7 +163,9 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
     """Return the empirical variogram of samples, with the settings of a job."""
     if columns.time is not None:
         raise InputError("a variogram is of places; leave `time` out, and krige with a variogram in map units")
-    covariates = np.column_stack([np.zeros((table.n, 0)), *(table.covariates[name] for name in job.drift)])
+    covariates = np.column_stack(
+        [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
+    )
     return empirical_variogram(
         table.coordinates,
         table.values,
@@ -196,7 +200,9 @@ def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document
     """Return fits by weights and by likelihood, the best predictions first; see `compare_variograms`."""
     space = Space.of(table.coordinates, table.crs, metric=job.samples.metric)
     places = space.places(table.coordinates)
-    covariates = np.column_stack([np.zeros((table.n, 0)), *(table.covariates[name] for name in job.drift)])
+    covariates = np.column_stack(
+        [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
+    )
     samples = Candidates.of(places, table.values, degree=job.degree, covariates=covariates, seed=job.seed)
     rows = candidates_table(samples, job.fit, FITS, None).to_dict("records")
     return [
@@ -312,7 +318,7 @@ class KrigeFitJob:
             kind=kind,
             mean=self.mean,
             degree=self.degree,
-            covariates=self.drift,
+            covariates=covariate_names(self.drift),
             duplicates=self.duplicates,
             crs=table.crs,
             metric=self.samples.metric,
@@ -483,10 +489,10 @@ class KrigeGridJob:
         if self.covariates:
             from dkgp.kriging.covariates import CovariateRasters
 
-            pairs = [text.partition("=") for text in self.covariates]
-            if any(not (name and path) for name, _, path in pairs):
+            paths = named_rasters(self.covariates)
+            if not paths:
                 raise InputError(f"`covariates` are NAME=FILE, such as dist=dist.tif; got {self.covariates}")
-            values["covariates"] = CovariateRasters.open({name: path for name, _, path in pairs})
+            values["covariates"] = CovariateRasters.open(paths)
         return MapSettings(**values)
 
 

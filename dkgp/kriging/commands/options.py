@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -39,6 +40,21 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.replace("/", ",").split(","))
     except ValueError:
         raise ValueError(f"{text!r} is no list of numbers such as 0,1000,0,500.") from None
+
+
+def named_rasters(texts: Sequence[str]) -> dict[str, str]:
+    """Return the paths of rasters by name, of texts NAME=FILE; none if all texts are names of columns."""
+    pairs = [text.partition("=") for text in texts]
+    if not any(separator for _, separator, _ in pairs):
+        return {}
+    if not all(name and path for name, _, path in pairs):
+        raise InputError(f"covariates are columns, or rasters NAME=FILE, all of them; got {tuple(texts)}")
+    return {name: path for name, _, path in pairs}
+
+
+def covariate_names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of covariates, of texts NAME or NAME=FILE."""
+    return tuple(text.partition("=")[0] for text in texts)
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,7 @@ class SampleColumns:
             time=self.time,
             crs=self.crs,
             noise=self.noise,
-            covariates=covariates,
+            covariates=named_rasters(covariates) or covariates,
             drop_missing=self.drop_missing,
         )
         for note in table.notes:

@@ -48,6 +48,7 @@ from dkgp.kriging.commands.options import (
     CellOptions,
     SampleColumns,
     VariogramOptions,
+    named_rasters,
     names,
 )
 from dkgp.kriging.field import Quantity
@@ -169,7 +170,7 @@ class KrigeMapJob:
             of=self.of,
             variance=self.variance,
             gap=self.gap,
-            covariates=self.covariates,
+            covariates=self.covariates or (self.drift if named_rasters(self.drift) else ()),
             overwrite=True,
             cluster=self.cluster,
         )
@@ -180,7 +181,7 @@ class KrigeMapJob:
         kriging = ["--degree", str(self.degree)] if self.degree else []
         kriging += ["--drift", ",".join(self.drift)] if self.drift else []
         seed = ["--seed", str(self.seed)] if self.seed else []
-        cells = [word for name in self.covariates for word in ("--covariates", name)]
+        cells = [word for name in self.grid_job().covariates for word in ("--covariates", name)]
         cells += ["--of", self.of] if self.of != "signal" else []
         cells += ["--variance", "--variance-gap", f"{self.gap:g}"] if self.variance else []
         fit = ["--fit", ",".join(self.fit), *(["--compare"] if compare else [])]
