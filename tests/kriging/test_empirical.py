@@ -55,7 +55,7 @@ def test_estimates_and_directions_are_those_of_gstools(
 
 
 def test_genton_takes_signed_differences(forty: Any) -> None:
-    """scikit-gstat takes distances between absolute differences, which are smaller."""
+    """scikit-gstat compares absolute differences, whose estimate is smaller."""
     (x, y), z = forty
     result = empirical_variogram((x, y), z, bins=[1.0, 2.0], estimator="genton")
     one, other = np.triu_indices(40, 1)
@@ -64,10 +64,11 @@ def test_genton_takes_signed_differences(forty: Any) -> None:
     i, j = np.triu_indices(len(q), 1)
     k = 32 * 31 // 2
     signed = 0.5 * (2.219 * np.sort(np.abs(q[i] - q[j]))[k - 1]) ** 2
-    absolute = 0.5 * (2.219 * np.sort(np.abs(np.abs(q[i]) - np.abs(q[j])))[k - 1]) ** 2
     assert len(q) == 62
     assert result.gamma[0] == pytest.approx(signed, rel=1e-12)
-    assert absolute < 0.6 * signed
+    # scikit-gstat 1.x of these differences without and with their signs; its quantile interpolates.
+    assert result.gamma[0] > 3.0 * 0.06838769539351368
+    assert result.gamma[0] == pytest.approx(0.23074610547895572, rel=0.005)
 
 
 def test_a_bin_contains_its_lower_edge() -> None:
