@@ -300,7 +300,7 @@ def test_older_formats_are_read(
 
 
 def test_every_kind_with_a_history_has_its_older_formats_read() -> None:
-    # Data sets of format 4 have noise by sample: test_formats.py reads a stored one.
+    # Data sets of format 4 have noise by sample: tests/data/formats has a stored one.
     tested = {("dataset", 4)} | {(store.kind, version) for store in KINDS.values() for version, _ in store.older}
     assert tested == {(kind, version) for kind, newest in FORMAT_VERSIONS.items() for version in range(1, newest)}
 
