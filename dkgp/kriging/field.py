@@ -381,11 +381,12 @@ class Field:
         lower, upper = ends[0] + micro, ends[1] + micro
         lower[here], upper[here] = at_low, at_high
         lower, upper = outward(lower, upper)
-        if of != "observation":
+        new = self.variogram.error_variance if of == "observation" else 0.0
+        if new:
+            lower, upper = outward(lower + new, upper + new)
+        else:
             exact = here[e[:, 0] == 0.0]
             lower[exact], upper[exact] = 0.0, 0.0
-        else:
-            lower, upper = outward(lower + self.variogram.error_variance, upper + self.variogram.error_variance)
         return _kriged(mean, bound, (np.maximum(lower, 0.0), upper), len(here))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,5 +92,8 @@ class Store:
             shutil.rmtree(self._part, ignore_errors=True)
             return
         self._group.attrs.update(self.attributes)
-        zarr.consolidate_metadata(self._part)
+        with warnings.catch_warnings():
+            # Not in the specification of Zarr v3 yet, but xarray opens such a store in one read.
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(self._part)
         self._part.replace(self.out)
