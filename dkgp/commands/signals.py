@@ -31,6 +31,7 @@ _supervised = False
 _held: list[int] = []
 _open: Interruption | None = None  # that of the innermost open `interruptible`
 _dropped: int | None = None  # the signal whose exception Python dropped, until it is raised again
+_noting = False  # the main thread is noting that: an exception that is raised meanwhile is lost
 
 
 class StopSignal(KeyboardInterrupt):
@@ -176,6 +177,8 @@ def _taken_back() -> bool:
 
 def _send_again(number: int) -> None:
     time.sleep(_RESEND_SECONDS)
+    while _noting:
+        time.sleep(_RESEND_SECONDS)
     if _dropped is not None:
         # Send it to the main thread to interrupt its system call: a signal to the process may reach another thread.
         signal.pthread_kill(threading.main_thread().ident or 0, number)
@@ -189,10 +192,11 @@ def _handlers(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]
         return
 
     def note_dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        global _dropped
+        global _dropped, _noting
         if isinstance(unraisable.exc_value, StopSignal):
-            _dropped = unraisable.exc_value.number
+            _noting, _dropped = True, unraisable.exc_value.number
             _thread.start_new_thread(_send_again, (_dropped,))
+            _noting = False
         else:
             hook_before(unraisable)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import io
 import os
@@ -105,6 +106,27 @@ def test_a_signal_whose_exception_python_drops_is_not_lost(place: str, supervise
     ):
         interrupted()
     assert time.monotonic() - started < 30.0
+
+
+def test_a_signal_is_sent_again_when_the_main_thread_is_slow_to_note_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that is raised while Python tells of a dropped one would be lost for good."""
+    start = _thread.start_new_thread
+
+    def slowly(*arguments: Any) -> int:
+        thread = start(*arguments)
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            pass
+        return thread
+
+    def interrupted() -> None:
+        Finaliser()
+        for _ in range(100):
+            time.sleep(0.05)
+
+    monkeypatch.setattr(_thread, "start_new_thread", slowly)
+    with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGTERM$"), terminate_as_interrupt():
+        interrupted()
 
 
 def test_whether_the_innermost_rounds_were_asked_to_end() -> None:
