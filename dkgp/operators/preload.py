@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# Modules of the tasks, and of the stores that they read: names of layers are loaded on first use.
+# Modules of the tasks, and of the stores that they read: names of layers, and Zarr, are loaded on first use.
+from dkgp.data.remote import zarr_store  # noqa: F401
 from dkgp.data.stores import dataset  # noqa: F401
 from dkgp.operators import blocked  # noqa: F401
 from dkgp.operators.exact_sums import Scale

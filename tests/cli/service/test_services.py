@@ -278,8 +278,8 @@ def test_a_job_from_submission_to_resumption(queue: JobQueue, root: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "said"),
     [
-        (("tune", "/etc/d.zarr", "--out", "h.json"), 3, "works below"),
-        (("tune", "d.zarr", "--out", "../h.json"), 3, "works below"),
+        (("tune", "/etc/d.zarr", "--out", "h.json"), 3, "this service may not"),
+        (("tune", "d.zarr", "--out", "../h.json"), 3, "this service may not"),
         (("tune", "d.zarr", "--out", "h.json", "--restarts", "0"), 3, "restarts"),
         (("train", "d.zarr", "--out", "m", "--hyper", "h", "--solver", "bcdc", "--exhaustive"), 2, "--exhaustive"),
     ],
