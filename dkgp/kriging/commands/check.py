@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions
-from dkgp.commands.job_options import OVERWRITE, PLOT
+from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.kriging.commands.further import FieldRun
-from dkgp.kriging.commands.options import FIELD
+from dkgp.kriging.commands.options import FIELD, PLOT
 from dkgp.kriging.crossvalidation import BlockKFold, folds_errors, leave_one_out, sample_coordinates, scores
 from dkgp.kriging.pictures import plot_cross_validation
 from dkgp.options import SEED, Part, check_ranges

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions
-from dkgp.commands.job_options import OVERWRITE, PLOT
+from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, grid, may, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
@@ -27,6 +27,7 @@ from dkgp.kriging.commands.options import (
     FIELD,
     GAP,
     OF,
+    PLOT,
     SAMPLES,
     SOURCE,
     VARIANCE,

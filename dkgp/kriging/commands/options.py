@@ -26,6 +26,7 @@ OF = Option(
     "samples; observation, with the noise of a new measurement."
 )
 VARIANCE = Option(help="Also variances, each with a proven interval.")
+PLOT = Option(help="Draw a picture of the result into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 GAP = Option(help="Relative width of the variances' intervals.", above=0, spellings=("--variance-gap",))
 
 
