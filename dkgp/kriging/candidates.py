@@ -287,7 +287,7 @@ def compare_variograms(
     if len(values) != len(places):
         raise InputError(f"data has {len(values)} values; expected {len(places)}, one for each sample")
     samples = Candidates.of(places, values, degree=degree, covariates=covariates, seed=seed)
-    return _table(samples, models, fits, blocks)
+    return candidates_table(samples, models, fits, blocks)
 
 
 def fitted_variogram(
@@ -329,12 +329,12 @@ def fitted_variogram(
         return samples.fitted(model, by, anisotropic=anisotropic)
     if anisotropic:
         raise InputError(f"an anisotropy is fitted to one model; got {model!r}")
-    table = _table(samples, AUTO if isinstance(model, str) else tuple(model), FITS, None)
+    table = candidates_table(samples, AUTO if isinstance(model, str) else tuple(model), FITS, None)
     variogram: Variogram = table["variogram"].iloc[0]
     return variogram
 
 
-def _table(samples: Candidates, models: Sequence[str], fits: Sequence[str], size: float | None) -> Any:
+def candidates_table(samples: Candidates, models: Sequence[str], fits: Sequence[str], size: float | None) -> Any:
     """Return the table of `compare_variograms`."""
     import pandas as pd
 

@@ -47,6 +47,7 @@ from dkgp.models.exact import train
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.rounding import UNIT, outward
+from dkgp.models.sums import SupportInputs
 from dkgp.models.trend import Drift, MeanValue
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
@@ -247,6 +248,12 @@ class Field:
     def record(self) -> ModelRecord:
         """The engine's model."""
         return self.fitted.record
+
+    @property
+    def source(self) -> Any:
+        """The samples as further systems of equations read them: the training set, which all workers can read."""
+        state = self.record.training_state()
+        return SupportInputs.of(self.record, self.fitted.version) if state is None else state[0]
 
     @property
     def n_samples(self) -> int:

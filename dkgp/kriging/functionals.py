@@ -31,7 +31,6 @@ from dkgp.models.rounding import (
     sum_roundings,
     variance_in_units,
 )
-from dkgp.models.sums import SupportInputs
 from dkgp.models.trend import RUN_ROWS, Trend
 from dkgp.operators.base import column_of
 from dkgp.operators.cross.kernel import CrossKernel
@@ -68,7 +67,7 @@ def averages(
     model, trend = field.record, Trend.held(field.record.trend)
     kernel, noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
     nodes = np.ascontiguousarray(rows[:, : model.n_features])
-    source = SupportInputs.of(model, field.fitted.version)
+    source = field.source
     if tolerance is None:
         tolerance = 1e-3 * float(np.sqrt(np.min(noise.diagonal) / model.n_samples))
     with single_threaded_blas(), context.operator(kernel, noise.diagonal, source, tolerance=tolerance) as operator:

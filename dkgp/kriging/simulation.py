@@ -275,10 +275,8 @@ class _Run:
         n, m, p = self.field.n_samples, len(self.inputs), self.field.record.n_targets
         together = int(np.clip(BATCH_BYTES // (8 * p * max(n, m)), 1, SOLVED_TOGETHER))
         # Workers of other processes can read a training set, and not a model in this one's memory.
-        state = self.field.record.training_state()
-        source = self.source if state is None else state[0]
         with self.context.operator(
-            self.kernel, self.noise.diagonal, source, tolerance=self.settings.tolerance
+            self.kernel, self.noise.diagonal, self.field.source, tolerance=self.settings.tolerance
         ) as operator:
             solver = self._solver(min(together, self.settings.n_fields) * p)
             if not math.isnan(self.prior.error) or self.moved:

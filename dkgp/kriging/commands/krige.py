@@ -21,8 +21,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.data import ensure_writable
 from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.errors import InputError
-from dkgp.kriging.candidates import FITS, Candidates
-from dkgp.kriging.candidates import _table as candidates_table
+from dkgp.kriging.candidates import FITS, Candidates, candidates_table
 from dkgp.kriging.commands.options import (
     FIELD,
     GAP,
