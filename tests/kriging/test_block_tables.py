@@ -126,3 +126,19 @@ def test_blocks_that_cannot_be_kriged_are_refused(rng: np.random.Generator) -> N
         drift.blocks(spacing=1.0)
     # Cross-validation has no need of them elsewhere.
     assert np.isfinite(drift.leave_one_out()["error"]).all()
+
+
+@pytest.mark.long
+def test_worker_processes_average_a_field_in_a_store(rng: np.random.Generator, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    X, blocks = rng.random((300, 2)), [(0.1, 0.3, 0.1, 0.4), (0.5, 0.8, 0.5, 0.9)]
+    variogram = Variogram("exponential", psill=1.0, range=0.3, nugget=0.1)
+    samples = (X[:, 0], X[:, 1]), np.sin(5.0 * X[:, 0])
+    here = Kriging(variogram).fit(*samples).blocks(blocks)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        cluster.get_client() as client,
+    ):
+        there = Kriging(variogram, client=client, store=str(tmp_path)).fit(*samples).blocks(blocks)
+    for name in ("mean", "variance_lower", "variance_upper"):
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-9)
