@@ -4,7 +4,7 @@
 
 Prints seconds and peak memory as JSON, or the error with which the program stops. The variogram is exponential with
 partial sill 1 and the range and nugget of the problem; means and variances are of an observation. Universal kriging
-with a linear drift, but for GPBoost, which predicts what the known trend leaves (simple kriging).
+with a linear drift; programs of `RESIDUAL` krige what the known trend leaves, with the kind of kriging named there.
 """
 
 from __future__ import annotations
@@ -78,8 +78,57 @@ def gpboost(x: Any, z: Any, points: Any) -> Predictions:
     return found["mu"] + SLOPE * points[:, 0], found["var"]
 
 
-MODULES = {"pykrige": ("pykrige.uk",), "gstools": ("gstools.krige",), "gpboost": ("gpboost",)}
-PEERS: dict[str, Callable[[Any, Any, Any], Predictions]] = {"pykrige": pykrige, "gstools": gstools, "gpboost": gpboost}
+def pykrige_window(x: Any, z: Any, points: Any) -> Predictions:
+    """PyKrige's ordinary kriging in a moving window, of residuals of the known trend."""
+    from pykrige import ok
+
+    none = np.zeros(2), np.ones(2), np.zeros(2)
+    with mock.patch.object(ok, "_find_statistics", return_value=none):
+        kriging = ok.OrdinaryKriging(
+            *x.T,
+            z - SLOPE * x[:, 0],
+            variogram_model="exponential",
+            variogram_parameters={"psill": 1.0, "range": 3.0 * RANGE, "nugget": NUGGET},
+            exact_values=False,
+        )
+    mean, variance = kriging.execute("points", *points.T, n_closest_points=NEIGHBOURS, backend="loop")
+    return np.asarray(mean) + SLOPE * points[:, 0], np.asarray(variance)
+
+
+def gstlearn(x: Any, z: Any, points: Any) -> Predictions:
+    """Simple kriging of gstlearn in a moving neighbourhood, of residuals of the known trend."""
+    import gstlearn as gl
+
+    def table(columns: Any, names: list[str]) -> Any:
+        roles = ["x1", "x2", "z1"][: len(names)]
+        return gl.Db.createFromSamples(len(columns[0]), gl.ELoadBy.COLUMN, np.concatenate(columns), names, roles)
+
+    samples, targets = table([*x.T, z - SLOPE * x[:, 0]], ["x", "y", "z"]), table([*points.T], ["x", "y"])
+    # Its range is the distance at which the correlation is .05.
+    model = gl.Model.createFromParam(gl.ECov.EXPONENTIAL, np.log(20.0) * RANGE, 1.0)
+    model.addCovFromParam(gl.ECov.NUGGET, 0.0, NUGGET)
+    model.setMeans([0.0])
+    gl.kriging(samples, targets, model, gl.NeighMoving.create(False, NEIGHBOURS, 10.0), True, True)
+    mean, deviation = (np.asarray(targets.getColumn(f"Kriging.z.{name}")) for name in ("estim", "stdev"))
+    return mean + SLOPE * points[:, 0], deviation**2
+
+
+PEERS: dict[str, Callable[[Any, Any, Any], Predictions]] = {
+    "pykrige": pykrige,
+    "gstools": gstools,
+    "gpboost": gpboost,
+    "pykrige-window": pykrige_window,
+    "gstlearn": gstlearn,
+}
+MODULES = {
+    "pykrige": ("pykrige.uk",),
+    "gstools": ("gstools.krige",),
+    "gpboost": ("gpboost",),
+    "pykrige-window": ("pykrige.ok",),
+    "gstlearn": ("gstlearn",),
+}
+# Programs that krige residuals of the known trend, and their kind of kriging.
+RESIDUAL = {"gpboost": "simple", "gstlearn": "simple", "pykrige-window": "ordinary"}
 
 
 def main(name: str, problem: str, out: str, limit: float) -> None:
@@ -95,7 +144,7 @@ def main(name: str, problem: str, out: str, limit: float) -> None:
         mean, variance = PEERS[name](given["places"], given["values"], given["points"])
         seconds = time.perf_counter() - began
         np.savez(out, mean=mean, variance=variance)
-        figures = {"seconds": seconds, "version": metadata.version(name)}
+        figures = {"seconds": seconds, "version": metadata.version(name.removesuffix("-window"))}
     except Exception as error:  # whichever error a program stops with is its result
         figures = {"stopped": f"{type(error).__name__}: {error}".splitlines()[0]}
     print(json.dumps({**figures, "peak_bytes": peak_bytes()}))

@@ -18,7 +18,7 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kriging import Kriging, Variogram
 from dkgp.kriging.audit import Exact, audit
-from dkgp_benchmarks.kriging.contender import peak_bytes
+from dkgp_benchmarks.kriging.contender import RESIDUAL, peak_bytes
 from dkgp_benchmarks.kriging.problem import NUGGET, RANGE, SLOPE, Problem, problem
 
 COLUMNS = (
@@ -51,7 +51,8 @@ def run_bench_kriging(
     """Krige a generated problem by dkgp and other programs, and write a map of `cells` x `cells` by dkgp.
 
     Other programs run in processes with `peer_memory` GiB each. The proven distances are those of `dkgp.kriging.audit`
-    from exact kriging with the same trend, so GPBoost's are from simple kriging with the known trend.
+    from exact kriging with the same trend, so those of programs that krige
+    residuals of the known trend are from simple or ordinary kriging of them.
     """
     check_record_file(out)
     variances = not means
@@ -76,18 +77,17 @@ def run_bench_kriging(
     return write_record(document, out)
 
 
-def _dkgp(made: Problem, tolerance: float, variances: bool, *, simple: bool = False) -> tuple[Kriging, Exact, Any]:
+def _dkgp(made: Problem, tolerance: float, variances: bool, kind: str = "universal") -> tuple[Kriging, Exact, Any]:
     """Return dkgp's kriging, its proofs at the points and its row."""
     variogram = Variogram("exponential", psill=1.0, range=RANGE, nugget=NUGGET)
-    kind: dict[str, Any] = {"kind": "simple", "mean": 0.0} if simple else {"kind": "universal", "degree": 1}
-    kriging = Kriging(variogram, of="observation", tolerance=tolerance, **kind)
-    trend = SLOPE * made.points[:, 0] if simple else np.zeros(len(made.points))
-    values = made.values - (SLOPE * made.places[:, 0] if simple else 0.0)
+    mean_of: dict[str, Any] = {"simple": {"mean": 0.0}, "universal": {"degree": 1}}.get(kind, {})
+    kriging = Kriging(variogram, kind=kind, of="observation", tolerance=tolerance, **mean_of)
+    slope = 0.0 if kind == "universal" else SLOPE
+    trend, values = slope * made.points[:, 0], made.values - slope * made.places[:, 0]
     began = time.perf_counter()
     kriging.fit(tuple(made.places.T), values)
     fitted = time.perf_counter()
-    found = kriging.predict(tuple(made.points.T), return_bounds=True, return_variance=variances)
-    mean, bound, *rest = found
+    mean, bound, *rest = kriging.predict(tuple(made.points.T), return_bounds=True, return_variance=variances)
     seconds = time.perf_counter() - began
     exact = Exact(mean + trend, bound + np.spacing(np.abs(mean + trend)), *rest[1:])
     row = {
@@ -125,8 +125,8 @@ def _peer(name: str, made: Problem, exact: Exact, how: tuple[float, bool], where
         return {**row, "note": f"stopped with {limit:g} GiB: {figures['stopped']}"}
     theirs = np.load(predictions)
     mean, variance = theirs["mean"], theirs["variance"]
-    if name == "gpboost":
-        exact = _dkgp(made, *how, simple=True)[1]
+    if name in RESIDUAL:
+        exact = _dkgp(made, *how, RESIDUAL[name])[1]
     judged = audit(exact, mean, variance if exact.lower is not None else None)
     low, high = judged.root_mean_square()
     row |= {"seconds": figures["seconds"], **_errors(made, mean, variance), "off": low, "off_most": high}

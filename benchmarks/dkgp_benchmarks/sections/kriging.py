@@ -21,7 +21,8 @@ section.SECTIONS.add(
 
         Universal kriging with an exponential variogram. Each other program runs in a process with limited memory; its
         row has the largest difference from dkgp, the proven distance from exact kriging, or the error with which it
-        stops. GPBoost approximates by neighbours, and predicts the residuals of the known trend.
+        stops. GPBoost, gstlearn and PyKrige's moving window approximate by 30 neighbours, and krige the residuals of
+        the known trend.
         """,
         _run,
         (
@@ -33,7 +34,7 @@ section.SECTIONS.add(
                 "Another program to run; may be repeated.",
                 spellings=("--peer",),
                 multiple=True,
-                choices=("pykrige", "gstools", "gpboost"),
+                choices=("pykrige", "gstools", "gpboost", "gstlearn", "pykrige-window"),
             ),
             Option("peer_memory", "Memory of another program's process.", type=float, default=8.0, metavar="GIB"),
             section.TOLERANCE,
