@@ -257,3 +257,19 @@ def test_children_count() -> None:
         assert memory.bytes >= psutil.Process().memory_info().rss + 140 * MEBIBYTE
         child.communicate("\n")
     assert child.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the files of Linux")
+def test_children_of_children_count_and_no_other_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = "held = bytearray(100 * 2**20); print('ready', flush=True); input()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    # A walk over all processes of the machine asks for the list of them.
+    monkeypatch.setattr(psutil, "pids", lambda: pytest.fail("all processes were listed"))
+    with PeakMemory() as memory:
+        child = subprocess.Popen(
+            [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout.readline() == "ready\n"
+        assert memory.bytes >= psutil.Process().memory_info().rss + 95 * MEBIBYTE
+        child.communicate("\n")
+    assert child.returncode == 0
