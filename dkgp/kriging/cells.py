@@ -36,6 +36,8 @@ Note: TypeAlias = Callable[[str], None] | None
 class CellRows:
     """Inputs of a grid's cells, a row array: the cells of a tile follow each other, row by row.
 
+    Covariates enter the mean alone, which the coordinator adds. They do not travel: rows in another process have NaN.
+
     Attributes
     ----------
     grid : Grid
@@ -100,6 +102,8 @@ class CellRows:
 
     def drift(self, row: IntArray, column: IntArray) -> FloatArray:
         """Return the covariates of cells by their rows and columns in the grid: (m, c)."""
+        if self.covariates is None:
+            return np.full((len(row), self.n_covariates), np.nan)
         if not callable(self.covariates):
             return np.asarray(self.covariates)[row, column]
         values = np.asarray(self.covariates(self.grid.x[column], self.grid.y[row]), dtype=np.float64)
@@ -147,9 +151,10 @@ class CellRows:
         return pyproj.Transformer.from_crs(crs_of(self.crs), crs_of(self.space.crs), always_xy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the transformer and the numbers, which another process makes for itself."""
+        """Leave out covariates, and the transformer and the numbers, which another process makes for itself."""
         derived = ("_transformer", "_kept", "_stops")
-        return {name: value for name, value in self.__dict__.items() if name not in derived}
+        state = {name: value for name, value in self.__dict__.items() if name not in derived}
+        return {**state, "covariates": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

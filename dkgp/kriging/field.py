@@ -30,7 +30,8 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import scipy.spatial
 
-from dkgp.data import Dataset, ModelRecord, dataset_from_arrays
+from dkgp.cluster.executors.base import BlockExecutor
+from dkgp.data import Dataset, ModelRecord, dataset_from_arrays, is_resident
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray
@@ -249,6 +250,12 @@ class Field:
         """The engine's model."""
         return self.fitted.record
 
+    def readable_by(self, executor: BlockExecutor) -> Field:
+        """Return the field for tasks: of a stored model where the workers do not share this process's memory."""
+        if executor.shares_memory or not is_resident(self.record.url):
+            return self
+        return type(self).open(self.fitted.readable_url())
+
     @property
     def source(self) -> Any:
         """The samples as further systems of equations read them: the training set, which all workers can read."""
@@ -346,6 +353,7 @@ class Field:
         problem = Problem(state[0], kernel, Noise(record.noise_variance, record.sample_noise), drift)
         solver, products = solver_for("auto", problem, tolerance, 0, product_error=error)
         with executor_for(client, record) as executor:
+            problem = replace(problem, dataset=self.readable_by(executor).source)
             executor.tiles = replace(executor.tiles, products=products)
             with problem.operator(RunContext(executor, product_error=error), tolerance=tolerance) as operator:
                 v = solve(operator, k, solver=solver, stopping=GradientInfNorm(tolerance)).alpha[:, 0]

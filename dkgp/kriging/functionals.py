@@ -64,6 +64,7 @@ def averages(
     tolerance : float, optional
         Largest entry of the residual of the systems; by default one at which a variance is known to 1e-6 of the prior.
     """
+    field = field.readable_by(context.executor)
     model, trend = field.record, Trend.held(field.record.trend)
     kernel, noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
     nodes = np.ascontiguousarray(rows[:, : model.n_features])

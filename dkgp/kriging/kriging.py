@@ -459,6 +459,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         error: float = 1e-4,
         seed: int = 0,
         out: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
         **cells: Any,
     ) -> Any:
         """Draw fields given the samples at the cells of a regular grid: conditional simulation.
@@ -472,6 +474,11 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             See `dkgp.kriging.simulation.Simulation`. Field k is the same for every number of fields.
         out : str, optional
             Write a Zarr store, field by field, instead of returning arrays.
+        overwrite : bool, default False
+            Replace `out`.
+        resume : bool, default False
+            Go on with an interrupted simulation of the same arguments: its finished batches of fields are kept, and the
+            store ends in the same bytes.
         **cells
             `crs`, `time`, `mask` and `covariates`, as for `grid`.
 
@@ -484,7 +491,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         settings = Simulation(n_fields, method, self._quantity(), snap, error, seed=seed)  # type: ignore[arg-type]
         grid = Grid.of(self.region_ if region is None else region, shape=shape, spacing=spacing)
         with computing(self.field_, self.client) as context:
-            target = None if out is None else os.fspath(out)
+            target = None if out is None else Destination(os.fspath(out), overwrite=overwrite, resume=resume)
             fields = simulate(self.field_, grid, settings, context, out=target, **cells)
         if fields is None:
             return None

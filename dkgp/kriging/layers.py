@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from dkgp.data.remote.storage import replaced_file
 from dkgp.data.types import FloatArray
+from dkgp.errors import InputError
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import TILE, with_reference
 
@@ -46,20 +49,64 @@ def layered(cells: Any, labels: Any, arrays: Mapping[str, FloatArray], like: str
 
 @dataclass
 class Store:
-    """A Zarr store of layers, a chunk a tile of a layer. It has its name once it is whole: when the block ends."""
+    """A Zarr store of layers, a chunk a tile of a layer. It has its name once it is whole: when the block ends.
+
+    Until then it lies in a folder beside, where finished layers stay after an error or a kill.
+
+    Attributes
+    ----------
+    layers : Layers
+    names : tuple of str
+        Variables of a layer.
+    out : Path
+    origin : dict
+        Settings that a resumed run must share, in JSON.
+    resume : bool
+        Keep the finished layers of an interrupted run.
+    attributes : dict
+        Of the whole store.
+    n_finished : int
+        Layers that are finished.
+    """
 
     layers: Layers
     names: tuple[str, ...]
     out: Path
+    origin: dict[str, Any]
+    resume: bool = False
     attributes: dict[str, Any] = field(default_factory=dict)
+    n_finished: int = 0
 
     def __enter__(self) -> Self:
-        """Make the store, under a name of its own."""
+        """Make the store in a folder beside, or open that of an interrupted run."""
+        import zarr
+
+        self._folder = self.out.with_name(f".{self.out.name}.part")
+        self._part, self._state = self._folder / "layers.zarr", self._folder / "state.json"
+        if self.resume and self._state.exists():
+            origin, finished = json.loads(self._state.read_text())
+            if origin != json.loads(self._identity):
+                raise InputError(
+                    f"the unfinished fields of '{self.out}' are of another model, grid or settings; pass the same, or "
+                    "leave `resume` out to start afresh"
+                )
+            self.n_finished = finished
+            self._group = zarr.open_group(self._part, mode="r+", use_consolidated=False)
+            self._arrays: list[Any] = [self._group[name] for name in self.names]
+            return self
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._create()
+        return self
+
+    @property
+    def _identity(self) -> str:
+        return json.dumps(self.origin, default=float)
+
+    def _create(self) -> None:
         import zarr
         import zarr.codecs
 
-        self._part = self.out.with_name(f".{self.out.name}.part")
-        self.out.parent.mkdir(parents=True, exist_ok=True)
         self.layers.dataset().to_zarr(self._part, mode="w", consolidated=False, zarr_format=3)
         self._group = zarr.open_group(self._part, mode="r+", use_consolidated=False)
         shape = self.layers.grid.shape
@@ -76,7 +123,12 @@ class Store:
             )
             for name in self.names
         ]
-        return self
+
+    def finish(self, count: int) -> None:
+        """Note that so many layers, from the first on, are written."""
+        with replaced_file(self._state) as place:
+            place.write_text(f"[{self._identity}, {count}]")
+        self.n_finished = count
 
     def write(self, number: int, variable: int, values: FloatArray) -> None:
         """Write a layer of a variable, both by number: (rows, columns)."""
@@ -85,15 +137,18 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give the store its name, or remove it after an error."""
+        """Give the store its name; after an error, remove it if no layer is finished."""
         import zarr
 
         if kind is not None:
-            shutil.rmtree(self._part, ignore_errors=True)
+            if not self.n_finished:
+                shutil.rmtree(self._folder, ignore_errors=True)
             return
         self._group.attrs.update(self.attributes)
         with warnings.catch_warnings():
             # Not in the specification of Zarr v3 yet, but xarray opens such a store in one read.
             warnings.simplefilter("ignore")
             zarr.consolidate_metadata(self._part)
+        shutil.rmtree(self.out, ignore_errors=True)
         self._part.replace(self.out)
+        shutil.rmtree(self._folder)

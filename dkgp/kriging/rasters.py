@@ -226,7 +226,8 @@ def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings,
     if out.resume and is_committed(out.url):
         _require_made_of(open_prediction(out.url), field, dataset, settings)
     else:
-        predict(field.record, dataset, out, context, variance=_variances(field, settings), note=context.note)
+        model = field.readable_by(context.executor).record
+        predict(model, dataset, out, context, variance=_variances(field, settings), note=context.note)
     return CellMap(field, rows, open_prediction(out.url), settings)
 
 

@@ -18,15 +18,19 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from dkgp import __version__
+from dkgp.cluster.arithmetic import needs_one_arithmetic
+from dkgp.cluster.cache import worker_cache
+from dkgp.cluster.executors.base import RoundTasks, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import ClusterError, InputError, OutputExistsError
 from dkgp.kernels import kernel_from_json
@@ -48,9 +52,11 @@ from dkgp.kriging.priors import (
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
 from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, SOLVED_TOGETHER
+from dkgp.models.prediction.predict import Destination
 from dkgp.models.solver_choice import factor_for
-from dkgp.models.sums import SupportInputs, chosen_sums
+from dkgp.models.sums import Piece, Rows, Sums, chosen_sums
 from dkgp.models.trend import Drift
+from dkgp.operators.base import IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
@@ -58,8 +64,8 @@ Method: TypeAlias = Literal["auto", "circulant", "fourier", "features", "cholesk
 METHODS: tuple[Method, ...] = get_args(Method)
 # Bytes of the fields that are kept in memory at a time, and cells whose kriging weights are examined.
 BATCH_BYTES, EXAMINED_CELLS = 2**29, 8
-# Allowed error of sums over samples, as a share of the tolerance, and cells that are summed at together.
-_SHARE, _PIECE = 0.01, 32_768
+# Allowed error of sums over samples, as a share of the tolerance, and pieces of cells that a thread sums at in a round.
+_SHARE, _PIECES = 0.01, 4
 # Streams of a field: its prior, its errors at samples, and its nugget at cells.
 _PRIOR, _ERRORS, _NUGGET = 0, 1, 2
 
@@ -106,7 +112,13 @@ class Simulation:
 
 
 def simulate(
-    field: Field, grid: Grid, settings: Simulation, context: RunContext, *, out: str | None = None, **cells: Any
+    field: Field,
+    grid: Grid,
+    settings: Simulation,
+    context: RunContext,
+    *,
+    out: Destination | str | None = None,
+    **cells: Any,
 ) -> Any:
     """Draw fields at the cells of a grid, given the samples.
 
@@ -115,8 +127,9 @@ def simulate(
     field, grid, settings
     context : RunContext
         Who computes; see `dkgp.kriging.rasters.computing`.
-    out : str, optional
-        Write to a new Zarr store, a chunk a tile, field by field.
+    out : Destination or str, optional
+        Write to a Zarr store, a chunk a tile, field by field. With `resume` the batches of fields that an interrupted
+        run has finished are not drawn again; the store ends in the same bytes.
     **cells
         `crs`, `time`, `mask` and `covariates`, as for `dkgp.kriging.cells.cells_of`.
 
@@ -129,18 +142,26 @@ def simulate(
     Raises
     ------
     InputError
-        A method that the samples or the grid do not allow, or a covariance error above the accepted one.
+        A method that the samples or the grid do not allow, a covariance error above the accepted one, or fields of
+        another run to be resumed.
     OutputExistsError
-        `out` exists.
+        `out` exists, and `overwrite` is false.
     """
-    if out is not None and Path(out).exists():
-        raise OutputExistsError(f"'{out}' exists; pass another name")
-    rows = cells_of(field, grid, note=context.note, **cells)[1]
-    run, names = _Run(field, rows, settings, context), field.record.target_names
+    out = Destination(out) if isinstance(out, str) else out
+    if out is not None and Path(out.url).exists() and not out.overwrite:
+        raise OutputExistsError(f"'{out.url}' exists; pass `overwrite` to replace it, or another name")
+    dataset, rows = cells_of(field, grid, note=context.note, **cells)
+    field = field.readable_by(context.executor)
+    run, names = _Run(field, dataset, rows, settings, context), field.record.target_names
     layers = Layers("field", np.arange(settings.n_fields), grid, rows.crs or field.space.crs)
     if out is not None:
-        with Store(layers, names, Path(out)) as store:
-            run.draw(lambda number, target, values: store.write(number, target, run.on_grid(values)))
+        origin = {"model": field.record.fingerprint, "cells": dataset.fingerprint, "settings": asdict(settings)}
+        with Store(layers, names, Path(out.url), origin, resume=out.resume) as store:
+
+            def write(number: int, target: int, values: FloatArray) -> None:
+                store.write(number, target, run.on_grid(values))
+
+            run.draw(write, store.n_finished, store.finish)
             store.attributes = run.attributes
         return None
     arrays = {name: np.empty((settings.n_fields, *grid.shape)) for name in names}
@@ -152,14 +173,35 @@ def simulate(
     return layers.dataset(arrays, run.attributes)
 
 
+def sums_task(
+    context: BlockContext, sums: Sums, test: Rows, values: Mapping[str, FloatArray], pieces: list[Piece]
+) -> list[tuple[IndexArray, FloatArray]]:
+    """Return the rows of each piece, and their sums k_x'w for the columns of `weights`: (rows, t), float64."""
+    results = []
+    for piece in pieces:
+        rows, inputs = sums.read(context, test, piece)
+        results.append((rows, sums.products(context, inputs, values["weights"])[0]))
+    return results
+
+
+@needs_one_arithmetic
+def bounded_sums_task(
+    context: BlockContext, sums: Sums, test: Rows, values: Mapping[str, FloatArray], pieces: list[Piece]
+) -> list[tuple[IndexArray, FloatArray]]:
+    """Sums as by `sums_task`, within an error, whose tables come from NumPy and whose products from BLAS."""
+    return sums_task(context, sums, test, values, pieces)
+
+
 class _Run:
     """The fields of one call."""
 
-    def __init__(self, field: Field, rows: CellRows, settings: Simulation, context: RunContext) -> None:
+    def __init__(
+        self, field: Field, dataset: Dataset, rows: CellRows, settings: Simulation, context: RunContext
+    ) -> None:
         self.field, self.rows, self.settings, self.context = field, rows, settings, context
         record = field.record
         self.kernel, self.noise = Noise.of_model(record).without_white(kernel_from_json(record.kernel))
-        self.source = SupportInputs.of(record, field.fitted.version)
+        self.cells = dataset.as_seen_by(record.feature_names, (), record.standardisation)
         self.drift = Drift.from_model(record)
         cells = np.arange(rows.shape[0])
         self.places, self.numbers = rows.places(cells), rows.numbers(cells)
@@ -270,8 +312,17 @@ class _Run:
         result[self.row, self.column] = values
         return result
 
-    def draw(self, take: Callable[[int, int, FloatArray], None]) -> None:
-        """Draw all fields; `take` gets the number of a field, of a target, and the values at the cells."""
+    def draw(
+        self,
+        take: Callable[[int, int, FloatArray], None],
+        n_finished: int = 0,
+        finish: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Draw the fields from number `n_finished`, where a batch begins.
+
+        `take` gets the number of a field, of a target, and the values at the cells; `finish`, after each batch, the
+        number of finished fields. The fields of a batch share a solve, which their last bits depend on.
+        """
         n, m, p = self.field.n_samples, len(self.inputs), self.field.record.n_targets
         together = int(np.clip(BATCH_BYTES // (8 * p * max(n, m)), 1, SOLVED_TOGETHER))
         # Workers of other processes can read a training set, and not a model in this one's memory.
@@ -281,10 +332,11 @@ class _Run:
             solver = self._solver(min(together, self.settings.n_fields) * p)
             if not math.isnan(self.prior.error) or self.moved:
                 self._examine(operator, solver)
-            for first in range(0, self.settings.n_fields, together):
+            for first in range(n_finished, self.settings.n_fields, together):
                 batch = range(first, min(first + together, self.settings.n_fields))
                 for (number, target), values in self._batch(operator, solver, batch):
                     take(number, target, values)
+                finish(batch.stop)
 
     def _solver(self, columns: int) -> Solver | None:
         try:
@@ -361,17 +413,24 @@ class _Run:
 
     def _add_sums(self, cells: FloatArray, weights: FloatArray) -> None:
         """Add k_x'w to the values at cells, for all columns."""
-        inputs = self.drift.features(self.inputs)
         # Ready points are kept by name, with their weights.
-        name = f"{self.field.fitted.version}-{uuid.uuid4().hex}"
-        context = BlockContext(name, self.source, self.kernel, self.field.n_samples)
+        name, executor = f"{self.field.fitted.version}-{uuid.uuid4().hex}", self.context.executor
+        context = BlockContext(name, self.field.source, self.kernel, self.field.n_samples)
         errors = np.full(weights.shape[1], _SHARE * self.settings.tolerance)
-        sums = chosen_sums(context, self.context.executor, weights, len(inputs), self.context.product_error, errors)
-        size = _PIECE if sums.errors is not None else sums.piece_rows
+        sums = chosen_sums(context, executor, weights, len(cells), self.context.product_error, errors)
+        # Cells are numbered tile by tile.
+        sums = replace(sums, ordered=True)
+        task = sums_task if sums.errors is None else bounded_sums_task
+        pieces = sums.pieces(0, len(cells))
+        step = _PIECES * executor.parallelism
         with single_threaded_blas():
-            for start in range(0, len(inputs), size):
-                piece = slice(start, start + size)
-                cells[piece] += sums.products(context, np.ascontiguousarray(inputs[piece]), weights)[0]
+            for first in range(0, len(pieces), step):
+                groups = split_evenly(pieces[first : first + step], executor.parallelism)
+                needs = [["weights"]] * len(groups)
+                tasks = RoundTasks(task, (context, sums, self.cells), groups, None, "ksum", {"weights": weights}, needs)
+                for rows, values in executor.start(tasks).result():
+                    cells[rows] += values
+        worker_cache().discard_run(name)
 
     def _examine(self, operator: Any, solver: Solver | None) -> None:
         """Report how far conditional variances may be off, by the kriging weights of some cells."""

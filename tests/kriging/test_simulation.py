@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError, OutputExistsError
-from dkgp.kriging import Kriging, Variogram, empirical_variogram
+from dkgp.kriging import Kriging, Variogram, empirical_variogram, simulation
+from dkgp.kriging.layers import Store
 from dkgp.kriging.priors import CirculantPrior, FourierPrior, Lattice, Series, series_for
+from tests.kriging.test_maps import bytes_of
+from tests.resuming import kill
 
 SMOOTH = {
     "gaussian": Variogram("gaussian", psill=2.0, range=0.2),
@@ -179,8 +182,74 @@ def test_a_store_has_the_same_bits(samples: Any, tmp_path: Path) -> None:
     expected = kriging.simulate(2, **GRID)
     assert (stored["z"].values == expected["scalars"].values).all()
     assert stored.attrs["method"] == "circulant"
-    with pytest.raises(OutputExistsError, match="exists; pass another name"):
+    with pytest.raises(OutputExistsError, match="exists; pass `overwrite` to replace it, or another name"):
         kriging.simulate(2, out=out, **GRID)
+    kriging.simulate(2, out=out, overwrite=True, seed=1, **GRID)
+    assert xarray.open_zarr(out).attrs["seed"] == 1
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_interrupted_simulation_ends_in_the_same_bytes(samples: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(simulation, "BATCH_BYTES", 1)  # a field a batch
+    kriging = Kriging(VARIOGRAM).fit(*samples)
+    out, whole, written = tmp_path / "fields.zarr", tmp_path / "whole.zarr", []
+    kriging.simulate(3, out=whole, **GRID)
+    write = Store.write
+
+    def stopping(store: Store, number: int, *arguments: Any) -> None:
+        written.append(number)
+        if written == [0, 1]:
+            raise KeyboardInterrupt
+        write(store, number, *arguments)
+
+    monkeypatch.setattr(Store, "write", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        kriging.simulate(3, out=out, **GRID)
+    with pytest.raises(InputError, match="the unfinished fields of .* are of another model, grid or settings"):
+        kriging.simulate(3, out=out, resume=True, seed=1, **GRID)
+    kriging.simulate(3, out=out, resume=True, **GRID)
+    assert written == [0, 1, 1, 2]
+    assert bytes_of(out) == bytes_of(whole)
+    assert sorted(tmp_path.iterdir()) == [out, whole]
+
+
+# Kills its process at the call by number of a method of the store.
+KILLED = """
+import os, signal, sys
+import dkgp.kriging.simulation as simulation
+from dkgp.kriging import Kriging
+from dkgp.kriging.layers import Store
+
+url, out, name, last = sys.argv[1:]
+simulation.BATCH_BYTES = 1
+original, calls = getattr(Store, name), []
+
+def counted(*arguments, **options):
+    calls.append(1)
+    if len(calls) > int(last):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **options)
+
+setattr(Store, name, counted)
+Kriging.load(url).simulate(3, region=(0.0, 9.0, 0.0, 9.0), spacing=0.5, out=out)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("name", "last"), [("write", 0), ("write", 2), ("finish", 1), ("__exit__", 0)])
+def test_a_killed_simulation_ends_in_the_same_bytes(
+    samples: Any, tmp_path: Path, monkeypatch: Any, name: str, last: int
+) -> None:
+    monkeypatch.setattr(simulation, "BATCH_BYTES", 1)
+    Kriging(VARIOGRAM).fit(*samples).save(tmp_path / "field")
+    kriging = Kriging.load(tmp_path / "field")
+    grid: dict[str, Any] = {"region": (0.0, 9.0, 0.0, 9.0), "spacing": 0.5}
+    kriging.simulate(3, out=tmp_path / "whole.zarr", **grid)
+    out = tmp_path / "fields.zarr"
+    kill(KILLED, tmp_path / "field", out, name, last)
+    assert not out.exists()
+    kriging.simulate(3, out=out, resume=True, **grid)
+    assert bytes_of(out) == bytes_of(tmp_path / "whole.zarr")
 
 
 def test_methods_are_refused_where_they_do_not_apply(samples: Any) -> None:
