@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.models.rounding import EPS, LOST, column_lengths, known
 
 # Distances that are judged, in deviations of the exact posterior.
@@ -287,7 +288,7 @@ def _misfit(exact: FloatArray, other: FloatArray) -> tuple[FloatArray, FloatArra
 
 
 def _checked(name: str, values: ArrayLike, n: int) -> FloatArray:
-    numbers = np.asarray(values, dtype=np.float64).reshape(-1)
+    numbers = numbers_of(values, f"the {name}").reshape(-1)
     if len(numbers) != n:
         raise InputError(f"`{name}` has {len(numbers)} values; expected {n}, one for each point")
     if not np.isfinite(numbers).all():

@@ -22,6 +22,7 @@ from dkgp.data import Standardisation
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError, NumericalError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.kernels import Kernel
 from dkgp.kriging.crossvalidation import scores
 from dkgp.kriging.empirical import EmpiricalVariogram, drift_columns, empirical_variogram, residuals
@@ -282,7 +283,7 @@ def compare_variograms(
         Unknown names, or samples that determine no variogram.
     """
     space = Space.of(coordinates, crs)
-    values = np.asarray(data, dtype=np.float64).reshape(-1)
+    values = numbers_of(data, "data").reshape(-1)
     places = space.places(coordinates)
     if len(values) != len(places):
         raise InputError(f"data has {len(values)} values; expected {len(places)}, one for each sample")

@@ -18,6 +18,7 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.data.types import BoolArray, FloatArray, IntArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.kriging.covariates import CovariateRasters
 from dkgp.kriging.field import Field
 from dkgp.kriging.grids import Grid
@@ -238,7 +239,7 @@ def _stacked(covariates: Mapping[str, FloatArray], names: tuple[str, ...], grid:
     missing = [name for name in names if name not in covariates]
     if missing:
         raise InputError(f"the covariates {', '.join(missing)} of cells are missing; got {', '.join(covariates)}")
-    arrays = [np.asarray(covariates[name], dtype=np.float64) for name in names]
+    arrays = [numbers_of(covariates[name], f"the covariate {name}") for name in names]
     for name, array in zip(names, arrays, strict=True):
         if array.shape != grid.shape:
             raise InputError(f"covariate {name} has shape {array.shape}; expected that of the grid, {grid.shape}")

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.space import Space, coordinates_of
@@ -111,7 +112,7 @@ class Cokriging:
         InputError
             Fewer than two targets, missing values, or matrices that are no covariances of p targets.
         """
-        values = [np.asarray(each, dtype=np.float64) for each in data]
+        values = [numbers_of(each, f"data {number}") for number, each in enumerate(data)]
         if len(values) < 2 or len({each.shape for each in values}) > 1:
             raise InputError(f"cokriging takes two or more arrays of one shape; got {[each.shape for each in values]}")
         for number, each in enumerate(values):
@@ -224,7 +225,7 @@ def coregionalisation(
     -------
     T, S : (p, p)
     """
-    values = [np.asarray(each, dtype=np.float64).reshape(-1) for each in data]
+    values = [numbers_of(each, f"data {number}").reshape(-1) for number, each in enumerate(data)]
     coordinates, crs = coordinates_of(coordinates, crs)
     space: Space = Space.of(coordinates, crs, metric=metric)
     places = variogram.isotropic(space.places(coordinates))

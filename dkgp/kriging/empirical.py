@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.kriging.space import Space
 
 Estimator: TypeAlias = Literal["matheron", "cressie", "dowd", "genton"]
@@ -211,7 +212,7 @@ def drift_columns(places: FloatArray, degree: int = 0, covariates: Any = None) -
     products = [moved[:, i] * moved[:, j] for i in range(k) for j in range(i, k)] if degree == 2 else []
     columns = [np.ones(len(places)), *(moved.T if degree else []), *products]
     if covariates is not None:
-        values = np.asarray(covariates, dtype=np.float64).reshape(len(np.atleast_1d(covariates)), -1)
+        values = numbers_of(covariates, "`covariates`").reshape(len(np.atleast_1d(covariates)), -1)
         if len(values) != len(places) or not np.isfinite(values).all():
             raise InputError(
                 f"`covariates` has {values.shape} values; expected finite ones for each of {len(places)} samples"
@@ -324,7 +325,7 @@ def variogram_map(
 
 def _checked(data: ArrayLike, n: int) -> FloatArray:
     """Return finite values of n samples; `InputError` for others."""
-    values = np.asarray(data, dtype=np.float64).reshape(-1)
+    values = numbers_of(data, "data").reshape(-1)
     if len(values) != n:
         raise InputError(f"data has {len(values)} values; expected {n}, one for each sample")
     if not np.isfinite(values).all():

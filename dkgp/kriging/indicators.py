@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.kriging.field import Kriged
 from dkgp.kriging.layers import layered
 from dkgp.models.rounding import outward
@@ -190,7 +191,7 @@ class IndicatorKriging:
 
     def fit(self, coordinates: Any, data: ArrayLike, **settings: Any) -> Self:
         """Krige the indicators of samples; `settings` as for `Kriging.fit`."""
-        values = np.asarray(data, dtype=np.float64)
+        values = numbers_of(data, "data")
         if not np.isfinite(values).all():
             raise InputError(f"data is not finite in {int((~np.isfinite(values)).sum())} rows; remove these samples")
         indicators = tuple((values <= threshold).astype(np.float64) for threshold in self.thresholds)

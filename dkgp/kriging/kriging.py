@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from dkgp.data import Progress
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, StoreError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
 from dkgp.kriging.candidates import fitted_variogram
 from dkgp.kriging.cells import Covariates
@@ -22,7 +23,7 @@ from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
 from dkgp.kriging.simulation import Simulation, simulate
-from dkgp.kriging.space import Space, coordinates_of
+from dkgp.kriging.space import Space, coordinate_numbers, coordinates_of
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.prediction.predict import Destination
 from dkgp.models.trend import Drift
@@ -203,14 +204,16 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             time_scale=self.time_scale if self.time_scale is not None else 1.0,
         )
         places = space.places(coordinates)
-        values, names = _columns(data, len(places))
+        if not len(places):
+            raise InputError("there are no samples; expected at least one")
+        values, names = _columns(data, len(places), np.shape(coordinates[0]))
         columns = self._covariates_at(covariates, len(places), "sample")
         variogram = self._variogram(places, values, columns, mean)
         errors = np.full(len(places), variogram.error_variance) + _noise(weights, noise, len(places))
         samples = Samples(places, values, errors, variogram.microscale_variance, columns)
         samples = samples.once_a_place(self.duplicates)  # type: ignore[arg-type]
         solving = Solving(self.tolerance, self.product_error, "auto", self.client, self.store, int(self.random_state))
-        x, y = (np.asarray(coordinates[axis], dtype=np.float64) for axis in (0, min(1, space.dimensions - 1)))
+        x, y = (coordinate_numbers(coordinates[axis]) for axis in (0, min(1, space.dimensions - 1)))
         region = [float(x.min()), float(x.max()), float(y.min()), float(y.max())]
         settings = {name: getattr(self, name) for name in STORED} | {"covariates": list(self._covariate_names)}
         about = {"of": of, "region": region, "settings": settings, "several": isinstance(data, tuple)}
@@ -253,7 +256,10 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
                 f"`degree` and `covariates` belong to universal kriging; got kind={self.kind!r}. Pass kind='universal'"
             )
         if self.kind == "simple":
-            return Drift(value=float(self.mean))  # type: ignore[arg-type]
+            try:
+                return Drift(value=float(self.mean))  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                raise InputError(f"`mean` is one finite number, the known mean; got {self.mean!r}") from None
         if self.kind == "ordinary":
             return Drift(0)
         if self.degree not in (0, 1, 2) or not (self.degree or self._covariate_names):
@@ -261,7 +267,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
                 f"`degree` of universal kriging is 1 or 2, or 0 with `covariates`; got {self.degree!r}"
                 f"{'' if self._covariate_names else ' without covariates'}"
             )
-        return Drift(self.degree, columns=self._covariate_names)
+        return Drift(int(self.degree), columns=self._covariate_names)
 
     def _covariates_at(self, covariates: Any, n: int, point: str = "point") -> FloatArray:
         """Return the covariates of n points, in the order of the setting: (n, c)."""
@@ -340,9 +346,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         shaped = [self._shaped(part, shape) for part in parts if part is not None]
         return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
-    def _in_our_crs(self, coordinates: Any) -> tuple[Any, ...]:
-        """Return coordinates as arrays; points of another CRS are transformed."""
-        return coordinates_of(coordinates, self.space_.crs)[0]
+    def _in_our_crs(self, coordinates: Any, data: Any = None) -> tuple[Any, ...]:
+        """Return coordinates as arrays, in the order of data with dimensions; points of another CRS are transformed."""
+        return coordinates_of(coordinates, self.space_.crs, data)[0]
 
     def kriged(
         self,
@@ -653,15 +659,16 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         """Return R^2, the coefficient of determination of the predicted means, averaged over several data."""
         from sklearn.metrics import r2_score
 
+        coordinates = self._in_our_crs(coordinates, data)
         mean = self.kriged(coordinates, covariates=covariates).mean
-        values, _ = _columns(data, len(mean))
+        values, _ = _columns(data, len(mean), np.shape(coordinates[0]))
         flat = None if weights is None else np.ravel(weights)
         return float(r2_score(values, mean, sample_weight=flat))
 
     def filter(self, coordinates: Any, data: Any, weights: Any = None, *, covariates: Any = None) -> Any:
         """Fit, predict at the samples, and return coordinates, residuals and weights, as verde's `filter`."""
         self.fit(coordinates, data, weights, covariates=covariates)
-        predicted = self.predict(coordinates, covariates=covariates)
+        predicted = self.predict(self._in_our_crs(coordinates, data), covariates=covariates)
         if self._several:
             residuals: Any = tuple(np.asarray(one) - other for one, other in zip(data, predicted, strict=True))
         else:
@@ -793,10 +800,22 @@ def shaped_as_style(kriged: Kriged, taken: Any, style: str) -> tuple[Any, Any]:
     return results[0], results[1]
 
 
-def _columns(data: Any, n: int) -> tuple[FloatArray, tuple[str, ...]]:
-    """Return values (n, p), finite, and their names; `InputError` for others."""
+def _columns(data: Any, n: int, shape: tuple[int, ...] | None = None) -> tuple[FloatArray, tuple[str, ...]]:
+    """Return values (n, p), finite, and their names; `InputError` for others, and for another shape than the points'.
+
+    Values of one dimension, and points of one, go with each other in any case.
+    """
     parts = data if isinstance(data, tuple) else (data,)
-    columns = [np.asarray(values, dtype=np.float64).reshape(-1) for values in parts]
+    dims = getattr(parts[0], "dims", None)
+    parts = tuple(
+        each.transpose(*dims) if dims and set(getattr(each, "dims", ())) == set(dims) else each for each in parts
+    )
+    arrays = [numbers_of(values, "data") for values in parts]
+    for each in arrays:
+        lengths = [[size for size in one if size != 1] for one in (each.shape, shape or ())]
+        if each.size == n and min(map(len, lengths)) > 1 and lengths[0] != lengths[1]:
+            raise InputError(f"data has shape {each.shape}; expected that of the coordinates, {shape}")
+    columns = [each.reshape(-1) for each in arrays]
     names = [values.name for values in parts if isinstance(getattr(values, "name", None), str)]
     if len(set(names)) < len(parts):
         names = ["z"] if len(parts) == 1 else [f"z{index}" for index in range(len(parts))]
@@ -817,7 +836,7 @@ def _noise(weights: Any, noise: Any, n: int) -> FloatArray:
     if weights is None and noise is None:
         return np.zeros(n)
     name, given = ("noise", noise) if weights is None else ("weights", weights)
-    values = np.asarray(given, dtype=np.float64).reshape(-1)
+    values = numbers_of(given, f"`{name}`").reshape(-1)
     low = 0.0 if weights is None else np.nextafter(0.0, 1.0)
     if len(values) != n or not np.isfinite(values).all() or (values < low).any():
         expected = "at least 0" if weights is None else "positive"

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.kriging import Kriging, points_of_style, shaped_as_style
 from dkgp.kriging.space import EARTH_RADIUS, Space
@@ -403,7 +404,7 @@ def _raster(values: Any, x: Any, y: Any) -> Any:
 
     if values is None or x is None or y is None:
         raise InputError("the drift term external_Z needs `external_drift`, `external_drift_x` and `external_drift_y`")
-    raster, east, north = np.asarray(values, dtype=np.float64), _line(x), _line(y)
+    raster, east, north = numbers_of(values, "`external_drift`"), _line(x), _line(y)
     if raster.shape != (len(north), len(east)) and raster.shape == (len(east), len(north)):
         raster = raster.T
     if raster.shape != (len(north), len(east)):
@@ -423,11 +424,11 @@ def _interpolated(raster: Any, x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _line(values: ArrayLike) -> FloatArray:
-    return np.atleast_1d(np.squeeze(np.asarray(values, dtype=np.float64)))
+    return np.atleast_1d(np.squeeze(numbers_of(values, "coordinates")))
 
 
 def _of_shape(values: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
+    array = numbers_of(values, "a specified drift")
     if array.shape != shape and array.T.shape == shape:
         array = array.T
     if array.shape != shape:

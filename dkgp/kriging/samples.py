@@ -15,6 +15,7 @@ import numpy as np
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
+from dkgp.estimators.inputs import numbers_of
 
 Duplicates: TypeAlias = Literal["merge", "keep", "mean", "first", "refuse"]
 DUPLICATES: tuple[Duplicates, ...] = get_args(Duplicates)
@@ -165,7 +166,7 @@ def covariate_columns(names: Sequence[str], values: Any, n: int, point: str = "s
             known = ", ".join(map(str, values))
             raise InputError(f"there is no {', '.join(missing)} among `covariates`; got {known or 'none'}")
         parts = [values[name] for name in names]
-    columns = [np.asarray(part, dtype=np.float64).reshape(-1) for part in parts]
+    columns = [numbers_of(part, f"the covariate {name}").reshape(-1) for name, part in zip(names, parts, strict=True)]
     for name, column in zip(names, columns, strict=True):
         if len(column) != n:
             raise InputError(f"the covariate {name} has {len(column)} values; expected {n}, one for each {point}")

@@ -15,8 +15,10 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dkgp.data.numbers import array_of
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, MissingExtraError
+from dkgp.estimators.inputs import numbers_of
 
 Metric: TypeAlias = Literal["plane", "sphere", "wgs84"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -58,7 +60,7 @@ def coordinates_of(coordinates: Any, crs: Any = None, data: Any = None) -> tuple
     crs : optional
         The reference to return: points of another one are transformed. By default the points'.
     data : optional
-        Values whose dimensions DataArrays are broadcast to.
+        Values, or a tuple of them, whose dimensions DataArrays are broadcast to, in their order.
 
     Raises
     ------
@@ -76,9 +78,12 @@ def coordinates_of(coordinates: Any, crs: Any = None, data: Any = None) -> tuple
     if hasattr(coordinates, "columns"):
         coordinates = [coordinates[name] for name in coordinates.columns]
     if all(hasattr(values, "broadcast_like") for values in coordinates):
-        whole = data if hasattr(data, "broadcast_like") else coordinates[0]
+        like = data[0] if isinstance(data, tuple) else data
+        whole = like if hasattr(like, "broadcast_like") else coordinates[0]
         for values in coordinates:
             whole = whole.broadcast_like(values)
+        if hasattr(like, "broadcast_like"):
+            whole = whole.transpose(*like.dims, ...)
         coordinates = [values.broadcast_like(whole).transpose(*whole.dims).to_numpy() for values in coordinates]
     return tuple(coordinates), crs
 
@@ -180,7 +185,7 @@ class Space:
 
         Raises `InputError`: another number of coordinates, other shapes, or values that are not finite.
         """
-        columns = [_numbers(values) for values in coordinates]
+        columns = [coordinate_numbers(values) for values in coordinates]
         if len(columns) != self.dimensions + self.has_time:
             raise InputError(f"expected {len(self.names)} coordinates ({', '.join(self.names)}); got {len(columns)}")
         shapes = {column.shape for column in columns}
@@ -197,33 +202,38 @@ class Space:
         return np.column_stack([*space, *time]) + 0.0
 
     def _on_globe(self, longitude: FloatArray, latitude: FloatArray) -> list[FloatArray]:
-        """Return geocentric coordinates in km."""
+        """Return geocentric coordinates in km; a place has one, whatever its longitude is called."""
         if (np.abs(latitude) > 90.0).any():
             row = int(np.argmax(np.abs(latitude) > 90.0))
             raise InputError(
                 f"the latitude is {latitude[row]:g} in row {row}; expected -90 to 90. Coordinates are longitude, then "
                 "latitude"
             )
+        longitude = longitude - 360.0 * np.round(longitude / 360.0)
         east, north = np.radians(longitude), np.radians(latitude)
+        # Exact at the poles and at the date line, where sines and cosines of rounded radians are not zero.
+        across = np.where(np.abs(latitude) == 90.0, 0.0, np.cos(north))
+        sine = np.where(np.abs(longitude) == 180.0, 0.0, np.sin(east))
         if self.metric == "sphere":
             radius, flattened = np.full_like(north, EARTH_RADIUS), 1.0
         else:
             square = _WGS84_FLATTENING * (2.0 - _WGS84_FLATTENING)
             radius, flattened = _WGS84_AXIS / np.sqrt(1.0 - square * np.sin(north) ** 2), 1.0 - square
         return [
-            radius * np.cos(north) * np.cos(east),
-            radius * np.cos(north) * np.sin(east),
+            radius * across * np.cos(east),
+            radius * across * sine,
             radius * flattened * np.sin(north),
         ]
 
 
-def _numbers(values: ArrayLike) -> FloatArray:
-    """Return numbers; dates become days since 1970."""
-    array = np.asarray(values)
+def coordinate_numbers(values: ArrayLike) -> FloatArray:
+    """Return numbers, NaN where they are masked or missing; dates become days since 1970."""
+    array = array_of(values)
     if array.dtype.kind == "M":
-        days = (array - np.datetime64(0, "D")) / np.timedelta64(1, "D")
-        return np.where(np.isnat(array), np.nan, days)
-    return array.astype(np.float64)
+        dates = np.ma.asarray(array).filled(np.datetime64("NaT"))
+        days = (dates - np.datetime64(0, "D")) / np.timedelta64(1, "D")
+        return np.where(np.isnat(dates), np.nan, days)
+    return numbers_of(array, "a coordinate")
 
 
 def _require_no_degrees(coordinates: Sequence[ArrayLike]) -> None:
@@ -232,7 +242,7 @@ def _require_no_degrees(coordinates: Sequence[ArrayLike]) -> None:
         return
     spans = []
     for values, most in zip(coordinates, (180.0, 90.0), strict=True):
-        finite = np.asarray(values, dtype=np.float64)
+        finite = coordinate_numbers(values)
         finite = finite[np.isfinite(finite)]
         if not finite.size or np.abs(finite).max() > most:
             return

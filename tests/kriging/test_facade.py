@@ -136,8 +136,14 @@ def test_frames_and_arrays_with_dimensions() -> None:
     field = easting + 10 * northing
     for values in (field, field.T):
         kriging = Kriging(Variogram("spherical", psill=1, range=4)).fit((easting, northing), values)
-        assert float(kriging.predict((2.0, 1.0))) == pytest.approx(12.0)
+        for point in ((2.0, 1.0), (1.0, 0.0), (0.0, 1.0)):
+            assert float(kriging.predict(point)) == pytest.approx(point[0] + 10.0 * point[1])
         assert kriging.predict((easting, northing)).shape == (2, 3)
+        assert kriging.score((easting, northing), values) == pytest.approx(1.0)
+        _, residuals, _ = kriging.filter((easting, northing), values)
+        np.testing.assert_allclose(residuals, 0.0, atol=1e-9)
+    kriging = Kriging(Variogram("spherical", psill=1, range=4)).fit((easting, northing), (field, field.T))
+    np.testing.assert_allclose(kriging.predict((1.0, 0.0)), [1.0, 1.0])
 
 
 def test_points_with_a_reference_are_transformed() -> None:
