@@ -173,7 +173,7 @@ def read_samples(
     covariates : sequence of str, or mapping of names to rasters
         Columns, or rasters that are read at the samples (see `CovariateRasters`; a `CovariateRasters` itself too).
     layer : str, optional
-        Of a file with several.
+        Layer of a file with several; by default the only one with geometries.
     drop_missing : bool, default False
         Leave out rows with a missing value; by default they are refused.
     **options
@@ -366,7 +366,7 @@ def _complete(
         if not drop:
             row = int(np.argmax(lacks))
             raise InputError(
-                f"the column '{name}' holds a missing value or NaN in {places(row)} ({lacks.sum():,} such values in "
+                f"the column '{name}' holds a missing value or NaN in {places(row)} (missing in {lacks.sum():,} of "
                 f"{gridded.sum():,} rows). Fill them in, or leave these rows out by `drop_missing`"
             )
         counts[name] = int(lacks.sum())
@@ -653,7 +653,12 @@ def _read_features(url: str, kind: str, layer: str | None) -> Any:
     with refused_as(unreadable), warnings.catch_warnings():
         # GDAL misses the ending of a file in memory.
         warnings.simplefilter("ignore", RuntimeWarning)
-        layers = [str(name) for name in pyogrio.list_layers(content)[:, 0]]
+        listed = pyogrio.list_layers(content).tolist()
+        layers = [str(name) for name, _ in listed]
+        # Tables without geometries, such as the styles that QGIS stores, are no candidates.
+        mapped = [str(name) for name, geometry in listed if geometry is not None]
+        if layer is None and len(mapped) == 1:
+            layer = mapped[0]
         if layer is None and len(layers) > 1:
             raise InputError(f"'{shown(url)}' has {len(layers)} layers, {quoted(layers)}; name one as `layer`")
         if layer is not None and layer not in layers:
@@ -676,7 +681,7 @@ def read_polygons(source: Any, *, ids: str | None = None, crs: Any = None, layer
     crs : EPSG code, WKT or pyproj.CRS, optional
         Reference of the samples: the corners of polygons in another one are transformed.
     layer : str, optional
-        Of a file with several.
+        Layer of a file with several; by default the only one with geometries.
 
     Raises
     ------

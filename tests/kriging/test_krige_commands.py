@@ -234,6 +234,20 @@ def test_polygons_are_read_and_written(shell: Shell) -> None:
     shell.refuses("krige blocks @zinc.zarr @parishes.geojson --out @p.gpkg", "--overwrite")
 
 
+def test_a_layer_of_a_file_with_several_is_named(shell: Shell, made: dict[str, Any]) -> None:
+    geopandas, shapely = pytest.importorskip("geopandas"), pytest.importorskip("shapely")
+    table = pd.read_csv(made["folder"] / "soil.csv")
+    samples = geopandas.GeoDataFrame(table[["zinc"]], geometry=shapely.points(table[["x", "y"]].to_numpy()))
+    square = geopandas.GeoDataFrame({"parish": ["west"]}, geometry=[shapely.box(0, 0, 300, 300)], crs=None)
+    for name, frame in (("topsoil", samples), ("parishes", square)):
+        frame.to_file(shell.folder / "two.gpkg", layer=name, driver="GPKG")
+    shell.refuses("krige fit @two.gpkg --target zinc --out @f.zarr", "2 layers, 'topsoil', 'parishes'", "--layer")
+    line = "krige fit @two.gpkg --target zinc --layer topsoil --model spherical --range 300 --psill 1 --out @f.zarr"
+    assert shell.json(line)["n"] == N
+    shell.refuses("krige blocks @zinc.zarr @two.gpkg --out @p.csv", "--layer")
+    assert shell.json("krige blocks @zinc.zarr @two.gpkg --layer parishes --out @p.csv")["blocks"] == 1
+
+
 def test_fields_are_drawn_around_the_mean(shell: Shell) -> None:
     document = shell.json("krige simulate @zinc.zarr --fields 60 --shape 3,4 --out @s.zarr --method cholesky")
     assert document["simulation"]["method"] == "cholesky"

@@ -278,12 +278,27 @@ def test_text_is_refused_by_column_and_row() -> None:
         read_samples(frame(zinc=[1.0, 2.0, "low", 3.0]), "zinc")
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("93,8", "number with a decimal comma; save the file with decimal points"),
+        ("<5", "measurement beyond a detection limit; put a number in, or leave it empty"),
+        ("n. d.", "Put numbers in, leave it empty if the value is missing"),
+    ],
+)
+def test_texts_of_measured_values_are_refused_with_advice(text: str, advice: str) -> None:
+    with pytest.raises(InputError, match=advice):
+        read_samples(frame(zinc=[1.0, 2.0, text, 3.0]), "zinc")
+
+
 def test_missing_values_are_refused_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "gaps.csv"
     zinc, dist = ZINC.copy(), DIST.copy()
     zinc[1] = dist[1] = dist[3] = np.nan
     frame(zinc=zinc, dist=dist).to_csv(path, index=False)
-    with pytest.raises(InputError, match=r"'zinc' holds a missing value or NaN in line 3 of .* \(1 such values in 4"):
+    with pytest.raises(
+        InputError, match=r"'zinc' holds a missing value or NaN in line 3 of .* \(missing in 1 of 4 rows"
+    ):
         read_samples(path, "zinc")
     table = read_samples(path, "zinc", covariates=["dist"], drop_missing=True)
     np.testing.assert_array_equal(table.values, ZINC[[0, 2]])
@@ -340,6 +355,15 @@ def test_layers_are_named(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "m.csv", index=False)
     with pytest.raises(InputError, match="`layer` belongs to vector files such as GeoPackage; '.*m.csv' is none"):
         read_samples(tmp_path / "m.csv", "zinc", layer="rock")
+
+
+def test_tables_without_geometries_are_no_layers_to_choose(tmp_path: Path) -> None:
+    # QGIS stores styles in such a table, beside the samples.
+    pyogrio, path = pytest.importorskip("pyogrio"), tmp_path / "qgis.gpkg"
+    geo().to_file(path, layer="samples")
+    pyogrio.write_dataframe(pd.DataFrame({"styleName": ["red"]}), path, layer="layer_styles", append=True)
+    assert len(pyogrio.list_layers(path)) == 2
+    check(read_samples(path, "zinc", covariates=["dist"]), crs=RD)
 
 
 def test_files_that_name_other_files_are_not_opened(tmp_path: Path) -> None:

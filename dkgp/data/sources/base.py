@@ -8,6 +8,7 @@ names column and place.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ MISSING_TEXTS = frozenset(
 )
 # Up to here float64 holds every whole number.
 EXACT = 2.0**53
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 # Kinds of NumPy types that are no numbers, and the remedy.
 OTHER_KINDS = {
@@ -320,10 +322,16 @@ def _whole(value: Any) -> int | None:
 def text_error(name: str, text: str, place: str, expected: str = "a number") -> ColumnError:
     """Return the error for text where a number is expected."""
     shown = text if len(text) <= 40 else text[:37] + "..."
-    return ColumnError(
-        f"The column '{name}' holds the text '{shown}' in {place}; expected {expected}. "
-        "Leave the column out, turn it into numbers first, or take it as `labels` if it names classes."
-    )
+    if _DECIMAL_COMMA.fullmatch(text.strip()):
+        advice = "It looks like a number with a decimal comma; save the file with decimal points."
+    elif text.lstrip()[:1] in ("<", ">"):
+        advice = "It looks like a measurement beyond a detection limit; put a number in, or leave it empty."
+    else:
+        advice = (
+            "Put numbers in, leave it empty if the value is missing, or leave the column out. A target that names "
+            "classes can be taken: take it as `labels`."
+        )
+    return ColumnError(f"The column '{name}' holds the text '{shown}' in {place}; expected {expected}. {advice}")
 
 
 def row_places(url: str, first_row: int) -> Callable[[int], str]:

@@ -93,6 +93,12 @@ class KrigeBlocksJob:
         ),
     ] = ""
     ids: Annotated[str | None, Option(help="Column that names the polygons.", metavar="COLUMN")] = None
+    layer: Annotated[
+        str | None,
+        Option(
+            help="Layer of POLYGONS, of a file with several.  [default: the only one with geometries]", metavar="NAME"
+        ),
+    ] = None
     cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
     quadrature: Annotated[int, Option(help="Nodes a side of a block to begin with.", least=1)] = 8
     quadrature_tolerance: Annotated[
@@ -130,7 +136,7 @@ class KrigeBlocksRun(FieldRun):
             self.shapes: list[Any] = grid_blocks(job.cells.grid(self.kriging.region_))
             self.ids = [str(number) for number in range(len(self.shapes))]
         else:
-            read = read_polygons(job.polygons, ids=job.ids, crs=space.crs)
+            read = read_polygons(job.polygons, ids=job.ids, crs=space.crs, layer=job.layer)
             for note in read.notes:
                 self.reporter.note(note)
             self.shapes, self.ids = list(read.shapes), list(read.ids)

@@ -74,6 +74,12 @@ class SampleColumns:
         str | None,
         Option(help="CRS of the coordinates, such as EPSG:28992.  [default: the file's]", group=SAMPLES),
     ] = None
+    layer: Annotated[
+        str | None,
+        Option(
+            help="Layer of a file with several.  [default: the only one with geometries]", metavar="NAME", group=SAMPLES
+        ),
+    ] = None
     metric: Annotated[
         str,
         Option(
@@ -107,6 +113,7 @@ class SampleColumns:
             crs=self.crs,
             noise=self.noise,
             covariates=named_rasters(covariates) or covariates,
+            layer=self.layer,
             drop_missing=self.drop_missing,
         )
         for note in table.notes:
