@@ -238,7 +238,7 @@ def block_table(
 
     Parameters
     ----------
-    geometries : GeoDataFrame, GeoSeries, path of a file of polygons, sequence of polygons or rectangles, or None
+    geometries : GeoDataFrame, GeoSeries, Polygons, path of a file, sequence of polygons or rectangles, or None
         None: the cells of a grid over the region.
     settings : (spacing, quadrature, quadrature_tolerance)
     """
@@ -248,6 +248,10 @@ def block_table(
     if (geometries is None) == (spacing is None):
         raise InputError("give `geometries` (polygons or rectangles) or `spacing` of a grid of blocks, one of them")
     _require_plane(field)
+    if isinstance(geometries, Polygons):
+        import geopandas
+
+        geometries = geopandas.GeoSeries(list(geometries.shapes), index=list(geometries.ids), crs=geometries.crs)
     polygons: Polygons | None = None
     blocks: Sequence[Any]
     if geometries is None:

@@ -89,6 +89,8 @@ class Cokriging:
     """
 
     def __init__(self, kriging: Kriging, sills: ArrayLike | None = None, nuggets: ArrayLike | None = None) -> None:
+        if not isinstance(kriging, Kriging):
+            raise InputError(f"expected a Kriging that is not fitted, such as Kriging(variogram); got {kriging!r}")
         if not isinstance(kriging.variogram, Variogram):
             raise InputError(f"cokriging needs a Variogram, for its correlation; got {kriging.variogram!r}")
         if kriging.mean not in (None, 0.0):

@@ -690,7 +690,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         Parameters
         ----------
         geometries : GeoDataFrame, GeoSeries, path, or a sequence of polygons or (west, east, south, north), optional
-            Those of another CRS are transformed. For files see `read_polygons`.
+            Those of another CRS are transformed. For files, and for their layers, pass the result of `read_polygons`.
         spacing : float or (north, east), optional
             Size of the cells of a grid, instead of `geometries`.
         quadrature : int, default 8
@@ -806,6 +806,11 @@ def _columns(data: Any, n: int, shape: tuple[int, ...] | None = None) -> tuple[F
     Values of one dimension, and points of one, go with each other in any case.
     """
     parts = data if isinstance(data, tuple) else (data,)
+    if any(isinstance(values, str) for values in parts):
+        raise InputError(
+            f"data are arrays of values; got the text {data!r}. Pass the column itself, such as frame['zinc'], or read "
+            "coordinates and values of a table by `read_samples`"
+        )
     dims = getattr(parts[0], "dims", None)
     parts = tuple(
         each.transpose(*dims) if dims and set(getattr(each, "dims", ())) == set(dims) else each for each in parts
@@ -831,6 +836,8 @@ def _columns(data: Any, n: int, shape: tuple[int, ...] | None = None) -> tuple[F
 
 def _noise(weights: Any, noise: Any, n: int) -> FloatArray:
     """Return variances of measurement errors by sample: (n,)."""
+    if isinstance(weights, tuple) and all(one is None for one in weights):
+        weights = None  # verde's `cross_val_score` passes (None,)
     if weights is not None and noise is not None:
         raise InputError("give `weights` (reciprocals of variances) or `noise` (variances), not both")
     if weights is None and noise is None:

@@ -85,6 +85,11 @@ def coordinates_of(coordinates: Any, crs: Any = None, data: Any = None) -> tuple
         if hasattr(like, "broadcast_like"):
             whole = whole.transpose(*like.dims, ...)
         coordinates = [values.broadcast_like(whole).transpose(*whole.dims).to_numpy() for values in coordinates]
+    if getattr(coordinates, "ndim", 0) == 2 and coordinates.shape[0] > 4 >= coordinates.shape[1]:
+        raise InputError(
+            f"coordinates are arrays by axis, (easting, northing); got one array of shape {coordinates.shape}. Pass "
+            "its columns: tuple(array.T)"
+        )
     return tuple(coordinates), crs
 
 

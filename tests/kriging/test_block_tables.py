@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.kriging import Kriging, Variogram
+from dkgp.kriging import Kriging, Variogram, read_polygons
 
 
 def fitted(rng: np.random.Generator, **settings: Any) -> tuple[Kriging, Any]:
@@ -92,6 +92,8 @@ def test_polygons_of_another_crs_and_of_files_are_transformed(rng: np.random.Gen
     assert second["area"][0] == pytest.approx(1e6, rel=1e-3)
     theirs.to_file(tmp_path / "parishes.geojson")
     third = kriging.blocks(tmp_path / "parishes.geojson")
+    read = kriging.blocks(read_polygons(tmp_path / "parishes.geojson"))
+    np.testing.assert_array_equal(read["mean"], third["mean"])
     assert third["mean"].iloc[0] == pytest.approx(first["mean"][0], abs=1e-3)
     assert third.crs == ours.crs
     with pytest.raises(InputError, match="has no CRS; expected"):

@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 import xarray
 from sklearn.base import clone
+from sklearn.model_selection import KFold
 
 import dkgp
 from dkgp.errors import InputError, StoreError
-from dkgp.kriging import Kriging, Variogram
+from dkgp.kriging import Cokriging, Kriging, Variogram
 from dkgp.kriging.field import tolerance_of
 
 X = np.array([(0, 0), (1, 0), (0, 2), (3, 1), (2, 3), (4, 4)], dtype=float)
@@ -393,3 +394,29 @@ def test_noise_by_sample_is_stored_once(tmp_path: Path) -> None:
     np.testing.assert_allclose(variance, noise - noise**2 * np.diag(P), rtol=1e-10, atol=1e-14)
     weighted = Kriging(variogram, of="field", tolerance=1e-13).fit(COORDINATES, Z, 1.0 / (noise + 1.0))
     np.testing.assert_allclose(weighted.field_.errors, noise + 1.0, rtol=1e-14)
+
+
+# ------------------------------------------------------------------------------------------------- inputs of newcomers
+
+
+def test_values_and_coordinates_in_other_forms_are_refused_with_advice() -> None:
+    kriging = Kriging(EXPONENTIAL)
+    with pytest.raises(InputError, match=r"got the text 'zinc'. Pass the column itself.*`read_samples`"):
+        kriging.fit(COORDINATES, "zinc")
+    with pytest.raises(InputError, match=r"got one array of shape \(6, 2\). Pass its columns: tuple\(array.T\)"):
+        kriging.fit(X, Z)
+    with pytest.raises(InputError, match="expected a Kriging that is not fitted, such as Kriging"):
+        Cokriging(EXPONENTIAL)  # type: ignore[arg-type]
+
+
+def test_weights_of_verdes_cross_validation_are_none() -> None:
+    kriging = Kriging(EXPONENTIAL)
+    without = kriging.fit(COORDINATES, Z, weights=(None,)).predict((1.0, 1.0))
+    assert float(without) == float(kriging.fit(COORDINATES, Z).predict((1.0, 1.0)))
+    verde = pytest.importorskip("verde")
+    scores = verde.cross_val_score(kriging, COORDINATES, Z, cv=KFold(3), scoring="neg_mean_squared_error")
+    expected = [
+        -np.mean((kriging.fit(tuple(X[rows].T), Z[rows]).predict(tuple(X[out].T)) - Z[out]) ** 2)
+        for rows, out in KFold(3).split(X)
+    ]
+    np.testing.assert_allclose(scores, expected)
