@@ -9,7 +9,7 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import UsageError
 from dkgp_benchmarks.boosting.problems import PROBLEMS, samples_of
-from dkgp_benchmarks.boosting.race import CONTENDERS, measure
+from dkgp_benchmarks.boosting.race import CONTENDERS, available, measure
 from dkgp_benchmarks.library import Library
 
 COLUMNS = (
@@ -33,6 +33,7 @@ class BenchBoostingJob:
 
     data: str | None = None
     problems: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     n: int | None = None
     n_test: int = 2000
     fit_seconds: float = 120.0
@@ -54,13 +55,19 @@ def run_bench_boosting(job: BenchBoostingJob, reporter: Reporter) -> Document:
     unknown = [name for name in job.problems if name not in PROBLEMS and name not in files]
     if unknown:
         raise UsageError(f"there is no problem '{unknown[0]}'; --problem takes {', '.join([*PROBLEMS, *files])}")
+    wrong = [name for name in job.methods if name not in CONTENDERS]
+    if wrong:
+        raise UsageError(f"there is no method '{wrong[0]}'; --method takes {', '.join(CONTENDERS)}")
     names = job.problems or tuple(PROBLEMS)
-    units = [(name, method) for name in names for method in CONTENDERS]
+    units = [(name, method) for method in available(job.methods or tuple(CONTENDERS), reporter.warn) for name in names]
+    units.sort(key=lambda unit: names.index(unit[0]))
     rows = []
     with reporter.work("boosting") as show:
         for number, (name, method) in enumerate(units):
             show(WorkProgress(f"{name}: {method}", number, len(units), "runs"))
             samples = samples_of(name, library, job.n, job.n_test, job.seed)
             rows.append(measure(name, method, samples, job.fit_seconds, job.seed))
-    title = "dkgp fit beside boosting and a linear model: error, density and 95 % intervals on test samples"
+    title = (
+        "dkgp fit beside GPBoost, SVGP, boosting and a linear model: error, density and 95 % intervals on test samples"
+    )
     return write_record(report("boosting", title, COLUMNS, rows, {}, **vars(job)), job.out)

@@ -1,15 +1,18 @@
 """Contenders on a table: error, density and intervals on the test samples, and the cores' seconds.
 
-dkgp is `dkgp fit` as it is typed. Boosting is scikit-learn's `HistGradientBoostingRegressor`, six settings by three
+dkgp is `dkgp fit` as it is typed. GPBoost maximises the likelihood of Vecchia's approximation (at most two features) or
+of Vecchia and inducing points (VIF), Matern 3/2 with a length scale for each feature. SVGP is GPyTorch's stochastic
+variational model, Matern 3/2 too. Boosting is scikit-learn's `HistGradientBoostingRegressor`, six settings by three
 folds; its density is a normal one of the folds' squared error, its intervals those of two quantile models. The linear
 model is scikit-learn's `RidgeCV`.
 """
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,12 @@ from dkgp_benchmarks.boosting.problems import FloatArray, TableSamples
 FOLDS = 3
 RATES, LEAVES, MOST_ROUNDS = (0.05, 0.1), (7, 31, 127), 1000
 LOWER, UPPER = 0.025, 0.975
+# Of GPBoost: features up to which Vecchia's approximation has no inducing points; neighbours, inducing points.
+FEW_FEATURES, NEIGHBOURS, INDUCING = 2, 30, 200
+# Of SVGP: inducing points, samples of a step, step length, epochs.
+SVGP_INDUCING, MINIBATCH, RATE, EPOCHS = 500, 512, 0.02, 60
+# Modules that a contender needs beside scikit-learn.
+MODULES = {"gpboost": "gpboost", "svgp": "gpytorch"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,90 @@ def boosting(samples: TableSamples, seconds: float, seed: int) -> Outcome:
     )
 
 
+@dataclass(frozen=True)
+class _Standardised:
+    """Samples standardised by the training samples."""
+
+    inputs: FloatArray
+    targets: FloatArray
+    test_inputs: FloatArray
+    mean: float
+    scale: float
+
+    @classmethod
+    def of(cls, samples: TableSamples) -> _Standardised:
+        centre, spread = samples.inputs.mean(axis=0), samples.inputs.std(axis=0)
+        spread = np.where(spread > 0.0, spread, 1.0)
+        mean, scale = float(samples.targets.mean()), float(samples.targets.std())
+        inside, outside = ((rows - centre) / spread for rows in (samples.inputs, samples.test_inputs))
+        return cls(inside, (samples.targets - mean) / scale, outside, mean, scale)
+
+    def outcome(self, samples: TableSamples, mean: FloatArray, variance: FloatArray, remark: str) -> Outcome:
+        """Scores of normal predictions of observations, which are standardised."""
+        mean, variance = self.mean + self.scale * mean, self.scale**2 * variance
+        half = 1.959963984540054 * np.sqrt(variance)
+        return _scored(samples, mean, variance, (mean - half, mean + half), remark)
+
+
+def gpboost(samples: TableSamples, seconds: float, seed: int) -> Outcome:
+    """GPBoost's maximum of the likelihood of all samples, and its predictions."""
+    import gpboost
+
+    table = _Standardised.of(samples)
+    few = table.inputs.shape[1] <= FEW_FEATURES
+    model = gpboost.GPModel(
+        gp_coords=table.inputs,
+        cov_function="matern_ard",
+        cov_fct_shape=1.5,
+        likelihood="gaussian",
+        gp_approx="vecchia" if few else "full_scale_vecchia",
+        num_neighbors=NEIGHBOURS,
+        num_ind_points=None if few else min(INDUCING, len(table.inputs) - 1),
+        seed=seed,
+    )
+    model.fit(y=table.targets)
+    found = model.predict(gp_coords_pred=table.test_inputs, predict_var=True, predict_response=True)
+    remark = "Vecchia" if few else "VIF"
+    return table.outcome(samples, np.asarray(found["mu"]), np.asarray(found["var"]), remark)
+
+
+def svgp(samples: TableSamples, seconds: float, seed: int) -> Outcome:
+    """GPyTorch's stochastic variational model, by Adam."""
+    import gpytorch
+    import torch
+
+    torch.manual_seed(seed)
+    table = _Standardised.of(samples)
+    x, y, new = (torch.tensor(each, dtype=torch.float32) for each in (table.inputs, table.targets, table.test_inputs))
+    n, d = x.shape
+
+    class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc]  # the library has no types
+        def __init__(self, points: Any) -> None:
+            distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
+            super().__init__(gpytorch.variational.VariationalStrategy(self, points, distribution))
+            self.mean_module = gpytorch.means.ConstantMean()
+            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(1.5, ard_num_dims=d))
+
+        def forward(self, rows: Any) -> Any:
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(rows), self.covar_module(rows))
+
+    model = Model(x[torch.randperm(n)[: min(SVGP_INDUCING, n)]].clone())
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=n)
+    optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=RATE)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(n).split(MINIBATCH):
+            optimiser.zero_grad()
+            (-bound(model(x[rows]), y[rows])).backward()
+            optimiser.step()
+    model.eval()
+    likelihood.eval()
+    with torch.no_grad():
+        parts = [likelihood(model(rows)) for rows in new.split(1000)]
+        mean, variance = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "variance"))
+    return table.outcome(samples, mean.double().numpy(), variance.double().numpy(), f"{SVGP_INDUCING} inducing points")
+
+
 def linear(samples: TableSamples, seconds: float, seed: int) -> Outcome:
     """Ridge regression of standardised features."""
     from sklearn.linear_model import RidgeCV
@@ -110,9 +203,24 @@ def linear(samples: TableSamples, seconds: float, seed: int) -> Outcome:
 
 CONTENDERS: Mapping[str, Callable[[TableSamples, float, int], Outcome]] = {
     "dkgp fit": gaussian_process,
+    "gpboost": gpboost,
+    "svgp": svgp,
     "boosting": boosting,
     "linear": linear,
 }
+
+
+def available(names: Sequence[str], warn: Callable[[str], None]) -> list[str]:
+    """Return the contenders whose library can be imported; warn of the others."""
+    kept = []
+    for name in names:
+        try:
+            importlib.import_module(MODULES.get(name, "sklearn"))
+        except ImportError as error:
+            warn(f"{name} is left out, because its library cannot be imported: {error}")
+        else:
+            kept.append(name)
+    return kept
 
 
 def measure(name: str, method: str, samples: TableSamples, seconds: float, seed: int) -> dict[str, Any]:
@@ -132,16 +240,21 @@ def measure(name: str, method: str, samples: TableSamples, seconds: float, seed:
 
 
 def _scored(
-    samples: TableSamples, mean: FloatArray, variance: float, ends: tuple[FloatArray, FloatArray] | None, remark: str
+    samples: TableSamples,
+    mean: FloatArray,
+    variance: float | FloatArray,
+    ends: tuple[FloatArray, FloatArray] | None,
+    remark: str,
 ) -> Outcome:
-    """Scores of means under noise of one variance, whose own 95 % interval stands in where no `ends` are known."""
+    """Scores of means under a variance, one or (t,), whose own 95 % interval is used if no `ends` are known."""
     truth = samples.test_targets
     half = 1.959963984540054 * np.sqrt(variance)
     lower, upper = ends if ends is not None else (mean - half, mean + half)
-    squared = float(np.mean((truth - mean) ** 2))
-    nlpd = 0.5 * (np.log(2.0 * np.pi * variance) + squared / variance)
+    squares = (truth - mean) ** 2
+    squared = float(np.mean(squares))
+    nlpd = float(np.mean(0.5 * (np.log(2.0 * np.pi * variance) + squares / variance)))
     covered = float(np.mean((lower <= truth) & (truth <= upper)))
-    return Outcome(float(np.sqrt(squared)), float(nlpd), covered, float(np.mean(upper - lower)), remark)
+    return Outcome(float(np.sqrt(squared)), nlpd, covered, float(np.mean(upper - lower)), remark)
 
 
 def _intervals(prediction: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -17,7 +17,7 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "boosting",
-        """dkgp fit beside gradient boosting and a linear model, on tables of several kinds.
+        """dkgp fit beside GPBoost, SVGP, gradient boosting and a linear model, on tables of several kinds.
 
         Every method tunes itself on the training samples alone, boosting six settings by three folds. Generated tables
         are smooth, of few samples, of many features, rough, with outliers, of steps, and of categories.
@@ -30,6 +30,14 @@ section.SECTIONS.add(
                 "few, smooth, many-features, surface, outliers, steps, categories, or a file of the folder.  [default: "
                 "all that are generated]",
                 spellings=("--problem",),
+                multiple=True,
+                metavar="NAME",
+            ),
+            Option(
+                "methods",
+                '"dkgp fit", gpboost, svgp (GPyTorch), boosting (scikit-learn) or linear.  [default: all whose library '
+                "is installed]",
+                spellings=("--method",),
                 multiple=True,
                 metavar="NAME",
             ),
@@ -51,6 +59,7 @@ section.SECTIONS.add(
         examples=(
             "dkgp bench boosting",
             "dkgp bench boosting --data benchmark-data --problem california --problem abalone",
+            'dkgp bench boosting --data benchmark-data --problem kin40k --method "dkgp fit" --method gpboost',
         ),
         without_null="its contenders are compared by errors, not by seconds",
     )

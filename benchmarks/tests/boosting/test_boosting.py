@@ -72,6 +72,11 @@ def test_scores_are_those_of_a_naive_loop() -> None:
     assert outcome.nlpd == pytest.approx(-np.mean(densities), rel=1e-12)
     assert outcome.rmse == pytest.approx(np.sqrt(np.mean((truth - mean) ** 2)), rel=1e-12)
     assert outcome.coverage == np.mean(inside)
+    variances = rng.uniform(0.5, 2.0, 50)
+    naive = [
+        0.5 * (y - m) ** 2 / v + 0.5 * np.log(2.0 * np.pi * v) for y, m, v in zip(truth, mean, variances, strict=True)
+    ]
+    assert race._scored(samples, mean, variances, None, "").nlpd == pytest.approx(np.mean(naive), rel=1e-12)
     ends = (mean - 0.1, mean + 0.3)
     assert race._scored(samples, mean, 2.0, ends, "").width == pytest.approx(0.4)
 
@@ -81,9 +86,12 @@ def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(race, "RATES", (0.1,))
     monkeypatch.setattr(race, "LEAVES", (7,))
-    document = run_bench_boosting(BenchBoostingJob(problems=("few",), n=150, n_test=60), SilentReporter())
+    reporter = SilentReporter()
+    document = run_bench_boosting(BenchBoostingJob(problems=("few",), n=150, n_test=60), reporter)
     rows = {row["method"]: row for row in document["rows"]}
-    assert list(rows) == list(race.CONTENDERS)
+    missing = [name for name in race.CONTENDERS if name not in rows]
+    assert [line.split()[0] for line in reporter.warnings] == missing
+    assert set(missing) <= set(race.MODULES)
     spread = float(np.std(samples_of("few", Library.of(None), 150, 60, 0).test_targets))
     for row in rows.values():
         assert 0.0 < row["rmse"] < spread
@@ -96,3 +104,13 @@ def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_here_is_refused() -> None:
     with pytest.raises(UsageError, match="no problem 'steep'; --problem takes few, smooth"):
         run_bench_boosting(BenchBoostingJob(problems=("steep",)), SilentReporter())
+    with pytest.raises(UsageError, match="no method 'forest'; --method takes dkgp fit, gpboost"):
+        run_bench_boosting(BenchBoostingJob(methods=("forest",)), SilentReporter())
+
+
+def test_a_method_without_its_library_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "MODULES", {"svgp": "no_such_library", "gpboost": "sklearn"})
+    warnings: list[str] = []
+    assert race.available(("dkgp fit", "gpboost", "svgp"), warnings.append) == ["dkgp fit", "gpboost"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("svgp is left out, because its library cannot be imported: No module named")
