@@ -14,6 +14,7 @@ import xarray
 from scipy.spatial.distance import cdist
 
 from dkgp.kriging import rasters
+from dkgp.kriging.commands.options import CellOptions, round_spacing
 from dkgp.kriging.field import Field
 from dkgp.kriging.variogram import Variogram
 from tests.cli.invoke import Shell, run_json
@@ -91,6 +92,32 @@ def test_values_of_a_variogram_are_typed(shell: Shell) -> None:
     told = shell.told(f"{line} --out @field.zarr --overwrite")
     assert "spherical: partial sill 1.5, range 500, nugget 0.02" in told
     assert shell.json("info @field.zarr")["kind"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("options", "spacing", "region"),
+    [
+        ({"spacing": 100.0}, (100.0, 100.0), (1000.0, 2000.0, -300.0, 400.0)),
+        ({}, (5.0, 5.0), (1025.0, 1995.0, -205.0, 310.0)),
+        (
+            {"spacing": 100.0, "region": (1030.0, 1990.0, -200.0, 300.0)},
+            (100.0, 100.0),
+            (1030.0, 2030.0, -200.0, 300.0),
+        ),
+        ({"shape": (3, 5)}, (257.0, 241.8), (1027.3, 1994.5, -204.0, 310.0)),
+    ],
+)
+def test_cells_are_square_and_of_the_spacing_that_was_asked_for(
+    options: dict[str, Any], spacing: tuple[float, float], region: tuple[float, ...]
+) -> None:
+    cells = CellOptions(**options).grid((1027.3, 1994.5, -204.0, 310.0), 200)
+    np.testing.assert_allclose(cells.spacing, spacing, rtol=1e-14)
+    np.testing.assert_allclose((cells.x[0], cells.x[-1], cells.y[0], cells.y[-1]), region, rtol=1e-14)
+
+
+def test_spacings_are_round() -> None:
+    steps = {21.1: 20.0, 0.00021: 0.0002, 3.9: 5.0, 3.4: 2.5, 8.0: 10.0, 0.0: 1.0}
+    assert {step: round_spacing(step) for step in steps} == pytest.approx(steps)
 
 
 def test_a_map_in_geotiff_opens_in_rasterio(shell: Shell) -> None:

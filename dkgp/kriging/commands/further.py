@@ -24,7 +24,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
-from dkgp.kriging.commands.krige import default_shape
+from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE
 from dkgp.kriging.commands.options import FIELD, OF, CellOptions
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
@@ -284,7 +284,7 @@ class KrigeSimulateRun(FieldRun):
     def work(self, executor: BlockExecutor) -> tuple[Grid, float]:
         """Draw, and write the store."""
         began, job = time.perf_counter(), self.job
-        cells = job.cells.grid(self.kriging.region_, default_shape(self.kriging.region_))
+        cells = job.cells.grid(self.kriging.region_, MOST_CELLS_A_SIDE)
         settings = Simulation(
             job.fields,
             job.method,  # type: ignore[arg-type]  # a choice of the option

@@ -518,7 +518,7 @@ class KrigeGridRun(Run):
     def open(self) -> None:
         """Open the field."""
         self.kriging = Kriging.load(self.job.model)
-        self.grid = self.job.cells.grid(self.kriging.region_, default_shape(self.kriging.region_))
+        self.grid = self.job.cells.grid(self.kriging.region_, MOST_CELLS_A_SIDE)
         self.settings = self.job.settings
 
     def work(self, executor: BlockExecutor) -> float:
@@ -551,7 +551,7 @@ class KrigeGridRun(Run):
         return document
 
 
-def default_shape(region: tuple[float, ...], most: int = MOST_CELLS_A_SIDE) -> tuple[int, int]:
+def default_shape(region: tuple[float, ...], most: int) -> tuple[int, int]:
     """Return rows and columns of square cells, `most` on the longer side."""
     west, east, south, north = region
     step = max(east - west, north - south) / (most - 1) or 1.0

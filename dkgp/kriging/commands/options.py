@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from dkgp.kriging.variogram import FORMS, RANGE_KINDS, Variogram
 from dkgp.options import check_ranges
 from dkgp.registry import Group, Option
 
+# Share of a cell by which a multiple of the spacing may be off, from rounding.
+_NEARLY = 1e-6
 SAMPLES = Group("Columns and coordinates of the samples", place=1)
 VARIOGRAM = Group("The variogram", place=1)
 
@@ -207,7 +210,12 @@ class CellOptions:
     """The cells of a map."""
 
     spacing: Annotated[
-        float | None, Option(help="Distance of the cells' centres, in map units or degrees.", above=0)
+        float | None,
+        Option(
+            help="Distance of the cells' centres, in map units or degrees.  [default: round, for about 200 cells on "
+            "the longer side]",
+            above=0,
+        ),
     ] = None
     shape: Annotated[
         tuple[float, ...] | None,
@@ -216,7 +224,8 @@ class CellOptions:
     region: Annotated[
         tuple[float, ...] | None,
         Option(
-            help="West, east, south and north of the centres.  [default: of the samples]",
+            help="West, east, south and north of the centres.  [default: of the samples, outward to whole multiples of "
+            "the spacing]",
             type=numbers,
             metavar="W,E,S,N",
         ),
@@ -226,16 +235,37 @@ class CellOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def grid(self, region: tuple[float, ...], shape: tuple[int, int] | None = None) -> Grid:
-        """Return the grid, of the samples' region and of `shape` unless options say otherwise; errors of `Grid.of`."""
+    def grid(self, region: tuple[float, ...], most: int | None = None) -> Grid:
+        """Return the grid of the options, by default of the samples' region with about `most` cells a side.
+
+        A spacing stays as it is: without `region` the grid has whole multiples of it and covers the samples; with
+        `region` it begins in the south-west. Errors of `Grid.of`.
+        """
         rows = None if self.shape is None else tuple(map(int, self.shape))
         if rows is not None and (len(rows) != 2 or rows != self.shape):
             raise InputError(f"`shape` is rows and columns, two whole numbers; got {self.shape}")
-        if rows is None and self.spacing is None:
-            rows = shape
+        spacing, within = self.spacing, self.region
+        sides = within or region
+        if rows is None and spacing is None and most is not None and len(sides) == 4:
+            spacing = round_spacing(max(sides[1] - sides[0], sides[3] - sides[2]) / (most - 1))
+        if rows is None and spacing is not None and within is None:
+            within = covering(region, spacing)
         return Grid.of(
-            self.region or region,
-            shape=rows,
-            spacing=self.spacing,
-            pixel_register=self.pixel_register,
+            within or region, shape=rows, spacing=spacing, adjust="region", pixel_register=self.pixel_register
         )
+
+
+def round_spacing(step: float) -> float:
+    """Return the closest of 1, 2, 2.5 and 5 times a power of ten; 1 for a step of zero."""
+    if not step > 0.0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(step))
+    return float(min((factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0)), key=lambda one: abs(one - step)))
+
+
+def covering(region: tuple[float, ...], spacing: float) -> tuple[float, float, float, float]:
+    """Return the least region of whole multiples of the spacing that contains a region."""
+    west, east, south, north = (value / spacing for value in region)
+    low = [math.floor(value + _NEARLY) * spacing for value in (west, south)]
+    high = [math.ceil(value - _NEARLY) * spacing for value in (east, north)]
+    return low[0], high[0], low[1], high[1]
