@@ -1,6 +1,6 @@
 """Cokriging by the intrinsic model: several targets with one correlation, cov(f_a(x), f_b(y)) = T_ab c(x - y).
 
-All targets are known at all samples, with the noise covariance S between targets. With T = L L' and
+Where all targets are known at all samples, with the noise covariance S between targets, let T = L L' and
 
     L^-1 S L^-T = Q diag(lambda) Q',     B = L Q,
 
@@ -8,6 +8,9 @@ the rotated targets B^-1 z are independent fields of covariance c with the noise
 kernel in the place of one of p n rows. The means are B times theirs, the covariance of the targets is B diag(V) B'. If
 S is in proportion to T all lambda are equal, and cokriging is kriging of each target alone (Wackernagel 2003, chapters
 22 to 24; for noise-free fields of this model, "autokrigeability").
+
+Values that are missing make it one system of all known values, see `dkgp.kriging.gaps`. There a target gains from the
+others where it is missing, with any noise.
 """
 
 from __future__ import annotations
@@ -23,7 +26,11 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import numbers_of
 from dkgp.kriging.empirical import empirical_variogram
+from dkgp.kriging.gaps import JointField
+from dkgp.kriging.grids import Grid
 from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.rasters import map_of
+from dkgp.kriging.samples import covariate_columns
 from dkgp.kriging.space import Space, coordinates_of
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.rounding import outward
@@ -58,7 +65,7 @@ class Cokriged:
 
 
 class Cokriging:
-    """Cokriging of several targets that are known at the same samples.
+    """Cokriging of several targets; some may be missing (NaN) at some samples.
 
     Parameters
     ----------
@@ -68,7 +75,7 @@ class Cokriging:
         T, symmetric and positive definite; by default estimated, see `coregionalisation`.
     nuggets : (p, p) or (p,) array_like, optional
         S, the covariance of the measurement errors of the targets at a sample, or their variances. By default estimated
-        with `sills`, or zero where `sills` is set.
+        with `sills`, or zero where `sills` is set. With missing values: variances, positive.
 
     Attributes
     ----------
@@ -78,7 +85,11 @@ class Cokriging:
     noises_ : (p,)
         lambda.
     krigings_ : list of Kriging
-        Of the rotated targets.
+        Of the rotated targets; empty with missing values.
+    joint_ : JointField, optional
+        Of all known values, if some are missing.
+    n_missing_ : tuple of int
+        Missing values of each target.
     note_ : str, optional
         Says that cokriging gains nothing, where that is so.
 
@@ -107,22 +118,24 @@ class Cokriging:
         coordinates, **settings
             As for `Kriging.fit`, without `noise` and `weights`.
         data : sequence of p array_like
-            Values of each target at all samples.
+            Values of each target; NaN where one is missing.
 
         Raises
         ------
         InputError
-            Fewer than two targets, missing values, or matrices that are no covariances of p targets.
+            Fewer than two targets, infinite values, matrices that are no covariances of p targets, or correlated
+            nuggets with missing values.
         """
         values = [numbers_of(each, f"data {number}") for number, each in enumerate(data)]
         if len(values) < 2 or len({each.shape for each in values}) > 1:
             raise InputError(f"cokriging takes two or more arrays of one shape; got {[each.shape for each in values]}")
         for number, each in enumerate(values):
-            if not np.isfinite(each).all():
+            if np.isinf(each).any():
                 raise InputError(
-                    f"data {number} is not finite in {int((~np.isfinite(each)).sum())} rows; the intrinsic model needs "
-                    "all targets at all samples"
+                    f"data {number} is infinite in {int(np.isinf(each).sum())} rows; NaN is a missing value"
                 )
+        self.n_missing_ = tuple(int(np.isnan(each).sum()) for each in values)
+        has_gaps = any(self.n_missing_)
         if not {"noise", "weights"}.isdisjoint(settings):
             raise InputError("cokriging has the noise of `nuggets`, the same at all samples; leave `noise` out")
         p, variogram = len(values), self.kriging.variogram
@@ -130,7 +143,9 @@ class Cokriging:
             if self.kriging.time_scale is not None:
                 raise InputError("sills are estimated in space alone; pass `sills` for a field in space and time")
             model = self.kriging
-            sills, nuggets = coregionalisation(coordinates, values, variogram, crs=model.crs, metric=model.metric)
+            sills, nuggets = coregionalisation(
+                coordinates, values, variogram, crs=model.crs, metric=model.metric, correlated=not has_gaps
+            )
         else:
             sills = _covariance("sills", self.sills, p)
             nuggets = np.zeros((p, p)) if self.nuggets is None else _covariance("nuggets", self.nuggets, p)
@@ -140,21 +155,67 @@ class Cokriging:
             raise InputError(
                 f"`sills` must be positive definite; its eigenvalues are {np.linalg.eigvalsh(sills).tolist()}"
             ) from None
+        self.sills_, self.nuggets_, self.note_, self.joint_, self.krigings_ = sills, nuggets, None, None, []
+        if has_gaps:
+            self.joint_ = self._joint(coordinates, np.stack([each.reshape(-1) for each in values], axis=1), **settings)
+            return self
         half = np.linalg.solve(lower, nuggets)
         inside = np.linalg.solve(lower, half.T)
         noises, vectors = np.linalg.eigh(0.5 * (inside + inside.T))
-        self.sills_, self.nuggets_, self.rotation_ = sills, nuggets, np.asarray(lower @ vectors)
+        self.rotation_ = np.asarray(lower @ vectors)
         self.noises_ = np.maximum(noises, 0.0)
         self.note_ = NO_GAIN if np.ptp(noises) <= _SAME * max(float(noises.max()), 1e-300) else None
         rotated = np.linalg.solve(self.rotation_, np.stack([each.reshape(-1) for each in values]))
-        self.krigings_ = []
         for noise, target in zip(self.noises_, rotated, strict=True):
             one = Kriging(**{**self.kriging.get_params(), "variogram": _scaled(variogram, float(noise))})
             self.krigings_.append(one.fit(coordinates, target.reshape(values[0].shape), **settings))
         return self
 
+    def _joint(self, coordinates: Any, values: FloatArray, covariates: Any = None) -> JointField:
+        """Solve the system of the known values (n, p)."""
+        model, errors = self.kriging, np.diag(self.nuggets_)
+        if (self.nuggets_ != np.diag(errors)).any():
+            raise InputError(
+                "with missing values the targets' measurement errors are independent: `nuggets` are p variances; got "
+                f"{self.nuggets_.tolist()}. Pass their diagonal, or leave out the samples with a missing value"
+            )
+        coordinates, crs = coordinates_of(coordinates, model.crs)
+        scale: dict[str, Any] = {} if model.time_scale is None else {"has_time": True, "time_scale": model.time_scale}
+        space: Space = Space.of(coordinates, crs, metric=model.metric, earth=model.earth, **scale)
+        places = space.places(coordinates)
+        columns = covariate_columns(model.drift.columns, covariates, len(places))
+        return JointField(model, space, places, values, columns, sills=self.sills_, errors=errors)
+
+    def _jointly(self, coordinates: Any, variance: bool, covariates: Any = None, **unused: Any) -> Cokriged:
+        """Predict from the known values; a covariance comes from the variance of the average of two targets."""
+        joint, p = self.joint_, len(self.sills_)
+        assert joint is not None
+        if unused:
+            raise InputError(f"cokriging with missing values predicts the signal, without {', '.join(unused)}")
+        places = joint.space.places(coordinates_of(coordinates, joint.space.crs)[0])
+        columns = covariate_columns(self.kriging.drift.columns, covariates, len(places), "point")
+        pairs = [(a, b) for a in range(p) for b in range(a)] if variance else []
+        shares = [*np.eye(p), *(0.5 * (np.eye(p)[a] + np.eye(p)[b]) for a, b in pairs)]
+        parts = joint.at(places, shares, columns, variance=variance)
+        unit = joint.unit
+        mean = parts.mean[:, :p] * unit + joint.middle
+        slack = _ROUNDING * (np.abs(parts.mean[:, :p]) * unit + np.abs(joint.middle))
+        bound = parts.mean_error_bound[:, :p] * unit * (1.0 + _ROUNDING) + slack
+        if parts.variance is None or parts.variance_lower is None or parts.variance_upper is None:
+            return Cokriged(mean, bound)
+        lower, upper = (end[:, :p] * unit**2 for end in (parts.variance_lower, parts.variance_upper))
+        lower, upper = outward(lower * (1.0 - _ROUNDING), upper * (1.0 + _ROUNDING))
+        scaled = np.zeros((len(places), p, p))
+        scaled[:, range(p), range(p)] = parts.variance[:, :p]
+        for index, (a, b) in enumerate(pairs):
+            both = parts.variance[:, a] + parts.variance[:, b]
+            scaled[:, a, b] = scaled[:, b, a] = 2.0 * parts.variance[:, p + index] - 0.5 * both
+        return Cokriged(mean, bound, np.maximum(lower, 0.0), upper, scaled * np.outer(unit, unit))
+
     def kriged(self, coordinates: Any, *, variance: bool = False, **settings: Any) -> Cokriged:
         """Predict all targets at flattened points; `settings` as for `Kriging.kriged`."""
+        if self.joint_ is not None:
+            return self._jointly(coordinates, variance, **settings)
         parts = [model.kriged(coordinates, variance=variance, **settings) for model in self.krigings_]
         B = self.rotation_
         means = np.column_stack([part.mean[:, 0] for part in parts])
@@ -172,14 +233,20 @@ class Cokriging:
 
     def predict(self, coordinates: Any, **settings: Any) -> tuple[FloatArray, ...]:
         """Return the mean of each target, of the coordinates' shape; `settings` as for `Kriging.predict`."""
+        if self.joint_ is not None:
+            shape = np.shape(coordinates_of(coordinates, self.joint_.space.crs)[0][0])
+            return tuple(column.reshape(shape) for column in self._jointly(coordinates, False, **settings).mean.T)
         parts = np.stack([np.asarray(model.predict(coordinates, **settings)) for model in self.krigings_])
         return tuple(np.tensordot(self.rotation_, parts, axes=1))
 
     def grid(self, *arguments: Any, **settings: Any) -> Any:
         """Return a map of all targets; arguments as for `Kriging.grid`, without `out` and `data_names`.
 
-        Variables are `scalars0`, `scalars0_mean_error_bound`, ..., and with `variance` the ends of intervals.
+        Variables are `scalars0`, `scalars0_mean_error_bound`, ..., and with `variance` the ends of intervals. With
+        missing values arguments are those of `Grid.of`, `variance` and `covariates`: arrays by name.
         """
+        if self.joint_ is not None:
+            return self._joint_map(*arguments, **settings)
         maps = [model.grid(*arguments, **settings) for model in self.krigings_]
         result = maps[0].drop_vars(list(maps[0].data_vars))
         for number, row in enumerate(self.rotation_):
@@ -196,6 +263,24 @@ class Cokriging:
                     result[f"{name}_{end}"] = total * (1.0 + side * _ROUNDING)
         return result
 
+    def _joint_map(
+        self, region: Sequence[float], *, variance: bool = False, covariates: Any = None, **axes: Any
+    ) -> Any:
+        assert self.joint_ is not None
+        grid = Grid.of(region, **axes)
+        result = self._jointly(np.meshgrid(grid.x, grid.y), variance, covariates)
+        ends = {"": result.mean, "_mean_error_bound": result.mean_error_bound}
+        if result.covariance is not None and result.variance_lower is not None and result.variance_upper is not None:
+            middle = np.diagonal(result.covariance, axis1=1, axis2=2)
+            ends |= {"_variance_lower": result.variance_lower, "_variance": middle}
+            ends["_variance_upper"] = result.variance_upper
+        arrays = {
+            f"scalars{number}{end}": values[:, number].reshape(grid.shape)
+            for number in range(len(self.sills_))
+            for end, values in ends.items()
+        }
+        return map_of(grid, arrays, self.joint_.space.crs, ("northing", "easting"))
+
 
 def coregionalisation(
     coordinates: Any,
@@ -205,12 +290,14 @@ def coregionalisation(
     crs: Any = None,
     metric: str = "auto",
     bins: Any = 15,
+    correlated: bool = True,
 ) -> tuple[FloatArray, FloatArray]:
     """Estimate T and S of the intrinsic model from variograms and cross-variograms at one range.
 
     gamma_ab(h) = S_ab + T_ab (1 - rho(h)) is fitted by least squares with the numbers of pairs as weights, and the
     matrices are moved to the closest positive semidefinite ones (Goulard and Voltz 1992, one step). Cross-variograms
-    are those of sums and differences, (gamma_(a+b) - gamma_(a-b)) / 4. A drift is not taken off.
+    are those of sums and differences, (gamma_(a+b) - gamma_(a-b)) / 4, of samples with both targets. A drift is not
+    taken off.
 
     Parameters
     ----------
@@ -222,6 +309,8 @@ def coregionalisation(
         Its correlation counts, with its anisotropy.
     bins
         As for `dkgp.kriging.empirical_variogram`.
+    correlated : bool, default True
+        Errors of different targets may be correlated; False: S is diagonal.
 
     Returns
     -------
@@ -234,19 +323,22 @@ def coregionalisation(
     p = len(values)
     sills, nuggets = np.empty((p, p)), np.empty((p, p))
 
-    def fitted(target: FloatArray) -> FloatArray:
-        empirical = empirical_variogram(tuple(places.T), target, bins=bins, metric="plane")
+    def fitted(target: FloatArray, noisy: bool = True) -> FloatArray:
+        here = np.isfinite(target)
+        empirical = empirical_variogram(tuple(places[here].T), target[here], bins=bins, metric="plane")
         known = empirical.known
         rise = 1.0 - variogram.covariance(empirical.lag[known]) / variogram.field_variance
         root = np.sqrt(empirical.count[known])
-        columns = np.column_stack([np.ones(len(rise)), rise])
+        columns = np.column_stack([np.full(len(rise), float(noisy)), rise])
         return np.asarray(np.linalg.lstsq(columns * root[:, None], empirical.gamma[known] * root, rcond=None)[0])
 
     for a in range(p):
         for b in range(a + 1):
-            fit = (
-                fitted(values[a]) if a == b else 0.25 * (fitted(values[a] + values[b]) - fitted(values[a] - values[b]))
-            )
+            if a == b:
+                fit = fitted(values[a])
+            else:
+                total, difference = values[a] + values[b], values[a] - values[b]
+                fit = 0.25 * (fitted(total, correlated) - fitted(difference, correlated))
             nuggets[a, b] = nuggets[b, a] = fit[0]
             sills[a, b] = sills[b, a] = fit[1]
     return _nearest(sills, _LEAST), _nearest(nuggets, 0.0)

@@ -192,7 +192,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         InputError
             Values or settings that cannot be worked with; see the class.
         """
-        mean, of = self._drift(), self._quantity()
+        mean, of = self.drift, self._quantity()
         has_time = self.time_scale is not None
         coordinates, crs = coordinates_of(coordinates, self.crs, data)
         space: Space = Space.of(
@@ -243,8 +243,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         names = self.covariates
         return (names,) if isinstance(names, str) else tuple(names)
 
-    def _drift(self) -> Drift:
-        """Return the engine's mean of the kind of kriging."""
+    @property
+    def drift(self) -> Drift:
+        """The engine's mean of the kind of kriging."""
         if self.kind not in KINDS:
             raise InputError(f"`kind` is one of {', '.join(KINDS)}; got {self.kind!r}")
         if (self.kind == "simple") != (self.mean is not None):

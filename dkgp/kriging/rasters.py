@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -348,17 +348,29 @@ def write_field(field: Field, grid: Grid, out: Destination, settings: MapSetting
 
 def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:
     """Return a map as an xarray Dataset of rows from south to north."""
-    import xarray
-
     grid = cells.rows.grid
-    arrays = {name: np.empty(grid.shape, dtype=_dtype(kind)) for name, (_, kind) in cells.variables.items()}
+    arrays: dict[str, Any] = {
+        name: np.empty(grid.shape, dtype=_dtype(kind)) for name, (_, kind) in cells.variables.items()
+    }
     for first, values in cells.windows():
         for name, window in values.items():
             arrays[name][first : first + len(window)] = _stored(window, arrays[name].dtype)
-    coordinates = {dims[0]: grid.y, dims[1]: grid.x}
+    return map_of(grid, arrays, cells.crs, dims, cells.attributes)
+
+
+def map_of(
+    grid: Grid,
+    arrays: Mapping[str, FloatArray],
+    crs: str | None,
+    dims: tuple[str, str],
+    attributes: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return variables by name, (rows, columns) each, as an xarray Dataset."""
+    import xarray
+
     variables = {name: (dims, values, _attributes(name)) for name, values in arrays.items()}
-    dataset = xarray.Dataset(variables, coords=coordinates, attrs=cells.attributes)
-    return with_reference(dataset, cells.crs, dims)
+    dataset = xarray.Dataset(variables, coords={dims[0]: grid.y, dims[1]: grid.x}, attrs=attributes)
+    return with_reference(dataset, crs, dims)
 
 
 def _dtype(kind: str) -> Any:
