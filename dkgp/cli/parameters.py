@@ -150,6 +150,8 @@ def job_parameter(declared: Declared) -> click.Parameter:
         type_ = Choice(option.choices)
     flag = option.type is bool
     default = option.shown if option.shown is not None else option.default
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
     help_text = option.help
     if not (option.required or "[default:" in help_text or isinstance(default, bool) or default in (None, "", ())):
         help_text += f"  [default: {default}]"

@@ -194,7 +194,7 @@ def empirical_variogram(
         variance=float(values.var()),
         estimator=estimator,
         direction=direction,
-        unit="km" if space.metric != "plane" else "",
+        unit=space.unit,
         of=RESIDUALS if has_drift else VALUES,
     )
 

@@ -115,6 +115,7 @@ def plot_map(
     title: str,
     *,
     unit: str = "",
+    axes: tuple[str, ...] = ("", ""),
 ) -> None:
     """Draw layers side by side, with the positions of samples.
 
@@ -131,14 +132,16 @@ def plot_map(
     title : str
     unit : str
         Unit of the values, beside the colour bars.
+    axes : (str, str)
+        Labels of the coordinates.
     """
     half = 0.5 * grid.spacing[1], 0.5 * grid.spacing[0]
     extent = (grid.x[0] - half[0], grid.x[-1] + half[0], grid.y[0] - half[1], grid.y[-1] + half[1])
     some = np.linspace(0, len(samples[0]) - 1, min(len(samples[0]), _MOST_DOTS)).astype(int)
     x, y = np.asarray(samples[0])[some], np.asarray(samples[1])[some]
     with drawn(path, 5.5 * len(layers), 4.8, _text(title)) as figure:
-        axes = np.atleast_1d(figure.subplots(1, len(layers)))
-        for number, (axis, (name, values)) in enumerate(zip(axes, layers.items(), strict=True)):
+        panels = np.atleast_1d(figure.subplots(1, len(layers)))
+        for number, (axis, (name, values)) in enumerate(zip(panels, layers.items(), strict=True)):
             colours = "viridis" if number == 0 else "magma"
             image = axis.imshow(values, origin="lower", extent=extent, cmap=colours, aspect="equal")
             dots = {"color": "white", "markeredgecolor": "black", "markeredgewidth": 0.3, "alpha": 0.8}
@@ -147,6 +150,9 @@ def plot_map(
             axis.set_ylim(extent[2:])
             axis.set_title(_text(name), fontsize="small")
             axis.tick_params(labelsize="small")
+            axis.locator_params(axis="x", nbins=4)
+            axis.set_xlabel(_text(axes[0]), fontsize="small")
+            axis.set_ylabel(_text(axes[1]), fontsize="small")
             figure.colorbar(image, ax=axis, shrink=0.8, label=_text(unit))
 
 

@@ -27,6 +27,7 @@ EARTH_RADIUS = 6371.0
 _WGS84_AXIS, _WGS84_FLATTENING = 6378.137, 1.0 / 298.257223563
 # Coordinates within these that span less than a few degrees are taken for degrees where no CRS says otherwise.
 _MOST_DEGREES = 20.0
+_UNITS = {"metre": "m", "kilometre": "km", "foot": "ft", "US survey foot": "US ft", "degree": "degrees"}
 
 
 def crs_of(crs: Any) -> Any:
@@ -47,6 +48,12 @@ def crs_of(crs: Any) -> Any:
         return pyproj.CRS.from_user_input(crs)
     except pyproj.exceptions.CRSError as error:
         raise InputError(f"{crs!r} is no coordinate reference system; expected such as EPSG:32611: {error}") from error
+
+
+def axis_unit(crs: Any) -> str:
+    """Return the unit of a CRS's first axis; empty if it has no axes."""
+    axes = crs_of(crs).axis_info
+    return _UNITS.get(axes[0].unit_name, str(axes[0].unit_name)) if axes else ""
 
 
 def coordinates_of(coordinates: Any, crs: Any = None, data: Any = None) -> tuple[tuple[Any, ...], Any]:
@@ -184,6 +191,13 @@ class Space:
             ("longitude", "latitude") if self.metric != "plane" else ("easting", "northing", "up")[: self.dimensions]
         )
         return (*names, "time") if self.has_time else names
+
+    @property
+    def unit(self) -> str:
+        """Unit of distances: km on the globe, that of the CRS in the plane; empty without a CRS."""
+        if self.metric != "plane":
+            return "km"
+        return "" if self.crs is None else axis_unit(self.crs)
 
     def places(self, coordinates: Sequence[ArrayLike]) -> FloatArray:
         """Return the places of coordinates of any one shape, flattened: (n, columns).

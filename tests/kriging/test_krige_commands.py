@@ -184,7 +184,14 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
     assert mapped["grid"]["shape"] == [5, 6]
     text = (folder / "all.html").read_text()
     assert text.count("<svg") == 2
-    for words in ("zinc: map of 90 samples", "dkgp krige fit", models[0]["name"], "likelihood"):
+    for words in (
+        "lowest NLPD, and is the one of the map",
+        "is proven to be within",
+        "zinc: map of 90 samples",
+        "dkgp krige fit",
+        models[0]["name"],
+        "likelihood",
+    ):
         assert words in text
     assert json.loads((folder / "all.krige.json").read_text()) == mapped
     # The last command of the report makes the same map.
@@ -193,6 +200,19 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
     run_json(*line)
     with xarray.open_zarr(folder / "all.zarr") as first, xarray.open_zarr(folder / "again.zarr") as again:
         assert first.identical(again)
+
+
+def test_figures_of_text_have_units(shell: Shell) -> None:
+    pytest.importorskip("pyproj")
+    variogram = "--model spherical --range 300 --psill 12345.678"
+    told = shell.told(f"krige fit @soil.csv --target zinc --crs EPSG:2263 {variogram} --out @f.zarr")
+    assert "partial sill 12,346, range 300 US ft" in told
+    assert "EPSG:2263" in told
+    told = shell.told("krige grid @f.zarr --spacing 250 --out @f.nc")
+    assert "250 US ft east, 250 US ft north" in told
+    told = shell.told("krige variogram @soil.csv --target zinc --crs EPSG:28992 --fit spherical")
+    assert "range (m)" in told
+    assert "lag (m)" in told
 
 
 def test_a_map_that_is_done_is_resumed_at_once(shell: Shell, made: dict[str, Any], mapped: dict[str, Any]) -> None:
@@ -344,6 +364,10 @@ def test_an_external_drift_is_read_from_a_raster(shell: Shell, made: dict[str, A
         raster.write(np.sin(x / 150.0) + np.cos(y / 200.0), 1)
     line = "--target zinc --crs EPSG:28992 --fit exponential --drift dist=@dist.tif --shape 4,4 --out @m.zarr"
     document = shell.json(f"krige @soil.csv {line}")
+    page = (shell.folder / "m.html").read_text()
+    assert page.count("<svg") == 2
+    for words in ('<th class="number">range (m)', " m east", "EPSG:28992"):
+        assert words in page
     coefficients = next(iter(document["fit"]["drift"].values()))
     assert coefficients["dist"]["value"] == pytest.approx(1.0, abs=0.1)
     with xarray.open_zarr(shell.folder / "m.zarr") as map_:

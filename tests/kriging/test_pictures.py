@@ -64,11 +64,13 @@ def test_a_variogram_map_has_its_cells_at_their_lags(figure: Any, samples: Any) 
 def test_a_map_has_layers_samples_and_the_unit(figure: Any, samples: Any) -> None:
     grid = Grid.of((0.0, 100.0, 0.0, 50.0), spacing=10.0)
     layers = {"mean": np.zeros(grid.shape), "standard deviation": np.ones(grid.shape)}
-    pictures.plot_map("k.png", grid, layers, tuple(samples[0]), "title", unit="mg/kg")
+    axes = ("easting (m)", "northing (m)")
+    pictures.plot_map("k.png", grid, layers, tuple(samples[0]), "title", unit="mg/kg", axes=axes)
     first, second, *bars = figure.axes
     assert list(first.images[0].get_extent()) == [-5.0, 105.0, -5.0, 55.0]
     assert all(len(axis.lines[0].get_xdata()) == 60 for axis in (first, second))
     assert [bar.get_ylabel() for bar in bars] == ["mg/kg", "mg/kg"]
+    assert [(axis.get_xlabel(), axis.get_ylabel()) for axis in (first, second)] == [axes, axes]
 
 
 def test_a_cross_validation_marks_intervals_that_miss(figure: Any) -> None:

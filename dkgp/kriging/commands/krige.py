@@ -37,13 +37,14 @@ from dkgp.kriging.commands.options import (
     named_rasters,
     names,
 )
+from dkgp.kriging.covariates import short_name
 from dkgp.kriging.empirical import ESTIMATORS, EmpiricalVariogram, empirical_variogram
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_variogram
 from dkgp.kriging.rasters import MapSettings, format_of, write_field
 from dkgp.kriging.samples import Duplicates
-from dkgp.kriging.space import Space
+from dkgp.kriging.space import Space, axis_unit, crs_of
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
 from dkgp.models.context import RunContext
@@ -238,12 +239,23 @@ def tables_krige_variogram(document: Document) -> list[Any]:
     ]
     if document["models"]:
         parts.append(
-            titled("Models, the best one first", grid(MODEL_HEADS, model_rows(document), left=("model", "fit by")))
+            titled(
+                "Models, the best one first",
+                grid(model_heads(document), model_rows(document), left=("model", "fit by")),
+            )
         )
     return parts
 
 
-MODEL_HEADS = ("model", "fit by", "partial sill", "range", "nugget", "relative misfit", "RMSE", "NLPD")
+def model_heads(document: Document) -> tuple[str, ...]:
+    """Return the headings of `model_rows`."""
+    unit = f" ({document['unit']})" if document["unit"] else ""
+    return "model", "fit by", "partial sill", f"range{unit}", "nugget", "relative misfit", "RMSE", "NLPD"
+
+
+def figure_text(value: float) -> str:
+    """Return a number of four digits, without an exponent below a thousand million."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def model_rows(document: Document) -> list[list[str]]:
@@ -253,7 +265,7 @@ def model_rows(document: Document) -> list[list[str]]:
         model = Variogram.from_dict(each["variogram"])
         nugget = model.error_variance + model.microscale_variance
         figures = (model.psill, model.range, nugget, each["misfit"], each.get("RMSE"), each.get("nlpd"))
-        texts = ["not compared" if value is None else f"{value:.4g}" for value in figures]
+        texts = ["not compared" if value is None else figure_text(value) for value in figures]
         rows.append([model.model, each["fit"], *texts])
     return rows
 
@@ -387,6 +399,7 @@ def field_figures(job: KrigeFitJob, table: SampleTable, kriging: Kriging) -> Doc
             "coordinates": list(table.coordinate_names),
             "crs": kriging.space_.crs,
             "metric": kriging.space_.metric,
+            "unit": kriging.space_.unit,
             "region": list(kriging.region_),
             "variogram": kriging.variogram_.to_dict(),
             "drift": kriging.drift_,
@@ -407,8 +420,17 @@ def _variogram_text(document: Document) -> str:
     model = Variogram.from_dict(document["variogram"])
     nugget = model.error_variance + model.microscale_variance
     more = "" if model.ratio == (1.0, 1.0) else f", ratio {model.ratio[0]:.3g} at {model.angle or 0.0:.4g} degrees"
-    parts = [f"{one.model}: partial sill {one.psill:.4g}, range {one.range:.4g}" for one in (model, *model.also)]
-    return f"{' + '.join(parts)}{more}, nugget {nugget:.4g}"
+    unit = f" {document['unit']}" if document.get("unit") else ""
+    parts = [
+        f"{one.model}: partial sill {figure_text(one.psill)}, range {figure_text(one.range)}{unit}"
+        for one in (model, *model.also)
+    ]
+    return f"{' + '.join(parts)}{more}, nugget {figure_text(nugget)}"
+
+
+def reference_text(document: Document) -> str | None:
+    """Return the code or the name of the CRS of a document; None without one."""
+    return short_name(crs_of(document["crs"])) if document.get("crs") else None
 
 
 def _drift_text(document: Document) -> str | None:
@@ -425,6 +447,7 @@ FIELD_FIGURES = (
     Figure("samples", "{n:,} of {target}"),
     Figure("merged into another at their place", lambda of: f"{of['n_merged']:,}" if of["n_merged"] else None),
     Figure("left out, with missing values", lambda of: f"{of['n_dropped']:,}" if of["n_dropped"] else None),
+    Figure("reference system", reference_text),
     Figure("kriging", "{kind}"),
     Figure("variogram", _variogram_text),
     Figure("coefficients of the drift", _drift_text),
@@ -541,6 +564,7 @@ class KrigeGridRun(Run):
                 "spacing": list(one.spacing),
                 "region": [float(one.x[0]), float(one.x[-1]), float(one.y[0]), float(one.y[-1])],
                 "cells": one.n_cells,
+                "crs": job.crs or self.kriging.space_.crs,
                 "variance": job.variance,
                 **({"variance_gap": job.gap} if job.variance else {}),
                 "seconds": result,
@@ -583,11 +607,19 @@ def tables_krige_grid(document: Document) -> list[Any]:
     return [sheet_of("Map", MAP_FIGURES, document)]
 
 
+def _spacing_text(document: Document) -> str:
+    """Return the spacing with the unit of the map's own coordinates."""
+    unit = axis_unit(document["crs"]) if document["crs"] else ""
+    north, east = (f"{step:.6g}{f' {unit}' if unit else ''}" for step in document["spacing"])
+    return f"{east} east, {north} north"
+
+
 MAP_FIGURES = (
     Figure("map", "{out} ({format})"),
     Figure("quantity", "{of}"),
     Figure("cells", "{cells:,}: {shape[0]:,} rows, {shape[1]:,} columns"),
-    Figure("spacing", "{spacing[1]:.6g} east, {spacing[0]:.6g} north"),
+    Figure("spacing", _spacing_text),
+    Figure("reference system", reference_text),
     Figure("variances", lambda of: "proven intervals" if of["variance"] else "none; ask for them with --variance"),
     Figure("seconds", "{seconds:.1f}"),
     may("peak memory, all processes", "{peak_memory_bytes:size}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import warnings
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -31,7 +32,6 @@ from dkgp.kriging.commands.krige import (
     DRIFT,
     FIELD_FIGURES,
     MAP_FIGURES,
-    MODEL_HEADS,
     MODELS,
     RESUME,
     KrigeFitJob,
@@ -39,6 +39,8 @@ from dkgp.kriging.commands.krige import (
     KrigeVariogramJob,
     default_shape,
     empirical_of,
+    figure_text,
+    model_heads,
     model_rows,
 )
 from dkgp.kriging.commands.options import (
@@ -56,6 +58,7 @@ from dkgp.kriging.grids import Grid
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_map, plot_variogram
 from dkgp.kriging.rasters import FORMATS, format_of
+from dkgp.kriging.space import axis_unit
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.warm_up import helped
@@ -278,19 +281,39 @@ def _pictures(job: KrigeMapJob, table: SampleTable, document: Document) -> dict[
         )
     }
     kriging = Kriging.load(job.place(".field.zarr"))
-    if kriging.field_.covariate_names or kriging.space_.has_time:
+    if kriging.space_.has_time:
         return pictures
+    covariates = job.grid_job().settings.covariates
     kriging.of = job.of
     west, east, south, north = document["grid"]["region"]
     rows, columns = default_shape((west, east, south, north), PICTURE)
-    map_ = kriging.grid((west, east, south, north), shape=(rows, columns), variance=job.variance, data_names=["mean"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # cells without covariates, which the map has noted
+        map_ = kriging.grid(
+            (west, east, south, north),
+            shape=(rows, columns),
+            variance=job.variance,
+            data_names=["mean"],
+            covariates=covariates,
+        )
     layers = {"mean": map_["mean"].to_numpy()}
     if job.variance:
         layers["standard deviation"] = np.sqrt(map_["variance"].to_numpy())
     grid = Grid.of((west, east, south, north), shape=(rows, columns))
     samples = (table.coordinates[0], table.coordinates[1])
-    pictures["The map in coarse cells, samples as dots"] = inlined(
-        lambda path: plot_map(path, grid, layers, samples, f"{job.samples.target}"), "map"
+    target, unit = job.samples.target, axis_unit(kriging.space_.crs) if kriging.space_.crs else ""
+    labels = tuple(f"{name}{f' ({unit})' if unit else ''}" for name in kriging.space_.names[:2])
+    ends = [
+        f"the {name} is {figure_text(np.nanmin(each))} to {figure_text(np.nanmax(each))}"
+        for name, each in layers.items()
+    ]
+    bound = float(np.nanmax(map_["mean_error_bound"]))
+    title = (
+        f"The map in coarse cells, samples as dots: {' and '.join(ends)} in units of {target}. Each mean is proven to "
+        f"be within {bound:.2g} of exact kriging with this variogram"
+    )
+    pictures[title] = inlined(
+        lambda path: plot_map(path, grid, layers, samples, target, unit=target, axes=labels), "map"
     )
     return pictures
 
@@ -306,7 +329,10 @@ def page(document: Document, pictures: dict[str, str]) -> str:
     sections = [
         _section("Map", _rows(rows_of(MAP_FIGURES, document["grid"]))),
         _section("Pictures", figures or "<p>No pictures, because matplotlib is not installed.</p>\n"),
-        _section("Variogram", _grid(MODEL_HEADS, model_rows(document["variogram"]))),
+        _section(
+            "Variogram",
+            _grid(model_heads(document["variogram"]), model_rows(document["variogram"])) + _models_note(document),
+        ),
         _section("Field", _rows(rows_of(FIELD_FIGURES, fitted))),
         _section("Warnings", _list(dict.fromkeys([*fitted["warnings"], *document["grid"]["warnings"]]))),
         _section("Commands", f"<p>The same steps as single commands:</p>\n<pre>{lines}</pre>\n"),
@@ -321,12 +347,28 @@ def page(document: Document, pictures: dict[str, str]) -> str:
     )
 
 
+def _models_note(document: Document) -> str:
+    """Return a paragraph on the columns of the models."""
+    compared = "nlpd" in document["variogram"]["models"][0]
+    order = (
+        "RMSE and NLPD are those of left-out blocks of samples: the root mean square error, and the mean negative "
+        "logarithm of the predicted density. The first model has the lowest NLPD, and is the one of the map."
+        if compared
+        else "The first model has the lowest misfit, and is the one of the map. For a comparison by left-out blocks "
+        f"there are too few samples; it takes {LEAST}."
+    )
+    return (
+        f"<p>{order} Sills and nuggets are in squared units of {escape(document['fit']['target'])}. The range is the "
+        "length in the formula of the model; the correlation ends, or becomes small, at one to three times this.</p>\n"
+    )
+
+
 def tables_krige_map(document: Document) -> list[Any]:
     """Return the models, the field, the map, and the report."""
     parts: list[Any] = [
         titled(
             "Variograms, the taken one first",
-            table_grid(MODEL_HEADS, model_rows(document["variogram"]), left=("model", "fit by")),
+            table_grid(model_heads(document["variogram"]), model_rows(document["variogram"]), left=("model", "fit by")),
         ),
         sheet_of("Kriged field", FIELD_FIGURES, document["fit"]),
         sheet_of("Map", MAP_FIGURES, document["grid"]),
