@@ -1,9 +1,8 @@
 """Block kriging: averages of a field over rectangles and polygons, with proven bounds.
 
-The average over a block is predicted as a weighted sum of the field (`quadrature`), and the error of that sum is added:
-with eps its prior deviation, the mean moves by at most eps |m|_H, and the deviation by at most eps. The norm of the
-mean m = k'a has |m|_H^2 <= e'a + |r||a| + r'Kbar^-1 r, for e = z - H beta and the residual r. Measurement errors and
-micro-scale variation average to zero over an area.
+The covariances of a block's average with the samples are integrals along its outline (`outlines`), so means have no
+error of quadrature. Its own variance c_BB is that of a weighted sum (`quadrature`) up to eps^2, the prior variance of
+the difference. Measurement errors and micro-scale variation average to zero over an area.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from typing import Any
 import numpy as np
 
 from dkgp.data.types import FloatArray
-from dkgp.errors import InputError, StoreError
+from dkgp.errors import InputError
 from dkgp.kriging.field import Field
-from dkgp.kriging.functionals import averages
+from dkgp.kriging.functionals import Integrals, averages, prior_variances
 from dkgp.kriging.grids import Grid
+from dkgp.kriging.outlines import Outline, covariances
 from dkgp.kriging.quadrature import Rule, moved_rectangle, polygon, rectangle
 from dkgp.kriging.tables import Polygons, read_polygons
-from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
-from dkgp.models.noise import Noise
-from dkgp.models.rounding import EVALUATION, UNIT
+from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.models.trend import Trend
 
 # Nodes and blocks that are solved for together, and the numbers that their columns may hold.
@@ -43,7 +41,7 @@ class BlockPredictions:
     Attributes
     ----------
     mean, mean_error_bound
-        The exact average of the exact mean lies within the bound, the error of the quadrature included.
+        The exact average of the exact mean lies within the bound.
     variance, variance_lower, variance_upper
         Of the average; the exact one lies between the ends.
     quadrature_error : (B,)
@@ -141,13 +139,9 @@ def krige_blocks(
     mean, bound, lower, upper = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     error, area = np.array([rule.error for rule in rules]), np.array([rule.area for rule in rules])
     off, deviation = _drift_error(field, rules)
-    scale = field.unit
-    norm = _norm(field)
-    eps = error[:, None]
-    # |m|_H is on the engine's scale, whose unit is the field's deviation.
-    bound = (bound + (eps / scale) * norm * scale + off) * (1.0 + EVALUATION * UNIT)
-    low = np.maximum(np.sqrt(lower) - eps - deviation, 0.0) ** 2 * (1.0 - 1e-14)
-    high = (np.sqrt(upper) + eps + deviation) ** 2 * (1.0 + 1e-14)
+    bound = (bound + off) * (1.0 + EVALUATION * UNIT)
+    low = np.maximum(np.sqrt(lower) - deviation, 0.0) ** 2 * (1.0 - 1e-14)
+    high = (np.sqrt(upper) + deviation) ** 2 * (1.0 + 1e-14)
     return BlockPredictions(mean, bound, low + 0.5 * (high - low), low, high, error, area)
 
 
@@ -173,32 +167,39 @@ def _together(
     for index, rule in enumerate(rules):
         weights[start : start + len(rule.nodes), index] = rule.weights
         start += len(rule.nodes)
-    rows = field.standard_inputs(field.space.places((nodes[:, 0], nodes[:, 1])))
-    found = averages(field, rows, weights, context, tolerance=tolerance)
+    rows = _inputs(field, nodes)
+    integrals = _integrals(field, rules, rows, weights) if all(rule.rings for rule in rules) else None
+    found = averages(field, rows, weights, context, tolerance=tolerance, integrals=integrals)
     return found.mean, found.bound, found.lower, found.upper
 
 
-def _norm(field: Field) -> FloatArray:
-    """Return upper bounds on |m|_H of the exact means, on the engine's scale: (p,)."""
-    model, state = field.record, field.record.training_state()
-    if state is None:
-        raise StoreError("this field was stored without its values; fit it again")
-    dataset, p = state[0], model.n_targets
-    certificate, trend = Certificate.from_json(dict(model.certificate)), Trend.held(model.trend)
-    alpha, rest = model.alpha[:, :p], dataset.all_targets()
-    sizes, q = (np.abs(alpha), np.abs(rest)), 0
-    if trend is not None:
-        beta, columns, q = np.array(trend.coefficients), trend.kind.of(dataset), trend.count
-        sizes = sizes[0] + np.abs(model.alpha[:, p:]) @ np.abs(beta), sizes[1] + np.abs(columns) @ np.abs(beta)
-        alpha = alpha - model.alpha[:, p:] @ beta
-        rest = rest - columns @ beta
-    weights = np.sqrt(np.broadcast_to(Noise.of_model(model).diagonal, (len(alpha),)) / certificate.noise_variance)
-    residual = certificate.proven_residual_norm[:p]
-    square = np.einsum("np,np->p", rest, alpha) + residual * np.linalg.norm(weights[:, None] * alpha, axis=0)
-    square = square + residual**2 / certificate.noise_variance
-    # Roundings of the sum, and of the differences before it.
-    square = square + EVALUATION * (len(alpha) + 2.0 * q + 16.0) * UNIT * np.einsum("np,np->p", *sizes)
-    return np.asarray(np.sqrt(np.maximum(square, 0.0)) * (1.0 + 1e-12))
+def _inputs(field: Field, points: FloatArray) -> FloatArray:
+    """Return the engine's inputs of points of the plane: (m, 2)."""
+    return field.standard_inputs(field.space.places((points[:, 0], points[:, 1])))
+
+
+def _integrals(field: Field, rules: Sequence[Rule], rows: FloatArray, weights: FloatArray) -> Integrals:
+    """Return the covariances of blocks with the samples, and the ends of their variances, on the engine's scale."""
+    samples, sizes, variogram = field.sample_inputs, np.abs(field.record.alpha), field.variogram
+    to, n, count = field.record.standardisation, len(samples), len(rules)
+    unit, stretch = float(to.input_std[0]), float(np.linalg.norm(variogram.anisotropy(2)))
+    # Roundings of corners, and of samples where structures differ in range.
+    magnitude = float(np.abs(to.input_mean).max()) + unit * float(np.abs(samples).max())
+    columns, off, missed = np.zeros((n, count)), np.zeros(count), np.zeros((count, sizes.shape[1]))
+    cross, unsure = np.zeros(count), np.zeros(count)
+    for index, rule in enumerate(rules):
+        farthest = stretch * max(float(np.abs(ring).max()) for ring in rule.rings) + magnitude
+        outline = Outline.of([_inputs(field, ring) for ring in rule.rings], 8.0 * EPS * farthest / unit)
+        nodes = np.flatnonzero(weights[:, index])
+        values, errors = covariances(outline, np.concatenate([samples, rows[nodes]]), variogram, unit)
+        columns[:, index], share = values[:n], weights[nodes, index]
+        off[index], missed[index] = np.linalg.norm(errors[:n]), errors[:n] @ sizes
+        cross[index], unsure[index] = share @ values[n:], share @ errors[n:] + len(share) * EPS
+    low, high = prior_variances(field, rows, weights)
+    eps = np.array([rule.error for rule in rules]) / math.sqrt(variogram.field_variance)
+    slack = 2.0 * unsure + 16.0 * EPS
+    least = np.maximum(2.0 * cross - high - slack, 0.0)
+    return Integrals(columns, off * EVALUATION, missed * EVALUATION, least, 2.0 * cross - low + slack + eps**2)
 
 
 def _drift_error(field: Field, rules: Sequence[Rule]) -> tuple[FloatArray, FloatArray]:

@@ -5,7 +5,8 @@ The system Kbar v = k_L is solved for many functionals together. With the residu
 
     k_L'Kbar^-1 k_L = v'k_L + v'r + r'Kbar^-1 r,     0 <= r'Kbar^-1 r <= sum_i r_i^2 / s2_i,
 
-and |k_L'Kbar^-1 r_j| <= sqrt(c_LL) |r_j| / s bounds the means from the stored solution.
+and |k_L'Kbar^-1 r_j| <= sqrt(c_LL) |r_j| / s bounds the means from the stored solution. The average over a block has an
+exact k_L (`outlines`), and c_LL in an interval.
 """
 
 from __future__ import annotations
@@ -47,8 +48,33 @@ class Averages:
     upper: FloatArray
 
 
+@dataclass(frozen=True, eq=False)
+class Integrals:
+    """The exact k_L of B functionals, (n, B), on the engine's scale, and the ends of c_LL: (B,) each.
+
+    Attributes
+    ----------
+    off : (B,)
+        Bounds on the lengths of the errors of the columns.
+    missed : (B, p + q)
+        Bounds on the errors of k_L'A, A the stored solutions.
+    """
+
+    columns: FloatArray
+    off: FloatArray
+    missed: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
 def averages(
-    field: Field, rows: FloatArray, weights: FloatArray, context: RunContext, *, tolerance: float | None = None
+    field: Field,
+    rows: FloatArray,
+    weights: FloatArray,
+    context: RunContext,
+    *,
+    tolerance: float | None = None,
+    integrals: Integrals | None = None,
 ) -> Averages:
     """Predict weighted averages of the signal.
 
@@ -63,6 +89,8 @@ def averages(
         Who computes. Memory in this process: some six arrays of n x B numbers.
     tolerance : float, optional
         Largest entry of the residual of the systems; by default one at which a variance is known to 1e-6 of the prior.
+    integrals : Integrals, optional
+        The averages are these functionals; the nodes serve the mean's columns alone.
     """
     field = field.readable_by(context.executor)
     model, trend = field.record, Trend.held(field.record.trend)
@@ -72,7 +100,7 @@ def averages(
     if tolerance is None:
         tolerance = 1e-3 * float(np.sqrt(np.min(noise.diagonal) / model.n_samples))
     with single_threaded_blas(), context.operator(kernel, noise.diagonal, source, tolerance=tolerance) as operator:
-        columns = CrossKernel(operator, nodes).columns(weights)
+        columns = CrossKernel(operator, nodes).columns(weights) if integrals is None else integrals.columns
         solution = solve(operator, columns, stopping=GradientInfNorm(tolerance), watch=context)
         samples = operator.row_errors()
         certificate = Certificate.of(
@@ -85,33 +113,38 @@ def averages(
             stepped=solution.stepped,
             product_errors=solution.product_errors,
         )
-        prior, unsure = _prior(field, nodes, weights)
-    errors = certified_row_errors(kernel, source, nodes)
-    # Entries are off by their rows' errors, sums over nodes by a rounding a term.
-    entry = EPS * (float(samples.max()) + float(errors.max()) + len(nodes) + 8.0)
-    off = EVALUATION * (entry * np.sqrt(len(columns)))
+    off: float | FloatArray
+    if integrals is None:
+        low, high = prior_variances(field, nodes, weights)
+        errors = float(certified_row_errors(kernel, source, nodes).max()) + len(nodes)
+        # Entries are off by their rows' errors, sums over nodes by a rounding a term.
+        off = EVALUATION * (EPS * (float(samples.max()) + errors + 8.0) * np.sqrt(len(columns)))
+    else:
+        low, high, off, errors = integrals.low, integrals.high, integrals.off, 0.0
     taken = _quadratic_forms(solution.alpha, solution.gradient, columns, noise, certificate, off)
-    lower = np.maximum((prior - unsure) * (1.0 - 4.0 * EPS) - taken[1], 0.0)
-    upper = (prior + unsure) * (1.0 + 4.0 * EPS) - taken[0]
+    lower = np.maximum(low * (1.0 - 4.0 * EPS) - taken[1], 0.0)
+    upper = high * (1.0 + 4.0 * EPS) - taken[0]
     stored = Certificate.from_json(dict(model.certificate))
     n = model.n_samples
     mean = np.zeros((columns.shape[1], model.alpha.shape[1]))
     for start in range(0, n, RUN_ROWS):
         mean += columns[start : start + RUN_ROWS].T @ model.alpha[start : start + RUN_ROWS]
-    row = np.full(len(mean), float(errors.max()) + len(nodes) + sum_roundings(n, RUN_ROWS) + 8.0)
+    row = np.full(len(mean), errors + sum_roundings(n, RUN_ROWS) + 8.0)
     bound = stored.mean_error_bound(np.ones(len(mean)), row)
     # The solve's part is in proportion to the functional's prior deviation, and not to that of a point.
     factor = stored.proven_residual_norm / np.sqrt(stored.noise_variance)
-    less = np.maximum(1.0 - np.sqrt(prior + unsure) * (1.0 + 8.0 * EPS), 0.0)
+    less = np.maximum(1.0 - np.sqrt(high) * (1.0 + 8.0 * EPS), 0.0)
     bound = np.minimum(bound, np.maximum(bound - less[:, None] * factor * (1.0 - 8.0 * EPS), 0.0) + 4.0 * EPS * bound)
+    product_error = np.zeros_like(bound) if integrals is None else integrals.missed
+    bound = bound + product_error
     to = model.standardisation
     if trend is not None:
         values = trend.kind.columns_at(rows)
         # Averages of the mean's columns have a rounding a node.
         off_columns = EVALUATION * (len(nodes) + 4.0) * UNIT * (weights.T @ np.abs(values))
         bound[:, len(trend.missed) :] += off_columns
-        product_error = np.zeros_like(bound)
-        product_error[:, len(trend.missed) :] = off_columns
+        product_error = product_error.copy()
+        product_error[:, len(trend.missed) :] += off_columns
         known = trend.taken(mean, bound, weights.T @ values, product_error)
         mean, bound = known.mean, known.bound
         lower, upper = known.widened(lower, upper)
@@ -128,9 +161,9 @@ def _quadratic_forms(
     columns: FloatArray,
     noise: Noise,
     certificate: Certificate,
-    off: float,
+    off: float | FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the ends of k_L'Kbar^-1 k_L: (B,) each. `off` bounds the length of the error of k_L."""
+    """Return the ends of k_L'Kbar^-1 k_L: (B,) each. `off` bounds the lengths of the errors of k_L."""
     least = certificate.noise_variance
     form = np.einsum("nb,nb->b", alpha, columns) - np.einsum("nb,nb->b", alpha, gradient)
     weights = np.sqrt(np.broadcast_to(noise.diagonal, (len(alpha),)) / least)
@@ -148,12 +181,13 @@ def _quadratic_forms(
     )
 
 
-def _prior(field: Field, nodes: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return c_LL of each functional and a bound on its rounding: (B,) each."""
+def prior_variances(field: Field, nodes: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the ends of c_LL of each sum over nodes: (B,) each."""
     kernel = kernel_from_json(field.record.kernel)
     prior = np.empty(weights.shape[1])
     for index, column in enumerate(weights.T):
         own = np.flatnonzero(column)
         prior[index] = column[own] @ np.asarray(kernel(nodes[own], nodes[own])) @ column[own]
     # All terms are positive: entries have some roundings of 1, the largest, and the sum one a term.
-    return prior, EVALUATION * (len(nodes) + 64.0) * EPS * np.ones_like(prior)
+    unsure = EVALUATION * (len(nodes) + 64.0) * EPS
+    return prior - unsure, prior + unsure

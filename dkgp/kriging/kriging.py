@@ -703,7 +703,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         -------
         DataFrame, or a GeoDataFrame for a frame or a file
             mean, mean_error_bound, variance, variance_lower, variance_upper, quadrature_error (the prior deviation of
-            the sum over the nodes from the average, which the bounds include) and area.
+            the sum over the nodes from the average: the ends of the variance include its square) and area.
         """
         from dkgp.kriging.blocks import block_table
 

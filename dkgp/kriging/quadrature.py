@@ -16,8 +16,8 @@ Another rule on the same block with nodes and weights of its own has an error of
 difference of both rules' weights on all nodes: a number that is computed. A rectangle takes the Gauss-Legendre rule.
 The cells of a rectangle are a lattice: sums over pairs of cells are sums over their offsets.
 
-By the reproducing property the mean of the block differs from the rule's by at most eps |m|_H, and the deviations of
-both by at most eps: the posterior variance of a functional is no more than its prior variance.
+So the variance of f_B lies between 2 Cov(f_B, sum) - Var(sum) and eps^2 more; covariances of f_B with points are exact
+(`outlines`).
 
 Roundings: a node that is off by d adds sqrt(2 gamma(d)), and weights that are off by W in sum add W times the field's
 deviation. Cells of a clipped polygon are off by the rounding of their vertices along their boundaries.
@@ -70,6 +70,9 @@ class Rule:
     area : float
     slip : float
         Bound on the error of the sum for a coordinate, from rounding, without anisotropy.
+    rings : tuple of (k, 2)
+        Outline of the block in the coordinates of the samples: outer rings counter-clockwise, holes clockwise. Without
+        one the weighted sum itself is predicted.
     """
 
     nodes: FloatArray
@@ -78,6 +81,7 @@ class Rule:
     spread: float
     area: float
     slip: float = 0.0
+    rings: tuple[FloatArray, ...] = ()
 
 
 def rectangle(bounds: tuple[float, float, float, float], variogram: Variogram, order: int = 8) -> Rule:
@@ -107,7 +111,8 @@ def moved_rectangle(
     # One node is exact for linear functions only.
     spread = half**2 * _ROUNDINGS if order == 1 else 0.0
     centre = np.array([0.5 * (west + east), 0.5 * (south + north)])
-    return Rule(centre + steps, share, error, spread, float(size.prod()), moved)
+    ring = np.array([(west, south), (east, south), (east, north), (west, north)])
+    return Rule(centre + steps, share, error, spread, float(size.prod()), moved, (ring,))
 
 
 def polygon(shape: Any, variogram: Variogram, order: int = 8, name: str = "") -> Rule:
@@ -163,7 +168,20 @@ def polygon(shape: Any, variogram: Variogram, order: int = 8, name: str = "") ->
         float(weights @ radius**2) * _ROUNDINGS + 2.0 * astray * extent**2,
         area,
         shift + 2.0 * astray * extent,
+        _rings(shape),
     )
+
+
+def _rings(shape: Any) -> tuple[FloatArray, ...]:
+    """Return the rings of a polygon, or several: outer ones counter-clockwise, holes clockwise."""
+    import shapely
+
+    rings = []
+    for part in shapely.get_parts(shapely.force_2d(shape)):
+        for number, ring in enumerate((part.exterior, *part.interiors)):
+            corners = shapely.get_coordinates(ring)[:-1]
+            rings.append(corners if shapely.is_ccw(ring) == (number == 0) else corners[::-1])
+    return tuple(rings)
 
 
 def _clipped(shape: Any, order: int) -> tuple[Any, float]:
@@ -291,7 +309,7 @@ def fourth_derivatives(variogram: Variogram, low: FloatArray, high: FloatArray) 
         for one in (variogram, *variogram.also):
             second, third, fourth = _derivatives(one, low)
             part = 16.0 * high**4 * fourth + 48.0 * high**2 * third + 12.0 * second
-            if one.model in _POLYNOMIALS:
+            if one.model in POLYNOMIALS:
                 # Beyond the range c is zero; across it the third derivative may jump.
                 part = np.where(low >= one.range, 0.0, np.where(high > one.range, np.inf, part))
             total += one.psill * part
@@ -300,7 +318,7 @@ def fourth_derivatives(variogram: Variogram, low: FloatArray, high: FloatArray) 
 
 
 # Coefficients of u^0, u^1, ... of models with a range.
-_POLYNOMIALS = {
+POLYNOMIALS = {
     "spherical": (1.0, -1.5, 0.0, 0.5),
     "cubic": (1.0, 0.0, -7.0, 8.75, 0.0, -3.5, 0.0, 0.75),
     "wendland": (1.0, 0.0, -10.0, 20.0, -15.0, 4.0),
@@ -338,7 +356,7 @@ def _derivatives(variogram: Variogram, low: FloatArray) -> list[FloatArray]:
     results = []
     for k in (2, 3, 4):
         total = np.zeros_like(s)
-        for degree, coefficient in enumerate(_POLYNOMIALS[variogram.model]):
+        for degree, coefficient in enumerate(POLYNOMIALS[variogram.model]):
             factor = math.prod(0.5 * degree - step for step in range(k))
             if coefficient and factor:
                 # A power above the k-th derivative's order rises: it is largest at the range.

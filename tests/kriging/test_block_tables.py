@@ -46,11 +46,12 @@ def test_polygons_have_the_averages_of_point_predictions(rng: np.random.Generato
     # The last goes past the data: its part there has the full prior's uncertainty.
     assert table["variance"].idxmax() == "p4"
     for index, shape in enumerate(shapes):
-        points = inside(shape, 150 if index < 4 else 600)
+        points = inside(shape, 250 if index < 4 else 620)
         average = float(np.mean(kriging.predict(tuple(points.T))))
         row = table.iloc[index]
-        assert abs(row["mean"] - average) <= row["mean_error_bound"] + 1e-3
-        assert abs(row["mean"] - average) <= 0.02
+        # The lattice of points misses a part of the cells along the outline.
+        assert row["mean_error_bound"] < 1e-6
+        assert abs(row["mean"] - average) <= 1e-3
         assert row["variance_lower"] <= row["variance"] <= row["variance_upper"]
     # Fewer nodes, a wider proof.
     coarse = kriging.blocks(frame, quadrature=2, quadrature_tolerance=10.0)
@@ -73,7 +74,7 @@ def test_grids_and_rectangles_are_the_same_blocks(rng: np.random.Generator) -> N
     # Averages of four quarters are the whole's.
     whole = kriging.blocks([(2.0, 4.0, 2.0, 4.0)])
     quarters = kriging.blocks([(x, x + 1.0, y, y + 1.0) for x in (2.0, 3.0) for y in (2.0, 3.0)])
-    assert whole["mean"][0] == pytest.approx(quarters["mean"].mean(), abs=2e-3)
+    assert whole["mean"][0] == pytest.approx(quarters["mean"].mean(), abs=1e-9)
     assert whole["variance"][0] < quarters["variance"].min()
 
 

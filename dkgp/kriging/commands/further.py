@@ -165,8 +165,8 @@ class KrigeBlocksRun(FieldRun):
         missed = int((blocks.quadrature_error > self.job.quadrature_tolerance * deviation).sum())
         if missed:
             self.reporter.warn(
-                f"the quadrature of {missed:,} of {len(self.ids):,} areas has an error above the accepted one; their "
-                "bounds contain it"
+                f"the quadrature of {missed:,} of {len(self.ids):,} areas has an error above the accepted one; the "
+                "intervals of their variances contain it"
             )
         document: Document = plain(
             {
