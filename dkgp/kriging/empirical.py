@@ -86,6 +86,12 @@ class EmpiricalVariogram:
     unit: str = ""
     of: str = VALUES
 
+    def __repr__(self) -> str:
+        unit = f" ({self.unit})" if self.unit else ""
+        lines = [f"Semivariances of {self.of}, {self.estimator}", f"{f'lag{unit}':>12} {'gamma':>12} {'pairs':>12}"]
+        rows = zip(self.lag, self.gamma, self.count, strict=True)
+        return "\n".join([*lines, *(f"{lag:12.6g} {gamma:12.6g} {count:12,}" for lag, gamma, count in rows)])
+
     @property
     def known(self) -> Any:
         """True for bins with pairs: (b,)."""

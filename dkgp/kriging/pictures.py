@@ -33,7 +33,10 @@ def _text(title: str) -> str:
 
 
 def plot_variogram(
-    path: Path, empirical: EmpiricalVariogram, models: Sequence[Variogram] | Mapping[str, Variogram], title: str
+    path: Path,
+    empirical: EmpiricalVariogram,
+    models: Sequence[Variogram] | Mapping[str, Variogram] = (),
+    title: str = "",
 ) -> None:
     """Draw semivariances with two sampling errors, pairs by bin, the variance of the values, and models.
 
@@ -93,7 +96,7 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def plot_variogram_map(path: Path, variogram_map: VariogramMap, title: str) -> None:
+def plot_variogram_map(path: Path, variogram_map: VariogramMap, title: str = "") -> None:
     """Draw the semivariances of lag vectors as cells; cells without pairs stay empty."""
     centres = variogram_map.centres
     half = 0.5 * float(centres[1] - centres[0])
@@ -109,10 +112,10 @@ def plot_variogram_map(path: Path, variogram_map: VariogramMap, title: str) -> N
 
 def plot_map(
     path: Path,
-    grid: Grid,
-    layers: Mapping[str, Any],
-    samples: tuple[Any, Any],
-    title: str,
+    grid: Any,
+    layers: Mapping[str, Any] | None = None,
+    samples: tuple[Any, Any] = ((), ()),
+    title: str = "",
     *,
     unit: str = "",
     axes: tuple[str, ...] = ("", ""),
@@ -123,11 +126,13 @@ def plot_map(
     ----------
     path : str
         A .png, .pdf or .svg file.
-    grid : Grid
-    layers : mapping
+    grid : xarray.Dataset or Grid
+        A map of `Kriging.grid`, or the grid of the layers.
+    layers : mapping, optional
         Values (rows from the south, columns) by name, such as the mean, its deviation and its bound. The second and
-        later ones have another colour map.
-    samples : (x, y)
+        later ones have another colour map. By default the mean of a map, and its standard deviation if it has
+        variances.
+    samples : (x, y), optional
         Drawn as dots; at most 2,000.
     title : str
     unit : str
@@ -135,6 +140,13 @@ def plot_map(
     axes : (str, str)
         Labels of the coordinates.
     """
+    if hasattr(grid, "data_vars"):
+        names = next(iter(grid.data_vars.values())).dims[-2:]
+        axes = axes if any(axes) else (str(names[1]), str(names[0]))
+        layers = _layers(grid) if layers is None else layers
+        grid = Grid.of_centres(grid[names[1]].to_numpy(), grid[names[0]].to_numpy())
+    if layers is None:
+        raise InputError("a Grid has no values; pass `layers`, or the map of `Kriging.grid` instead of the grid")
     half = 0.5 * grid.spacing[1], 0.5 * grid.spacing[0]
     extent = (grid.x[0] - half[0], grid.x[-1] + half[0], grid.y[0] - half[1], grid.y[-1] + half[1])
     some = np.linspace(0, len(samples[0]) - 1, min(len(samples[0]), _MOST_DOTS)).astype(int)
@@ -156,8 +168,22 @@ def plot_map(
             figure.colorbar(image, ax=axis, shrink=0.8, label=_text(unit))
 
 
+def _layers(map_: Any) -> dict[str, Any]:
+    """Return the mean of a map, and the standard deviation if it has variances."""
+    layers = {"mean": next(iter(map_.data_vars.values())).to_numpy()}
+    if "variance" in map_:
+        layers["standard deviation"] = np.sqrt(map_["variance"].to_numpy())
+    return layers
+
+
 def plot_cross_validation(
-    path: Path, value: ArrayLike, error: ArrayLike, variance: ArrayLike, title: str, *, unit: str = ""
+    path: Path,
+    value: Any,
+    error: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+    title: str = "",
+    *,
+    unit: str = "",
 ) -> None:
     """Draw predictions of left-out samples against measured values, and the histogram of standardised errors.
 
@@ -166,7 +192,8 @@ def plot_cross_validation(
     path : str
         A .png, .pdf or .svg file.
     value, error, variance : (n,)
-        Measured values, values minus predictions, and the variances of these errors. Rows with NaN are left out.
+        Measured values, values minus predictions, and the variances of these errors. Rows with NaN are left out. Or
+        the table of `Kriging.leave_one_out` or `cross_validate` as `value`, alone.
     title, unit : str
 
     Raises
@@ -174,6 +201,8 @@ def plot_cross_validation(
     InputError
         No row with finite numbers.
     """
+    if hasattr(value, "columns"):
+        value, error, variance = (value[name] for name in ("value", "error", "variance"))
     truth, off, spread = (np.asarray(one, dtype=np.float64).reshape(-1) for one in (value, error, variance))
     usable = np.isfinite(truth) & np.isfinite(off) & np.isfinite(spread) & (spread > 0.0)
     if not usable.any():

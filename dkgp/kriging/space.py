@@ -8,6 +8,7 @@ dimensions is valid on chords; on great circles few are (Gneiting 2013). Time is
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -266,10 +267,19 @@ def _require_no_degrees(coordinates: Sequence[ArrayLike]) -> None:
         if not finite.size or np.abs(finite).max() > most:
             return
         spans.append((float(finite.min()), float(finite.max())))
-    away = all(max(abs(low), abs(high)) > _MOST_DEGREES for low, high in spans)
-    if away and all(high - low <= _MOST_DEGREES for low, high in spans):
-        ranges = ", ".join(f"{low:.1f}..{high:.1f}" for low, high in spans)
+    if any(high - low > _MOST_DEGREES for low, high in spans):
+        return
+    ranges = ", ".join(f"{low:.1f}..{high:.1f}" for low, high in spans)
+    if all(max(abs(low), abs(high)) > _MOST_DEGREES for low, high in spans):
         raise InputError(
             f"coordinates look like longitude and latitude ({ranges}), and no CRS was given. Pass `crs` EPSG:4326, or "
             "`metric` plane if they are metres"
+        )
+    if min(map(abs, spans[1])) > _MOST_DEGREES and spans[1][0] * spans[1][1] > 0.0:
+        # Longitudes near Greenwich are small numbers, as many local coordinates are.
+        warnings.warn(
+            f"coordinates may be longitude and latitude ({ranges}), and are taken as a plane. Pass `crs` EPSG:4326 if "
+            "they are degrees, or `metric` plane if they are not",
+            UserWarning,
+            stacklevel=4,
         )

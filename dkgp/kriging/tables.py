@@ -94,6 +94,9 @@ class SampleTable:
     notes: tuple[str, ...] = ()
     n_dropped: int = 0
 
+    def __repr__(self) -> str:
+        return f"SampleTable({self.n:,} samples of {', '.join(self.names)} at {', '.join(self.coordinate_names)})"
+
     @property
     def n(self) -> int:
         """Number of samples."""

@@ -234,3 +234,11 @@ def test_lags_on_the_globe_are_chords_in_km() -> None:
         empirical_variogram(([10.0, 11.0], [50.0, 50.5]), [0.0, 2.0], crs=4326, direction=0.0)
     with pytest.raises(InputError, match="a variogram map needs two coordinates of a plane"):
         variogram_map(([10.0, 11.0], [50.0, 50.5]), [0.0, 2.0], crs=4326)
+
+
+def test_a_variogram_is_printed_as_a_table(rng: np.random.Generator) -> None:
+    result = empirical_variogram(tuple(rng.random((2, 30))), rng.standard_normal(30), bins=3)
+    title, heads, *rows = repr(result).splitlines()
+    assert title == "Semivariances of values, matheron"
+    assert heads.split() == ["lag", "gamma", "pairs"]
+    assert [float(row.split()[1]) for row in rows] == pytest.approx(list(result.gamma), rel=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -420,3 +421,14 @@ def test_weights_of_verdes_cross_validation_are_none() -> None:
         for rows, out in KFold(3).split(X)
     ]
     np.testing.assert_allclose(scores, expected)
+
+
+def test_degrees_near_greenwich_are_taken_as_a_plane_with_a_warning(rng: np.random.Generator) -> None:
+    places, values = rng.uniform((5.0, 46.0), (9.0, 50.0), (20, 2)).T, rng.standard_normal(20)
+    with pytest.warns(UserWarning, match=r"may be longitude and latitude \(5\..*Pass `crs` EPSG:4326"):
+        Kriging(EXPONENTIAL).fit(tuple(places), values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Kriging(EXPONENTIAL, metric="plane").fit(tuple(places), values)
+        # A local square of 10 is no part of the globe that anybody would take for one.
+        Kriging(EXPONENTIAL).fit(tuple(places - places.min(axis=1, keepdims=True)), values)

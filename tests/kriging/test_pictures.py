@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.kriging import pictures
+from dkgp.kriging import Kriging, pictures
 from dkgp.kriging.empirical import empirical_variogram, variogram_map
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.variogram import Variogram
@@ -71,6 +71,22 @@ def test_a_map_has_layers_samples_and_the_unit(figure: Any, samples: Any) -> Non
     assert all(len(axis.lines[0].get_xdata()) == 60 for axis in (first, second))
     assert [bar.get_ylabel() for bar in bars] == ["mg/kg", "mg/kg"]
     assert [(axis.get_xlabel(), axis.get_ylabel()) for axis in (first, second)] == [axes, axes]
+
+
+def test_maps_and_tables_are_drawn_as_they_come(figure: Any, samples: Any) -> None:
+    kriging = Kriging(Variogram("exponential", psill=1.0, range=20.0, nugget=0.1)).fit(samples[0], samples[1])
+    map_ = kriging.grid((0.0, 100.0, 0.0, 50.0), shape=(3, 5), variance=True)
+    pictures.plot_map("m.png", map_)
+    first, second, *_ = figure.axes
+    assert [axis.get_title() for axis in (first, second)] == ["mean", "standard deviation"]
+    assert (first.get_xlabel(), first.get_ylabel()) == ("easting", "northing")
+    np.testing.assert_array_equal(first.images[0].get_array(), map_["scalars"])
+    np.testing.assert_allclose(second.images[0].get_array() ** 2, map_["variance"])
+    figure.clear()
+    pictures.plot_cross_validation("c.png", kriging.leave_one_out())
+    assert "within 1.96" in figure.axes[1].get_title()
+    with pytest.raises(InputError, match="a Grid has no values; pass `layers`"):
+        pictures.plot_map("m.png", Grid.of((0.0, 1.0, 0.0, 1.0), shape=(2, 2)))
 
 
 def test_a_cross_validation_marks_intervals_that_miss(figure: Any) -> None:

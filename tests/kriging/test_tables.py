@@ -187,6 +187,10 @@ def test_options_go_to_the_format(tmp_path: Path) -> None:
         read_samples([tmp_path / "m.gpkg", path], "zinc")
 
 
+def test_a_table_of_samples_is_printed_in_a_line() -> None:
+    assert repr(read_samples(frame(), "zinc")) == "SampleTable(4 samples of zinc at x, y)"
+
+
 def test_points_without_a_target() -> None:
     table = read_samples(frame())
     assert table.data == ()
