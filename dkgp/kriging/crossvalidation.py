@@ -32,6 +32,7 @@ from dkgp.kriging.grids import Grid
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.models.certificate import Certificate
+from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
 from dkgp.models.trend import Drift, Trend
@@ -291,12 +292,17 @@ def random_folds(n: int, folds: int, seed: int = 0) -> list[IntArray]:
 
 
 def folds_errors(
-    field: Field, folds: Sequence[IntArray], client: Any = None, *, most_inverted: int = MOST_INVERTED
+    field: Field,
+    folds: Sequence[IntArray],
+    client: Any = None,
+    *,
+    context: RunContext | None = None,
+    most_inverted: int = MOST_INVERTED,
 ) -> tuple[FloatArray, FloatArray]:
     """Return errors and variances of samples that are predicted from the other folds: (n, p) each.
 
     Up to `most_inverted` samples by one inverse, P_bb^-1 alpha_b; beyond by a refit for each fold, with the variogram
-    of all samples. The samples of no fold have NaN.
+    of all samples, on the workers of a client or of a context. The samples of no fold have NaN.
     """
     shape = (field.n_samples, field.record.n_targets)
     errors, variances = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -307,7 +313,7 @@ def folds_errors(
         alpha, _, _ = _alpha(field, np.ones(field.n_samples))
     for number, rows in enumerate(folds):
         if not few:
-            errors[rows], variances[rows] = _refitted(field, rows, client)
+            errors[rows], variances[rows] = _refitted(field, rows, client, context)
             continue
         try:
             inverse = np.linalg.inv(np.linalg.cholesky(matrix[np.ix_(rows, rows)]))
@@ -331,7 +337,7 @@ def _projected_inverse(field: Field) -> FloatArray:
     return np.asarray(inverse - solved @ np.linalg.solve(columns.T @ solved, solved.T))
 
 
-def _refitted(field: Field, test: IntArray, client: Any) -> tuple[FloatArray, FloatArray]:
+def _refitted(field: Field, test: IntArray, client: Any, context: RunContext | None) -> tuple[FloatArray, FloatArray]:
     """Return the errors of a fold, and their variances, by a fit to all other samples: (b, p) each."""
     if field.record.training_state() is None:
         raise StoreError("this field was stored without its values; fit it again")
@@ -352,7 +358,9 @@ def _refitted(field: Field, test: IntArray, client: Any) -> tuple[FloatArray, Fl
     )
     solving = Solving(field.about["tolerance"], field.fitted.product_error.to_json(), client=client)
     mean, names = Drift.from_json(field.about["mean"]), field.record.target_names
-    fit = Field.fit(samples, Space(min(k, 3), has_time=k > 3), variogram, solving, mean=mean, names=names)
+    fit = Field.fit(
+        samples, Space(min(k, 3), has_time=k > 3), variogram, solving, context=context, mean=mean, names=names
+    )
     kriged = fit.at(places[test], covariates=covariates[test] if covariates.shape[1] else None, variance=True)
     assert kriged.variance is not None
     noise = (field.errors[test] + field.variogram.microscale_variance)[:, None]

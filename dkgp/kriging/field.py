@@ -32,6 +32,7 @@ import scipy.spatial
 
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.data import Dataset, ModelRecord, dataset_from_arrays, is_resident
+from dkgp.data.stores.dataset import ColumnNames
 from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray, IntArray
@@ -52,7 +53,7 @@ from dkgp.models.sums import SupportInputs
 from dkgp.models.trend import Drift, MeanValue
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
-from dkgp.solvers import GradientInfNorm, solve
+from dkgp.solvers import GradientInfNorm, Solver, solve
 
 Quantity: TypeAlias = Literal["signal", "field", "observation"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -164,75 +165,11 @@ class Field:
         variogram: Variogram,
         solving: Solving | None = None,
         *,
-        mean: Drift | MeanValue = "constant",
-        names: tuple[str, ...] = ("z",),
-        about: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Solve the kriging equations of samples, one a place.
-
-        Parameters
-        ----------
-        samples : Samples
-            See `Samples.once_a_place`.
-        space, variogram
-            Of the samples.
-        solving : Solving, optional
-        mean : Drift, or a value of `mean` of `dkgp.GPRegressor`
-            "constant" for ordinary kriging, "linear" or "quadratic" for universal, a number for simple kriging.
-        names : tuple of str
-            Names of the values.
-        about : mapping, optional
-            Joins the description.
-
-        Raises
-        ------
-        InputError
-            A variogram that is no covariance in so many dimensions, a mean that the samples do not determine, or a
-            covariance matrix that is singular to float64.
-        """
-        how, drift = solving or Solving(), Drift.parse(mean)
-        kernel = variogram.to_kernel(space.n_columns, unit=variogram.range, variance=1.0)
-        standardisation = _standardisation(samples, space, variogram, drift.columns)
-        workspace = Workspace(how.store)
-        inputs = np.column_stack([variogram.isotropic(samples.places), samples.covariates])
-        features = (*_axes(space, variogram), *drift.columns)
-        dataset = _dataset((inputs, samples.values), standardisation, (features, names), how.client, workspace)
-        noise = samples.noise / variogram.field_variance
-        if noise.min() < SURE_NOISE:
-            _require_condition(kernel, standardisation.inputs(inputs), noise)
-            noise = np.maximum(noise, LEAST_NOISE)
-        common = float(noise.min())
-        by_sample = None if (noise == common).all() else noise - common
-        problem = Problem.of(dataset, kernel, Noise(common, by_sample), drift)
-        error, tolerance = ProductError.of(how.product_error), tolerance_of(how.tolerance, len(noise), common)
-        solver, products = solver_for(how.solver, problem, tolerance, how.seed, product_error=error)
-        with executor_for(how.client, dataset) as executor:
-            executor.tiles = replace(executor.tiles, products=products)
-            try:
-                trained = train(
-                    dataset,
-                    problem.kernel,
-                    problem.noise,
-                    RunContext(executor, product_error=error),
-                    mean=problem.mean,
-                    solver=solver,
-                    stopping=GradientInfNorm(tolerance),
-                )
-            except NumericalError as reason:
-                if common < SURE_NOISE:
-                    raise InputError(_SINGULAR) from reason
-                raise
-        description = {
-            "space": _plain(space),
-            "variogram": variogram.to_dict(),
-            "error": float(samples.errors.min()),
-            "n_merged": samples.n_merged,
-            "mean": problem.mean.to_json(),
-            "tolerance": tolerance,
-            **(about or {}),
-        }
-        settings = {"product_error": how.product_error}
-        return cls(FittedModel.of(trained.model(dataset), workspace, {"kriging": description, "settings": settings}))
+        context: RunContext | None = None,
+        **options: Any,
+    ) -> Field:
+        """Solve the kriging equations of samples; see `Equations.of`, with its options, and `Equations.solve`."""
+        return Equations.of(samples, space, variogram, solving, **options).solve(context)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -433,6 +370,165 @@ class Field:
         return {key: row for row, key in enumerate(_keys(self.sample_inputs))}
 
 
+class Equations:
+    """The kriging equations of samples, to be solved.
+
+    Attributes
+    ----------
+    problem : Problem
+        The engine's problem, with the samples in memory.
+    tolerance : float
+        The largest entry of the gradient at the end of the solve.
+    product_error : ProductError
+        May be set before the solver is asked for.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rows: tuple[FloatArray, FloatArray],
+        solving: Solving,
+        description: dict[str, Any],
+    ) -> None:
+        self.problem, self.solving, self._rows = problem, solving, rows
+        self.product_error = ProductError.of(solving.product_error)
+        self.tolerance = tolerance_of(solving.tolerance, problem.dataset.n_samples, float(problem.noise.common))
+        self.about = {**description, "tolerance": self.tolerance}
+
+    @classmethod
+    def of(
+        cls,
+        samples: Samples,
+        space: Space,
+        variogram: Variogram,
+        solving: Solving | None = None,
+        *,
+        mean: Drift | MeanValue = "constant",
+        names: tuple[str, ...] = ("z",),
+        about: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Return the equations of samples.
+
+        Parameters
+        ----------
+        samples : Samples
+            One a place; see `Samples.once_a_place`.
+        space, variogram
+            Of the samples.
+        solving : Solving, optional
+        mean : Drift, or a value of `mean` of `dkgp.GPRegressor`
+            "constant" for ordinary kriging, "linear" or "quadratic" for universal, a number for simple kriging.
+        names : tuple of str
+            Names of the values.
+        about : mapping, optional
+            Joins the description.
+
+        Raises
+        ------
+        InputError
+            A variogram that is no covariance in so many dimensions, a mean that the samples do not determine, or a
+            covariance matrix that is singular to float64.
+        """
+        drift = Drift.parse(mean)
+        kernel = variogram.to_kernel(space.n_columns, unit=variogram.range, variance=1.0)
+        standardisation = _standardisation(samples, space, variogram, drift.columns)
+        rows = np.column_stack([variogram.isotropic(samples.places), samples.covariates]), samples.values
+        dataset = _in_memory(rows, standardisation, (*_axes(space, variogram), *drift.columns), names)
+        noise = samples.noise / variogram.field_variance
+        if noise.min() < SURE_NOISE:
+            _require_condition(kernel, standardisation.inputs(rows[0]), noise)
+            noise = np.maximum(noise, LEAST_NOISE)
+        common = float(noise.min())
+        by_sample = None if (noise == common).all() else noise - common
+        problem = Problem.of(dataset, kernel, Noise(common, by_sample), drift)
+        description = {
+            "space": _plain(space),
+            "variogram": variogram.to_dict(),
+            "error": float(samples.errors.min()),
+            "n_merged": samples.n_merged,
+            "mean": problem.mean.to_json(),
+            **(about or {}),
+        }
+        return cls(problem, rows, solving or Solving(), description)
+
+    @property
+    def solver(self) -> Solver:
+        """The solver, with its settings."""
+        return self._chosen[0]
+
+    @property
+    def products(self) -> float | None:
+        """Forecast number of products of the solve."""
+        return self._chosen[1]
+
+    @cached_property
+    def _chosen(self) -> tuple[Solver, float | None]:
+        how = self.solving
+        return solver_for(how.solver, self.problem, self.tolerance, how.seed, product_error=self.product_error)
+
+    def solve(self, context: RunContext | None = None, *, training_set: str | None = None) -> Field:
+        """Solve the equations.
+
+        Parameters
+        ----------
+        context : RunContext, optional
+            Who computes and who watches, as in `dkgp.models.exact.train`. By default the client of the settings, or
+            threads.
+        training_set : str, optional
+            Store of the samples, for workers that cannot read this process's memory; a data set there is replaced. By
+            default a new store in the folder of the settings.
+
+        Raises
+        ------
+        InputError
+            The covariance matrix is singular to float64.
+        InterruptedRunError
+            The run was interrupted; its state is in the context's checkpoint, if it has one.
+        """
+        how = self.solving
+        workspace = Workspace(how.store)
+        if context is not None:
+            dataset = self._dataset(workspace, in_memory=context.executor.shares_memory, url=training_set)
+            return self._solve(dataset, workspace, context)
+        dataset = self._dataset(workspace, in_memory=reads_memory(how.client))
+        with executor_for(how.client, dataset) as executor:
+            executor.tiles = replace(executor.tiles, products=self.products)
+            return self._solve(dataset, workspace, RunContext(executor, product_error=self.product_error))
+
+    def _solve(self, dataset: Dataset, workspace: Workspace, context: RunContext) -> Field:
+        problem = self.problem
+        try:
+            trained = train(
+                dataset,
+                problem.kernel,
+                problem.noise,
+                context,
+                mean=problem.mean,
+                solver=self.solver,
+                stopping=GradientInfNorm(self.tolerance),
+            )
+        except NumericalError as reason:
+            if problem.noise.common < SURE_NOISE:
+                raise InputError(_SINGULAR) from reason
+            raise
+        about = {"kriging": self.about, "settings": {"product_error": self.solving.product_error}}
+        return Field(FittedModel.of(trained.model(dataset), workspace, about))
+
+    def _dataset(self, workspace: Workspace, *, in_memory: bool, url: str | None = None) -> Dataset:
+        """Return the training set: in memory, or in a store where workers cannot read this process's memory."""
+        dataset = self.problem.dataset
+        if in_memory:
+            return dataset
+        return dataset_from_arrays(
+            url or workspace.url("training-set"),
+            *self._rows,
+            overwrite=url is not None,
+            feature_names=dataset.raw_feature_names,
+            target_names=dataset.target_names,
+            standardisation=dataset.standardisation,
+        )
+
+
 def _kriged(mean: FloatArray, bound: FloatArray, ends: tuple[FloatArray, FloatArray] | None, at_samples: int) -> Kriged:
     if ends is None:
         return Kriged(mean, bound, at_samples=at_samples)
@@ -510,29 +606,24 @@ def _standardisation(
     return affine.with_covariates(covariates, (*axes, *covariates))
 
 
-def _dataset(
+def _in_memory(
     rows: tuple[FloatArray, FloatArray],
     standardisation: Standardisation,
-    names: tuple[tuple[str, ...], tuple[str, ...]],
-    client: Any,
-    workspace: Workspace,
+    features: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> Dataset:
-    """Return the training set: in memory, or in a store where workers cannot read this process's memory.
-
-    `rows` are inputs with covariates, and values; `names` those of their columns.
-    """
-    (inputs, values), (features, targets) = rows, names
-    if not reads_memory(client):
-        return dataset_from_arrays(
-            workspace.url("training-set"),
-            inputs,
-            values,
-            feature_names=features,
-            target_names=targets,
-            standardisation=standardisation,
-        )
-    mark = hashlib.sha256(np.ascontiguousarray(inputs).tobytes() + np.ascontiguousarray(values).tobytes()).hexdigest()
+    """Return the training set of inputs with covariates, and values; its fingerprint is that of a store of them."""
+    inputs, values = rows
+    digest = hashlib.sha256(ColumnNames(features, names).fingerprint_header(len(inputs)))
+    for part in rows:
+        digest.update(hashlib.sha256(np.ascontiguousarray(part, dtype="<f8").tobytes()).digest())
     kept = tuple(name for name in features if name not in standardisation.covariate_names)
     return assembled_dataset(
-        standardisation.rows(inputs), standardisation.targets(values), standardisation, kept, targets, mark, features
+        standardisation.rows(inputs),
+        standardisation.targets(values),
+        standardisation,
+        kept,
+        names,
+        digest.hexdigest(),
+        features,
     )

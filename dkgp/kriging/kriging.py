@@ -18,7 +18,7 @@ from dkgp.estimators.inputs import numbers_of
 from dkgp.estimators.scikit_learn import BaseEstimator, check_is_fitted
 from dkgp.kriging.candidates import fitted_variogram
 from dkgp.kriging.cells import Covariates
-from dkgp.kriging.field import QUANTITIES, SURE_NOISE, Field, Kriged, Quantity, Solving
+from dkgp.kriging.field import QUANTITIES, SURE_NOISE, Equations, Field, Kriged, Quantity, Solving
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
@@ -192,6 +192,18 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         InputError
             Values or settings that cannot be worked with; see the class.
         """
+        return self.solved(self.equations(coordinates, data, weights, noise=noise, covariates=covariates).solve())
+
+    def equations(
+        self,
+        coordinates: Any,
+        data: Any,
+        weights: Any = None,
+        *,
+        noise: ArrayLike | None = None,
+        covariates: Any = None,
+    ) -> Equations:
+        """Return the equations that `fit` solves, for `solved`; parameters and errors as for `fit`."""
         mean, of = self.drift, self._quantity()
         has_time = self.time_scale is not None
         coordinates, crs = coordinates_of(coordinates, self.crs, data)
@@ -217,14 +229,18 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         region = [float(x.min()), float(x.max()), float(y.min()), float(y.max())]
         settings = {name: getattr(self, name) for name in STORED} | {"covariates": list(self._covariate_names)}
         about = {"of": of, "region": region, "settings": settings, "several": isinstance(data, tuple)}
-        self.field_ = Field.fit(samples, space, variogram, solving, mean=mean, names=names, about=about)
         smooth = "gaussian" in {one.model for one in (variogram, *variogram.also)}
         if smooth and samples.noise.min() < SURE_NOISE * variogram.field_variance:
             warnings.warn(
                 "a gaussian variogram without a nugget is ill-conditioned: small errors of values become large ones "
                 "between samples. Give a nugget, of 1e-8 of the sill at least",
-                stacklevel=2,
+                stacklevel=3,
             )
+        return Equations.of(samples, space, variogram, solving, mean=mean, names=names, about=about)
+
+    def solved(self, field: Field) -> Self:
+        """Take the solution of the equations, and return this estimator, fitted."""
+        self.field_ = field
         return self._take()
 
     def _take(self) -> Self:

@@ -15,6 +15,7 @@ from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.signals import interruptible
 from dkgp.kriging.commands.further import FieldRun
 from dkgp.kriging.commands.options import FIELD, PLOT
 from dkgp.kriging.crossvalidation import BlockKFold, folds_errors, leave_one_out, sample_coordinates, scores
@@ -78,7 +79,9 @@ class KrigeCheckRun(FieldRun):
         x, y = list(sample_coordinates(one).values())[:2]
         folds = BlockKFold(job.blocks, n_splits=job.folds, shuffle=True, random_state=job.seed)
         parts = folds.folds(np.column_stack([x, y]))
-        return *folds_errors(one, parts, getattr(executor, "_client", None)), time.perf_counter() - began
+        with interruptible(self.reporter.note) as interruption:
+            errors = folds_errors(one, parts, context=self.context(executor, interruption))
+        return *errors, time.perf_counter() - began
 
     def conclude(self, result: tuple[Any, Any, float], peak_bytes: int) -> Document:
         """Return the figures by target; draw and write them."""

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from dkgp.cluster import BlockExecutor, ClusterOptions
-from dkgp.commands.job_options import OVERWRITE
+from dkgp.codec import difference
+from dkgp.commands.job_options import OVERWRITE, TrainingJob
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, grid, may, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
+from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
-from dkgp.data import ensure_writable
-from dkgp.data.stores.models.regression import MODEL_KIND
+from dkgp.commands.solving import input_bytes, planned_solve, solving
+from dkgp.commands.training import Outcome, TrainingRun, finished_run
+from dkgp.data import ModelRecord, recognise
+from dkgp.data.remote.storage import exists, remove_tree
+from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.errors import InputError
 from dkgp.kriging.candidates import FITS, Candidates, candidates_table
 from dkgp.kriging.commands.options import (
@@ -47,10 +54,17 @@ from dkgp.kriging.samples import Duplicates
 from dkgp.kriging.space import Space, axis_unit, crs_of
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
+from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
+from dkgp.models.memory import Memory
 from dkgp.models.prediction.predict import Destination
+from dkgp.models.problem import stored_identity
+from dkgp.operators.block_tasks import feature_width
+from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import FURTHER, Option, Values
+from dkgp.solvers import Checkpointing
+from dkgp.solvers.registry import Need, solver_memory, solvers_that_need
 
 # Models that are fitted and compared by default.
 MODELS = ("exponential", "spherical", "matern32", "gaussian")
@@ -299,9 +313,11 @@ TOLERANCE = Option(
     """,
     "dkgp krige fit soil.csv --target zinc --variogram v.json --out zinc.zarr",
     "dkgp krige fit soil.gpkg --target zinc --model spherical --range 900 --psill 0.6 --nugget 0.05 --out zinc.zarr",
+    "dkgp krige fit soil.csv --target zinc --variogram v.json --out zinc.zarr --resume",
+    goes_on=True,
 )
 @dataclass(frozen=True)
-class KrigeFitJob:
+class KrigeFitJob(TrainingJob):
     """Samples, a variogram and a mean."""
 
     source: Annotated[str, SOURCE]
@@ -315,14 +331,10 @@ class KrigeFitJob:
         Duplicates, Option(help="Samples at one place. merge is exact, by their noise.", group=SAMPLES)
     ] = "merge"
     tolerance: Annotated[float | Literal["auto"], TOLERANCE] = "auto"
-    overwrite: Annotated[bool, OVERWRITE] = False
+    product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
     seed: Annotated[int, SEED] = 0
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    def kriging(self, table: SampleTable, client: Any = None, variogram: Variogram | None = None) -> Kriging:
+    def kriging(self, table: SampleTable, variogram: Variogram | None = None) -> Kriging:
         """Return the settings of the estimator, with another variogram if one is passed."""
         kind = "simple" if self.mean is not None else "universal" if self.degree or self.drift else "ordinary"
         return Kriging(
@@ -336,51 +348,115 @@ class KrigeFitJob:
             metric=self.samples.metric,
             time_scale=self.samples.time_scale,
             tolerance=self.tolerance,
-            client=client,
+            product_error=self.product_error,
             random_state=self.seed,
         )
 
 
-class KrigeFitRun(Run):
+class KrigeFitRun(TrainingRun):
     """A run of `dkgp krige fit`."""
 
-    command = "krige fit"
+    command, record = "krige fit", ModelRecord
     job: KrigeFitJob
-    table: SampleTable
 
     @property
-    def samples(self) -> int:
-        """The number of samples."""
-        return self.table.n
+    def training_set_url(self) -> str:
+        """The store of the samples during the run, for workers in other processes."""
+        return f"{self.job.out.rstrip('/')}.training-set"
+
+    @property
+    def places(self) -> list[str]:
+        """The paths of the field, of its checkpoints and of the training set."""
+        return [*super().places, self.training_set_url]
+
+    def run(self) -> Document:
+        """Run the job; see `Run.run`."""
+        try:
+            return super().run()
+        finally:
+            if exists(self.training_set_url) and recognise(self.training_set_url) == DATASET_KIND:
+                remove_tree(self.training_set_url)
 
     def check(self) -> None:
-        """Refuse an existing store, and values that are no variogram."""
+        """Refuse values that are no variogram."""
         self.job.variogram.made()
-        ensure_writable(self.job.out, self.job.overwrite, MODEL_KIND)
 
     def open(self) -> None:
-        """Read the samples."""
-        self.table = self.job.samples.read(self.job.source, self.reporter, self.job.drift)
-
-    def work(self, executor: BlockExecutor) -> tuple[Kriging, float]:
-        """Solve, and write the store."""
+        """Read the samples, and set up their equations."""
         import pandas as pd
 
-        began, job, table = time.perf_counter(), self.job, self.table
-        # Workers of a cluster are reached through their client; without one the field's own threads compute.
-        kriging = job.kriging(table, getattr(executor, "_client", None))
+        job, table = self.job, self.job.samples.read(self.job.source, self.reporter, self.job.drift)
+        self.table, self.kriging = table, job.kriging(table)
         values = pd.Series(table.values, name=job.samples.target)
-        kriging.fit(table.coordinates, values, noise=table.noise, covariates=table.covariates or None)
-        kriging.save(job.out, overwrite=job.overwrite)
-        return kriging, time.perf_counter() - began
+        self.equations = self.kriging.equations(
+            table.coordinates, values, noise=table.noise, covariates=table.covariates or None
+        )
+        problem = self.equations.problem
+        self.dataset = problem.dataset
+        self.hyperparameters = Hyperparameters(problem.kernel, float(problem.noise.common))
+        self.keep_to_products()
+        self.equations.product_error = self.product_error
 
-    def conclude(self, result: tuple[Kriging, float], peak_bytes: int) -> Document:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that a checkpoint must share, except those of the solver."""
+        return self.equations.problem.identity(self.product_error)
+
+    def checkpoints(self) -> Checkpointing:
+        """Return the checkpoints of the solve."""
+        return checkpointing_of(self.job, self.identity, self.equations.solver.settings(), self.reporter)
+
+    def work(self, executor: BlockExecutor) -> Memory:
+        """Plan the memory and solve."""
+        one = self.equations
+        kernel, solver = one.problem.kernel, one.solver
+        plan = planned_solve(
+            self,
+            kernel,
+            one.problem.columns,
+            solver_memory(solver, self.dataset.n_samples, feature_width(kernel)),
+            executor,
+            needs_inputs=solver.name if solver.name in solvers_that_need(Need.INPUTS) else None,
+            products=one.products,
+        )
+        with solving(self, executor, input_bytes(plan), one.tolerance) as context:
+            self.kriging.solved(one.solve(context, training_set=self.training_set_url))
+        return plan
+
+    def conclude(self, result: Memory, peak_bytes: int) -> Document:
+        """Save the field, and report."""
+        return self.report(self.save(result, {"peak_memory_bytes": peak_bytes}, overwrite=self._overwrite))
+
+    def save(self, trained: Memory, measured: Mapping[str, Any], *, overwrite: bool) -> Outcome:
+        """Write the field, even if the solve stopped short."""
+        fitted = self.kriging.field_.fitted
+        fitted.record = replace(fitted.record, summary={**fitted.record.summary, **measured})
+        self.kriging.save(self.job.out, overwrite=overwrite)
+        record = fitted.record
+        return Outcome(record, record.summary, record.certificate, record.history, trained.to_json())
+
+    def difference(self, model: ModelRecord, converged: bool) -> str | None:
+        """Return the name of a difference to the stored run: samples, settings or solver; None if none differs."""
+        summary = model.summary
+        made = {**stored_identity(model), **summary.get("settings", {})}
+        made |= {name: summary[name] for name in ("product_error",) if name in summary}
+        about: Document = plain(self.equations.about)
+        kriging = summary.get("estimator", {}).get("kriging")
+        expected = {**self.identity, **self.equations.solver.settings(), "kriging": about}
+        return difference({**made, "kriging": kriging}, expected)
+
+    def draw(self, outcome: Outcome) -> None:
+        """Plot the convergence if the solver has rounds."""
+        if self.job.plot is not None and outcome.history:
+            title = f"{self.job.samples.target}: {self.table.n:,} samples"
+            plot_convergence(self.job.plot, outcome.history, tolerance=self.equations.tolerance, title=title)
+
+    def described(self, outcome: Outcome) -> Document:
         """Return the figures of the field."""
-        kriging, seconds = result
-        return {**field_figures(self.job, self.table, kriging), **self._cost(seconds, peak_bytes)}
-
-    def _cost(self, seconds: float, peak_bytes: int) -> Document:
-        return {"seconds": seconds, "peak_memory_bytes": peak_bytes, "warnings": list(self.reporter.warnings)}
+        summary = outcome.summary
+        cost = {name: summary[name] for name in ("seconds", "peak_memory_bytes") if name in summary}
+        kriging = Kriging.load(self.job.out)
+        return {**field_figures(self.job, self.table, kriging), **cost, "memory_plan": outcome.memory_plan}
 
 
 def field_figures(job: KrigeFitJob, table: SampleTable, kriging: Kriging) -> Document:
@@ -414,6 +490,11 @@ def field_figures(job: KrigeFitJob, table: SampleTable, kriging: Kriging) -> Doc
 def run_krige_fit(job: KrigeFitJob, reporter: Reporter) -> Document:
     """Krige; see `Run.run`."""
     return KrigeFitRun(job, reporter).run()
+
+
+def finished_krige_fit(job: KrigeFitJob, reporter: Reporter) -> Document | None:
+    """Return the record of the field at `job.out` if this job would compute the same one; see `TrainingRun.done`."""
+    return finished_run(KrigeFitRun, job, reporter)
 
 
 def _variogram_text(document: Document) -> str:

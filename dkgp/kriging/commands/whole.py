@@ -235,7 +235,8 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
     with PeakMemory() as memory, helped():
         steps = Steps("krige map", record, job.settings(), earlier, memory, reporter)
         compared = steps.command("variogram", job.variogram_job(compare=table.n >= LEAST))
-        fitted = steps.command("fit", job.fit_job())
+        fit = job.fit_job()
+        fitted = steps.command("fit", replace(fit, resume=steps.goes_on and fit.begun))
         going_on = steps.goes_on and exists(f"{job.out}.cells")
         mapped = steps.command("grid", replace(job.grid_job(), resume=going_on))
         document: Document = {
