@@ -234,22 +234,28 @@ RECIPES: dict[str, Recipe] = {
             "krige fit",
             "Krige the samples in SOURCE: solve the equations of all.",
             module="dkgp.kriging.commands.krige",
+            as_job=True,
         ),
         Recipe(
             "krige map",
             "Make a map of the samples in SOURCE, with a report: variogram, kriging and map in one.",
             module="dkgp.kriging.commands.whole",
+            as_job=True,
         ),
-        Recipe("krige grid", "Make a map of the kriged field MODEL.", module="dkgp.kriging.commands.krige"),
+        Recipe(
+            "krige grid", "Make a map of the kriged field MODEL.", module="dkgp.kriging.commands.krige", as_job=True
+        ),
         Recipe(
             "krige blocks",
             "Predict averages of the kriged field MODEL over POLYGONS, or over cells.",
             module="dkgp.kriging.commands.further",
+            as_job=True,
         ),
         Recipe(
             "krige simulate",
             "Draw fields given the samples of the kriged field MODEL.",
             module="dkgp.kriging.commands.further",
+            as_job=True,
         ),
         Recipe("krige check", "Cross-validate the kriged field MODEL.", module="dkgp.kriging.commands.check"),
         Recipe("ingest", "Read SOURCES (files, globs, folders, URLs) into the dataset store OUT."),

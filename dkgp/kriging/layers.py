@@ -47,6 +47,11 @@ def layered(cells: Any, labels: Any, arrays: Mapping[str, FloatArray], like: str
     return xarray.Dataset(variables, coords=coordinates, attrs=cells.attrs)
 
 
+def part_of(out: Path) -> Path:
+    """Return the folder of an unfinished store."""
+    return out.with_name(f".{out.name}.part")
+
+
 @dataclass
 class Store:
     """A Zarr store of layers, a chunk a tile of a layer. It has its name once it is whole: when the block ends.
@@ -81,7 +86,7 @@ class Store:
         """Make the store in a folder beside, or open that of an interrupted run."""
         import zarr
 
-        self._folder = self.out.with_name(f".{self.out.name}.part")
+        self._folder = part_of(self.out)
         self._part, self._state = self._folder / "layers.zarr", self._folder / "state.json"
         if self.resume and self._state.exists():
             origin, finished = json.loads(self._state.read_text())

@@ -160,6 +160,26 @@ class CellMap:
         inside = slice(first - bands[0] * height, last - bands[0] * height)
         return {name: values[inside] for name, values in results.items()}
 
+    def summary(self) -> dict[str, Any]:
+        """Return the cells' figures, by windows.
+
+        `mean_error_bound` is the largest one, `intervals_met` the share of the predicted variances whose interval is as
+        narrow as asked for (None without variances), and `empty_cells` the number of cells that were not predicted.
+        """
+        bound, met, empty = 0.0, 0, 0
+        for _, values in self.windows():
+            for name, (_, kind) in self.variables.items():
+                if kind == "mean_error_bound":
+                    bound = max(bound, float(np.nanmax(values[name], initial=0.0)))
+                    empty += int(np.isnan(values[name]).sum())
+                elif kind == "interval_met":
+                    met += int(np.nansum(values[name]))
+        targets = len(self.field.record.target_names)
+        empty //= targets
+        predicted = (self.rows.grid.n_cells - empty) * targets
+        share = met / predicted if self.settings.variance and predicted else None
+        return {"mean_error_bound": bound, "intervals_met": share, "empty_cells": empty}
+
     def _kriged(self, start: int, stop: int, indices: Any) -> Kriged:
         """Return the predictions of cells by number, of the quantity that the settings ask for."""
         read = self.prediction.read
@@ -290,13 +310,13 @@ def require_writable(out: Destination) -> str:
     needed = {"GeoTIFF": ("rasterio", "geo"), "NetCDF": ("h5netcdf", "netcdf")}
     if form in needed and importlib.util.find_spec(needed[form][0]) is None:
         raise MissingExtraError(*needed[form], f"Writing {form}")
-    cells = exists(_cells_url(url))
+    cells = exists(cells_url(url))
     # A remote store is written in place, by a run that may have been killed.
     if exists(url) and not (out.overwrite or (out.resume and cells and not is_local(url))):
         raise OutputExistsError(f"'{shown(url)}' exists; pass `overwrite` to replace it, or another name")
     if cells and not (out.resume or out.overwrite):
         raise OutputExistsError(
-            f"cells of an unfinished map lie in '{shown(_cells_url(url))}'; pass `resume` to go on with them, or "
+            f"cells of an unfinished map lie in '{shown(cells_url(url))}'; pass `resume` to go on with them, or "
             "`overwrite` to start afresh"
         )
     if is_local(url):
@@ -305,7 +325,8 @@ def require_writable(out: Destination) -> str:
     return form
 
 
-def _cells_url(url: str) -> str:
+def cells_url(url: str) -> str:
+    """Return the address of the cells of an unfinished map."""
     return f"{url}.cells"
 
 
@@ -334,16 +355,20 @@ def write_map(cells: CellMap, out: Destination) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_field(field: Field, grid: Grid, out: Destination, settings: MapSettings, context: RunContext) -> None:
-    """Predict at all cells of a grid and write the map; see `map_cells` and `write_map`.
+def write_field(
+    field: Field, grid: Grid, out: Destination, settings: MapSettings, context: RunContext
+) -> dict[str, Any]:
+    """Predict at all cells of a grid and write the map; return `CellMap.summary`. See `map_cells` and `write_map`.
 
     The cells lie in `out` + ".cells" until the map is whole; a run with `resume` goes on with them.
     """
     require_writable(out)
-    store = Destination(_cells_url(out.url), overwrite=not out.resume, resume=out.resume)
+    store = Destination(cells_url(out.url), overwrite=not out.resume, resume=out.resume)
     cells = map_cells(field, grid, store, settings, context)
     write_map(cells, out)
+    summary = cells.summary()
     remove_tree(store.url)
+    return summary
 
 
 def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:

@@ -111,8 +111,8 @@ def job_from_options(command: str, options: Mapping[str, Any]) -> Job:
                 job = settled(command, job)
         for field in _places(recipe.kind):
             _require_absolute(field, getattr(job, field))
-        for source in _sources(job):
-            _require_absolute("sources", source)
+        for field, location in _more_sources(job):
+            _require_absolute(field, location)
         recipe.check(job)
         if hasattr(job, "ingestion"):
             _check_ingestion(job.ingestion)
@@ -151,8 +151,10 @@ def job_paths(command: str, options: Mapping[str, Any]) -> list[JobPath]:
     if command == "predict" and job.variance is not None and job.variance.keep_factor:
         paths.append(JobPath("model", normalise_url(job.model), "write"))
     # As the user wrote them too: programs read a text that goes through symbolic links and back differently.
-    sources = dict.fromkeys(text for source in _sources(job) for text in (normalise_url(source), source))
-    return paths + [JobPath("sources", source, "read") for source in sources]
+    sources = dict.fromkeys(
+        (field, text) for field, source in _more_sources(job) for text in (normalise_url(source), source)
+    )
+    return paths + [JobPath(field, source, "read") for field, source in sources]
 
 
 def run_job(job: Job, reporter: Reporter) -> Document:
@@ -171,12 +173,15 @@ def _recipe(command: str) -> Recipe:
     return RECIPES[command]
 
 
-def _sources(job: Job) -> list[str]:
-    """Return the files that a job ingests, and the store that it encodes them like."""
+def _more_sources(job: Job) -> list[tuple[str, str]]:
+    """Return the files that a job reads beside the places of its own fields, each with its field.
+
+    They are the files that it ingests, the store that it encodes them like, and the job's `sources`.
+    """
     ingestion = getattr(job, "ingestion", None)
-    if ingestion is None:
-        return []
-    return [*ingestion.sources, *([] if ingestion.like is None else [ingestion.like])]
+    like = [] if ingestion is None or ingestion.like is None else [ingestion.like]
+    ingested = [] if ingestion is None else [*ingestion.sources, *like]
+    return [*(("sources", source) for source in ingested), *getattr(job, "sources", ())]
 
 
 def _check_ingestion(ingestion: IngestJob) -> None:

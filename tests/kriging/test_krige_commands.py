@@ -80,6 +80,9 @@ def test_a_map_is_that_of_dense_algebra(made: dict[str, Any]) -> None:
     assert (stored["variance_lower"] <= variance * (1 + 1e-9)).all()
     assert (stored["variance_upper"] >= variance * (1 - 1e-9)).all()
     assert made["grid"]["cells"] == 12
+    assert made["grid"]["mean_error_bound"] == stored["mean_error_bound"].max()
+    assert made["grid"]["intervals_met"] == stored["interval_met"].mean()
+    assert made["grid"]["empty_cells"] == 0
     assert made["fit"]["kind"] == "ordinary"
 
 
@@ -303,7 +306,10 @@ def test_fields_are_drawn_around_the_mean(shell: Shell) -> None:
         (drawn,) = (fields[name] for name in fields.data_vars if fields[name].ndim == 3)
         away = (drawn.mean("field") - map_["mean"]) / np.sqrt(map_["variance_upper"] / 60)
         assert float(np.abs(away).max()) < 4.5
-    shell.refuses("krige simulate @zinc.zarr --fields 2 --shape 3,4 --out @s.zarr", "exists")
+    shell.refuses("krige simulate @zinc.zarr --fields 2 --shape 3,4 --out @s.zarr", "exists", "--overwrite")
+    shell.json("krige simulate @zinc.zarr --fields 2 --shape 3,4 --out @s.zarr --overwrite")
+    with xarray.open_zarr(shell.folder / "s.zarr") as fields:
+        assert fields["zinc"].shape == (2, 3, 4)
 
 
 def test_samples_are_predicted_from_the_others(shell: Shell, made: dict[str, Any]) -> None:

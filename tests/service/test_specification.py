@@ -24,6 +24,7 @@ from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.data import TableOptions
 from dkgp.errors import InputError, StoreError, UsageError
+from dkgp.kriging.commands.options import SampleColumns
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.train import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
@@ -51,6 +52,11 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "predict": PREDICT,
     "evaluate": EVALUATE,
     "fit": FIT,
+    "krige fit": {"source": "/t.csv", "samples": {"target": "zinc"}, "out": "/f.zarr"},
+    "krige map": {"source": "/t.csv", "samples": {"target": "zinc"}, "out": "/z.tif"},
+    "krige grid": {"model": "/f.zarr", "out": "/z.tif"},
+    "krige blocks": {"model": "/f.zarr", "out": "/b.csv"},
+    "krige simulate": {"model": "/f.zarr", "out": "/s.zarr"},
 }
 
 
@@ -60,6 +66,8 @@ def test_smallest_options_make_the_command_lines_defaults_and_come_back(command:
     fields: dict[str, Any] = dict(SMALLEST[command])
     if command == "fit":
         fields["ingestion"] = IngestJob(("/t.csv",), targets=("price",))
+    if "samples" in fields:
+        fields["samples"] = SampleColumns("zinc")
     assert job == type(job)(**fields)
     assert options_from_job(job) == SMALLEST[command]
 
@@ -86,6 +94,16 @@ def test_nested_options_become_their_dataclasses() -> None:
     with_variances = job_from_options("predict", {**PREDICT, "variance": {}})
     assert with_variances == PredictJob(**PREDICT, variance=VarianceSettings())
     assert job_from_options("predict", {**PREDICT, "variance": None}) == PredictJob(**PREDICT)
+
+
+def test_all_files_that_kriging_reads_are_places_of_the_job() -> None:
+    options = {**SMALLEST["krige fit"], "drift": ["dist=/d.tif"], "variogram": {"variogram": "/v.json"}}
+    read = {(path.field, path.url) for path in job_paths("krige fit", options) if path.access == "read"}
+    assert read == {("source", "/t.csv"), ("drift", "/d.tif"), ("variogram", "/v.json")}
+    written = {path.url for path in job_paths("krige fit", options) if path.access == "write"}
+    assert written == {"/f.zarr", "/f.zarr.checkpoint"}
+    with pytest.raises(InputError, match="covariates: expected an absolute path"):
+        job_from_options("krige grid", {**SMALLEST["krige grid"], "covariates": ["dist=d.tif"]})
 
 
 def test_the_cluster_is_the_services_own() -> None:
@@ -333,7 +351,9 @@ def test_every_field_of_the_jobs_is_in_the_schema_and_nothing_else_is_allowed() 
         kind = type(job_from_options(command, SMALLEST[command]))
         assert set(schema["properties"]) == {field.name for field in dataclasses.fields(kind)} - {"cluster"}
         # The folder of a fit has a default, which means nothing to a service.
-        assert set(schema["required"]) == set(SMALLEST[command]) - ({"out"} if command == "fit" else set())
+        assert set(schema["required"]) == set(SMALLEST[command]) - (
+            {"out"} if command in ("fit", "krige blocks") else set()
+        )
         assert schema["additionalProperties"] is False
 
 

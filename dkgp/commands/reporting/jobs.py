@@ -64,9 +64,11 @@ def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableTyp
         rows.append((name, _option(value)))
     shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
     if record.get("document"):
-        from dkgp.commands.reporting.tables import tables  # a job without a document needs no import of models
+        # A job without a document needs no import of models.
+        from dkgp.commands.recipe import RECIPES
+        from dkgp.commands.reporting.tables import tables
 
-        shown += tables(record["document"], verbose=verbose)
+        shown += tables(record["document"], verbose=verbose, layout=RECIPES[record["command"]].layout)
     return shown
 
 

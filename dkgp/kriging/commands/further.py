@@ -24,14 +24,16 @@ from dkgp.commands.signals import interruptible
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
-from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE
+from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME
 from dkgp.kriging.commands.options import FIELD, OF, CellOptions
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.kriging import Kriging
+from dkgp.kriging.layers import part_of
 from dkgp.kriging.simulation import METHODS, Simulation, simulate
 from dkgp.kriging.tables import read_polygons
 from dkgp.models.context import RunContext
+from dkgp.models.prediction.predict import Destination
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import Option
 
@@ -261,8 +263,15 @@ class KrigeSimulateJob:
         float, Option(help="Largest accepted error of the covariance, relative to the partial sill.", above=0)
     ] = 1e-4
     time: Annotated[float | None, Option(help="Time of the fields, of a field in space and time.")] = None
+    resume: Annotated[bool, RESUME] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
+
+    @property
+    def store_url(self) -> str:
+        """The fields of a simulation that is not finished."""
+        return str(part_of(Path(self.out)))
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -276,8 +285,8 @@ class KrigeSimulateRun(FieldRun):
 
     def check(self) -> None:
         """Refuse an existing store."""
-        if Path(self.job.out).exists():
-            raise OutputExistsError(f"'{self.job.out}' exists; give `out` another name")
+        if Path(self.job.out).exists() and not self.job.overwrite:
+            raise OutputExistsError(f"'{self.job.out}' exists; pass `overwrite` to replace it, or another name")
         if not self.job.out.endswith(".zarr"):
             raise InputError(f"fields are written to a name ending in .zarr; got '{self.job.out}'")
 
@@ -293,9 +302,10 @@ class KrigeSimulateRun(FieldRun):
             error=job.error,
             seed=job.seed,
         )
+        out = Destination(job.out, overwrite=job.overwrite, resume=job.resume)
         with interruptible(self.reporter.note) as interruption:
             context = self.context(executor, interruption)
-            simulate(self.kriging.field_, cells, settings, context, out=job.out, time=job.time)
+            simulate(self.kriging.field_, cells, settings, context, out=out, time=job.time)
         return cells, time.perf_counter() - began
 
     def conclude(self, result: tuple[Grid, float], peak_bytes: int) -> Document:

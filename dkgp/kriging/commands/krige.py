@@ -43,13 +43,14 @@ from dkgp.kriging.commands.options import (
     covariate_names,
     named_rasters,
     names,
+    raster_sources,
 )
 from dkgp.kriging.covariates import short_name
 from dkgp.kriging.empirical import ESTIMATORS, EmpiricalVariogram, empirical_variogram
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_variogram
-from dkgp.kriging.rasters import MapSettings, format_of, write_field
+from dkgp.kriging.rasters import MapSettings, cells_url, format_of, write_field
 from dkgp.kriging.samples import Duplicates
 from dkgp.kriging.space import Space, axis_unit, crs_of
 from dkgp.kriging.tables import SampleTable
@@ -334,6 +335,12 @@ class KrigeFitJob(TrainingJob):
     product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
     seed: Annotated[int, SEED] = 0
 
+    @property
+    def sources(self) -> list[tuple[str, str]]:
+        """Files that the job reads beside the samples, each with its field."""
+        file = self.variogram.variogram
+        return [*([] if file is None else [("variogram", file)]), *raster_sources(drift=self.drift)]
+
     def kriging(self, table: SampleTable, variogram: Variogram | None = None) -> Kriging:
         """Return the settings of the estimator, with another variogram if one is passed."""
         kind = "simple" if self.mean is not None else "universal" if self.degree or self.drift else "ordinary"
@@ -550,7 +557,7 @@ COVARIATES = Option(
     multiple=True,
 )
 MAP = Option(help="The map: .tif, .nc or .zarr.", metavar="PLACE", place="write")
-RESUME = Option(help="Go on with a map that was stopped or killed. Cells that are done are not computed again.")
+RESUME = Option(help="Go on with a run that was stopped or killed, from its finished cells or fields.")
 
 
 @command(
@@ -584,6 +591,16 @@ class KrigeGridJob:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def store_url(self) -> str:
+        """The cells of a map that is not finished."""
+        return cells_url(self.out)
+
+    @property
+    def sources(self) -> list[tuple[str, str]]:
+        """Files that the job reads beside the field, each with its field."""
+        return raster_sources(covariates=self.covariates)
 
     @property
     def settings(self) -> MapSettings:
@@ -625,13 +642,13 @@ class KrigeGridRun(Run):
         self.grid = self.job.cells.grid(self.kriging.region_, MOST_CELLS_A_SIDE)
         self.settings = self.job.settings
 
-    def work(self, executor: BlockExecutor) -> float:
+    def work(self, executor: BlockExecutor) -> Document:
         """Predict, and write the map."""
         began = time.perf_counter()
-        draw_map(self.kriging, self, executor, self.reporter)
-        return time.perf_counter() - began
+        summary = draw_map(self.kriging, self, executor, self.reporter)
+        return {**summary, "seconds": time.perf_counter() - began}
 
-    def conclude(self, result: float, peak_bytes: int) -> Document:
+    def conclude(self, result: Document, peak_bytes: int) -> Document:
         """Return the map's figures."""
         job, one = self.job, self.grid
         document: Document = plain(
@@ -648,7 +665,7 @@ class KrigeGridRun(Run):
                 "crs": job.crs or self.kriging.space_.crs,
                 "variance": job.variance,
                 **({"variance_gap": job.gap} if job.variance else {}),
-                "seconds": result,
+                **result,
                 "peak_memory_bytes": peak_bytes,
                 "warnings": list(self.reporter.warnings),
             }
@@ -663,8 +680,8 @@ def default_shape(region: tuple[float, ...], most: int) -> tuple[int, int]:
     return round((north - south) / step) + 1, round((east - west) / step) + 1
 
 
-def draw_map(kriging: Kriging, run: Any, executor: BlockExecutor, reporter: Reporter) -> None:
-    """Predict at the cells of a run's grid, and write its map."""
+def draw_map(kriging: Kriging, run: Any, executor: BlockExecutor, reporter: Reporter) -> Document:
+    """Predict at the cells of a run's grid, and write its map; return its figures."""
     job = run.job
     target = Destination(job.out, overwrite=job.overwrite, resume=job.resume)
     with reporter.work("predict") as show, interruptible(reporter.note) as interruption:
@@ -675,7 +692,7 @@ def draw_map(kriging: Kriging, run: Any, executor: BlockExecutor, reporter: Repo
             within=show,
             interrupted=interruption,
         )
-        write_field(kriging.field_, run.grid, target, run.settings, context)
+        return write_field(kriging.field_, run.grid, target, run.settings, context)
 
 
 def run_krige_grid(job: KrigeGridJob, reporter: Reporter) -> Document:
@@ -695,13 +712,22 @@ def _spacing_text(document: Document) -> str:
     return f"{east} east, {north} north"
 
 
+def _variances_text(document: Document) -> str:
+    if not document["variance"]:
+        return "none; ask for them with --variance"
+    share = document["intervals_met"]
+    return "no cells" if share is None else f"{share:.2%} of the intervals are within {document['variance_gap']:.3g}"
+
+
 MAP_FIGURES = (
     Figure("map", "{out} ({format})"),
     Figure("quantity", "{of}"),
     Figure("cells", "{cells:,}: {shape[0]:,} rows, {shape[1]:,} columns"),
     Figure("spacing", _spacing_text),
     Figure("reference system", reference_text),
-    Figure("variances", lambda of: "proven intervals" if of["variance"] else "none; ask for them with --variance"),
+    Figure("cells left empty", lambda of: f"{of['empty_cells']:,}" if of["empty_cells"] else None),
+    Figure("bound on the error of a mean, largest", "{mean_error_bound:.3g}"),
+    Figure("variances", _variances_text),
     Figure("seconds", "{seconds:.1f}"),
     may("peak memory, all processes", "{peak_memory_bytes:size}"),
 )

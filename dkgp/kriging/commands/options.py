@@ -56,6 +56,11 @@ def named_rasters(texts: Sequence[str]) -> dict[str, str]:
     return {name: path for name, _, path in pairs}
 
 
+def raster_sources(**fields: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the rasters of fields with texts NAME=FILE, each with its field, as a job's `sources`."""
+    return [(field, path) for field, texts in fields.items() for path in named_rasters(texts).values()]
+
+
 def covariate_names(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the names of covariates, of texts NAME or NAME=FILE."""
     return tuple(text.partition("=")[0] for text in texts)

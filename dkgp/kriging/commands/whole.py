@@ -52,12 +52,13 @@ from dkgp.kriging.commands.options import (
     VariogramOptions,
     named_rasters,
     names,
+    raster_sources,
 )
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_map, plot_variogram
-from dkgp.kriging.rasters import FORMATS, format_of
+from dkgp.kriging.rasters import FORMATS, cells_url, format_of
 from dkgp.kriging.space import axis_unit
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import Variogram
@@ -130,6 +131,16 @@ class KrigeMapJob:
         """Return the address of a file beside the map."""
         stem = next(self.out.removesuffix(one) for one in FORMATS if self.out.endswith(one))
         return f"{stem}{ending}"
+
+    @property
+    def store_url(self) -> str:
+        """The record of the steps."""
+        return self.place(".krige.json")
+
+    @property
+    def sources(self) -> list[tuple[str, str]]:
+        """Files that the job reads beside the samples, each with its field."""
+        return raster_sources(drift=self.drift, covariates=self.covariates)
 
     def settings(self) -> Document:
         """Settings that a resumed run must share."""
@@ -220,7 +231,7 @@ def run_krige_map(job: KrigeMapJob, reporter: Reporter) -> Document:
 
 
 def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
-    record = Path(job.place(".krige.json"))
+    record = Path(job.store_url)
     earlier = earlier_record("krige map", record, job.settings(), reporter) if job.resume else None
     if earlier is not None and earlier["finished"]:
         reporter.note(f"the map '{job.out}' is done")
@@ -237,7 +248,7 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
         compared = steps.command("variogram", job.variogram_job(compare=table.n >= LEAST))
         fit = job.fit_job()
         fitted = steps.command("fit", replace(fit, resume=steps.goes_on and fit.begun))
-        going_on = steps.goes_on and exists(f"{job.out}.cells")
+        going_on = steps.goes_on and exists(cells_url(job.out))
         mapped = steps.command("grid", replace(job.grid_job(), resume=going_on))
         document: Document = {
             "command": "krige map",

@@ -49,7 +49,7 @@ class JobRecord:
     id : str
         12 hexadecimal digits.
     command : str
-        "train", "sparse", "classify", "tune", "predict", "evaluate" or "fit".
+        One of `dkgp.service.specification.COMMANDS`, such as "train" or "krige fit".
     options : dict
         As `dkgp.service.specification` reads them; defaults left out.
     state : str

@@ -29,13 +29,11 @@ from dkgp.errors import CheckpointError, DkgpError, StoreError
 
 if TYPE_CHECKING:
     from dkgp.commands.classify import ClassifyJob
-    from dkgp.commands.evaluate import EvaluateJob
     from dkgp.commands.predict import PredictJob
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob
     from dkgp.commands.tune import TuneJob
-    from dkgp.fit import FitJob
     from dkgp.service.specification import Job
 
 T = TypeVar("T", "TrainJob", "SparseJob", "ClassifyJob")
@@ -110,8 +108,7 @@ def kept_document(folder: Path, generation: int) -> Document | None:
 
 def going_on(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
     """Return the job as an attempt after the first has to run it, or the document of one that was done already."""
-    command = type(job).__name__.removesuffix("Job").lower()
-    return _GOING_ON[command](job, traces, reporter)
+    return _GOING_ON.get(recipe_of(job).name, _by_own_files)(job, traces, reporter)
 
 
 def _trained(job: T, traces: Traces, reporter: Reporter) -> T | Document:
@@ -146,23 +143,19 @@ def _predict(job: PredictJob, traces: Traces, reporter: Reporter) -> Job | Docum
     return job
 
 
-def _evaluate(job: EvaluateJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    return replace(job, overwrite=_may_replace(job, traces))
-
-
-def _fit(job: FitJob, traces: Traces, reporter: Reporter) -> Job | Document:
-    # Its own record tells which steps are done.
-    return replace(job, resume=job.resume or traces.made_by_job(job.out), overwrite=_may_replace(job, traces))
+def _by_own_files(job: Any, traces: Traces, reporter: Reporter) -> Job | Document:
+    """A job of another command: resumes from its own store or record, where it can, else starts over."""
+    begun = recipe_of(job).resumes and traces.made_by_job(getattr(job, "store_url", job.out))
+    return replace(job, overwrite=_may_replace(job, traces), **({"resume": True} if begun else {}))
 
 
 _GOING_ON: dict[str, Callable[[Any, Traces, Reporter], Job | Document]] = {
     "train": _trained,
     "sparse": _trained,
     "classify": _trained,
+    "krige fit": _trained,
     "tune": _tune,
     "predict": _predict,
-    "evaluate": _evaluate,
-    "fit": _fit,
 }
 
 

@@ -378,7 +378,7 @@ LONGEST_KEY = 200
 class JobRequest:
     """The body of `POST /v1/jobs`."""
 
-    command: Literal["train", "sparse", "classify", "tune", "predict", "evaluate", "fit"]
+    command: Literal[COMMANDS]  # type: ignore[valid-type]  # known when the recipes are
     options: dict[str, Any]
     name: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)] | None = None
     deadline_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None

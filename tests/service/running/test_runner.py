@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from dkgp.commands.reporting.jobs import job_tables
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import CheckpointStore, dataset_from_arrays, open_classifier, open_dataset, open_model
 from dkgp.data.stores.models.regression import open_sparse_model
@@ -520,3 +522,26 @@ def test_a_job_whose_document_finds_no_room_is_done_all_the_same(
     assert met
     assert (done.state, done.error) == ("done", None)
     assert done.document is not None
+
+
+def test_kriging_runs_as_jobs_and_is_gone_on_with(queue: JobQueue, tmp_path: Path, rng: np.random.Generator) -> None:
+    x, y = rng.random((2, 60)) * 100.0
+    table = pd.DataFrame({"x": x, "y": y, "zinc": np.sin(x / 20.0) + np.cos(y / 30.0)})
+    table.to_csv(tmp_path / "soil.csv", index=False)
+    samples = {"source": str(tmp_path / "soil.csv"), "samples": {"target": "zinc"}}
+    fitted, mapped = str(tmp_path / "f.zarr"), str(tmp_path / "map.zarr")
+    variogram = {"range": 50.0, "psill": 1.0, "nugget": 0.01}
+    for command, options in {
+        "krige fit": {**samples, "out": fitted, "variogram": variogram},
+        "krige grid": {"model": fitted, "out": mapped, "cells": {"shape": [4, 5]}},
+    }.items():
+        job, _ = queue.submit(command, options)
+        lost(queue, job.id)
+        record = attempt(queue, job.id)
+        assert (record.state, record.attempt, record.error) == ("done", 2, None)
+        assert record.document["command"] == command
+        assert job_tables(record.to_json())
+    assert record.document["cells"] == 20
+    # A second one does not write over it.
+    refused = attempt(queue, queue.submit("krige grid", options)[0].id)
+    assert "exists" in refused.error["message"]

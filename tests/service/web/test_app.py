@@ -97,7 +97,7 @@ def test_bad_queries(shared: Stage, query: str, status: int) -> None:
         ({"command": "rm", "options": {}}, "got 'rm'"),
         (
             {"command": ["train"], "options": {}},
-            "'predict', 'evaluate' or 'fit'; got ['train']",
+            "'krige blocks' or 'krige simulate'; got ['train']",
         ),
         ({"command": "train"}, "options: needed, and not given"),
         ({"command": "train", "options": []}, "options: expected an object; got []"),
