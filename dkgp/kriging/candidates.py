@@ -67,10 +67,19 @@ class Candidates:
     columns: FloatArray
     degree: int
     empirical: EmpiricalVariogram
+    noise: FloatArray | None = None
+    mean_noise: float = 0.0
 
     @classmethod
     def of(
-        cls, places: FloatArray, values: ArrayLike, *, degree: int = 0, covariates: Any = None, seed: int = 0
+        cls,
+        places: FloatArray,
+        values: ArrayLike,
+        *,
+        degree: int = 0,
+        covariates: Any = None,
+        noise: FloatArray | None = None,
+        seed: int = 0,
     ) -> Self:
         """Return candidates of places and values; a random part of more than `MOST_SAMPLES` serves dense matrices.
 
@@ -84,24 +93,29 @@ class Candidates:
         if not np.ptp(rest) > 1e-12 * np.abs(flat).max():
             raise InputError("the values do not vary about their mean; pass a Variogram instead of a name")
         empirical = empirical_variogram(tuple(places.T), rest, estimator="cressie", metric="plane", seed=seed)
-        one = Samples(places, flat[:, None], np.ones(len(flat)), 0.0, kept)
+        mean_noise = 0.0 if noise is None else float(np.mean(noise))
+        one = Samples(places, flat[:, None], np.ones(len(flat)) if noise is None else noise, 0.0, kept)
         unique = one.once_a_place("mean") if not n_covariates else one.once_a_place("first")
         part = np.arange(len(unique.places))
         if len(part) > MOST_SAMPLES:
             part = np.sort(np.random.default_rng(seed).choice(part, MOST_SAMPLES, replace=False))
         places, flat = unique.places[part], unique.values[part, 0]
         columns = drift_columns(places, degree, unique.covariates[part] if n_covariates else None)
-        return cls(places, flat, columns, degree, empirical)
+        known = None if noise is None else unique.errors[part]
+        return cls(places, flat, columns, degree, empirical, known, mean_noise)
 
     def fitted(self, model: str, by: Fit = "weights", *, anisotropic: bool = False) -> Variogram:
-        """Return the model's best fit by Cressie's weights, or by the restricted likelihood with the drift."""
+        """Return the model's best fit by Cressie's weights, or by the restricted likelihood with the drift.
+
+        The likelihood has the noise of each sample; the fit by weights has its mean, which is taken off the nugget.
+        """
         start = self._start(model)
         if by not in FITS:
             raise InputError(f"`by` is one of {', '.join(FITS)}; got {by!r}")
         if by == "weights":
             if anisotropic:
                 raise InputError("an anisotropy is fitted by likelihood; pass by='likelihood'")
-            return start.fit(self.empirical)
+            return start.fit(self.empirical).without_noise(self.mean_noise)
         if not anisotropic:
             return self._by_likelihood(start)[0]
         if self.places.shape[1] != 2:
@@ -142,6 +156,7 @@ class Candidates:
             mean=Drift(self.degree),
             learn_variance=True,
             subset=len(self.values),
+            **({} if self.noise is None else {"sample_noise": self.noise / scale**2}),
         )
         tuned: Any = result.kernel
         lengths = unit * np.sqrt(factor / np.maximum(np.asarray(tuned.gamma), 1e-300))
@@ -178,7 +193,7 @@ class Candidates:
         """
         x = variogram.isotropic(self.places)
         matrix = variogram.covariance(scipy.spatial.distance.cdist(x, x))
-        matrix[np.diag_indices_from(matrix)] += sum(variogram.nugget)
+        matrix[np.diag_indices_from(matrix)] += sum(variogram.nugget) + (0.0 if self.noise is None else self.noise)
         try:
             lower = np.linalg.cholesky(matrix)
         except np.linalg.LinAlgError as error:
@@ -249,6 +264,7 @@ def compare_variograms(
     fits: Sequence[str] = FITS,
     degree: int = 0,
     covariates: Any = None,
+    noise: ArrayLike | None = None,
     blocks: float | None = None,
     crs: Any = None,
     seed: int = 0,
@@ -264,6 +280,9 @@ def compare_variograms(
     fits : sequence of {"weights", "likelihood"}
         Cressie's weights of the empirical variogram; the restricted likelihood, whose drift is generalised least
         squares.
+    noise : (n,) array_like, optional
+        Known variances of the samples' measurement errors, beside the nugget. The likelihood has that of each sample;
+        fits by weights take the mean off the nugget.
     blocks : float, optional
         Width of the square blocks that are left out, in map units (km on the globe); by default an eighth of the
         longer side. A block is predicted from all other samples.
@@ -287,7 +306,8 @@ def compare_variograms(
     places = space.places(coordinates)
     if len(values) != len(places):
         raise InputError(f"data has {len(values)} values; expected {len(places)}, one for each sample")
-    samples = Candidates.of(places, values, degree=degree, covariates=covariates, seed=seed)
+    known = None if noise is None else numbers_of(noise, "noise").reshape(-1)
+    samples = Candidates.of(places, values, degree=degree, covariates=covariates, noise=known, seed=seed)
     return candidates_table(samples, models, fits, blocks)
 
 
@@ -300,6 +320,7 @@ def fitted_variogram(
     anisotropic: bool = False,
     degree: int = 0,
     covariates: Any = None,
+    noise: FloatArray | None = None,
     seed: int = 0,
 ) -> Variogram:
     """Return a fitted variogram of samples at places.
@@ -317,7 +338,7 @@ def fitted_variogram(
     anisotropic : bool, default False
         Fit a ratio and an angle too, by likelihood, in two dimensions: lengths along two axes for each angle of a
         one-dimensional search.
-    degree, covariates, seed
+    degree, covariates, noise, seed
         As for `compare_variograms`.
 
     Raises
@@ -325,7 +346,7 @@ def fitted_variogram(
     InputError
         As for `compare_variograms`.
     """
-    samples = Candidates.of(places, values, degree=degree, covariates=covariates, seed=seed)
+    samples = Candidates.of(places, values, degree=degree, covariates=covariates, noise=noise, seed=seed)
     if isinstance(model, str) and model != "auto":
         return samples.fitted(model, by, anisotropic=anisotropic)
     if anisotropic:
@@ -368,7 +389,7 @@ def candidates_table(samples: Candidates, models: Sequence[str], fits: Sequence[
                     "psill": variogram.psill,
                     "range": variogram.range,
                     "nugget": sum(variogram.nugget),
-                    "misfit": variogram.misfit(samples.empirical),
+                    "misfit": variogram.without_noise(-samples.mean_noise).misfit(samples.empirical),
                     "log_likelihood": likelihood,
                     **_scores(samples.values, *samples.left_out(precision, blocks)),
                     "variogram": variogram,

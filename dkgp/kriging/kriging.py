@@ -178,7 +178,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         weights : array_like, optional
             Reciprocals of the measurement errors' variances, as in verde; instead of `noise`.
         noise : array_like, optional
-            Variances of the measurement errors by sample, beside the variogram's.
+            Variances of the measurement errors by sample, beside the variogram's nugget, also where it is fitted.
         covariates : mapping, DataFrame or tuple of array_like, optional
             Values of the covariates at the samples, by name or in their order.
 
@@ -220,8 +220,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             raise InputError("there are no samples; expected at least one")
         values, names = _columns(data, len(places), np.shape(coordinates[0]))
         columns = self._covariates_at(covariates, len(places), "sample")
-        variogram = self._variogram(places, values, columns, mean)
-        errors = np.full(len(places), variogram.error_variance) + _noise(weights, noise, len(places))
+        known = _noise(weights, noise, len(places))
+        variogram = self._variogram(places, values, columns, mean, known)
+        errors = np.full(len(places), variogram.error_variance) + known
         samples = Samples(places, values, errors, variogram.microscale_variance, columns)
         samples = samples.once_a_place(self.duplicates)  # type: ignore[arg-type]
         solving = Solving(self.tolerance, self.product_error, "auto", self.client, self.store, int(self.random_state))
@@ -296,8 +297,10 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             )
         return covariate_columns(names, covariates, n, point)
 
-    def _variogram(self, places: FloatArray, values: FloatArray, covariates: FloatArray, mean: Drift) -> Variogram:
-        """Return the variogram of the setting; names are fitted to the samples."""
+    def _variogram(
+        self, places: FloatArray, values: FloatArray, covariates: FloatArray, mean: Drift, noise: FloatArray
+    ) -> Variogram:
+        """Return the variogram of the setting; names are fitted to the samples, beside their known noise."""
         model = self.variogram
         if isinstance(model, Variogram):
             return model
@@ -318,6 +321,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             model,
             degree=mean.degree or 0,
             covariates=covariates if covariates.size else None,
+            noise=noise if noise.any() else None,
             seed=int(self.random_state),
         )
 

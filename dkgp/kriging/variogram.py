@@ -597,6 +597,14 @@ class Variogram:
                 break
         return self._with(*model)
 
+    def without_noise(self, variance: float) -> Self:
+        """Return the variogram with the mean variance of known measurement errors taken off its nugget's error.
+
+        The semivariances of samples contain it, and kriging adds the errors of the samples to the nugget.
+        """
+        error, microscale = self.nugget
+        return replace(self, nugget=(max(error - variance, 0.0), microscale))
+
     def misfit(self, empirical: EmpiricalVariogram) -> float:
         """Return the root mean square of the relative differences from an empirical variogram, by pairs."""
         known = empirical.known & np.isfinite(empirical.gamma) & (empirical.lag > 0.0)

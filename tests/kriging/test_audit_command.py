@@ -14,10 +14,11 @@ from scipy.spatial.distance import cdist
 from dkgp import GPRegressor
 from dkgp.kernels import SquaredExponential
 from dkgp.kriging.field import Field, Solving
+from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
-from tests.cli.invoke import Shell
+from tests.cli.invoke import Shell, document_of, run
 
 N, R = 80, 30
 VARIOGRAM = Variogram("exponential", psill=2.0, range=1.5, nugget=(0.2, 0.1))
@@ -191,3 +192,30 @@ def test_outputs_are_not_replaced(shell: Shell) -> None:
     shell.json(f"{line} --overwrite")
     shell.refuses("audit @nowhere.zarr @theirs.csv --mean pred", "nowhere.zarr")
     shell.refuses("audit @zinc.zarr @nowhere.csv --mean pred", "no table")
+
+
+def test_points_in_another_crs_are_transformed(tmp_path: Path, rng: np.random.Generator) -> None:
+    geopandas, pyproj = pytest.importorskip("geopandas"), pytest.importorskip("pyproj")
+    x, y = rng.random((2, 40)) * 1000.0 + np.array([[190_000.0], [450_000.0]])
+    kriging = Kriging(Variogram("exponential", psill=1.0, range=500.0, nugget=0.1), crs="EPSG:28992")
+    kriging.fit((x, y), np.sin(x / 200.0))
+    kriging.save(tmp_path / "field.zarr")
+    east, north = x[:9] + 7.0, y[:9]
+    table = pd.DataFrame({"pred": kriging.predict((east, north)), "x": east, "y": north})
+    lon, lat = pyproj.Transformer.from_crs(28992, 4326, always_xy=True).transform(east, north)
+    frame = geopandas.GeoDataFrame(table[["pred"]], geometry=geopandas.points_from_xy(lon, lat), crs=4326)
+    frame.to_parquet(tmp_path / "p.parquet")
+    frame.to_file(tmp_path / "p.gpkg")
+    table.to_csv(tmp_path / "p.csv", index=False)
+    shell = Shell(tmp_path)
+    words = {
+        "p.parquet": "is in EPSG:4326: its coordinates are transformed to EPSG:28992",
+        "p.gpkg": "is in EPSG:4326: its coordinates are transformed to EPSG:28992",
+        "p.csv": "has no CRS: its coordinates are taken in EPSG:28992 of the model",
+    }
+    for name, note in words.items():
+        result = run("audit", tmp_path / "field.zarr", tmp_path / name, "--mean", "pred", "--means", "--json")
+        assert note in " ".join(result.stderr.split())
+        # There and back, coordinates are off by some 1e-4 m.
+        assert document_of(result)["mean_largest_error"]["at_most"] < 1e-5
+    shell.refuses("audit @field.zarr @p.csv --mean pred --x nowhere", "no column 'nowhere'")

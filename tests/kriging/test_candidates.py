@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,9 @@ def field() -> tuple[Any, Any]:
     return field_of(TRUTH, 150)
 
 
-def restricted(variogram: Variogram, x: Any, z: Any, columns: Any) -> float:
+def restricted(variogram: Variogram, x: Any, z: Any, columns: Any, noise: Any = 0.0) -> float:
     """Return the restricted log likelihood by explicit inverses."""
-    matrix = variogram.covariance(cdist(x, x)) + sum(variogram.nugget) * np.eye(len(x))
+    matrix = variogram.covariance(cdist(x, x)) + (sum(variogram.nugget) + noise) * np.eye(len(x))
     inverse = np.linalg.inv(matrix)
     gram = columns.T @ inverse @ columns
     rest = z - columns @ np.linalg.solve(gram, columns.T @ inverse @ z)
@@ -163,3 +164,27 @@ def test_kriging_takes_the_best_of_names(field: Any) -> None:
         Kriging(3.0).fit(tuple(x.T), z)
     with pytest.raises(InputError, match="a power variogram has no sill"):
         Kriging(["exponential", "power"]).fit(tuple(x.T), z)
+
+
+def test_known_noise_of_samples_is_no_nugget(rng: np.random.Generator) -> None:
+    n = 150
+    places, truth = rng.random((n, 2)) * 10.0, Variogram("exponential", psill=1.0, range=2.0, nugget=0.05)
+    noise = np.where(rng.random(n) < 0.5, 0.02, 1.5)
+    lags = cdist(places, places)
+    values = np.linalg.cholesky(truth.covariance(lags) + np.diag(0.05 + noise)) @ rng.standard_normal(n)
+    plain = Candidates.of(places, values)
+    samples = Candidates.of(places, values, noise=noise)
+    one, other = plain.fitted("exponential"), samples.fitted("exponential")
+    assert (one.psill, one.range) == (other.psill, other.range)
+    assert sum(other.nugget) == max(sum(one.nugget) - noise.mean(), 0.0)
+
+    def likelihood(variogram: Variogram) -> float:
+        return restricted(variogram, places, values, np.ones((n, 1)), noise)
+
+    best = samples.fitted("exponential", "likelihood")
+    assert abs(samples.precision(best)[1] - likelihood(best)) < 1e-8 * abs(likelihood(best))
+    for name in ("psill", "range"):
+        for factor in (0.97, 1.03):
+            assert likelihood(replace(best, **{name: factor * getattr(best, name)})) < likelihood(best)
+    # The noise explains the values: without it, it would be a nugget.
+    assert sum(best.nugget) < 0.3 < sum(plain.fitted("exponential", "likelihood").nugget)

@@ -68,8 +68,9 @@ X, Y, Z, TIME = (
 
 @command(
     """
-    MODEL is a kriged field (`dkgp krige fit`) or an exact regression (`dkgp train`). TABLE is a .csv or .parquet file
-    with a row for each point: the model's features or coordinates by name, and the predictions of another tool.
+    MODEL is a kriged field (`dkgp krige fit`) or an exact regression (`dkgp train`). TABLE is a .csv or .parquet file,
+    or points of a GeoPackage, with a row for each point: the model's features or coordinates by name, and the
+    predictions of another tool. Points in another CRS than the field's are transformed.
 
     For each point dkgp proves between which ends lie the distance of their mean from the exact one, in units and in
     deviations of the exact posterior; the ratio of their variance to the exact one; and the Kullback-Leibler
@@ -199,7 +200,7 @@ class AuditRun(Run):
         job = self.job
         if self.field is None:
             return points.features(self.record), None
-        coordinates = points.coordinates(self.field.space, (job.x, job.y, job.z, job.time))
+        coordinates = points.coordinates(self.field.space, (job.x, job.y, job.z, job.time), self.reporter.note)
         places = self.field.space.places(coordinates)
         names = self.field.covariate_names
         covariates = np.column_stack([points.numbers(name) for name in names]) if names else None

@@ -150,7 +150,12 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
     began = time.perf_counter()
     table = job.samples.read(job.source, reporter, job.drift)
     empirical = empirical_of(table, job.samples, job)
-    models = compared_models(table, job) if job.compare else fitted_models(empirical, job.fit, job.weights)
+    if table.noise is not None:
+        reporter.note(
+            f"the nuggets are without the samples' noise, whose mean is {np.mean(table.noise):.4g}; the likelihood has "
+            "that of each sample"
+        )
+    models = compared_models(table, job) if job.compare else fitted_models(empirical, job, table.noise)
     document: Document = plain(
         {
             "command": "krige variogram",
@@ -200,15 +205,19 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
     )
 
 
-def fitted_models(empirical: EmpiricalVariogram, models: tuple[str, ...], weights: str) -> list[Document]:
-    """Return models that are fitted to an empirical variogram, the best fit first."""
+def fitted_models(empirical: EmpiricalVariogram, job: KrigeVariogramJob, noise: Any) -> list[Document]:
+    """Return models that are fitted to an empirical variogram, the best fit first.
+
+    The mean of the samples' known noise is taken off the nuggets.
+    """
     if not np.isfinite(empirical.variance) or empirical.variance == 0.0:
         raise InputError("the values do not vary; a variogram of them is zero")
     start = float(empirical.edges[-1]) / 3.0
     rows: list[Document] = []
-    for name in models:
-        fitted = Variogram(name, psill=empirical.variance, range=start).fit(empirical, weights=weights)
-        rows.append({"name": name, "fit": "weights", "misfit": fitted.misfit(empirical), "variogram": fitted})
+    for name in job.fit:
+        fitted = Variogram(name, psill=empirical.variance, range=start).fit(empirical, weights=job.weights)
+        figures = {"name": name, "fit": "weights", "misfit": fitted.misfit(empirical)}
+        rows.append({**figures, "variogram": fitted.without_noise(0.0 if noise is None else float(np.mean(noise)))})
     return sorted(rows, key=lambda figures: float(figures["misfit"]))
 
 
@@ -219,7 +228,9 @@ def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document
     covariates = np.column_stack(
         [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
     )
-    samples = Candidates.of(places, table.values, degree=job.degree, covariates=covariates, seed=job.seed)
+    samples = Candidates.of(
+        places, table.values, degree=job.degree, covariates=covariates, noise=table.noise, seed=job.seed
+    )
     rows = candidates_table(samples, job.fit, FITS, None).to_dict("records")
     return [
         {

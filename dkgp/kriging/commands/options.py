@@ -100,7 +100,10 @@ class SampleColumns:
         float | None, Option(help="Map units of a unit of time, with --time.", above=0, group=SAMPLES)
     ] = None
     noise: Annotated[
-        str | None, Option(help="Column of variances of the measurement errors.", metavar="COLUMN", group=SAMPLES)
+        str | None,
+        Option(
+            help="Column of variances of the measurement errors, beside the nugget.", metavar="COLUMN", group=SAMPLES
+        ),
     ] = None
     drop_missing: Annotated[bool, Option(help="Leave out rows with a missing value.", group=SAMPLES)] = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +12,16 @@ from dkgp.data import ModelRecord
 from dkgp.data.remote.storage import exists
 from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.types import FloatArray, quoted
-from dkgp.errors import InputError
-from dkgp.kriging.space import Space
+from dkgp.errors import InputError, MissingExtraError
+from dkgp.kriging.covariates import short_name, transformed
+from dkgp.kriging.space import Space, crs_of
+from dkgp.kriging.tables import read_samples
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+# Files of features, which have points.
+FEATURES = (".gpkg", ".geojson", ".fgb", ".shp")
 # Names that coordinates are recognised by, in lower case.
 _GUESSES = {
     "x": ("x", "easting", "lon", "long", "longitude"),
@@ -28,7 +32,7 @@ _GUESSES = {
 
 
 class Points:
-    """A table of points in a CSV or Parquet file.
+    """A table of points in a CSV or Parquet file, or in a file of features (`FEATURES`).
 
     Raises `InputError`: the file is missing, or is no such table, or has no rows.
     """
@@ -38,9 +42,15 @@ class Points:
 
         self.path = path
         if not exists(path):
-            raise InputError(f"there is no table '{path}'; expected a .csv or .parquet file")
+            raise InputError(f"there is no table '{path}'; expected a .csv or .parquet file, or points of features")
         try:
-            self.frame: DataFrame = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
+            self.frame: DataFrame = (
+                self._features()
+                if path.endswith(FEATURES)
+                else pd.read_parquet(path)
+                if path.endswith(".parquet")
+                else pd.read_csv(path)
+            )
         except (ValueError, OSError) as error:
             raise InputError(f"'{path}' cannot be read as a table of .csv or .parquet: {error}") from error
         if not len(self.frame):
@@ -74,11 +84,41 @@ class Points:
             )
         return values
 
-    def coordinates(self, space: Space, named: Sequence[str | None]) -> tuple[FloatArray, ...]:
-        """Return the coordinates of a space: columns `named` for x, y, z and time, or of usual names."""
+    def _features(self) -> DataFrame:
+        try:
+            import geopandas
+        except ImportError as error:
+            raise MissingExtraError("geopandas", "geo", "Reading points of features") from error
+        frame: DataFrame = geopandas.read_file(self.path)
+        return frame
+
+    def coordinates(
+        self, space: Space, named: Sequence[str | None], note: Callable[[str], None]
+    ) -> tuple[FloatArray, ...]:
+        """Return the coordinates of a space, in its CRS: columns `named` for x, y, z and time, or of usual names.
+
+        Points of a geometry serve for x and y without names. Coordinates in another CRS are transformed, and those of a
+        table without one are taken to be in the space's; both are noted.
+        """
         kinds = ["x", "y", "z"][: space.dimensions] + (["time"] if space.has_time else [])
         names = dict(zip(("x", "y", "z", "time"), named, strict=True))
-        return tuple(self.numbers(names[kind] or self._guess(kind)) for kind in kinds)
+        in_points = "geometry" in self.frame and names["x"] is None and names["y"] is None
+        columns = {kind: names[kind] or self._guess(kind) for kind in kinds if not (in_points and kind in ("x", "y"))}
+        numbers = {kind: self.numbers(name) for kind, name in columns.items()}
+        reference = None
+        if "geometry" in self.frame:
+            read = read_samples(self.path, x=columns.get("x"), y=columns.get("y"))
+            numbers |= dict(zip(("x", "y"), read.coordinates, strict=True))
+            reference = read.crs
+        if space.crs is None:
+            return tuple(numbers[kind] for kind in kinds)
+        if reference is None:
+            note(f"'{self.path}' has no CRS: its coordinates are taken in {short_name(crs_of(space.crs))} of the model")
+        elif not crs_of(reference).equals(crs_of(space.crs), ignore_axis_order=True):
+            ours, theirs = crs_of(space.crs), crs_of(reference)
+            note(f"'{self.path}' is in {short_name(theirs)}: its coordinates are transformed to {short_name(ours)}")
+            numbers["x"], numbers["y"] = transformed(numbers["x"], numbers["y"], theirs, ours)
+        return tuple(numbers[kind] for kind in kinds)
 
     def _guess(self, kind: str) -> str:
         for name in self.frame:
