@@ -113,9 +113,11 @@ def exit_code(record: Document) -> int:
 
 def show_job(record: Document, output: Output) -> None:
     """Print a job in full."""
+    from dkgp.commands.recipe import RECIPES
     from dkgp.commands.reporting.jobs import job_tables
 
-    print_parts(job_tables(record, verbose=output.verbose))
+    layout = RECIPES[record["command"]].layout if record.get("document") else None
+    print_parts(job_tables(record, verbose=output.verbose, layout=layout))
 
 
 def _show_jobs(document: Document, output: Output) -> None:

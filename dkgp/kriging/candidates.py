@@ -318,10 +318,7 @@ def fitted_variogram(
     *,
     by: Fit = "weights",
     anisotropic: bool = False,
-    degree: int = 0,
-    covariates: Any = None,
-    noise: FloatArray | None = None,
-    seed: int = 0,
+    **options: Any,
 ) -> Variogram:
     """Return a fitted variogram of samples at places.
 
@@ -338,15 +335,15 @@ def fitted_variogram(
     anisotropic : bool, default False
         Fit a ratio and an angle too, by likelihood, in two dimensions: lengths along two axes for each angle of a
         one-dimensional search.
-    degree, covariates, noise, seed
-        As for `compare_variograms`.
+    **options
+        `degree`, `covariates`, `noise` and `seed`, as for `compare_variograms`.
 
     Raises
     ------
     InputError
         As for `compare_variograms`.
     """
-    samples = Candidates.of(places, values, degree=degree, covariates=covariates, noise=noise, seed=seed)
+    samples = Candidates.of(places, values, **options)
     if isinstance(model, str) and model != "auto":
         return samples.fitted(model, by, anisotropic=anisotropic)
     if anisotropic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -36,8 +37,10 @@ def jobs_tables(document: Document, *, verbose: bool = False) -> list[Renderable
     return [table, Text(counts or "no jobs", style="dim")]
 
 
-def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableType]:
-    """Return a job's state, its progress and its result."""
+def job_tables(
+    record: Document, *, verbose: bool = False, layout: Callable[[Document], list[RenderableType]] | None = None
+) -> list[RenderableType]:
+    """Return a job's state, its progress and its result, in the `Recipe.layout` of its command."""
     rows = [
         ("state", _state(record)),
         ("command", record["command"]),
@@ -64,11 +67,9 @@ def job_tables(record: Document, *, verbose: bool = False) -> list[RenderableTyp
         rows.append((name, _option(value)))
     shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
     if record.get("document"):
-        # A job without a document needs no import of models.
-        from dkgp.commands.recipe import RECIPES
-        from dkgp.commands.reporting.tables import tables
+        from dkgp.commands.reporting.tables import tables  # a job without a document needs no import of models
 
-        shown += tables(record["document"], verbose=verbose, layout=RECIPES[record["command"]].layout)
+        shown += tables(record["document"], verbose=verbose, layout=layout)
     return shown
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dkgp.commands.recipe import RECIPES
 from dkgp.commands.reporting.jobs import job_tables
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import CheckpointStore, dataset_from_arrays, open_classifier, open_dataset, open_model
@@ -540,7 +541,7 @@ def test_kriging_runs_as_jobs_and_is_gone_on_with(queue: JobQueue, tmp_path: Pat
         record = attempt(queue, job.id)
         assert (record.state, record.attempt, record.error) == ("done", 2, None)
         assert record.document["command"] == command
-        assert job_tables(record.to_json())
+        assert job_tables(record.to_json(), layout=RECIPES[command].layout)
     assert record.document["cells"] == 20
     # A second one does not write over it.
     refused = attempt(queue, queue.submit("krige grid", options)[0].id)
