@@ -8,7 +8,7 @@ from .grids import Grid
 from .indicators import Exceedance, IndicatorKriging, exceedance, exceedance_map
 from .kriging import Kriging
 from .pictures import plot_cross_validation, plot_map, plot_variogram, plot_variogram_map
-from .pykrige import OrdinaryKriging, SimpleKriging, UniversalKriging
+from .pykrige import OrdinaryKriging, OrdinaryKriging3D, SimpleKriging, UniversalKriging, UniversalKriging3D
 from .samples import Samples
 from .space import Space
 from .tables import Polygons, SampleTable, read_polygons, read_samples
@@ -25,12 +25,14 @@ __all__ = [
     "IndicatorKriging",
     "Kriging",
     "OrdinaryKriging",
+    "OrdinaryKriging3D",
     "Polygons",
     "SampleTable",
     "Samples",
     "SimpleKriging",
     "Space",
     "UniversalKriging",
+    "UniversalKriging3D",
     "Variogram",
     "VariogramMap",
     "compare_variograms",

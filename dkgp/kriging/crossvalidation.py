@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+import scipy.spatial
 from numpy.typing import ArrayLike
 
 from dkgp.cluster.threads import single_threaded_blas
@@ -29,8 +30,9 @@ from dkgp.errors import InputError, StoreError
 from dkgp.kernels import kernel_from_json
 from dkgp.kriging.field import Field, Solving
 from dkgp.kriging.grids import Grid
-from dkgp.kriging.samples import Samples
+from dkgp.kriging.samples import Samples, groups_of
 from dkgp.kriging.space import Space
+from dkgp.kriging.variogram import Variogram
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
@@ -481,3 +483,38 @@ def _table(field: Field, more: dict[str, Any], parts: dict[str, FloatArray]) -> 
     table = pd.DataFrame(columns)
     table.attrs["scores"] = figures[targets[0]] if len(targets) == 1 else figures
     return table
+
+
+def sequential_statistics(places: FloatArray, values: FloatArray, variogram: Variogram) -> tuple[float, float, float]:
+    """Return Q1, Q2 and cR of ordinary kriging of each sample from those before it (Kitanidis 1997, section 4.3).
+
+    Parameters
+    ----------
+    places : (n, k)
+        Without anisotropy. A later sample at the place of an earlier one does not count.
+    values : (n,)
+    variogram : Variogram
+
+    Raises
+    ------
+    InputError
+        Too many samples for a dense matrix, or a singular one.
+    """
+    n, advice = len(places), "Use `kriging.cross_validate()` or `kriging.leave_one_out()`"
+    if n > MOST_INVERTED:
+        raise InputError(f"statistics are of at most {MOST_INVERTED:,} samples; got {n:,}. {advice}")
+    matrix = variogram.covariance(scipy.spatial.distance.cdist(places, places)) + sum(variogram.nugget) * np.eye(n)
+    try:
+        lower = np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError as error:
+        raise InputError(f"the samples' covariance matrix is singular. {advice}") from error
+    # Innovations of the values and of the constant; the mean of the samples before, and its variance.
+    steps, ones = scipy.linalg.solve_triangular(lower, np.column_stack([values, np.ones(n)]), lower=True).T
+    total, mass = np.cumsum(steps * ones)[:-1], np.cumsum(ones**2)[:-1]
+    new = np.sort(groups_of(places)[0])[1:] - 1
+    scale = np.diag(lower)[1:][new]
+    delta = scale * (steps[1:] - ones[1:] * total / mass)[new]
+    sigma = scale * np.sqrt(1.0 + ones[1:] ** 2 / mass)[new]
+    standard, count = delta / sigma, len(new)
+    q2 = float((standard**2).sum()) / (count - 1)
+    return abs(float(standard.sum())) / (count - 1), q2, q2 * math.exp(float(np.log(sigma**2).mean()))

@@ -673,8 +673,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         z, ss : array_like
             Means and variances of observations, (rows, columns) or (points,); masked arrays with a mask.
         """
-        x, y, taken = points_of_style(style, xpoints, ypoints, mask)
-        return shaped_as_style(self.kriged((x, y), variance=True, of="observation"), taken, style)
+        points, taken = points_of_style(style, (xpoints, ypoints), mask)
+        return shaped_as_style(self.kriged(points, variance=True, of="observation"), taken, style)
 
     def score(self, coordinates: Any, data: Any, weights: Any = None, *, covariates: Any = None) -> float:
         """Return R^2, the coefficient of determination of the predicted means, averaged over several data."""
@@ -787,26 +787,27 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         return kriging._take()
 
 
-def points_of_style(style: str, xpoints: ArrayLike, ypoints: ArrayLike, mask: Any) -> tuple[FloatArray, ...]:
-    """Return the points of a style of PyKrige, x and y (r,), and which cells or points they are, of the result's shape.
+def points_of_style(style: str, axes: Sequence[ArrayLike], mask: Any) -> tuple[tuple[FloatArray, ...], Any]:
+    """Return the points of a style of PyKrige, x, y and z (r,), and which cells or points they are, of its shape.
 
     Raises `InputError`: another style, or shapes that do not fit.
     """
-    x, y = (np.atleast_1d(np.squeeze(np.asarray(values, dtype=np.float64))) for values in (xpoints, ypoints))
+    points = [np.atleast_1d(np.squeeze(np.asarray(values, dtype=np.float64))) for values in axes]
     if style == "points":
-        if x.shape != y.shape:
-            raise InputError(f"points have as many x as y; got {x.size} and {y.size}")
+        if len({values.shape for values in points}) > 1:
+            raise InputError(f"points have as many x as y; got {' and '.join(str(values.size) for values in points)}")
     elif style in ("grid", "masked"):
-        x, y = np.meshgrid(x, y)
+        points = list(np.meshgrid(*points[::-1], indexing="ij"))[::-1]
     else:
         raise InputError(f"`style` is grid, masked or points; got {style!r}")
-    taken: Any = np.ones(x.shape, dtype=bool)
+    shape = points[0].shape
+    taken: Any = np.ones(shape, dtype=bool)
     if style == "masked":
-        if np.shape(mask) not in (x.shape, x.shape[::-1]):
-            raise InputError(f"the style masked needs a `mask` of shape {x.shape}; got {np.shape(mask)}")
+        if np.shape(mask) not in (shape, shape[::-1]):
+            raise InputError(f"the style masked needs a `mask` of shape {shape}; got {np.shape(mask)}")
         taken = ~np.asarray(mask, dtype=bool)
-        taken = taken if taken.shape == x.shape else taken.T
-    return x[taken], y[taken], taken
+        taken = taken if taken.shape == shape else taken.T
+    return tuple(values[taken] for values in points), taken
 
 
 def shaped_as_style(kriged: Kriged, taken: Any, style: str) -> tuple[Any, Any]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.optimize
@@ -24,10 +24,11 @@ from numpy.typing import ArrayLike
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import numbers_of
+from dkgp.kriging.crossvalidation import sequential_statistics
 from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.kriging import Kriging, points_of_style, shaped_as_style
 from dkgp.kriging.space import EARTH_RADIUS, Space
-from dkgp.kriging.variogram import FORMS, Variogram, form_name
+from dkgp.kriging.variogram import FORMS, Variogram, form_name, pykrige_turn
 
 # Arguments of PyKrige that change nothing here, with the values that may be passed.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -41,19 +42,177 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 _ADVICE = {
     "enable_plotting": "plot `variogram` and `empirical` yourself",
-    "enable_statistics": "cross-validate `kriging` instead",
+    "enable_statistics": "call `get_statistics`",
     "pseudo_inv": "replicates are merged, and a singular matrix is refused: give a nugget of at least 1e-8 of the sill",
     "variogram_function": "pass a `dkgp.kriging.Variogram`, or a sum of them, as `variogram_model`",
     "point_drift": "pass its logarithms as `specified_drift`",
 }
 _BACKENDS = ("vectorized", "loop", "C")
 _DRIFTS = ("regional_linear", "external_Z", "specified", "functional")
+_DRIFTS_3D = ("regional_linear", "specified", "functional")
 # Samples whose distances are all computed; the largest distance of more is the diagonal of their bounding box.
 _MOST_COMPARED = 5_000
+Axes: TypeAlias = tuple[FloatArray, ...]
 _DEGREE = EARTH_RADIUS * math.pi / 180.0
 
 
-class OrdinaryKriging:
+@dataclass(frozen=True)
+class _Turn:
+    """PyKrige's anisotropy: factors of the axes after the first, and degrees, (x, y, z) in three dimensions."""
+
+    scaling: tuple[float, ...]
+    angles: tuple[float, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `Variogram.from_pykrige`."""
+        values = (self.scaling, self.angles) if len(self.scaling) > 1 else (self.scaling[0], self.angles[0])
+        return dict(zip(("anisotropy_scaling", "anisotropy_angle"), values, strict=True))
+
+    def moved(self, points: Axes, centre: Sequence[float]) -> Axes:
+        """Return points turned and stretched about a centre."""
+        matrix = pykrige_turn(self.angles)
+        offsets = [values - middle for values, middle in zip(points, centre, strict=True)]
+        turned = [sum(share * offset for share, offset in zip(row, offsets, strict=True)) for row in matrix]
+        factors = (1.0, *self.scaling)
+        return tuple(one * factor + middle for one, factor, middle in zip(turned, factors, centre, strict=True))
+
+
+class _Classes:
+    """The body that all classes share."""
+
+    _geographic = False
+    # Names of the arguments of anisotropy.
+    _anisotropy: tuple[tuple[str, ...], tuple[str, ...]] = (("anisotropy_scaling",), ("anisotropy_angle",))
+
+    def _start(self, axes: Sequence[ArrayLike], values: ArrayLike, exact_values: bool, **settings: Any) -> None:
+        """Keep the samples; `settings` are those of `Kriging`."""
+        self._places, self._values = tuple(_line(axis) for axis in axes), _line(values)
+        self._centre = tuple(0.5 * (axis.max() + axis.min()) for axis in self._places)
+        self._exact, self._settings = exact_values, settings
+        self._of: Any = "field" if exact_values else "observation"
+
+    def _set(self, model: Any, parameters: Any, turn: _Turn, nlags: int, weight: bool) -> None:
+        """Set the variogram, fitted where it has no parameters, and solve the equations."""
+        self._turn = turn
+        if parameters is None and isinstance(model, str):
+            parameters = self._fit(form_name(model), nlags, weight)
+        elif self._geographic and parameters is not None:
+            parameters = _in_km(model, parameters)
+        self.variogram = _variogram(model, parameters, turn, self._exact)
+        metric = "sphere" if self._geographic else "plane"
+        self.kriging = Kriging(self.variogram, metric=metric, **self._settings, **self._mean())
+        self.kriging.fit(self._places, self._values, covariates=self._drift_at(self._places, None))
+
+    def update_variogram_model(
+        self,
+        variogram_model: Any,
+        variogram_parameters: Any = None,
+        *,
+        nlags: int = 6,
+        weight: bool = False,
+        **anisotropy: float,
+    ) -> None:
+        """Take another variogram, and solve the equations again; arguments as for the class, anisotropy as well."""
+        scaling, angles = (
+            tuple(anisotropy.pop(name, default) for name in names)
+            for names, default in zip(self._anisotropy, (1.0, 0.0), strict=True)
+        )
+        _require_without_effect(anisotropy)
+        self._set(variogram_model, variogram_parameters, _Turn(scaling, angles), nlags, weight)
+
+    def _mean(self) -> dict[str, Any]:
+        """Return settings of the mean, of `Kriging`."""
+        return {}
+
+    def _drift_at(self, points: Axes, specified: Sequence[FloatArray] | None) -> Any:
+        """Return covariates at points, (r,) each, by name; None without."""
+        return None
+
+    @property
+    def variogram_model_parameters(self) -> list[float]:
+        """Partial sill, range in PyKrige's convention and nugget; the range of geographic coordinates in degrees."""
+        model = self.variogram
+        # A factor below one makes another axis the main one.
+        length = model.range_as("pykrige") * (1.0 / _DEGREE if self._geographic else min(1.0, *self._turn.scaling))
+        return [model.psill, length, sum(model.nugget)]
+
+    def _fit(self, model: str, nlags: int, weight: bool) -> dict[str, float]:
+        """Return parameters of PyKrige's fit: its convention of the range, in map units or km."""
+        points = self._places if self._geographic else self._turn.moved(self._places, self._centre)
+        space = Space(len(points), "sphere" if self._geographic else "plane")
+        low, high = _distances(space.places(points))
+        edges = [*(low + np.arange(nlags) * (high - low) / nlags), high + 0.001]
+        self.empirical = empirical_variogram(points, self._values, bins=edges, metric=space.metric)
+        known = self.empirical.known
+        lag, gamma = self.empirical.lag[known], self.empirical.gamma[known]
+        psill, length, nugget = _soft_fit(model, lag, gamma, weight)
+        return {"psill": psill, "range": length, "nugget": nugget}
+
+    def get_statistics(self) -> tuple[float, float, float]:
+        """Return Q1, Q2 and cR of ordinary kriging of each sample from those before it (Kitanidis 1997, section 4.3).
+
+        Raises `InputError`: more than 4,096 samples, or a singular matrix; cross-validate `kriging` instead.
+        """
+        places = self.variogram.isotropic(self.kriging.space_.places(self._places))
+        return sequential_statistics(places, self._values, self.variogram)
+
+    def print_statistics(self) -> None:
+        """Print Q1, Q2 and cR: the first is near 0, the second near 1, and the last small for a good variogram."""
+        for name, value in zip(("Q1", "Q2", "cR"), self.get_statistics(), strict=True):
+            print(name, "=", value)
+
+    def _executed(self, style: str, axes: Sequence[Any], mask: Any, backend: str, specified: Any) -> Any:
+        if backend not in _BACKENDS:
+            raise InputError(f"`backend` is one of {', '.join(_BACKENDS)}, and changes nothing; got {backend!r}")
+        points, taken = points_of_style(style, axes, mask)
+        parts = None if specified is None else [_of_shape(part, taken.shape)[taken] for part in specified]
+        covariates = self._drift_at(points, parts)
+        kriged = self.kriging.kriged(points, covariates=covariates, variance=True, of=self._of)
+        return shaped_as_style(kriged, taken, style)
+
+
+class _Drifts(_Classes):
+    """The body of universal kriging."""
+
+    _terms: tuple[str, ...] = ()
+    _external: Any = None
+
+    def _start_drifts(self, terms: Any, known: Sequence[str], specified: Any, functions: Any) -> None:
+        """Keep the drift's terms, some of `known`."""
+        self._terms = (terms,) if isinstance(terms, str) else tuple(terms or ())
+        if unknown := set(self._terms) - set(known):
+            raise InputError(
+                f"`drift_terms` has some of {', '.join(known)}; got {', '.join(sorted(map(str, unknown)))}. "
+                f"For point_log, {_ADVICE['point_drift']}"
+            )
+        self._functions = tuple(functions or ()) if "functional" in self._terms else ()
+        self._specified = [_line(part) for part in specified or ()] if "specified" in self._terms else []
+        for term, present in (("specified", self._specified), ("functional", self._functions)):
+            if term in self._terms and not present:
+                raise InputError(f"the drift term {term} needs `{term}_drift`, a list of at least one")
+
+    def _mean(self) -> dict[str, Any]:
+        names = [] if self._external is None else ["external_Z"]
+        names += [f"specified_{index}" for index in range(len(self._specified))]
+        names += [f"functional_{index}" for index in range(len(self._functions))]
+        degree = int("regional_linear" in self._terms)
+        return {"kind": "universal", "degree": degree, "covariates": tuple(names)} if names or degree else {}
+
+    def _drift_at(self, points: Axes, specified: Sequence[FloatArray] | None) -> Any:
+        parts = [] if self._external is None else [_interpolated(self._external, *points[:2])]
+        values = self._specified if specified is None else specified
+        if len(values) != len(self._specified):
+            raise InputError(f"the model has {len(self._specified)} specified drifts; got {len(values)}")
+        if self._specified and len(values[0]) != len(points[0]):
+            raise InputError("pass `specified_drift_arrays`, the values of the specified drifts at the points")
+        parts += list(values)
+        moved, shape = self._turn.moved(points, self._centre), points[0].shape
+        parts += [np.broadcast_to(np.asarray(function(*moved)), shape) for function in self._functions]
+        return tuple(parts) or None
+
+
+class OrdinaryKriging(_Classes):
     """Ordinary kriging with PyKrige's arguments.
 
     Parameters
@@ -126,57 +285,10 @@ class OrdinaryKriging:
             raise InputError(f"`coordinates_type` is euclidean or geographic; got {coordinates_type!r}")
         if coordinates_type == "geographic" and anisotropy_scaling != 1.0:
             raise InputError("anisotropy has no meaning on the globe; leave `anisotropy_scaling` out")
-        east, north, values = (_line(each) for each in (x, y, z))
-        turned = (anisotropy_scaling, anisotropy_angle)
-        self._geographic, self._scaling = coordinates_type == "geographic", anisotropy_scaling
-        if variogram_parameters is None and isinstance(variogram_model, str):
-            variogram_parameters = self._fit(form_name(variogram_model), (east, north, values), turned, nlags, weight)
-        elif self._geographic and variogram_parameters is not None:
-            variogram_parameters = _in_km(variogram_model, variogram_parameters)
-        self.variogram = _variogram(variogram_model, variogram_parameters, turned, exact_values)
-        self._of: Any = "field" if exact_values else "observation"
-        self.kriging = Kriging(
-            self.variogram,
-            metric="sphere" if self._geographic else "plane",
-            tolerance=tolerance,
-            variance_gap=variance_gap,
-            client=client,
-            **self._mean(),
-        )
-        self.kriging.fit((east, north), values, covariates=self._drift_at(east, north, None))
-
-    def _mean(self) -> dict[str, Any]:
-        """Return settings of the mean, of `Kriging`."""
-        return {}
-
-    def _drift_at(self, x: FloatArray, y: FloatArray, specified: Sequence[FloatArray] | None) -> Any:
-        """Return covariates at points (r,), by name; None without."""
-        return None
-
-    @property
-    def variogram_model_parameters(self) -> list[float]:
-        """Partial sill, range in PyKrige's convention and nugget; the range of geographic coordinates in degrees."""
-        model = self.variogram
-        # A factor below one makes the second axis the main one.
-        length = model.range_as("pykrige") * (1.0 / _DEGREE if self._geographic else min(1.0, self._scaling))
-        return [model.psill, length, sum(model.nugget)]
-
-    def _fit(
-        self, model: str, samples: tuple[FloatArray, ...], turned: tuple[float, float], nlags: int, weight: bool
-    ) -> dict[str, float]:
-        """Return parameters of PyKrige's fit: its convention of the range, in map units or km."""
-        x, y, z = samples
-        if not self._geographic:
-            turn = math.radians(turned[1])
-            x, y = math.cos(turn) * x + math.sin(turn) * y, turned[0] * (math.cos(turn) * y - math.sin(turn) * x)
-        space = Space(2, "sphere" if self._geographic else "plane")
-        low, high = _distances(space.places((x, y)))
-        edges = [*(low + np.arange(nlags) * (high - low) / nlags), high + 0.001]
-        self.empirical = empirical_variogram((x, y), z, bins=edges, metric=space.metric)
-        known = self.empirical.known
-        lag, gamma = self.empirical.lag[known], self.empirical.gamma[known]
-        psill, length, nugget = _soft_fit(model, lag, gamma, weight)
-        return {"psill": psill, "range": length, "nugget": nugget}
+        self._geographic = coordinates_type == "geographic"
+        self._start((x, y), z, exact_values, tolerance=tolerance, variance_gap=variance_gap, client=client)
+        turn = _Turn((anisotropy_scaling,), (anisotropy_angle,))
+        self._set(variogram_model, variogram_parameters, turn, nlags, weight)
 
     def execute(
         self,
@@ -196,18 +308,8 @@ class OrdinaryKriging:
         InputError
             `n_closest_points`: dkgp takes all samples.
         """
-        if n_closest_points is not None:
-            raise InputError(f"got n_closest_points={n_closest_points}: dkgp takes all samples; leave it out")
+        _require_all_samples(n_closest_points)
         return self._executed(style, (xpoints, ypoints), mask, backend, None)
-
-    def _executed(self, style: str, axes: tuple[Any, Any], mask: Any, backend: str, specified: Any) -> Any:
-        if backend not in _BACKENDS:
-            raise InputError(f"`backend` is one of {', '.join(_BACKENDS)}, and changes nothing; got {backend!r}")
-        x, y, taken = points_of_style(style, *axes, mask)
-        parts = None if specified is None else [_of_shape(part, taken.shape)[taken] for part in specified]
-        covariates = self._drift_at(x, y, parts)
-        kriged = self.kriging.kriged((x, y), covariates=covariates, variance=True, of=self._of)
-        return shaped_as_style(kriged, taken, style)
 
 
 class SimpleKriging(OrdinaryKriging):
@@ -241,7 +343,7 @@ class SimpleKriging(OrdinaryKriging):
         return {"kind": "simple", "mean": self.mean}
 
 
-class UniversalKriging(OrdinaryKriging):
+class UniversalKriging(_Drifts, OrdinaryKriging):
     """Universal kriging with PyKrige's arguments.
 
     Parameters
@@ -276,48 +378,12 @@ class UniversalKriging(OrdinaryKriging):
         functional_drift: Sequence[Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
-        self._terms = (drift_terms,) if isinstance(drift_terms, str) else tuple(drift_terms or ())
-        if unknown := set(self._terms) - set(_DRIFTS):
-            raise InputError(
-                f"`drift_terms` has some of {', '.join(_DRIFTS)}; got {', '.join(sorted(map(str, unknown)))}. "
-                f"For point_log, {_ADVICE['point_drift']}"
-            )
+        self._start_drifts(drift_terms, _DRIFTS, specified_drift, functional_drift)
         if settings.get("coordinates_type", "euclidean") != "euclidean":
             raise InputError("universal kriging of PyKrige has no geographic coordinates; use dkgp.kriging.Kriging")
-        self._functions = tuple(functional_drift or ()) if "functional" in self._terms else ()
-        self._specified = [_line(part) for part in specified_drift or ()] if "specified" in self._terms else []
-        self._external = None
         if "external_Z" in self._terms:
             self._external = _raster(external_drift, external_drift_x, external_drift_y)
-        for term, present in (("specified", self._specified), ("functional", self._functions)):
-            if term in self._terms and not present:
-                raise InputError(f"the drift term {term} needs `{term}_drift`, a list of at least one")
-        east, north = _line(x), _line(y)
-        self._centre = tuple(0.5 * (values.max() + values.min()) for values in (east, north))
-        self._turned = (settings.get("anisotropy_scaling", 1.0), math.radians(settings.get("anisotropy_angle", 0.0)))
-        super().__init__(east, north, z, variogram_model, variogram_parameters, **settings)
-
-    def _mean(self) -> dict[str, Any]:
-        names = [] if self._external is None else ["external_Z"]
-        names += [f"specified_{index}" for index in range(len(self._specified))]
-        names += [f"functional_{index}" for index in range(len(self._functions))]
-        degree = int("regional_linear" in self._terms)
-        return {"kind": "universal", "degree": degree, "covariates": tuple(names)} if names or degree else {}
-
-    def _drift_at(self, x: FloatArray, y: FloatArray, specified: Sequence[FloatArray] | None) -> Any:
-        parts = [] if self._external is None else [_interpolated(self._external, x, y)]
-        values = self._specified if specified is None else specified
-        if len(values) != len(self._specified):
-            raise InputError(f"the model has {len(self._specified)} specified drifts; got {len(values)}")
-        if self._specified and len(values[0]) != len(x):
-            raise InputError("pass `specified_drift_arrays`, the values of the specified drifts at the points")
-        parts += list(values)
-        (scaling, turn), (east, north) = self._turned, (x - self._centre[0], y - self._centre[1])
-        along = math.cos(turn) * east + math.sin(turn) * north
-        across = scaling * (math.cos(turn) * north - math.sin(turn) * east)
-        along, across = along + self._centre[0], across + self._centre[1]
-        parts += [np.broadcast_to(np.asarray(function(along, across)), x.shape) for function in self._functions]
-        return tuple(parts) or None
+        super().__init__(x, y, z, variogram_model, variogram_parameters, **settings)
 
     def execute(  # type: ignore[override]  # PyKrige's order of arguments
         self,
@@ -333,6 +399,117 @@ class UniversalKriging(OrdinaryKriging):
         `specified_drift_arrays` are the specified drifts at the cells, (rows, columns) each, or at the points.
         """
         return self._executed(style, (xpoints, ypoints), mask, backend, specified_drift_arrays or None)
+
+
+class OrdinaryKriging3D(_Classes):
+    """Ordinary kriging in three dimensions with PyKrige's arguments.
+
+    Parameters
+    ----------
+    x, y, z, val : array_like
+        Coordinates of the samples, and their values.
+    anisotropy_scaling_y, anisotropy_scaling_z : float
+        Factors of the second and third axis, after the rotation.
+    anisotropy_angle_x, anisotropy_angle_y, anisotropy_angle_z : float
+        Degrees counter-clockwise; places turn about x, then y, then z.
+    variogram_model, variogram_parameters, nlags, weight, exact_values, other
+        As for `OrdinaryKriging`.
+    """
+
+    _anisotropy = (
+        tuple(f"anisotropy_scaling_{axis}" for axis in "yz"),
+        tuple(f"anisotropy_angle_{axis}" for axis in "xyz"),
+    )
+
+    def __init__(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        z: ArrayLike,
+        val: ArrayLike,
+        variogram_model: Any = "exponential",
+        variogram_parameters: Any = None,
+        *,
+        nlags: int = 6,
+        weight: bool = False,
+        anisotropy_scaling_y: float = 1.0,
+        anisotropy_scaling_z: float = 1.0,
+        anisotropy_angle_x: float = 0.0,
+        anisotropy_angle_y: float = 0.0,
+        anisotropy_angle_z: float = 0.0,
+        exact_values: bool = True,
+        **other: Any,
+    ) -> None:
+        settings = {name: other.pop(name) for name in ("tolerance", "variance_gap", "client") if name in other}
+        _require_without_effect(other)
+        self._start((x, y, z), val, exact_values, **settings)
+        scaling, angles = (anisotropy_scaling_y, anisotropy_scaling_z), (anisotropy_angle_x, anisotropy_angle_y)
+        self._set(variogram_model, variogram_parameters, _Turn(scaling, (*angles, anisotropy_angle_z)), nlags, weight)
+
+    def execute(
+        self,
+        style: str,
+        xpoints: ArrayLike,
+        ypoints: ArrayLike,
+        zpoints: ArrayLike,
+        mask: ArrayLike | None = None,
+        backend: str = "vectorized",
+        n_closest_points: int | None = None,
+    ) -> Any:
+        """Return means and variances, (z, y, x) for a grid; see `OrdinaryKriging.execute`."""
+        _require_all_samples(n_closest_points)
+        return self._executed(style, (xpoints, ypoints, zpoints), mask, backend, None)
+
+
+class UniversalKriging3D(_Drifts, OrdinaryKriging3D):
+    """Universal kriging in three dimensions with PyKrige's arguments.
+
+    Parameters
+    ----------
+    x, y, z, val, variogram_model, variogram_parameters
+        As for `OrdinaryKriging3D`.
+    drift_terms : sequence of str, default ()
+        Some of "regional_linear", "specified" and "functional".
+    specified_drift, functional_drift
+        As for `UniversalKriging`; functions are of x, y and z.
+    settings
+        Further arguments of `OrdinaryKriging3D`.
+    """
+
+    def __init__(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        z: ArrayLike,
+        val: ArrayLike,
+        variogram_model: Any = "exponential",
+        variogram_parameters: Any = None,
+        *,
+        drift_terms: Sequence[str] | None = None,
+        specified_drift: Sequence[ArrayLike] | None = None,
+        functional_drift: Sequence[Callable[..., Any]] | None = None,
+        **settings: Any,
+    ) -> None:
+        self._start_drifts(drift_terms, _DRIFTS_3D, specified_drift, functional_drift)
+        super().__init__(x, y, z, val, variogram_model, variogram_parameters, **settings)
+
+    def execute(  # type: ignore[override]  # PyKrige's order of arguments
+        self,
+        style: str,
+        xpoints: ArrayLike,
+        ypoints: ArrayLike,
+        zpoints: ArrayLike,
+        mask: ArrayLike | None = None,
+        backend: str = "vectorized",
+        specified_drift_arrays: Sequence[ArrayLike] | None = None,
+    ) -> Any:
+        """Return means and variances, (z, y, x) for a grid; see `UniversalKriging.execute`."""
+        return self._executed(style, (xpoints, ypoints, zpoints), mask, backend, specified_drift_arrays or None)
+
+
+def _require_all_samples(n_closest_points: int | None) -> None:
+    if n_closest_points is not None:
+        raise InputError(f"got n_closest_points={n_closest_points}: dkgp takes all samples; leave it out")
 
 
 def _distances(places: FloatArray) -> tuple[float, float]:
@@ -375,12 +552,10 @@ def _require_without_effect(other: Mapping[str, Any]) -> None:
             raise InputError(f"got {name}={value!r}, which dkgp does not do: {_ADVICE.get(name, 'leave it out')}")
 
 
-def _variogram(model: Any, parameters: Any, turned: tuple[float, float], exact: bool) -> Variogram:
+def _variogram(model: Any, parameters: Any, turn: _Turn, exact: bool) -> Variogram:
     """Return the variogram; its nugget is micro-scale variation if values are exact, else a measurement error."""
     if isinstance(model, str):
-        return Variogram.from_pykrige(
-            model, parameters, anisotropy_scaling=turned[0], anisotropy_angle=turned[1], exact_values=exact
-        )
+        return Variogram.from_pykrige(model, parameters, exact_values=exact, **turn.settings)
     result = model if isinstance(model, Variogram) else Variogram.from_gstools(model)
     nugget = sum(result.nugget)
     return replace(result, nugget=(0.0, nugget) if exact else (nugget, 0.0))

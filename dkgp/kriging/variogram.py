@@ -480,8 +480,8 @@ class Variogram:
         model: str,
         parameters: Any,
         *,
-        anisotropy_scaling: float = 1.0,
-        anisotropy_angle: float = 0.0,
+        anisotropy_scaling: float | tuple[float, float] = 1.0,
+        anisotropy_angle: float | tuple[float, float, float] = 0.0,
         exact_values: bool = True,
     ) -> Self:
         """Return the variogram of PyKrige's name and parameters.
@@ -493,7 +493,8 @@ class Variogram:
         parameters : list or dict
             [full sill, range, nugget], or a dict with "sill" or "psill", "range" and "nugget".
         anisotropy_scaling, anisotropy_angle
-            As PyKrige's: the factor of the minor axis, and degrees counter-clockwise.
+            As PyKrige's: the factor of the minor axis, and degrees counter-clockwise. In three dimensions: factors of y
+            and z, and degrees about x, y and z.
         exact_values : bool, default True
             PyKrige's default reproduces the data: its nugget is micro-scale variation. False: a measurement error.
         """
@@ -504,15 +505,19 @@ class Variogram:
             values = dict(zip(("sill", "range", "nugget"), parameters, strict=True))
         else:
             raise InputError(f"the parameters of PyKrige are [sill, range, nugget]; got {parameters!r}")
-        if not anisotropy_scaling > 0.0:
+        if not np.min(anisotropy_scaling) > 0.0:
             raise InputError(f"`anisotropy_scaling` must be positive; got {anisotropy_scaling!r}")
         if unknown := set(values) - {"sill", "psill", "range", "nugget"}:
             raise InputError(f"PyKrige's parameters are sill or psill, range and nugget; got {', '.join(unknown)}")
+        kind = "microscale" if exact_values else "error"
+        if isinstance(anisotropy_scaling, tuple) or isinstance(anisotropy_angle, tuple):
+            return cls(
+                model, nugget_is=kind, range_is="pykrige", **_turned_3d(values, anisotropy_scaling, anisotropy_angle)
+            )
         ratio, angle = 1.0 / anisotropy_scaling, anisotropy_angle
         if ratio > 1.0:
             values["range"], ratio, angle = values["range"] * ratio, anisotropy_scaling, angle + 90.0
         turned: dict[str, Any] = {} if ratio == 1.0 else {"ratio": ratio, "angle": angle}
-        kind = "microscale" if exact_values else "error"
         return cls(model, **values, nugget_is=kind, range_is="pykrige", **turned)
 
     @classmethod
@@ -701,6 +706,35 @@ def _gstools_axes(model: Any) -> dict[str, Any]:
     if len(ratios) == 1:
         return {"ratio": ratios[0], "angle": degrees[0]}
     return {"ratio": (ratios[0], ratios[1]), "angles": (degrees[0], degrees[1], degrees[2])}
+
+
+def pykrige_turn(angles: Sequence[float]) -> FloatArray:
+    """Return PyKrige's rotation of places by one angle in the plane, or by angles about x, y and z, in degrees."""
+    if len(angles) == 1:
+        return _plane_rotation((0, 1), -math.radians(angles[0]))[:2, :2]
+    x, y, z = (math.radians(angle) for angle in angles)
+    return np.asarray(_plane_rotation((0, 1), -z) @ _plane_rotation((0, 2), y) @ _plane_rotation((1, 2), -x))
+
+
+def _turned_3d(values: dict[str, Any], scaling: Any, angles: Any) -> dict[str, Any]:
+    """Return the values of a variogram with PyKrige's anisotropy in three dimensions, the longest axis first."""
+    factors = np.array([1.0, *scaling])
+    order = np.argsort(factors, kind="stable")
+    rotation, factors = pykrige_turn(angles)[order], factors[order]
+    if np.linalg.det(rotation) < 0.0:
+        rotation[2] *= -1.0
+    # Yaw, pitch and roll of the rotation; with a pitch of 90 degrees the roll is taken as zero.
+    level = math.hypot(rotation[0, 0], rotation[1, 0])
+    pitch = math.atan2(rotation[2, 0], level)
+    if level > 1e-12:
+        yaw, roll = math.atan2(-rotation[1, 0], rotation[0, 0]), math.atan2(-rotation[2, 1], rotation[2, 2])
+    else:
+        yaw, roll = math.atan2(rotation[0, 1], rotation[1, 1]), 0.0
+    if not np.ptp(factors):
+        return {**values, "range": values["range"] / float(factors[0])}
+    ratio = tuple(float(factors[0] / factor) for factor in factors[1:])
+    angles = tuple(math.degrees(angle) for angle in (yaw, pitch, roll))
+    return {**values, "range": values["range"] / float(factors[0]), "ratio": ratio, "angles": angles}
 
 
 def _plane_rotation(plane: tuple[int, int], angle: float) -> FloatArray:

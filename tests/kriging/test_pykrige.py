@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
-from dkgp.kriging import OrdinaryKriging, SimpleKriging, UniversalKriging, Variogram
+from dkgp.kriging import (
+    OrdinaryKriging,
+    OrdinaryKriging3D,
+    SimpleKriging,
+    UniversalKriging,
+    UniversalKriging3D,
+    Variogram,
+)
+from dkgp.kriging.crossvalidation import sequential_statistics
 
 X = np.array([(0, 0), (1, 0), (0, 2), (3, 1), (2, 3), (4, 4)], dtype=float)
 Z = np.array([1, 2, 0.5, 3, 2.5, 4])
@@ -119,6 +127,153 @@ def test_numbers_are_those_of_pykrige(case: str) -> None:
     z, ss = form(*X.T, Z, *arguments, **settings).execute("points", [1.0, 2.5, 0.0], [1.0, 2.0, 0.0], **more)
     np.testing.assert_allclose(z, means, rtol=1e-8)
     np.testing.assert_allclose(ss, variances, rtol=1e-8, atol=1e-12)
+
+
+X3 = np.array([(0, 0, 0), (1, 0, 0.5), (0, 2, 1), (3, 1, 0.2), (2, 3, 1.5), (4, 4, 0.8), (1.5, 1, 2)])
+Z3 = np.array([1, 2, 0.5, 3, 2.5, 4, 1.7])
+DISTANCE_3D = np.array([0, 1, 0.3, 2, 1.7, 2.9, 0.6])
+ANGLES: dict[str, Any] = {"anisotropy_angle_x": 20.0, "anisotropy_angle_y": 35.0, "anisotropy_angle_z": 50.0}
+STRETCHED: dict[str, Any] = {"anisotropy_scaling_y": 2.0, "anisotropy_scaling_z": 3.0, **ANGLES}
+
+# As above in three dimensions, at (1, 1, .5), (2.5, 2, 1.2) and the sample (0, 0, 0); then Q1, Q2 and cR.
+CASES_3D: dict[str, tuple[Any, list[Any], dict[str, Any], list[float], list[float], list[float]]] = {
+    "exact": (
+        OrdinaryKriging3D,
+        LIST,
+        {},
+        [1.7007571005022664, 2.455515845586109, 1.0],
+        [1.5361731879488572, 1.6393200810136959, 0.0],
+        [0.5208419665511103, 0.7363969546575316, 1.8860429527902967],
+    ),
+    "turned": (
+        OrdinaryKriging3D,
+        ["spherical", {"psill": 2.0, "range": 5.0, "nugget": 0.25}],
+        {"exact_values": False, **STRETCHED},
+        [1.6350509033615312, 2.661541633824399, 1.1040783556254279],
+        [1.5560601398218437, 1.6353375177101799, 0.47390440705915293],
+        [0.49055248319230704, 0.7027494250311552, 2.056561856560031],
+    ),
+    "squeezed": (
+        OrdinaryKriging3D,
+        ["gaussian", [2.25, 4.0, 0.25]],
+        {"anisotropy_scaling_y": 0.5, "anisotropy_scaling_z": 1.6, **ANGLES},
+        [1.4117475771821566, 2.627761783318705, 1.0],
+        [0.5554334261035339, 0.5132166460378726, 0.0],
+        [0.33167107409300334, 0.8115110474765711, 1.640988415672529],
+    ),
+    "a quarter turn": (
+        OrdinaryKriging3D,
+        LIST,
+        {
+            "anisotropy_scaling_y": 1.5,
+            "anisotropy_scaling_z": 0.4,
+            "anisotropy_angle_y": 90.0,
+            "anisotropy_angle_z": -70.0,
+        },
+        [1.8193343590284852, 1.9800300159914885, 1.0],
+        [1.355262416333192, 1.5006099617350226, 0.0],
+        [0.6297733321267138, 0.9343323283383891, 2.227896691055037],
+    ),
+    "fitted": (
+        OrdinaryKriging3D,
+        ["exponential", None],
+        {"nlags": 4, "weight": True, **STRETCHED},
+        [1.7124362087461273, 2.609702926095687, 1.0],
+        [0.7006719910919864, 0.7414440135419191, 0.0],
+        [0.6535927138002289, 1.4785976917954238, 1.8654990173405774],
+    ),
+    "linear drift": (
+        UniversalKriging3D,
+        LIST,
+        {"drift_terms": ["regional_linear"]},
+        [1.6655296725947528, 2.7174439536268804, 1.0],
+        [1.6172974195296814, 1.6813368117617333, 0.0],
+        [0.5208419665511103, 0.7363969546575316, 1.8860429527902967],
+    ),
+    "functions": (
+        UniversalKriging3D,
+        LIST,
+        {"drift_terms": ["functional"], "functional_drift": [lambda x, y, z: x * y + z**2], **STRETCHED},
+        [1.995102971477715, 2.392597555505462, 1.0],
+        [2.1878984577408676, 2.0789724606816202, 0.0],
+        [0.4842190606479229, 0.7254478702506117, 2.1373987849203373],
+    ),
+    "specified drift": (
+        UniversalKriging3D,
+        LIST,
+        {"drift_terms": ["specified"], "specified_drift": [DISTANCE_3D]},
+        [1.635563997672564, 2.523071085194349, 1.0],
+        [1.5374251858019086, 1.6406644496081992, 0.0],
+        [0.5208419665511103, 0.7363969546575316, 1.8860429527902967],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES_3D)
+def test_numbers_in_three_dimensions_are_those_of_pykrige(case: str) -> None:
+    form, arguments, settings, means, variances, statistics = CASES_3D[case]
+    kriging = form(*X3.T, Z3, *arguments, **settings)
+    more = {"specified_drift_arrays": [np.array([0.8, 1.6, 0.0])]} if case == "specified drift" else {}
+    z, ss = kriging.execute("points", [1.0, 2.5, 0.0], [1.0, 2.0, 0.0], [0.5, 1.2, 0.0], **more)
+    np.testing.assert_allclose(z, means, rtol=1e-8)
+    np.testing.assert_allclose(ss, variances, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(kriging.get_statistics(), statistics, rtol=1e-10)
+
+
+def test_a_grid_in_three_dimensions() -> None:
+    kriging = OrdinaryKriging3D(*X3.T, Z3, *LIST)
+    z, ss = kriging.execute("grid", [0.0, 1.5], [1.0, 2.0, 3.0], [0.5, 1.0])
+    means = [
+        [[1.2752011534037824, 1.9861897535616828], [1.110280077862023, 1.9924531977653408], [1.5904876048491958] * 2],
+        [[1.2718945834644058, 1.9141450515476959], [0.5, 1.9423770366683328], [1.5360986374768675] * 2],
+    ]
+    means[0][2][1], means[1][2][1] = 2.175750925032783, 2.1752744266138784
+    np.testing.assert_allclose(z, means, rtol=1e-10)
+    assert ss[1, 1, 0] == 0.0
+    assert ss[0, 2, 1] == pytest.approx(1.7959415223081985, rel=1e-10)
+    mask = np.zeros((1, 3, 2), dtype=bool)
+    mask[0, 1, 1] = True
+    for shown in (mask, mask.T):
+        masked, _ = kriging.execute("masked", [0.0, 1.5], [1.0, 2.0, 3.0], [0.5], mask=shown)
+        assert (masked.mask == mask).all()
+        np.testing.assert_allclose(masked.compressed(), z[:1][~mask], rtol=1e-14)
+    with pytest.raises(InputError, match="n_closest_points=3: dkgp takes all samples"):
+        kriging.execute("points", [0.0], [0.0], [0.0], n_closest_points=3)
+    with pytest.raises(InputError, match=r"`drift_terms` has some of regional_linear, specified, functional; got ext"):
+        UniversalKriging3D(*X3.T, Z3, *LIST, drift_terms=["external_Z"])
+    with pytest.raises(InputError, match="there is no argument 'anisotropy_scaling'"):
+        OrdinaryKriging3D(*X3.T, Z3, *LIST, anisotropy_scaling=2.0)
+
+
+def test_an_updated_variogram_is_that_of_a_new_object(capsys: Any) -> None:
+    kriging = OrdinaryKriging(*X.T, Z, *LIST)
+    kriging.update_variogram_model("spherical", [2.25, 4.0, 0.25], **TURNED)
+    means, variances = CASES["spherical, turned"][3:]
+    z, ss = kriging.execute("points", [1.0, 2.5, 0.0], [1.0, 2.0, 0.0])
+    np.testing.assert_allclose(z, means, rtol=1e-8)
+    np.testing.assert_allclose(ss, variances, rtol=1e-8, atol=1e-12)
+    kriging.print_statistics()
+    printed = [line.split(" = ") for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in printed] == ["Q1", "Q2", "cR"]
+    values = [float(value) for _, value in printed]
+    np.testing.assert_allclose(values, (0.7749969936076083, 0.9278205531960362, 2.595684522058395), rtol=1e-10)
+    new = OrdinaryKriging3D(*X3.T, Z3, *LIST, **STRETCHED)
+    kriging = OrdinaryKriging3D(*X3.T, Z3, "gaussian", [3.0, 2.0, 1.0])
+    kriging.update_variogram_model(*LIST, **STRETCHED)
+    assert kriging.variogram == new.variogram
+    assert kriging.get_statistics() == new.get_statistics()
+    with pytest.raises(InputError, match="there is no argument 'anisotropy_angle'"):
+        kriging.update_variogram_model(*LIST, anisotropy_angle=3.0)
+
+
+def test_statistics_leave_out_later_samples_at_one_place() -> None:
+    order = [0, 1, 6, 2, 3, 4, 5]
+    places, values = np.vstack([X, X[1]])[order], np.append(Z, 2.4)[order]
+    kriging = OrdinaryKriging(*places.T, values, *LIST, exact_values=False)
+    expected = (0.6656112563877425, 0.8652132998717814, 2.262173236285377)
+    np.testing.assert_allclose(kriging.get_statistics(), expected, rtol=1e-12)
+    with pytest.raises(InputError, match=r"statistics are of at most 4,096 samples; got 5,000. Use `kriging.cross_"):
+        sequential_statistics(np.zeros((5000, 2)), np.zeros(5000), kriging.variogram)
 
 
 def test_a_grid_and_a_masked_grid() -> None:
