@@ -23,7 +23,7 @@ from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory, write_field
 from dkgp.kriging.samples import DUPLICATES, Samples, covariate_columns
 from dkgp.kriging.simulation import Simulation, simulate
-from dkgp.kriging.space import Space, coordinate_numbers, coordinates_of
+from dkgp.kriging.space import Space, coordinate_numbers, coordinates_of, region_in
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.prediction.predict import Destination
 from dkgp.models.trend import Drift
@@ -458,7 +458,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             grid = Grid.of_centres(x[0] if x.ndim == 2 else x, y[:, 0] if y.ndim == 2 else y)
         else:
             grid = Grid.of(
-                self.region_ if region is None else region,
+                region_in(self.region_, self.space_.crs, crs) if region is None else region,
                 shape=shape,
                 spacing=spacing,
                 adjust=adjust,
@@ -516,7 +516,8 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         """
         check_is_fitted(self, "field_")
         settings = Simulation(n_fields, method, self._quantity(), snap, error, seed=seed)  # type: ignore[arg-type]
-        grid = Grid.of(self.region_ if region is None else region, shape=shape, spacing=spacing)
+        sides = region_in(self.region_, self.space_.crs, cells.get("crs")) if region is None else region
+        grid = Grid.of(sides, shape=shape, spacing=spacing)
         with computing(self.field_, self.client) as context:
             target = None if out is None else Destination(os.fspath(out), overwrite=overwrite, resume=resume)
             fields = simulate(self.field_, grid, settings, context, out=target, **cells)

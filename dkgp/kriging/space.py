@@ -57,6 +57,25 @@ def axis_unit(crs: Any) -> str:
     return _UNITS.get(axes[0].unit_name, str(axes[0].unit_name)) if axes else ""
 
 
+def region_in(region: Sequence[float], crs: Any, wanted: Any) -> tuple[float, ...]:
+    """Return the region (west, east, south, north) of another CRS that contains a region.
+
+    The region stays as it is if either CRS is None. `InputError`: the region lies outside of the other CRS.
+    """
+    if crs is None or wanted is None or crs_of(crs).equals(crs_of(wanted), ignore_axis_order=True):
+        return tuple(region)
+    import pyproj
+
+    west, east, south, north = region
+    change = pyproj.Transformer.from_crs(crs_of(crs), crs_of(wanted), always_xy=True)
+    left, bottom, right, top = change.transform_bounds(west, south, east, north)
+    if not (np.isfinite([left, bottom, right, top]).all() and left <= right):
+        raise InputError(
+            f"the samples' region lies outside of {crs_of(wanted).name}, or across its edge; give the map's `region`"
+        )
+    return left, right, bottom, top
+
+
 def coordinates_of(coordinates: Any, crs: Any = None, data: Any = None) -> tuple[tuple[Any, ...], Any]:
     """Return coordinates as a tuple of arrays, and their CRS.
 

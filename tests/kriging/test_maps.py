@@ -459,3 +459,22 @@ def test_bounds_of_overviews_hold_for_averages(values: Any) -> None:
                 off = abs(Fraction(float(part["mean"][row, column])) - average)
                 least = Fraction(float(np.nanmax(bounds))) + off
                 assert Fraction(float(part["mean_error_bound"][row, column])) >= least
+
+
+@pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:3857"])
+def test_a_map_in_another_crs_covers_the_samples(rng: Any, crs: str) -> None:
+    pyproj = pytest.importorskip("pyproj")
+    # The numbers of these places are a place in the Atlantic in EPSG:3857, where every mean is the constant.
+    x, y = rng.uniform((178_000.0, 330_000.0), (181_000.0, 334_000.0), (80, 2)).T
+    values = np.sin(x / 500.0) + np.cos(y / 700.0)
+    kriging = Kriging(Variogram("matern32", psill=1.0, range=800.0, nugget=0.01), crs="EPSG:28992").fit((x, y), values)
+    with pytest.warns(UserWarning, match="cells are transformed"):
+        map_ = kriging.grid(shape=(7, 6), crs=crs)
+    back = pyproj.Transformer.from_crs(crs, "EPSG:28992", always_xy=True)
+    easting, northing = back.transform(*np.meshgrid(map_["easting"], map_["northing"]))
+    assert_allclose([easting.min(), easting.max()], [x.min(), x.max()], atol=150.0)
+    assert_allclose([northing.min(), northing.max()], [y.min(), y.max()], atol=150.0)
+    assert_allclose(map_["scalars"], kriging.predict((easting, northing)), atol=1e-6)
+    assert np.ptp(map_["scalars"].to_numpy()) > 1.0
+    fields = kriging.simulate(1, shape=(3, 3), crs=crs, method="cholesky")
+    assert_allclose(fields["easting"][[0, -1]], map_["easting"][[0, -1]])

@@ -52,7 +52,7 @@ from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_variogram
 from dkgp.kriging.rasters import MapSettings, cells_url, format_of, write_field
 from dkgp.kriging.samples import Duplicates
-from dkgp.kriging.space import Space, axis_unit, crs_of
+from dkgp.kriging.space import Space, axis_unit, crs_of, region_in
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
 from dkgp.models import Hyperparameters
@@ -650,7 +650,8 @@ class KrigeGridRun(Run):
     def open(self) -> None:
         """Open the field."""
         self.kriging = Kriging.load(self.job.model)
-        self.grid = self.job.cells.grid(self.kriging.region_, MOST_CELLS_A_SIDE)
+        region = region_in(self.kriging.region_, self.kriging.space_.crs, self.job.crs)
+        self.grid = self.job.cells.grid(region, MOST_CELLS_A_SIDE)
         self.settings = self.job.settings
 
     def work(self, executor: BlockExecutor) -> Document:
