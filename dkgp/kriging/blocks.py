@@ -18,6 +18,7 @@ import numpy as np
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
+from dkgp.kriging.covariates import read_at_points
 from dkgp.kriging.field import Field
 from dkgp.kriging.functionals import Integrals, averages, prior_variances
 from dkgp.kriging.grids import Grid
@@ -26,7 +27,7 @@ from dkgp.kriging.quadrature import Rule, moved_rectangle, polygon, rectangle
 from dkgp.kriging.tables import Polygons, read_polygons
 from dkgp.models.context import RunContext
 from dkgp.models.rounding import EPS, EVALUATION, UNIT
-from dkgp.models.trend import Trend
+from dkgp.models.trend import Drift, Trend
 
 # Nodes and blocks that are solved for together, and the numbers that their columns may hold.
 MOST_NODES, MOST_BLOCKS, MOST_NUMBERS = 8192, 64, 2**24
@@ -85,17 +86,12 @@ def rules_of(
 
 
 def _require_plane(field: Field) -> None:
-    """Refuse fields whose places are not points of a plane, and means that the nodes' places do not determine."""
-    space, trend = field.space, Trend.held(field.record.trend)
+    """Refuse fields whose places are not points of a plane."""
+    space = field.space
     if space.metric != "plane" or space.dimensions != 2 or space.has_time:
         kind = "on the globe" if space.metric != "plane" else f"of {space.n_columns} coordinates, time included"
         raise InputError(
             f"block kriging needs places in a plane; these are {kind}. Project the coordinates of samples and blocks"
-        )
-    if trend is not None and trend.kind.columns:
-        raise InputError(
-            f"block kriging needs the covariates {', '.join(trend.kind.columns)} at every point of a block; krige "
-            "cells and average them, or fit without `covariates`"
         )
 
 
@@ -132,11 +128,46 @@ def grid_blocks(grid: Grid) -> list[tuple[float, float, float, float]]:
 
 
 def krige_blocks(
-    field: Field, rules: Sequence[Rule], context: RunContext, *, tolerance: float | None = None
+    field: Field,
+    rules: Sequence[Rule],
+    context: RunContext,
+    *,
+    covariates: Any = None,
+    tolerance: float | None = None,
 ) -> BlockPredictions:
-    """Predict the averages over blocks; `tolerance` is that of the systems (see `functionals.averages`)."""
-    parts = [_together(field, batch, context, tolerance) for batch in _batches(rules, field.n_samples)]
+    """Predict the averages over blocks.
+
+    Parameters
+    ----------
+    field, rules, context
+    covariates : mapping, CovariateRasters or callable, optional
+        Those of an external drift: addresses of rasters by name, or a function of x and y, (m,) each, that returns
+        (m, c). Their average over a block is that over the nodes. Blocks with a node without a value have NaN.
+    tolerance : float, optional
+        That of the systems; see `functionals.averages`.
+
+    Raises
+    ------
+    InputError
+        Covariates that the field does not have, or needs.
+    """
+    names = field.covariate_names
+    if (covariates is None) == bool(names):
+        raise InputError(
+            f"the field has {'the covariates ' + ', '.join(names) if names else 'no covariates'}; pass "
+            f"{'rasters of them, or a function of x and y, as `covariates`' if names else 'no `covariates`'}"
+        )
+    read = read_at_points(covariates, names, field.space.crs)
+    parts = [_together(field, batch, context, tolerance, read) for batch in _batches(rules, field.n_samples)]
     mean, bound, lower, upper = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    empty = np.isnan(mean).all(axis=1)
+    if empty.all():
+        raise InputError("covariates are missing at nodes of every block; check the CRS and the region of the rasters")
+    if empty.any() and context.note is not None:
+        context.note(
+            f"covariates are missing at nodes of {empty.sum():,} of {len(rules):,} blocks, first of block "
+            f"{int(np.argmax(empty))}; they are left empty"
+        )
     error, area = np.array([rule.error for rule in rules]), np.array([rule.area for rule in rules])
     off, deviation = _drift_error(field, rules)
     bound = (bound + off) * (1.0 + EVALUATION * UNIT)
@@ -159,7 +190,7 @@ def _batches(rules: Sequence[Rule], n: int) -> list[list[Rule]]:
 
 
 def _together(
-    field: Field, rules: Sequence[Rule], context: RunContext, tolerance: float | None
+    field: Field, rules: Sequence[Rule], context: RunContext, tolerance: float | None, read: Any
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     nodes = np.concatenate([rule.nodes for rule in rules])
     weights = np.zeros((len(nodes), len(rules)))
@@ -169,8 +200,33 @@ def _together(
         start += len(rule.nodes)
     rows = _inputs(field, nodes)
     integrals = _integrals(field, rules, rows, weights) if all(rule.rings for rule in rules) else None
-    found = averages(field, rows, weights, context, tolerance=tolerance, integrals=integrals)
-    return found.mean, found.bound, found.lower, found.upper
+    empty = np.zeros(len(rules), dtype=bool)
+    if read is not None:
+        columns = _covariates(field, read, nodes)
+        missing: Any = np.isnan(columns).any(axis=1)
+        empty = np.asarray(missing @ weights > 0.0)
+        rows = np.column_stack([rows, np.where(missing[:, None], 0.0, columns)])
+    known = averages(field, rows, weights, context, tolerance=tolerance, integrals=integrals)
+    results = known.mean, known.bound, known.lower, known.upper
+    for result in results:
+        result[empty] = np.nan
+    return results
+
+
+def _covariates(field: Field, read: Any, nodes: FloatArray) -> FloatArray:
+    """Return the engine's standardised covariates at nodes: (m, c)."""
+    names, to = field.covariate_names, field.record.standardisation
+    if not callable(read):
+        raise InputError(f"`covariates` of blocks are rasters, or a function of x and y; got {type(read).__name__}")
+    values = np.asarray(read(nodes[:, 0], nodes[:, 1]), dtype=np.float64)
+    if values.shape != (len(nodes), len(names)):
+        raise InputError(
+            f"covariates of {len(nodes):,} points have shape {values.shape}; expected {(len(nodes), len(names))}"
+        )
+    values = np.where(np.isfinite(values), values, np.nan)
+    places = field.space.places((nodes[:, 0], nodes[:, 1]))
+    rows = (to.keep_rows(field.inputs(places, values)) - to.row_mean) / to.row_std
+    return np.asarray(rows[:, field.record.n_features :])
 
 
 def _inputs(field: Field, points: FloatArray) -> FloatArray:
@@ -222,7 +278,7 @@ def _drift_error(field: Field, rules: Sequence[Rule]) -> tuple[FloatArray, Float
         size = np.array([np.abs((field.standard_inputs(one) - box[:, 0]) / box[:, 1]).max() for one in places])
         extent = np.array([np.ptp(field.standard_inputs(one), axis=0).sum() / width for one in places])
         spread = np.array([rule.spread for rule in rules]) / (unit * width) ** 2
-        errors[:, 1 + d :] = (spread + 2.0 * (size + 2.0 * extent) * slip)[:, None]
+        errors[:, 1 + d : Drift(2).count(d)] = (spread + 2.0 * (size + 2.0 * extent) * slip)[:, None]
     deviation = np.linalg.norm(errors @ np.abs(np.array(trend.whitener)).T, axis=1) / np.sqrt(1.0 - trend.off)
     means = errors @ np.abs(np.array(trend.coefficients)) + deviation[:, None] * np.array(trend.missed)
     return means * field.unit * (1.0 + 1e-12), deviation[:, None] * field.unit * (1.0 + 1e-12)
@@ -234,6 +290,7 @@ def block_table(
     region: Sequence[float],
     settings: tuple[Any, int, float],
     context: RunContext,
+    covariates: Any = None,
 ) -> Any:
     """Return the table of `Kriging.blocks`.
 
@@ -242,6 +299,9 @@ def block_table(
     geometries : GeoDataFrame, GeoSeries, Polygons, path of a file, sequence of polygons or rectangles, or None
         None: the cells of a grid over the region.
     settings : (spacing, quadrature, quadrature_tolerance)
+    context : RunContext
+    covariates : optional
+        See `krige_blocks`.
     """
     import pandas as pd
 
@@ -266,7 +326,7 @@ def block_table(
         raise InputError("`geometries` is empty; expected at least one polygon or rectangle")
     names = () if polygons is None else polygons.ids
     rules = rules_of(field, blocks, order=order, tolerance=tolerance, names=names)
-    result = krige_blocks(field, rules, context)
+    result = krige_blocks(field, rules, context, covariates=covariates)
     targets = field.record.target_names
     columns: dict[str, Any] = {}
     for index, target in enumerate(targets):

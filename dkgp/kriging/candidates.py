@@ -249,13 +249,6 @@ def _with_gammas(kernel: Kernel, gamma: tuple[float, ...]) -> Kernel:
     return type(kernel)(gamma=gamma, variance=kernel.variance, n_features=len(gamma), **extra)  # type: ignore[attr-defined, call-arg]
 
 
-def _scores(value: FloatArray, errors: FloatArray, variances: FloatArray) -> dict[str, float]:
-    """Return figures of left-out samples."""
-    figures = scores(value, errors, variances)
-    density = -0.5 * np.mean(errors**2 / variances + np.log(2.0 * np.pi * variances))
-    return {name: figures[name] for name in ("RMSE", "SRMSE", "coverage95")} | {"log_score": float(density)}
-
-
 def compare_variograms(
     coordinates: Sequence[ArrayLike],
     data: ArrayLike,
@@ -379,6 +372,7 @@ def candidates_table(samples: Candidates, models: Sequence[str], fits: Sequence[
             except InputError as error:
                 singular = error
                 continue
+            figures = scores(samples.values, *samples.left_out(precision, blocks))
             rows.append(
                 {
                     "model": variogram.model,
@@ -388,7 +382,7 @@ def candidates_table(samples: Candidates, models: Sequence[str], fits: Sequence[
                     "nugget": sum(variogram.nugget),
                     "misfit": variogram.without_noise(-samples.mean_noise).misfit(samples.empirical),
                     "log_likelihood": likelihood,
-                    **_scores(samples.values, *samples.left_out(precision, blocks)),
+                    **{name: figures[name] for name in ("RMSE", "SRMSE", "coverage95", "log_score")},
                     "variogram": variogram,
                 }
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from dkgp.data import Dataset
 from dkgp.data.types import BoolArray, FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import numbers_of
-from dkgp.kriging.covariates import CovariateRasters
+from dkgp.kriging.covariates import CovariateRasters, read_at_points
 from dkgp.kriging.field import Field
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.space import Space, crs_of
@@ -205,13 +204,10 @@ def cells_of(
             f"the field has {'the covariates ' + ', '.join(names) if names else 'no covariates'}; pass "
             f"{'their values at the cells as `covariates`' if names else 'no `covariates`'}"
         )
-    given: Any = covariates
-    if isinstance(given, Mapping):
-        paths = any(isinstance(value, str | os.PathLike) for value in given.values())
-        given = CovariateRasters.open(given) if paths else _stacked(given, names, grid)
-    if isinstance(given, CovariateRasters):
-        given = given.select(names).in_crs(wkt or field.space.crs)
-    rows = CellRows(grid, field.space, field.variogram, wkt if other else None, time, given, len(names))
+    values = read_at_points(covariates, names, wkt or field.space.crs)
+    if isinstance(values, Mapping):
+        values = _stacked(values, names, grid)
+    rows = CellRows(grid, field.space, field.variogram, wkt if other else None, time, values, len(names))
     if other and note is not None:
         note(f"the grid is in {_short(wkt)}, the samples in {_short(field.space.crs)}: cells are transformed")
     digest = hashlib.sha256()

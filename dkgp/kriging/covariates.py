@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -121,6 +122,13 @@ class CovariateRasters:
         if points.equals(target, ignore_axis_order=True):
             return x, y
         return transformed(x, y, points, target)
+
+
+def read_at_points(covariates: Any, names: Sequence[str], crs: Any) -> Any:
+    """Return covariates as a function of points in a CRS; others than rasters, or their addresses by name, stay."""
+    if isinstance(covariates, Mapping) and any(isinstance(one, str | os.PathLike) for one in covariates.values()):
+        covariates = CovariateRasters.open(covariates)
+    return covariates.select(names).in_crs(crs) if isinstance(covariates, CovariateRasters) else covariates
 
 
 def transformed(x: FloatArray, y: FloatArray, source: Any, target: Any) -> tuple[FloatArray, FloatArray]:

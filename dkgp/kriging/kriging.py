@@ -706,6 +706,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         spacing: Any = None,
         quadrature: int = 8,
         quadrature_tolerance: float = 0.01,
+        covariates: Covariates | None = None,
     ) -> Any:
         """Predict averages of the signal over polygons, rectangles, or the cells of a grid over the samples' region.
 
@@ -719,6 +720,11 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             Nodes a side of a block to begin with.
         quadrature_tolerance : float, default 0.01
             Error of the quadrature at which the nodes suffice, in units of the root of the partial sill.
+        covariates : mapping, CovariateRasters or callable, optional
+            Those of an external drift: addresses of rasters by name, or a function of x and y, (m,) each, that returns
+            (m, c). A covariate's average over a block is that of its values at the nodes: how it varies between them
+            is in no bound, so take more nodes (`quadrature`) than pixels a side. Blocks with a node without a value
+            have NaN.
 
         Returns
         -------
@@ -729,9 +735,9 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
         from dkgp.kriging.blocks import block_table
 
         check_is_fitted(self, "field_")
-        with computing(self.field_, self.client) as context:
+        with computing(self.field_, self.client, note=warnings.warn) as context:
             settings = (spacing, quadrature, quadrature_tolerance)
-            return block_table(self.field_, geometries, self.region_, settings, context)
+            return block_table(self.field_, geometries, self.region_, settings, context, covariates)
 
     def leave_one_out(self) -> Any:
         """Predict each sample from all others; the mean is fitted again, and the variogram stays.

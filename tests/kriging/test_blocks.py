@@ -13,6 +13,7 @@ from scipy.spatial.distance import cdist
 
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError
+from dkgp.kriging import Kriging
 from dkgp.kriging.blocks import krige_blocks, rules_of
 from dkgp.kriging.field import Field, Solving
 from dkgp.kriging.outlines import Outline, covariances
@@ -400,3 +401,57 @@ def test_no_bound_of_random_blocks_is_broken(number: int) -> None:
         assert result.variance_lower[index, 0] <= v + rule.error**2
         assert v <= result.variance_upper[index, 0]
         assert true_error(coarse[index], rule, variogram) <= coarse[index].error + 1e-9
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2])
+def test_covariates_are_averaged_over_the_nodes(degree: int, rng: np.random.Generator) -> None:
+    X = rng.uniform(0.0, 5.0, (40, 2))
+
+    def height(x: Any, y: Any) -> Any:
+        return np.column_stack([np.where(x < 4.5, np.sin(3.0 * x) + 0.2 * y, np.nan)])
+
+    def columns(points: Any) -> Any:
+        return np.column_stack([columns_of(points, degree), height(*points.T)])
+
+    variogram = variogram_of("exponential")
+    X = X[X[:, 0] < 4.5]
+    z = 100.0 + 5.0 * height(*X.T)[:, 0] + rng.standard_normal(len(X))
+    kriging = Kriging(variogram, kind="universal", degree=degree, covariates="height")
+    kriging.fit(tuple(X.T), z, covariates=height(*X.T))
+    block, beyond = (1.0, 2.5, 0.5, 3.0), (4.0, 5.0, 1.0, 2.0)
+    with pytest.warns(
+        UserWarning, match="covariates are missing at nodes of 1 of 2 blocks, first of block 1; they are"
+    ):
+        table = kriging.blocks([block, beyond], quadrature=16, covariates=height)
+    assert table.loc[1, ["mean", "mean_error_bound", "variance", "variance_upper"]].isna().all()
+    rule = rectangle(block, variogram, 16)
+    A = variogram.anisotropy(2)
+    K = variogram.covariance(cdist(X @ A.T, X @ A.T)) + np.diag(np.full(len(X), variogram.error_variance))
+    k, h, H = covariances_of(variogram, rule.rings, X), columns(rule.nodes).T @ rule.weights, columns(X)
+    G = H.T @ np.linalg.solve(K, H)
+    beta = np.linalg.solve(G, H.T @ np.linalg.solve(K, z))
+    R = h - H.T @ np.linalg.solve(K, k)
+    cross = covariances_of(variogram, rule.rings, rule.nodes) @ rule.weights
+    own = 2.0 * cross - rule.weights @ variogram.covariance(cdist(rule.nodes @ A.T, rule.nodes @ A.T)) @ rule.weights
+    variance = own - k @ np.linalg.solve(K, k) + R @ np.linalg.solve(G, R)
+    assert abs(table["mean"][0] - (h @ beta + k @ np.linalg.solve(K, z - H @ beta))) <= table["mean_error_bound"][0]
+    assert table["mean_error_bound"][0] < 1e-6
+    assert table["variance_lower"][0] <= variance + rule.error**2
+    assert variance <= table["variance_upper"][0]
+
+
+def test_covariates_of_blocks_are_asked_for_by_name(rng: np.random.Generator) -> None:
+    X = rng.uniform(0.0, 5.0, (20, 2))
+    variogram = variogram_of("exponential")
+    kriging = Kriging(variogram, kind="universal", degree=0, covariates="height")
+    kriging.fit(tuple(X.T), X[:, 0], covariates=X[:, 1] ** 2)
+    for covariates, words in (
+        (None, "the field has the covariates height; pass rasters of them, or a function of x and y"),
+        ({"height": np.zeros((3, 3))}, "`covariates` of blocks are rasters, or a function of x and y; got dict"),
+        (lambda x, y: x, r"covariates of 64 points have shape \(64,\); expected \(64, 1\)"),
+        (lambda x, y: np.full((len(x), 1), np.nan), "covariates are missing at nodes of every block"),
+    ):
+        with pytest.raises(InputError, match=words):
+            kriging.blocks([(1.0, 2.0, 1.0, 2.0)], covariates=covariates, quadrature_tolerance=1.0)
+    with pytest.raises(InputError, match="the field has no covariates; pass no `covariates`"):
+        Kriging(variogram).fit(tuple(X.T), X[:, 0]).blocks([(1.0, 2.0, 1.0, 2.0)], covariates=lambda x, y: x)

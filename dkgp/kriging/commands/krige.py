@@ -30,6 +30,7 @@ from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.errors import InputError
 from dkgp.kriging.candidates import FITS, Candidates, candidates_table
 from dkgp.kriging.commands.options import (
+    COVARIATES,
     FIELD,
     GAP,
     OF,
@@ -41,8 +42,8 @@ from dkgp.kriging.commands.options import (
     SampleColumns,
     VariogramOptions,
     covariate_names,
-    named_rasters,
     names,
+    opened_rasters,
     raster_sources,
 )
 from dkgp.kriging.covariates import short_name
@@ -562,11 +563,6 @@ def tables_krige_fit(document: Document) -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------------------------- maps
 
-COVARIATES = Option(
-    help="Rasters of the covariates of an external drift, NAME=FILE for each.",
-    metavar="NAME=FILE",
-    multiple=True,
-)
 MAP = Option(help="The map: .tif, .nc or .zarr.", metavar="PLACE", place="write")
 RESUME = Option(help="Go on with a run that was stopped or killed, from its finished cells or fields.")
 
@@ -619,12 +615,7 @@ class KrigeGridJob:
         values: dict[str, Any] = {"of": self.of, "variance": self.variance, "gap": self.gap}
         values |= {"crs": self.crs, "time": self.time}
         if self.covariates:
-            from dkgp.kriging.covariates import CovariateRasters
-
-            paths = named_rasters(self.covariates)
-            if not paths:
-                raise InputError(f"`covariates` are NAME=FILE, such as dist=dist.tif; got {self.covariates}")
-            values["covariates"] = CovariateRasters.open(paths)
+            values["covariates"] = opened_rasters(self.covariates)
         return MapSettings(**values)
 
 

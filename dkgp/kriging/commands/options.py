@@ -30,6 +30,11 @@ OF = Option(
 )
 VARIANCE = Option(help="Also variances, each with a proven interval.")
 PLOT = Option(help="Draw a picture of the result into a .png, .pdf or .svg file.", metavar="FILE", place="write")
+COVARIATES = Option(
+    help="Rasters of the covariates of an external drift, NAME=FILE for each.",
+    metavar="NAME=FILE",
+    multiple=True,
+)
 GAP = Option(help="Relative width of the variances' intervals.", above=0, spellings=("--variance-gap",))
 
 
@@ -59,6 +64,16 @@ def named_rasters(texts: Sequence[str]) -> dict[str, str]:
 def raster_sources(**fields: Sequence[str]) -> list[tuple[str, str]]:
     """Return the rasters of fields with texts NAME=FILE, each with its field, as a job's `sources`."""
     return [(field, path) for field, texts in fields.items() for path in named_rasters(texts).values()]
+
+
+def opened_rasters(texts: Sequence[str]) -> Any:
+    """Return the `CovariateRasters` of texts NAME=FILE."""
+    from dkgp.kriging.covariates import CovariateRasters
+
+    paths = named_rasters(texts)
+    if not paths:
+        raise InputError(f"`covariates` are NAME=FILE, such as dist=dist.tif; got {tuple(texts)}")
+    return CovariateRasters.open(paths)
 
 
 def covariate_names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from dkgp.data.remote.storage import exists, is_local
 from dkgp.errors import InputError, OutputExistsError
 from dkgp.fit.page import STYLE, _grid, _list, _rows, _section, inlined
 from dkgp.kriging.commands.krige import (
-    COVARIATES,
     DEGREE,
     DRAWN,
     DRIFT,
@@ -44,6 +43,7 @@ from dkgp.kriging.commands.krige import (
     model_rows,
 )
 from dkgp.kriging.commands.options import (
+    COVARIATES,
     GAP,
     OF,
     SOURCE,
