@@ -205,7 +205,26 @@ def _classifier(url: str) -> Document:
 def _exact(url: str) -> Document:
     model = open_model(url)
     own = {"kind": model.kind, "n": model.n_samples, "by_reference": model.by_reference}
-    return {**own, **_described(model), **_known_noise(model), **_trained(model), **_factor(url, model.fingerprint)}
+    trained, about = _trained(model), (model.summary.get("estimator") or {}).get("kriging")
+    if about is not None:
+        own["kriging"] = _kriged(about)
+        trained["summary"] = {name: value for name, value in model.summary.items() if name != "estimator"}
+    return {**own, **_described(model), **_known_noise(model), **trained, **_factor(url, model.fingerprint)}
+
+
+def _kriged(about: Document) -> Document:
+    """Describe a kriged field, in map units and in units of the target."""
+    crs = about["space"]["crs"]
+    return {
+        "kind": about["settings"]["kind"],
+        "variogram": about["variogram"],
+        "drift": about["mean"],
+        "quantity": about["of"],
+        "crs": None if crs is None else crs.split('"')[1],  # WKT begins with the name
+        "distances": about["space"]["metric"],
+        "region": about["region"],
+        "n_merged": about["n_merged"],
+    }
 
 
 def _sparse(url: str) -> Document:

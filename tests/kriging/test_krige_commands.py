@@ -205,6 +205,18 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
         assert first.identical(again)
 
 
+def test_info_describes_the_field_in_map_units(shell: Shell, made: dict[str, Any]) -> None:
+    document = shell.json("info @zinc.zarr")
+    assert document["kriging"]["variogram"] == made["fit"]["variogram"]
+    assert document["kriging"]["region"] == made["fit"]["region"]
+    assert (document["kriging"]["kind"], document["kriging"]["crs"]) == ("ordinary", None)
+    pytest.importorskip("pyproj")
+    shell.json("krige fit @soil.csv --target zinc --crs EPSG:28992 --range 300 --psill 1 --out @f.zarr")
+    told = shell.told("info @f.zarr")
+    assert "Amersfoort / RD New" in told
+    assert "PROJCRS" not in told
+
+
 def test_figures_of_text_have_units(shell: Shell) -> None:
     pytest.importorskip("pyproj")
     variogram = "--model spherical --range 300 --psill 12345.678"
