@@ -853,13 +853,17 @@ def _columns(data: Any, n: int, shape: tuple[int, ...] | None = None) -> tuple[F
     names = [values.name for values in parts if isinstance(getattr(values, "name", None), str)]
     if len(set(names)) < len(parts):
         names = ["z"] if len(parts) == 1 else [f"z{index}" for index in range(len(parts))]
-    for column in columns:
+    for name, column in zip(names, columns, strict=True):
         if len(column) != n:
             raise InputError(f"data has {len(column)} values; expected {n}, one for each sample")
         if not np.isfinite(column).all():
             row = int(np.argmin(np.isfinite(column)))
             missing = int((~np.isfinite(column)).sum())
-            raise InputError(f"data is {column[row]} in row {row}, and in {missing} of {n} rows; remove these samples")
+            several = ", or take Cokriging, where values may be missing" if len(columns) > 1 else ""
+            raise InputError(
+                f"data {name} is missing or infinite at {missing:,} of {n:,} samples, first in row {row} "
+                f"({column[row]}). Remove these samples, as `read_samples(drop_missing=True)` does{several}"
+            )
     return np.column_stack(columns), tuple(map(str, names))
 
 

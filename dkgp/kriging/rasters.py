@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dkgp import __version__
-from dkgp.data import Dataset, Prediction, Progress, open_prediction
+from dkgp.data import Dataset, Prediction, PredictionWriter, Progress, open_prediction
 from dkgp.data.remote.addresses import is_local, shown
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists, remove_tree, translate_write_errors
@@ -234,6 +234,7 @@ def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings,
     InterruptedRunError
         The regions that are done stay, to be resumed.
     """
+    note = context.note or (lambda words: warnings.warn(words, UserWarning, stacklevel=4))
     dataset, rows = cells_of(
         field,
         grid,
@@ -241,21 +242,45 @@ def map_cells(field: Field, grid: Grid, out: Destination, settings: MapSettings,
         time=settings.time,
         mask=settings.mask,
         covariates=settings.covariates,
-        note=context.note or (lambda words: warnings.warn(words, UserWarning, stacklevel=4)),
+        note=note,
     )
     if out.resume and is_committed(out.url):
         _require_made_of(open_prediction(out.url), field, dataset, settings)
     else:
-        model = field.readable_by(context.executor).record
-        predict(model, dataset, out, context, variance=_variances(field, settings), note=context.note)
+        _predict(field, dataset, out, settings, context, note)
     return CellMap(field, rows, open_prediction(out.url), settings)
 
 
-def _variances(field: Field, settings: MapSettings) -> VarianceSettings | None:
-    """Return the settings of variances, whose way does not depend on seconds or on free memory."""
+def _predict(
+    field: Field,
+    dataset: Dataset,
+    out: Destination,
+    settings: MapSettings,
+    context: RunContext,
+    note: Callable[[str], None],
+) -> None:
+    """Predict the cells; where the samples near a tile prove no variances, a partial factor does."""
+    model = field.readable_by(context.executor).record
+    begun = PredictionWriter.begun(out.url) if out.resume and settings.variance else None
+    way = settings.way
+    if begun is not None and way == "auto":
+        way = begun.attributes.get("variance", {}).get("way", way)
+    variance = _variances(field, settings, way)
+    try:
+        predict(model, dataset, out, context, variance=variance, note=context.note)
+    except InputError as error:
+        if begun is not None or way != "auto" or variance is None or variance.way != "neighbours":
+            raise
+        note(f"variances are proven by a partial factor: {error}")
+        variance = _variances(field, settings, "iterative")
+        predict(model, dataset, out, context, variance=variance, note=context.note)
+
+
+def _variances(field: Field, settings: MapSettings, way: str | None = None) -> VarianceSettings | None:
+    """Return the settings of variances; the way that "auto" takes depends neither on seconds nor on free memory."""
     if not settings.variance:
         return None
-    n, way, model = field.n_samples, settings.way, field.variogram.model
+    n, model, way = field.n_samples, field.variogram.model, way or settings.way
     if way == "auto":
         is_noisy = field.record.noise_variance >= LEAST_NUGGET
         near = model in NEAR and field.space.n_columns <= MOST_COLUMNS

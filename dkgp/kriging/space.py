@@ -241,7 +241,7 @@ class Space:
         return np.column_stack([*space, *time]) + 0.0
 
     def _on_globe(self, longitude: FloatArray, latitude: FloatArray) -> list[FloatArray]:
-        """Return geocentric coordinates in km; a place has one, whatever its longitude is called."""
+        """Return geocentric coordinates in km; turns of 360 degrees do not count."""
         if (np.abs(latitude) > 90.0).any():
             row = int(np.argmax(np.abs(latitude) > 90.0))
             raise InputError(

@@ -276,7 +276,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[Any, ...], str]] = {
     "of": ({"of": "mean"}, (COORDINATES, Z), "`of` is one of signal, field, observation; got 'mean'"),
     "duplicates": ({"duplicates": "last"}, (COORDINATES, Z), "`duplicates` is one of merge, keep, mean"),
     "too few values": ({}, (COORDINATES, Z[:5]), "data has 5 values; expected 6, one for each sample"),
-    "missing values": ({}, (COORDINATES, np.where(Z > 2, np.nan, Z)), "data is nan in row 3, and in 3 of 6 rows"),
+    "missing values": (
+        {},
+        (COORDINATES, np.where(Z > 2, np.nan, Z)),
+        "data z is missing or infinite at 3 of 6 samples, first in row 3 .*drop_missing",
+    ),
     "missing coordinates": ({}, ((X[:, 0], [0, 0, 2, 1, 3, np.inf]), Z), "the coordinate northing is inf in row 5"),
     "both weights": ({}, (COORDINATES, Z, Z, Z), "give `weights` .*or `noise` .*, not both"),
     "dependent": (

@@ -25,7 +25,7 @@ def _fit(x: Any = X, y: Any = Y, z: Any = Z, *, kind: str = "ordinary", **more: 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"z": np.ma.array(Z, mask=HIDDEN)}, "data is nan in row 5"),
+        ({"z": np.ma.array(Z, mask=HIDDEN)}, "data z is missing or infinite at .* first in row 5"),
         ({"x": np.ma.array(X, mask=HIDDEN)}, "the coordinate easting is nan in row 5"),
         ({"noise": np.ma.array(Z, mask=HIDDEN)}, "`noise` has a finite number"),
         ({"covariates": [np.ma.array(Z**2, mask=HIDDEN)]}, "the covariate c is missing at 1 of 6 samples"),

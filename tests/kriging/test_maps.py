@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,6 +141,39 @@ def test_variances_of_many_samples_agree_with_a_whole_factor(
     assert (result["variance_lower"] <= exact["variance_upper"]).all()
     assert (result["variance_upper"] >= exact["variance_lower"]).all()
     assert result["interval_met"].values.all()
+
+
+@pytest.mark.parametrize("reason", ["kernel", "near"])
+def test_variances_that_neighbours_refuse_come_from_a_partial_factor(
+    rng: Any, tmp_path: Path, reason: str, monkeypatch: Any
+) -> None:
+    for name in ("WHOLE", "MOST_WHOLE"):
+        monkeypatch.setattr(rasters, name, 20)
+    coordinates = tuple(rng.uniform(0, 100, (2, 80)))
+    variogram = Variogram("exponential", psill=2.0, range=20.0, nugget=0.25)
+    if reason == "kernel":
+        variogram = variogram + Variogram("spherical", psill=0.5, range=30.0)
+    else:
+        monkeypatch.setattr("dkgp.models.variance.neighbours.run.NeighbourRun._chosen_count", refused)
+    kriging = Kriging(variogram, variance_gap=0.2).fit(coordinates, rng.normal(size=80))
+    field, settings, notes = kriging.field_, MapSettings(variance=True, gap=0.2), []
+    grid = Grid.of((0.0, 100.0, 10.0, 90.0), shape=(6, 7))
+    with pytest.raises(InputError, match="variances by neighbours"):
+        in_memory(field, grid, tmp_path / "refused", replace(settings, way="neighbours"))
+    written(field, grid, tmp_path / "map.zarr", settings, note=notes.append)
+    assert sum("variances are proven by a partial factor: variances by neighbours" in line for line in notes) == 1
+    with pytest.raises(InterruptedRunError):
+        written(field, grid, tmp_path / "again.zarr", settings, interrupted=lambda: True)
+    written(field, grid, tmp_path / "again.zarr", settings, resume=True)
+    assert bytes_of(tmp_path / "again.zarr") == bytes_of(tmp_path / "map.zarr")
+    exact = in_memory(field, grid, tmp_path / "b", replace(settings, way="cholesky"))
+    result = in_memory(field, grid, tmp_path / "c", settings)
+    assert (result["variance_lower"] <= exact["variance_upper"]).all()
+    assert (result["variance_upper"] >= exact["variance_lower"]).all()
+
+
+def refused(*arguments: Any) -> int:
+    raise InputError("variances by neighbours are of no use here")
 
 
 def test_finished_cells_are_not_computed_again(rng: Any, tmp_path: Path, monkeypatch: Any) -> None:
