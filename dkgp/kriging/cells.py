@@ -41,7 +41,7 @@ class CellRows:
     Attributes
     ----------
     grid : Grid
-    space, variogram
+    space, variogram, origin
         Of the field.
     crs : str, optional
         CRS of the grid as WKT, if it is not that of the samples: cells are transformed.
@@ -62,6 +62,7 @@ class CellRows:
     covariates: FloatArray | Callable[[FloatArray, FloatArray], FloatArray] | None = None
     n_covariates: int = 0
     kept: bytes | None = None
+    origin: FloatArray | None = None
     tile: tuple[int, int] = TILE
 
     @property
@@ -75,7 +76,7 @@ class CellRows:
 
     def rows(self, indices: IntArray) -> FloatArray:
         """The rows at `indices`, in that order."""
-        inputs = self.variogram.isotropic(self.places(indices))
+        inputs = self.variogram.isotropic(self.places(indices), self.origin)
         if not self.n_covariates:
             return inputs
         return np.column_stack([inputs, self.drift(*self.at(self.numbers(indices)))])
@@ -207,7 +208,8 @@ def cells_of(
     values = read_at_points(covariates, names, wkt or field.space.crs)
     if isinstance(values, Mapping):
         values = _stacked(values, names, grid)
-    rows = CellRows(grid, field.space, field.variogram, wkt if other else None, time, values, len(names))
+    reference = wkt if other else None
+    rows = CellRows(grid, field.space, field.variogram, reference, time, values, len(names), origin=field.origin)
     if other and note is not None:
         note(f"the grid is in {_short(wkt)}, the samples in {_short(field.space.crs)}: cells are transformed")
     digest = hashlib.sha256()

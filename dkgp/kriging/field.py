@@ -154,6 +154,8 @@ class Field:
         self.about: dict[str, Any] = about
         self.space = Space(**about["space"])
         self.variogram = Variogram.from_dict(about["variogram"])
+        # Stores of earlier versions have none.
+        self.origin = None if "origin" not in about else np.array(about["origin"], dtype=np.float64)
 
     # -------------------------------------------------------------------------------------------------------- training
 
@@ -226,7 +228,7 @@ class Field:
 
         Raises `InputError`: covariates are missing, or the field has none.
         """
-        names, inputs = self.covariate_names, self.variogram.isotropic(places)
+        names, inputs = self.covariate_names, self.variogram.isotropic(places, self.origin)
         count = 0 if covariates is None else covariates.shape[1]
         if count != len(names):
             expected = f"the covariates {', '.join(names)}" if names else "no covariates"
@@ -236,7 +238,7 @@ class Field:
     def standard_inputs(self, places: FloatArray) -> FloatArray:
         """Return the engine's standardised inputs of places (r, k), without covariates: (r, k)."""
         to = self.record.standardisation
-        return np.asarray((self.variogram.isotropic(places) - to.input_mean) / to.input_std)
+        return np.asarray((self.variogram.isotropic(places, self.origin) - to.input_mean) / to.input_std)
 
     def at(
         self,
@@ -322,16 +324,20 @@ class Field:
         share = np.divide(e, n, out=np.zeros_like(n), where=n > 0.0)
         values = self.values[at_samples]
         mean, bound = mean.copy(), bound.copy()
-        # Values have two roundings, the difference, the share and the sum some more.
-        slack = 8.0 * UNIT * (np.abs(values) + np.abs(mean[here]))
+        # Values are (z - middle) / scale and back, three roundings of z - middle; the errors as stored are off by
+        # 6 u n, the share by 8 u, and the difference, its product and the sum have one rounding each.
+        middle = np.abs(self.record.standardisation.target_mean)
+        slack = 16.0 * UNIT * (np.abs(values) + np.abs(mean[here]) + middle)
         mean[here] = values - share * (values - mean[here])
         bound[here] = bound[here] * share + slack
         if ends is None:
             return _kriged(mean, bound, None, len(here))
         # At a sample e - e^2 (n - V) / n^2 = (e / n) m + (e / n)^2 V, for n = e + m.
+        # The share is off by at most 8 u, which enters with the derivative m + 2 (e / n) V; five operations have u.
         at_low, at_high = (share * micro + share**2 * end[here] for end in ends)
+        off = 24.0 * UNIT * (micro + share * ends[1][here])
         lower, upper = ends[0] + micro, ends[1] + micro
-        lower[here], upper[here] = at_low, at_high
+        lower[here], upper[here] = np.maximum(at_low - off, 0.0), at_high + off
         lower, upper = outward(lower, upper)
         new = self.variogram.error_variance if of == "observation" else 0.0
         if new:
@@ -431,8 +437,10 @@ class Equations:
         """
         drift = Drift.parse(mean)
         kernel = variogram.to_kernel(space.n_columns, unit=variogram.range, variance=1.0)
-        standardisation = _standardisation(samples, space, variogram, drift.columns)
-        rows = np.column_stack([variogram.isotropic(samples.places), samples.covariates]), samples.values
+        origin = samples.places.mean(axis=0)
+        inputs = np.column_stack([variogram.isotropic(samples.places, origin), samples.covariates])
+        standardisation = _standardisation(inputs, samples, (space, variogram), drift.columns)
+        rows = inputs, samples.values
         dataset = _in_memory(rows, standardisation, (*_axes(space, variogram), *drift.columns), names)
         noise = samples.noise / variogram.field_variance
         if noise.min() < SURE_NOISE:
@@ -444,6 +452,7 @@ class Equations:
         description = {
             "space": _plain(space),
             "variogram": variogram.to_dict(),
+            "origin": origin.tolist(),
             "error": float(samples.errors.min()),
             "n_merged": samples.n_merged,
             "mean": problem.mean.to_json(),
@@ -575,13 +584,15 @@ def _axes(space: Space, variogram: Variogram) -> tuple[str, ...]:
 
 
 def _standardisation(
-    samples: Samples, space: Space, variogram: Variogram, covariates: tuple[str, ...]
+    inputs: FloatArray, samples: Samples, metric: tuple[Space, Variogram], covariates: tuple[str, ...]
 ) -> Standardisation:
     """Return the engine's scales: the range for coordinates, the root of the partial sill for values.
 
+    `inputs` are the places without anisotropy, then the covariates.
+
     Raises `InputError`: covariates that are constant, or have the name of a coordinate.
     """
-    inputs, axes = variogram.isotropic(samples.places), _axes(space, variogram)
+    variogram, axes = metric[1], _axes(*metric)
     if samples.covariates.shape[1] != len(covariates):
         raise InputError(
             f"the mean has {len(covariates)} covariates ({', '.join(covariates) or 'none'}); the samples have "
@@ -597,7 +608,7 @@ def _standardisation(
     middle, k = samples.values.mean(axis=0), len(axes)
     scale = float(np.sqrt(variogram.field_variance))
     affine = Standardisation(
-        np.append(inputs.mean(axis=0), samples.covariates.mean(axis=0)),
+        inputs.mean(axis=0),
         np.append(np.full(k, variogram.range), samples.covariates.std(axis=0)),
         middle,
         np.full(len(middle), scale),

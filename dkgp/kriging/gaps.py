@@ -93,7 +93,9 @@ class JointField:
         # Means with a constant do not depend on the origin.
         self.middle = total / np.maximum(known.sum(axis=0), 1) if self._drift.is_fitted else np.zeros(p)
         samples = self._samples(places, values, covariates, known)
-        inputs = model.isotropic(samples.places[:, : space.n_columns])
+        here = samples.places[:, : space.n_columns]
+        self._origin = here.mean(axis=0)
+        inputs = model.isotropic(here, self._origin)
         self._centre, low, high = inputs.mean(axis=0), inputs.min(axis=0), inputs.max(axis=0)
         self._box = 0.5 * (low + high), np.maximum(0.5 * (high - low), 1e-300)
         self.fitted = self._solved(samples, known.sum(axis=0))
@@ -112,7 +114,7 @@ class JointField:
 
     def _rows(self, places: FloatArray, shares: FloatArray, covariates: FloatArray) -> FloatArray:
         """Return the engine's inputs of places (r, k) with the shares of targets (r, p) and covariates (r, c)."""
-        inputs = self._variogram.isotropic(places)
+        inputs = self._variogram.isotropic(places, self._origin)
         moved = (inputs - self._box[0]) / self._box[1]
         columns = self._drift.columns_at(np.column_stack([moved, covariates]))
         # The constant of the mean is the sum of the targets' constants, so the first of these is left out.

@@ -209,7 +209,10 @@ class _Run:
         self.inputs = record.standardisation.rows(rows.rows(cells))
         to = record.standardisation
         turned = (field.sample_inputs * to.input_std + to.input_mean).T
-        self.samples: FloatArray = np.linalg.solve(field.variogram.anisotropy(len(turned)), turned).T.astype(np.float64)
+        matrix = field.variogram.anisotropy(len(turned))
+        self.samples: FloatArray = np.linalg.solve(matrix, turned).T.astype(np.float64)
+        if field.origin is not None and not np.array_equal(matrix, np.eye(len(matrix))):
+            self.samples += field.origin
         # Distance of the farthest sample from its node.
         self.moved = 0.0
         self.notes: dict[str, Any] = {}

@@ -382,15 +382,17 @@ class Variogram:
             kernels.append(form.kernel(one.range / unit, dimensions, amplitude, one.alpha))
         return kernels[0] if len(kernels) == 1 else Sum(tuple(kernels))
 
-    def isotropic(self, places: FloatArray) -> FloatArray:
+    def isotropic(self, places: FloatArray, origin: FloatArray | None = None) -> FloatArray:
         """Return places (n, k) turned and stretched so that the variogram depends on distances alone: (n, k).
 
         Columns after the second or third (time) stay as they are. The arithmetic is the same for every row, so equal
-        places stay equal.
+        places stay equal. An `origin` (k,) is taken off before places are turned: roundings are those of distances from
+        it, not of northings of millions.
         """
         matrix = self.anisotropy(places.shape[1])
         if np.array_equal(matrix, np.eye(len(matrix))):
             return places
+        places = places if origin is None else places - origin
         result = np.zeros_like(places)
         for row, weights in enumerate(matrix):
             for column in np.flatnonzero(weights):
