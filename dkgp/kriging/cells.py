@@ -195,6 +195,12 @@ def cells_of(
     wkt = None if crs is None else crs_of(crs).to_wkt("WKT2_2019")
     other = wkt is not None and field.space.crs is not None and not crs_of(wkt).equals(crs_of(field.space.crs))
     names = tuple(field.record.standardisation.covariate_names)
+    if field.space.dimensions != 2:
+        coordinates = ", ".join(field.space.names[: field.space.dimensions])
+        raise InputError(
+            f"maps are of two coordinates, and the samples have {field.space.dimensions} ({coordinates}); make arrays "
+            "of the points that you want by numpy.meshgrid, and pass them to `predict`"
+        )
     if (time is None) == field.space.has_time:
         raise InputError(
             f"`time` is the time of the map of a field in space and time; got {time!r} for a field "

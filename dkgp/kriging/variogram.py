@@ -479,19 +479,19 @@ class Variogram:
     @classmethod
     def from_pykrige(
         cls,
-        model: str,
-        parameters: Any,
+        model: Any,
+        parameters: Any = None,
         *,
         anisotropy_scaling: float | tuple[float, float] = 1.0,
         anisotropy_angle: float | tuple[float, float, float] = 0.0,
         exact_values: bool = True,
     ) -> Self:
-        """Return the variogram of PyKrige's name and parameters.
+        """Return the variogram of PyKrige's name and parameters, or of an object of PyKrige's classes.
 
         Parameters
         ----------
-        model : str
-            "exponential", "gaussian" or "spherical"; the others have no covariance.
+        model : str, or a kriging object of PyKrige
+            "exponential", "gaussian" or "spherical"; the others have no covariance. An object has all other arguments.
         parameters : list or dict
             [full sill, range, nugget], or a dict with "sill" or "psill", "range" and "nugget".
         anisotropy_scaling, anisotropy_angle
@@ -500,7 +500,13 @@ class Variogram:
         exact_values : bool, default True
             PyKrige's default reproduces the data: its nugget is micro-scale variation. False: a measurement error.
         """
+        if hasattr(model, "variogram_model_parameters"):
+            return cls._from_pykrige_object(model)
         form_name(model)
+        if parameters is None:
+            raise InputError(
+                "give `parameters`, such as [sill, range, nugget]; or an object of PyKrige's classes alone"
+            )
         if isinstance(parameters, Mapping):
             values = dict(parameters)
         elif len(parameters) == 3:
@@ -521,6 +527,27 @@ class Variogram:
             values["range"], ratio, angle = values["range"] * ratio, anisotropy_scaling, angle + 90.0
         turned: dict[str, Any] = {} if ratio == 1.0 else {"ratio": ratio, "angle": angle}
         return cls(model, **values, nugget_is=kind, range_is="pykrige", **turned)
+
+    @classmethod
+    def _from_pykrige_object(cls, kriging: Any) -> Self:
+        """Return the variogram that an object of PyKrige's classes was fitted with."""
+        if getattr(kriging, "coordinates_type", "euclidean") != "euclidean":
+            raise InputError(
+                "the range of this object is in degrees of arc; pass its data to `dkgp.kriging.OrdinaryKriging` with "
+                "coordinates_type='geographic' instead"
+            )
+        parameters = dict(zip(("psill", "range", "nugget"), kriging.variogram_model_parameters, strict=True))
+        names = [("scaling_y", "scaling_z"), ("angle_x", "angle_y", "angle_z")]
+        if not hasattr(kriging, "anisotropy_scaling_y"):
+            names = [("scaling",), ("angle",)]
+        scaling, angle = (tuple(getattr(kriging, f"anisotropy_{name}") for name in group) for group in names)
+        return cls.from_pykrige(
+            kriging.variogram_model,
+            parameters,
+            anisotropy_scaling=scaling if len(scaling) > 1 else scaling[0],  # type: ignore[arg-type]
+            anisotropy_angle=angle if len(angle) > 1 else angle[0],  # type: ignore[arg-type]
+            exact_values=kriging.exact_values,
+        )
 
     @classmethod
     def from_gstat(

@@ -512,3 +512,11 @@ def test_a_map_in_another_crs_covers_the_samples(rng: Any, crs: str) -> None:
     assert np.ptp(map_["scalars"].to_numpy()) > 1.0
     fields = kriging.simulate(1, shape=(3, 3), crs=crs, method="cholesky")
     assert_allclose(fields["easting"][[0, -1]], map_["easting"][[0, -1]])
+
+
+@pytest.mark.parametrize(("dimensions", "names"), [(1, "easting"), (3, "easting, northing, up")])
+def test_maps_of_other_dimensions_are_refused_with_advice(rng: Any, dimensions: int, names: str) -> None:
+    samples = tuple(rng.uniform(0.0, 10.0, (dimensions, 20)))
+    kriging = Kriging(Variogram("exponential", psill=1.0, range=3.0, nugget=0.1)).fit(samples, samples[0])
+    with pytest.raises(InputError, match=rf"the samples have {dimensions} \({names}\).*numpy.meshgrid.*`predict`"):
+        kriging.grid(shape=(2, 2))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dkgp.errors import InputError
+from dkgp.kriging import Kriging
 from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.variogram import FORMS, Variogram
 
@@ -226,3 +227,29 @@ def test_fits_refuse_data_without_variation_and_too_few_bins() -> None:
         start.fit(empirical_variogram(tuple(x), x[0], bins=1))
     with pytest.raises(InputError, match="`weights` is one of cressie, pairs"):
         start.fit(empirical_variogram(tuple(x), x[0]), weights="none")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_object_of_pykrige_has_its_variogram(exact: bool) -> None:
+    turned = {"anisotropy_scaling": 2.0, "anisotropy_angle": 30.0}
+    psill, length, nugget = 2.0, 4.5, 0.25
+    kriging = SimpleNamespace(
+        variogram_model="exponential", variogram_model_parameters=[psill, length, nugget], exact_values=exact, **turned
+    )
+    expected = Variogram.from_pykrige("exponential", [psill + nugget, length, nugget], exact_values=exact, **turned)
+    assert Variogram.from_pykrige(kriging) == expected
+    with pytest.raises(InputError, match="the range of this object is in degrees of arc"):
+        Variogram.from_pykrige(SimpleNamespace(**vars(kriging), coordinates_type="geographic"))
+    with pytest.raises(InputError, match="give `parameters`"):
+        Variogram.from_pykrige("exponential")
+
+
+def test_a_fitted_object_of_pykrige_predicts_the_same(rng: np.random.Generator) -> None:
+    pykrige = pytest.importorskip("pykrige")
+    x, y = rng.uniform(0.0, 10.0, (2, 40))
+    theirs = pykrige.OrdinaryKriging(
+        x, y, np.sin(x) + y, variogram_model="exponential", anisotropy_scaling=3.0, anisotropy_angle=20.0
+    )
+    mean, variance = theirs.execute("points", x + 0.3, y)
+    ours = Kriging(Variogram.from_pykrige(theirs), of="observation").fit((x, y), np.sin(x) + y)
+    np.testing.assert_allclose(ours.predict((x + 0.3, y), return_variance=True), (mean, variance), rtol=1e-6, atol=1e-8)
