@@ -396,6 +396,32 @@ def write_field(
     return summary
 
 
+def coarse_map(url: str, most: int) -> tuple[Grid, dict[str, FloatArray]]:
+    """Read a map of one target in coarse cells, at most `most` a side: their grid, the mean, and the variance if any.
+
+    A GeoTIFF is read by its overviews, which are averages; of other maps every k-th cell is read.
+    """
+    if format_of(url) == "GeoTIFF":
+        import rasterio
+
+        with rasterio.open(url) as raster:
+            step = -(-max(raster.shape) // most)
+            shape = -(-raster.height // step), -(-raster.width // step)
+            bands = {name: number for number, name in enumerate(raster.descriptions, 1) if name in ("mean", "variance")}
+            layers = {name: raster.read(band, out_shape=shape)[::-1] for name, band in bands.items()}
+            bounds = raster.bounds
+        region = (bounds.left, bounds.right, bounds.bottom, bounds.top)
+        return Grid.of(region, shape=shape, pixel_register=True), layers
+    import xarray
+
+    engine = "zarr" if format_of(url) == "Zarr" else "h5netcdf"
+    with xarray.open_dataset(url, engine=engine) as whole:  # type: ignore[arg-type]  # names of engines
+        step = -(-max(whole.sizes.values()) // most)
+        part = whole.isel(x=slice(None, None, step), y=slice(None, None, step))
+        layers = {name: part[name].to_numpy() for name in ("mean", "variance") if name in part}
+        return Grid.of_centres(part["x"].to_numpy(), part["y"].to_numpy()), layers
+
+
 def map_in_memory(cells: CellMap, dims: tuple[str, str] = ("y", "x")) -> Any:
     """Return a map as an xarray Dataset of rows from south to north."""
     grid = cells.rows.grid

@@ -16,6 +16,7 @@ from scipy.spatial.distance import cdist
 from dkgp.kriging import rasters
 from dkgp.kriging.commands.options import CellOptions, round_spacing
 from dkgp.kriging.field import Field
+from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.variogram import Variogram
 from tests.cli.invoke import Shell, run_json
 
@@ -395,3 +396,40 @@ def test_an_external_drift_is_read_from_a_raster(shell: Shell, made: dict[str, A
     shell.refuses(
         "krige fit @soil.csv --target zinc --drift dist=a.tif,x --range 5 --psill 1 --out @f.zarr", "all of them"
     )
+
+
+def test_a_map_of_one_time_is_made_and_drawn(shell: Shell, rng: np.random.Generator) -> None:
+    x, y, day = rng.random((3, 80)) * np.array([[1000.0], [1000.0], [30.0]])
+    zinc = np.sin(x / 200.0) + np.cos(day / 9.0) + 0.05 * rng.standard_normal(80)
+    dates = (pd.Timestamp("2024-02-01") + pd.to_timedelta(day, "D")).astype(str)
+    pd.DataFrame({"x": x, "y": y, "when": dates, "zinc": zinc}).to_csv(shell.folder / "t.csv", index=False)
+    line = "krige @t.csv --target zinc --time when --time-scale 20 --fit exponential --shape 4,5"
+    document = shell.json(f"{line} --at-time 2024-02-10 --out @m.zarr")
+    assert document["variogram"]["models"]
+    # The same map by the last command of the report, and by the engine.
+    words = shlex.split(document["commands"][-1])
+    days = (pd.Timestamp("2024-02-10") - pd.Timestamp("1970-01-01")).days
+    assert words[words.index("--time") + 1] == f"{float(days)!r}"
+    field = Field.open(str(shell.folder / "m.field.zarr"))
+    with xarray.open_zarr(shell.folder / "m.zarr") as map_:
+        cells = np.meshgrid(map_.x, map_.y)
+        mean = field.at(field.space.places((*cells, np.full((4, 5), float(days))))).mean[:, 0]
+        np.testing.assert_allclose(map_["mean"].to_numpy().ravel(), mean, rtol=1e-9)
+    page = (shell.folder / "m.html").read_text()
+    assert page.count("<figure>") == 2
+    shell.refuses(f"{line} --out @n.zarr", "--time", "--at-time")
+    shell.refuses(f"{line} --at-time spring --out @n.zarr", "2024-02-01", code=2)
+
+
+@pytest.mark.parametrize("ending", ["tif", "nc", "zarr"])
+def test_the_picture_of_a_map_is_read_from_it(tmp_path: Path, ending: str, rng: np.random.Generator) -> None:
+    if ending == "tif":
+        pytest.importorskip("rasterio")
+    x, y = rng.random((2, 40)) * 100.0
+    kriging = Kriging(Variogram("gaussian", psill=1.0, range=40.0, nugget=0.1)).fit((x, y), np.sin(x / 30.0) + y / 50.0)
+    kriging.grid((0, 100, 0, 60), shape=(31, 51), variance=True, out=tmp_path / f"m.{ending}")
+    grid, layers = rasters.coarse_map(str(tmp_path / f"m.{ending}"), 20)
+    assert max(grid.shape) <= 20
+    assert list(layers) == ["mean", "variance"]
+    here = kriging.predict(tuple(np.meshgrid(grid.x, grid.y)))
+    assert np.abs(layers["mean"] - here).max() < (0.1 if ending == "tif" else 1e-9)

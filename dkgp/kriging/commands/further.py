@@ -25,7 +25,7 @@ from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
 from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME
-from dkgp.kriging.commands.options import COVARIATES, FIELD, OF, CellOptions, opened_rasters, raster_sources
+from dkgp.kriging.commands.options import COVARIATES, FIELD, OF, TIME, CellOptions, opened_rasters, raster_sources
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.kriging import Kriging
@@ -270,7 +270,7 @@ class KrigeSimulateJob:
     error: Annotated[
         float, Option(help="Largest accepted error of the covariance, relative to the partial sill.", above=0)
     ] = 1e-4
-    time: Annotated[float | None, Option(help="Time of the fields, of a field in space and time.")] = None
+    time: Annotated[float | None, TIME] = None
     resume: Annotated[bool, RESUME] = False
     overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0

@@ -37,6 +37,7 @@ from dkgp.kriging.commands.options import (
     PLOT,
     SAMPLES,
     SOURCE,
+    TIME,
     VARIANCE,
     CellOptions,
     SampleColumns,
@@ -182,14 +183,21 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
 
 
 def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> EmpiricalVariogram:
-    """Return the empirical variogram of samples, with the settings of a job."""
+    """Return the empirical variogram of samples, with the settings of a job; times are in map units."""
+    coordinates, crs, metric = table.coordinates, table.crs, columns.metric
     if columns.time is not None:
-        raise InputError("a variogram is of places; leave `time` out, and krige with a variogram in map units")
+        space = _space(table, columns)
+        if space.n_columns > 3:
+            raise InputError(
+                "a variogram in space and time is estimated of places in a plane; leave `time` out, and krige with a "
+                "variogram in map units"
+            )
+        coordinates, crs, metric = tuple(space.places(coordinates).T), None, "plane"
     covariates = np.column_stack(
         [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
     )
     return empirical_variogram(
-        table.coordinates,
+        coordinates,
         table.values,
         degree=job.degree,
         covariates=covariates if job.drift else None,
@@ -200,10 +208,16 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
         angle_tolerance=job.angle_tolerance,
         bandwidth=job.bandwidth,
         pairs=job.pairs,
-        crs=table.crs,
-        metric=columns.metric,
+        crs=crs,
+        metric=metric,
         seed=job.seed,
     )
+
+
+def _space(table: SampleTable, columns: SampleColumns) -> Space:
+    time = columns.time_scale
+    coordinates, has_time = table.coordinates, time is not None
+    return Space.of(coordinates, table.crs, metric=columns.metric, has_time=has_time, time_scale=time or 1.0)
 
 
 def fitted_models(empirical: EmpiricalVariogram, job: KrigeVariogramJob, noise: Any) -> list[Document]:
@@ -224,8 +238,7 @@ def fitted_models(empirical: EmpiricalVariogram, job: KrigeVariogramJob, noise: 
 
 def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document]:
     """Return fits by weights and by likelihood, the best predictions first; see `compare_variograms`."""
-    space = Space.of(table.coordinates, table.crs, metric=job.samples.metric)
-    places = space.places(table.coordinates)
+    places = _space(table, job.samples).places(table.coordinates)
     covariates = np.column_stack(
         [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
     )
@@ -590,7 +603,7 @@ class KrigeGridJob:
     crs: Annotated[
         str | None, Option(help="CRS of the grid; cells are transformed.  [default: the samples']", group=FURTHER)
     ] = None
-    time: Annotated[float | None, Option(help="Time of the map, of a field in space and time.", group=FURTHER)] = None
+    time: Annotated[float | None, TIME] = None
     covariates: Annotated[tuple[str, ...], COVARIATES] = ()
     resume: Annotated[bool, RESUME] = False
     overwrite: Annotated[bool, OVERWRITE] = False
@@ -674,13 +687,6 @@ class KrigeGridRun(Run):
             }
         )
         return document
-
-
-def default_shape(region: tuple[float, ...], most: int) -> tuple[int, int]:
-    """Return rows and columns of square cells, `most` on the longer side."""
-    west, east, south, north = region
-    step = max(east - west, north - south) / (most - 1) or 1.0
-    return round((north - south) / step) + 1, round((east - west) / step) + 1
 
 
 def draw_map(kriging: Kriging, run: Any, executor: BlockExecutor, reporter: Reporter) -> Document:

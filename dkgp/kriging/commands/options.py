@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from dkgp.commands.reporting.progress import Reporter
@@ -22,6 +23,20 @@ _NEARLY = 1e-6
 SAMPLES = Group("Columns and coordinates of the samples", place=1)
 VARIOGRAM = Group("The variogram", place=1)
 
+
+def moment(text: str) -> float:
+    """Read a number, or a date in days since 1970-01-01 (UTC), as times of samples are read."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a number nor a date such as 2024-02-01.") from None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() / 86_400.0
+
+
 SOURCE = Option(place="read", argument=True)
 FIELD = Option(place="read", argument=True)
 OF = Option(
@@ -34,6 +49,9 @@ COVARIATES = Option(
     help="Rasters of the covariates of an external drift, NAME=FILE for each.",
     metavar="NAME=FILE",
     multiple=True,
+)
+TIME = Option(
+    help="Time of the map, for samples in space and time: a number, or a date such as 2024-02-01.", type=moment
 )
 GAP = Option(help="Relative width of the variances' intervals.", above=0, spellings=("--variance-gap",))
 

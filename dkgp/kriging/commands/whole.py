@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import warnings
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -36,7 +35,6 @@ from dkgp.kriging.commands.krige import (
     KrigeFitJob,
     KrigeGridJob,
     KrigeVariogramJob,
-    default_shape,
     empirical_of,
     figure_text,
     model_heads,
@@ -47,6 +45,7 @@ from dkgp.kriging.commands.options import (
     GAP,
     OF,
     SOURCE,
+    TIME,
     CellOptions,
     SampleColumns,
     VariogramOptions,
@@ -55,10 +54,8 @@ from dkgp.kriging.commands.options import (
     raster_sources,
 )
 from dkgp.kriging.field import Quantity
-from dkgp.kriging.grids import Grid
-from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_map, plot_variogram
-from dkgp.kriging.rasters import FORMATS, cells_url, format_of
+from dkgp.kriging.rasters import FORMATS, cells_url, coarse_map, format_of
 from dkgp.kriging.space import axis_unit
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import Variogram
@@ -114,6 +111,7 @@ class KrigeMapJob:
         ),
     ] = True
     gap: Annotated[float, GAP] = 0.05
+    at_time: Annotated[float | None, TIME] = None
     resume: Annotated[bool, RESUME] = False
     overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0
@@ -122,6 +120,8 @@ class KrigeMapJob:
     def __post_init__(self) -> None:
         check_ranges(self)
         format_of(self.out)
+        if (self.samples.time is None) != (self.at_time is None):
+            raise InputError("`time` names the column of the samples' times, `at_time` is the map's time; give both")
         if not is_local(self.out):
             raise InputError(
                 f"`out` is a map on this machine; got '{self.out}'. For others run the commands one by one"
@@ -184,6 +184,7 @@ class KrigeMapJob:
             of=self.of,
             variance=self.variance,
             gap=self.gap,
+            time=self.at_time,
             covariates=self.covariates or (self.drift if named_rasters(self.drift) else ()),
             overwrite=True,
             cluster=self.cluster,
@@ -196,6 +197,7 @@ class KrigeMapJob:
         kriging += ["--drift", ",".join(self.drift)] if self.drift else []
         seed = ["--seed", str(self.seed)] if self.seed else []
         cells = [word for name in self.grid_job().covariates for word in ("--covariates", name)]
+        cells += [] if self.at_time is None else ["--time", f"{self.at_time!r}"]
         cells += ["--of", self.of] if self.of != "signal" else []
         cells += ["--variance", "--variance-gap", f"{self.gap:g}"] if self.variance else []
         fit = ["--fit", ",".join(self.fit), *(["--compare"] if compare else [])]
@@ -292,34 +294,17 @@ def _pictures(job: KrigeMapJob, table: SampleTable, document: Document) -> dict[
             lambda path: plot_variogram(path, empirical, models, "variogram"), "variogram"
         )
     }
-    kriging = Kriging.load(job.place(".field.zarr"))
-    if kriging.space_.has_time:
-        return pictures
-    covariates = job.grid_job().settings.covariates
-    kriging.of = job.of
-    west, east, south, north = document["grid"]["region"]
-    rows, columns = default_shape((west, east, south, north), PICTURE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # cells without covariates, which the map has noted
-        map_ = kriging.grid(
-            (west, east, south, north),
-            shape=(rows, columns),
-            variance=job.variance,
-            data_names=["mean"],
-            covariates=covariates,
-        )
-    layers = {"mean": map_["mean"].to_numpy()}
-    if job.variance:
-        layers["standard deviation"] = np.sqrt(map_["variance"].to_numpy())
-    grid = Grid.of((west, east, south, north), shape=(rows, columns))
+    grid, layers = coarse_map(job.out, PICTURE)
+    if "variance" in layers:
+        layers["standard deviation"] = np.sqrt(layers.pop("variance"))
     samples = (table.coordinates[0], table.coordinates[1])
-    target, unit = job.samples.target, axis_unit(kriging.space_.crs) if kriging.space_.crs else ""
-    labels = tuple(f"{name}{f' ({unit})' if unit else ''}" for name in kriging.space_.names[:2])
+    target, unit = job.samples.target, axis_unit(table.crs) if table.crs else ""
+    labels = tuple(f"{name}{f' ({unit})' if unit else ''}" for name in table.coordinate_names[:2])
     ends = [
         f"the {name} is {figure_text(np.nanmin(each))} to {figure_text(np.nanmax(each))}"
         for name, each in layers.items()
     ]
-    bound = float(np.nanmax(map_["mean_error_bound"]))
+    bound = float(document["grid"]["mean_error_bound"])
     title = (
         f"The map in coarse cells, samples as dots: {' and '.join(ends)} in units of {target}. Each mean is proven to "
         f"be within {bound:.2g} of exact kriging with this variogram"
