@@ -13,6 +13,8 @@ from dkgp.data.types import BoolArray, FloatArray
 from dkgp.errors import InputError, MissingExtraError
 
 ADJUSTED = ("spacing", "region")
+# Most rows or columns, whose coordinates are held in memory, and most cells: half a TiB of each variable.
+MOST_ALONG, MOST_CELLS = 2**26, 2**36
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Grid:
     south: float
     spacing: tuple[float, float]
     shape: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        if max(self.shape) > MOST_ALONG or self.n_cells > MOST_CELLS:
+            raise InputError(
+                f"the grid has {self.shape[0]:,} x {self.shape[1]:,} cells; expected at most {MOST_ALONG:,} rows and "
+                f"columns, and {MOST_CELLS:,} cells. Take a larger `spacing`, or a smaller `region`"
+            )
 
     @classmethod
     def of(
@@ -154,6 +163,8 @@ class Grid:
 
 def _line(start: float, stop: float, size: Any, step: Any, adjust: str, pixels: bool) -> tuple[float, float, int]:
     """Return the first centre, the step and the number of centres along an axis."""
+    if not math.isfinite(stop - start):
+        raise InputError(f"`region` is too wide for float64, from {start:g} to {stop:g}; expected a smaller one")
     if step is None:
         if int(size) != size or size < 1:
             raise InputError(f"`shape` has whole numbers of at least 1; got {size!r}")
@@ -162,7 +173,7 @@ def _line(start: float, stop: float, size: Any, step: Any, adjust: str, pixels: 
     else:
         if not (math.isfinite(step) and step > 0.0):
             raise InputError(f"`spacing` must be positive and finite; got {step!r}")
-        cells = max(round((stop - start) / step), 1 if pixels else 0)
+        cells = max(round(min((stop - start) / step, 1e18)), 1 if pixels else 0)
         if adjust == "spacing" and cells:
             step = (stop - start) / cells
         count = cells if pixels else cells + 1

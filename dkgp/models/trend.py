@@ -239,16 +239,23 @@ class Drift:
         """Refuse columns H (n, q) if one is a linear combination of the others; `InputError`."""
         n, q = columns.shape
         if n <= q:
+            advice = "a known mean" if q == 1 else "`mean` constant"
             raise InputError(
-                f"a mean of {q} coefficients needs more than {q} samples; got {n}. Take `mean` constant, or more "
-                "samples"
+                f"a mean of {q} coefficient{'s' * (q > 1)} needs more than {q} sample{'s' * (q > 1)}; got {n}. Take "
+                f"{advice}, or more samples"
             )
         lengths = np.linalg.norm(columns, axis=0)
+        lengths[lengths == 0.0] = 1.0  # a column of zeros, of a coordinate that is the same everywhere
         values, vectors = np.linalg.eigh((columns / lengths).T @ (columns / lengths))
         if values[0] < _LEAST_EIGENVALUE:
             names = ("the constant", *self.names(feature_names)[1:])
             weights = np.abs(vectors[:, 0])
             involved = [names[index] for index in np.flatnonzero(weights > 0.05 * weights.max())]
+            if len(involved) == 1:
+                raise InputError(
+                    f"a {self.word} mean has no coefficient of {involved[0]}, which is the same at all samples. Leave "
+                    "this feature out, or take `mean` constant"
+                )
             raise InputError(
                 f"a {self.word} mean cannot tell {' and '.join(involved)} apart: each is a sum of the others. Leave "
                 "one of the features out, or take `mean` constant"

@@ -9,6 +9,7 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.kriging import Kriging, Variogram
+from dkgp.kriging.grids import Grid
 from dkgp.kriging.space import Space, coordinate_numbers
 
 MODEL = Variogram("exponential", psill=1.0, range=3.0, nugget=0.1)
@@ -25,7 +26,7 @@ def _fit(x: Any = X, y: Any = Y, z: Any = Z, *, kind: str = "ordinary", **more: 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"z": np.ma.array(Z, mask=HIDDEN)}, "data z is missing or infinite at .* first in row 5"),
+        ({"z": np.ma.array(Z, mask=HIDDEN)}, r"data z is missing or infinite at 1 of 6 samples, first in row 5"),
         ({"x": np.ma.array(X, mask=HIDDEN)}, "the coordinate easting is nan in row 5"),
         ({"noise": np.ma.array(Z, mask=HIDDEN)}, "`noise` has a finite number"),
         ({"covariates": [np.ma.array(Z**2, mask=HIDDEN)]}, "the covariate c is missing at 1 of 6 samples"),
@@ -61,6 +62,23 @@ def test_the_mean_is_one_number() -> None:
         Kriging(MODEL, kind="simple", mean=Z).fit((X, Y), Z)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_mean_of_a_constant_coordinate_is_refused_by_name(degree: int) -> None:
+    kriging = Kriging(MODEL, kind="universal", degree=degree)
+    with pytest.raises(InputError, match="mean (has no coefficient of|cannot tell) .*northing"):
+        kriging.fit((np.append(X, X + 10.0), np.full(12, 7.0)), np.append(Z, Z))
+
+
+def test_one_sample_determines_a_field_of_known_mean_alone() -> None:
+    with pytest.raises(
+        InputError, match=r"a mean of 1 coefficient needs more than 1 sample; got 1\. Take a known mean"
+    ):
+        Kriging(MODEL).fit(([1.0], [2.0]), [3.0])
+    assert Kriging(MODEL, kind="simple", mean=0.0).fit(([1.0], [2.0]), [3.0]).predict((1.0, 2.0)) == pytest.approx(
+        3 / 1.1
+    )
+
+
 def test_masked_dates_are_missing() -> None:
     dates = np.ma.array(np.datetime64("1970-01-02") + np.arange(2), mask=[False, True])
     assert np.array_equal(coordinate_numbers(dates), [1.0, np.nan], equal_nan=True)
@@ -83,3 +101,16 @@ def test_the_field_at_the_date_line_is_the_sample_there() -> None:
         ([180.0, 179.5, -179.0], [50.0, 50.5, 51.0]), [7.0, 1.0, 2.0]
     )
     assert kriging.predict((-180.0, 50.0)) == 7.0
+
+
+@pytest.mark.parametrize(
+    "size", [{"shape": (10**9, 10**9)}, {"spacing": 1e-9}, {"spacing": 5e-324}, {"shape": (1, 2**26 + 1)}]
+)
+def test_a_grid_that_no_disk_holds_is_refused_at_once(size: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"the grid has .* cells; expected at most 67,108,864 rows"):
+        Grid.of((0.0, 1e3, 0.0, 1e3), **size)
+
+
+def test_a_region_beyond_float64_is_refused() -> None:
+    with pytest.raises(InputError, match="`region` is too wide"):
+        Grid.of((-1e308, 1e308, 0.0, 1.0), shape=(2, 2))
