@@ -150,13 +150,14 @@ class Candidates:
         if angle is not None:
             kernel = _with_gammas(kernel, (kernel.gamma[0],) * k)  # type: ignore[attr-defined]
         factor = kernel.gamma[0]  # type: ignore[attr-defined]
+        noise: dict[str, Any] = {} if self.noise is None else {"sample_noise": self.noise / scale**2}
         result = tune_dataset(
             self._dataset(turned / unit, (self.values - self.values.mean()) / scale),
             kernel=kernel,
             mean=Drift(self.degree),
             learn_variance=True,
             subset=len(self.values),
-            **({} if self.noise is None else {"sample_noise": self.noise / scale**2}),
+            **noise,
         )
         tuned: Any = result.kernel
         lengths = unit * np.sqrt(factor / np.maximum(np.asarray(tuned.gamma), 1e-300))
