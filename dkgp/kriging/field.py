@@ -441,7 +441,7 @@ class Equations:
         inputs = np.column_stack([variogram.isotropic(samples.places, origin), samples.covariates])
         standardisation = _standardisation(inputs, samples, (space, variogram), drift.columns)
         rows = inputs, samples.values
-        dataset = _in_memory(rows, standardisation, (*_axes(space, variogram), *drift.columns), names)
+        dataset = samples_in_memory(rows, standardisation, (*_axes(space, variogram), *drift.columns), names)
         noise = samples.noise / variogram.field_variance
         if noise.min() < SURE_NOISE:
             _require_condition(kernel, standardisation.inputs(rows[0]), noise)
@@ -617,7 +617,7 @@ def _standardisation(
     return affine.with_covariates(covariates, (*axes, *covariates))
 
 
-def _in_memory(
+def samples_in_memory(
     rows: tuple[FloatArray, FloatArray],
     standardisation: Standardisation,
     features: tuple[str, ...],

@@ -11,32 +11,25 @@ their covariance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from dkgp.data.stores.memory_dataset import assembled_dataset
 from dkgp.data.stores.standardisation import Standardisation
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.estimators.fitted import FittedModel, Workspace
-from dkgp.estimators.settings import executor_for, solver_for
-from dkgp.estimators.training_set import reads_memory
+from dkgp.estimators.fitted import FittedModel
 from dkgp.kernels import Linear
-from dkgp.kriging.field import SURE_NOISE, Kriged, tolerance_of
+from dkgp.kriging.field import SURE_NOISE, Equations, Kriged, Solving, samples_in_memory
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
-from dkgp.models.context import RunContext
-from dkgp.models.exact import train
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.trend import Drift
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.operators.product_error import ProductError
-from dkgp.solvers import GradientInfNorm
 
 
 class JointField:
@@ -59,8 +52,7 @@ class JointField:
     Raises
     ------
     InputError
-        Fewer values of a target than its mean has coefficients, a target without measurement errors, or workers that
-        cannot read this process's memory.
+        Fewer values of a target than its mean has coefficients, or a target without measurement errors.
     """
 
     def __init__(
@@ -74,8 +66,6 @@ class JointField:
         sills: FloatArray,
         errors: FloatArray,
     ) -> None:
-        if not reads_memory(kriging.client):
-            raise InputError("cokriging with missing values works in this process; leave `client` out")
         if (errors < SURE_NOISE * np.diag(sills)).any():
             target = int(np.argmin(errors / np.diag(sills)))
             raise InputError(
@@ -135,31 +125,16 @@ class JointField:
         names = [f"x{index}" for index in range(k)] + [f"target{index}" for index in range(p)]
         drifts = [f"mean{index}" for index in range(rows.shape[1] - d)]
         standardisation = Standardisation.identity(rows.shape[1], 1).with_covariates(drifts, (*names, *drifts))
-        dataset = assembled_dataset(
-            rows, samples.values, standardisation, names, ("z",), "cokriging", (*names, *drifts)
-        )
+        dataset = samples_in_memory((rows, samples.values), standardisation, (*names, *drifts), ("z",))
         correlation = self._variogram.to_kernel(k, unit=self._variogram.range, variance=1.0)
         kernel = correlation.on(range(k), d) * Linear(n_features=p).on(range(k, d), d)
         noise = samples.errors
         common = float(noise.min())
         mean = Drift(0, columns=tuple(drifts)) if self._drift.is_fitted else Drift(value=0.0)
         problem = Problem.of(dataset, kernel, Noise(common, noise - common), mean)
-        error, tolerance = ProductError.of(how.product_error), tolerance_of(how.tolerance, len(noise), common)
-        solver, products = solver_for("auto", problem, tolerance, int(how.random_state), product_error=error)
-        with executor_for(how.client, dataset) as executor:
-            executor.tiles = replace(executor.tiles, products=products)
-            trained = train(
-                dataset,
-                problem.kernel,
-                problem.noise,
-                RunContext(executor, product_error=error),
-                mean=problem.mean,
-                solver=solver,
-                stopping=GradientInfNorm(tolerance),
-            )
-        return FittedModel.of(
-            trained.model(dataset), Workspace(None), {"settings": {"product_error": how.product_error}}
-        )
+        solving = Solving(how.tolerance, how.product_error, "auto", how.client, how.store, int(how.random_state))
+        description = {"space": asdict(self.space), "variogram": self._variogram.to_dict()}
+        return Equations(problem, (rows, samples.values), solving, description).solve().fitted
 
     def at(self, places: FloatArray, shares: Sequence[FloatArray], covariates: FloatArray, *, variance: bool) -> Kriged:
         """Predict sums of the scaled targets with these shares, which add up to one: (r, shares) each."""

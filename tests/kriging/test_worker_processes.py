@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from dkgp.kriging import Kriging, Variogram
+from dkgp.kriging import Cokriging, Kriging, Variogram
 from dkgp.kriging.cells import cells_of
 from dkgp.kriging.grids import Grid
 from tests.workers import local_cluster
@@ -84,6 +84,19 @@ def test_worker_processes_average_a_field_of_this_one(samples: Any) -> None:
         there = kriging.set_params(client=client).blocks(blocks)
     for name in ("mean", "mean_error_bound", "variance_lower", "variance_upper"):
         np.testing.assert_allclose(there[name], here[name], rtol=1e-12)
+
+
+@pytest.mark.long
+def test_worker_processes_krige_targets_that_are_missing(samples: Any, rng: Any, tmp_path: Path) -> None:
+    (x, y), z, (hill, _) = samples
+    data = z, np.where(rng.random(60) < 0.3, np.nan, hill + 0.1 * rng.standard_normal(60))
+    sills, nuggets, points = [[1.0, 0.8], [0.8, 2.0]], [0.1, 0.2], (np.array([1.0, 9.5]), np.array([2.0, 0.5]))
+    here: Any = Cokriging(Kriging(VARIOGRAM), sills, nuggets).fit((x, y), data).kriged(points, variance=True)
+    with local_cluster(2, processes=True) as (_, client):
+        kriging = Kriging(VARIOGRAM, client=client, store=str(tmp_path))
+        there: Any = Cokriging(kriging, sills, nuggets).fit((x, y), data).kriged(points, variance=True)
+    for name in ("mean", "mean_error_bound", "covariance"):
+        assert_array_equal(getattr(there, name), getattr(here, name), name)
 
 
 def test_covariates_of_cells_do_not_travel(samples: Any) -> None:
