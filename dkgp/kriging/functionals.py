@@ -17,6 +17,7 @@ import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data.types import FloatArray
+from dkgp.errors import ClusterError
 from dkgp.kernels import kernel_from_json
 from dkgp.kriging.field import Field
 from dkgp.models.certificate import Certificate
@@ -32,10 +33,11 @@ from dkgp.models.rounding import (
     sum_roundings,
     variance_in_units,
 )
+from dkgp.models.solver_choice import factor_for
 from dkgp.models.trend import RUN_ROWS, Trend
 from dkgp.operators.base import column_of
 from dkgp.operators.cross.kernel import CrossKernel
-from dkgp.solvers import GradientInfNorm, solve
+from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,8 @@ def averages(
         tolerance = 1e-3 * float(np.sqrt(np.min(noise.diagonal) / model.n_samples))
     with single_threaded_blas(), context.operator(kernel, noise.diagonal, source, tolerance=tolerance) as operator:
         columns = CrossKernel(operator, nodes).columns(weights) if integrals is None else integrals.columns
-        solution = solve(operator, columns, stopping=GradientInfNorm(tolerance), watch=context)
+        solver = solver_of(field, context, columns.shape[1], tolerance)
+        solution = solve(operator, columns, solver=solver, stopping=GradientInfNorm(tolerance), watch=context)
         samples = operator.row_errors()
         certificate = Certificate.of(
             solution.alpha,
@@ -153,6 +156,17 @@ def averages(
     astray = np.abs(weights.sum(axis=0) - 1.0) + (len(nodes) + 2.0) * UNIT * EVALUATION
     bound = np.nextafter(bound + astray[:, None] * np.abs(to.target_mean), np.inf)
     return Averages(mean, bound, *variance_in_units(lower, np.maximum(upper, 0.0), to.target_std))
+
+
+def solver_of(field: Field, context: RunContext, count: int, tolerance: float) -> Solver | None:
+    """Return the solver of `count` systems of a field: conjugate gradients, where all workers compute alike."""
+    try:
+        context.executor.require_one_arithmetic()
+    except ClusterError:
+        return None
+    model = field.record
+    kernel, noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
+    return ConjugateGradient(factor_for(model, kernel, noise, count, tolerance=tolerance))
 
 
 def _quadratic_forms(

@@ -32,10 +32,11 @@ from dkgp.cluster.executors.base import RoundTasks, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
-from dkgp.errors import ClusterError, InputError, OutputExistsError
+from dkgp.errors import InputError, OutputExistsError
 from dkgp.kernels import kernel_from_json
 from dkgp.kriging.cells import CellRows, cells_of
 from dkgp.kriging.field import Field, Quantity
+from dkgp.kriging.functionals import solver_of
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.layers import Layers, Store
 from dkgp.kriging.priors import (
@@ -53,12 +54,11 @@ from dkgp.models.context import RunContext
 from dkgp.models.noise import Noise
 from dkgp.models.prediction.pathwise import MOST_JOINT_SAMPLES, SOLVED_TOGETHER
 from dkgp.models.prediction.predict import Destination
-from dkgp.models.solver_choice import factor_for
 from dkgp.models.sums import Piece, Rows, Sums, chosen_sums
 from dkgp.models.trend import Drift
 from dkgp.operators.base import IndexArray
 from dkgp.operators.block_tasks import BlockContext
-from dkgp.solvers import ConjugateGradient, GradientInfNorm, Solver, solve
+from dkgp.solvers import GradientInfNorm, Solver, solve
 
 Method: TypeAlias = Literal["auto", "circulant", "fourier", "features", "cholesky"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -332,7 +332,8 @@ class _Run:
         with self.context.operator(
             self.kernel, self.noise.diagonal, self.field.source, tolerance=self.settings.tolerance
         ) as operator:
-            solver = self._solver(min(together, self.settings.n_fields) * p)
+            count = min(together, self.settings.n_fields) * p
+            solver = solver_of(self.field, self.context, count, self.settings.tolerance)
             if not math.isnan(self.prior.error) or self.moved:
                 self._examine(operator, solver)
             for first in range(n_finished, self.settings.n_fields, together):
@@ -340,14 +341,6 @@ class _Run:
                 for (number, target), values in self._batch(operator, solver, batch):
                     take(number, target, values)
                 finish(batch.stop)
-
-    def _solver(self, columns: int) -> Solver | None:
-        try:
-            self.context.executor.require_one_arithmetic()
-        except ClusterError:
-            return None
-        tolerance = self.settings.tolerance
-        return ConjugateGradient(factor_for(self.field.record, self.kernel, self.noise, columns, tolerance=tolerance))
 
     def _batch(self, operator: Any, solver: Solver | None, batch: range) -> Any:
         """Iterate over the fields of a batch: (number, target), values at the cells."""

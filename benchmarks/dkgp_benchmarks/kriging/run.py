@@ -18,6 +18,7 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kriging import Kriging, Variogram
 from dkgp.kriging.audit import Exact, audit
+from dkgp_benchmarks.kriging.areas import areas_row
 from dkgp_benchmarks.kriging.contender import RESIDUAL, peak_bytes
 from dkgp_benchmarks.kriging.problem import NUGGET, RANGE, SLOPE, Problem, problem
 
@@ -41,6 +42,7 @@ def run_bench_kriging(
     n: int,
     n_points: int,
     cells: int,
+    areas: int,
     peers: Sequence[str],
     peer_memory: float,
     tolerance: float,
@@ -48,7 +50,7 @@ def run_bench_kriging(
     seed: int,
     out: str | None,
 ) -> Document:
-    """Krige a generated problem by dkgp and other programs, and write a map of `cells` x `cells` by dkgp.
+    """Krige a generated problem by dkgp and other programs; by dkgp also a map of `cells` x `cells`, and polygons.
 
     Other programs run in processes with `peer_memory` GiB each. The proven distances are those of `dkgp.kriging.audit`
     from exact kriging with the same trend, so those of programs that krige
@@ -66,13 +68,24 @@ def run_bench_kriging(
         show(WorkProgress(f"dkgp, {cells:,} x {cells:,} cells", 1, total, "programs"))
         if cells:
             rows.append(_map(universal, cells, f"{folder}/map.zarr"))
+        if areas:
+            show(WorkProgress(f"dkgp, {areas:,} polygons", 1, total, "programs"))
+            rows.append(areas_row(universal, areas, seed))
         np.savez(f"{folder}/problem.npz", places=made.places, values=made.values, points=made.points)
         for index, name in enumerate(peers):
             show(WorkProgress(name, 2 + index, total, "programs"))
             rows.append(_peer(name, made, exact, (tolerance, variances), (Path(folder), peer_memory)))
         show(WorkProgress("done", total, total, "programs"))
     figures = {f"seconds_{row['program'].replace(' ', '_')}": row["seconds"] for row in rows if "seconds" in row}
-    settings = {"n": n, "points": n_points, "cells": cells, "peers": list(peers), "tolerance": tolerance, "seed": seed}
+    settings = {
+        "n": n,
+        "points": n_points,
+        "cells": cells,
+        "areas": areas,
+        "peers": list(peers),
+        "tolerance": tolerance,
+        "seed": seed,
+    }
     document = report("kriging", f"Kriging of {n:,} samples at {n_points:,} points", COLUMNS, rows, figures, **settings)
     return write_record(document, out)
 

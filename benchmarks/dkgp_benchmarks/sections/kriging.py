@@ -29,6 +29,7 @@ section.SECTIONS.add(
             Option("n", "Samples.", type=int, default=2000, least=20, spellings=("--samples", "--n")),
             Option("n_points", "Points to predict at.", type=int, default=200, least=10, spellings=("--points",)),
             Option("cells", "Rows and columns of dkgp's map; 0: none.", type=int, default=100, least=0),
+            Option("areas", "Polygons whose averages dkgp predicts; 0: none.", type=int, default=0, least=0),
             Option(
                 "peers",
                 "Another program to run; may be repeated.",
@@ -44,6 +45,7 @@ section.SECTIONS.add(
         ),
         examples=(
             "dkgp bench kriging --peer pykrige --peer gstools",
+            "dkgp bench kriging --areas 100",
             "dkgp bench kriging --samples 800000 --cells 2000 --means --out kriging.json",
         ),
         without_null="its programs are compared by their numbers and limits",
