@@ -178,6 +178,13 @@ def test_hostile_tables_are_refused(shell: Shell, text: str, words: tuple[str, .
     assert shell.names == {"bad.csv"}
 
 
+@pytest.mark.parametrize("deviation", ["1e-170", "1e170"])
+def test_deviations_whose_squares_are_lost_are_refused(shell: Shell, deviation: str) -> None:
+    (shell.folder / "bad.csv").write_text(f"x,y,pred,sd\n1,1,2,{deviation}\n")
+    words = ("'sd'", f"{float(deviation):g} in row 1", "square is beyond float64")
+    shell.refuses("audit @zinc.zarr @bad.csv --mean pred --std sd", *words)
+
+
 def test_negative_variances_by_rounding_are_zero(shell: Shell) -> None:
     (shell.folder / "bad.csv").write_text("x,y,pred,var\n1,1,2,0.5\n2,2,2,-5.8e-17\n")
     document = shell.json("audit @zinc.zarr @bad.csv --mean pred --variance var")

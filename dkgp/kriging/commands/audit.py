@@ -193,7 +193,19 @@ class AuditRun(Run):
                 f"{count:,} of {points.n:,} variances in '{name}' are negative by rounding (at least "
                 f"{values.min():.2g}); they are judged as 0"
             )
-        return np.maximum(values, 0.0) if job.std is None else values**2
+        if job.std is None:
+            return np.maximum(values, 0.0)
+        with np.errstate(over="ignore", under="ignore"):
+            squares = np.asarray(values**2)
+        # A square that is lost would be judged as 0 or infinity, with proof.
+        lost = (values > 0.0) & ~((squares >= np.finfo(np.float64).tiny) & np.isfinite(squares))
+        if lost.any():
+            row = int(np.argmax(lost))
+            raise InputError(
+                f"the column '{name}' of '{job.table}' is {values[row]:g} in row {row + 1}, whose square is beyond "
+                "float64; expected deviations between 1.5e-154 and 1.3e154, or 0"
+            )
+        return squares
 
     def _inputs(self, points: Points) -> tuple[FloatArray, FloatArray | None]:
         """Return the engine's raw inputs, and the places of a kriged field."""
