@@ -283,6 +283,9 @@ def test_blocks_are_averages_of_the_map(shell: Shell, made: dict[str, Any]) -> N
     assert abs(points.mean() - table["mean"][0]) <= table["mean_error_bound"][0] + 1e-4
     assert (table["variance_lower"] <= table["variance_upper"]).all()
     np.testing.assert_allclose(table["area"], 300.0**2)
+    assert table.loc[1, ["west", "east", "south", "north"]].tolist() == [300.0, 600.0, 0.0, 300.0]
+    worst = table.loc[table["id"].astype(str) == document["mean_error_bound_of"], "mean_error_bound"].item()
+    assert worst == pytest.approx(document["mean_error_bound"])
 
 
 def test_polygons_are_read_and_written(shell: Shell) -> None:
@@ -294,6 +297,9 @@ def test_polygons_are_read_and_written(shell: Shell) -> None:
     written = geopandas.read_file(shell.folder / "p.gpkg")
     assert written["id"].tolist() == ["west", "east"]
     np.testing.assert_allclose(written.geometry.area, [90_000.0, 45_000.0])
+    shell.json("krige blocks @zinc.zarr @parishes.geojson --ids parish --out @p.csv")
+    table = pd.read_csv(shell.folder / "p.csv")
+    assert table.loc[1, ["west", "east", "south", "north"]].tolist() == [300.0, 600.0, 300.0, 600.0]
     shell.refuses("krige blocks @zinc.zarr @parishes.geojson --out @p.gpkg", "--overwrite")
 
 

@@ -178,13 +178,15 @@ class KrigeBlocksRun(FieldRun):
                 f"the quadrature of {missed:,} of {len(self.ids):,} areas has an error above the accepted one; the "
                 "intervals of their variances contain it"
             )
+        largest = int(np.nanargmax(blocks.mean_error_bound.max(axis=1)))
         document: Document = plain(
             {
                 "command": self.command,
                 "model": self.job.model,
                 "out": self.job.out,
                 "blocks": len(self.ids),
-                "mean_error_bound": float(np.nanmax(blocks.mean_error_bound)),
+                "mean_error_bound": float(blocks.mean_error_bound[largest].max()),
+                "mean_error_bound_of": self.ids[largest],
                 "quadrature_error": float(blocks.quadrature_error.max()),
                 **self.cost(seconds, peak_bytes),
             }
@@ -193,11 +195,17 @@ class KrigeBlocksRun(FieldRun):
 
 
 def write_areas(out: str, columns: dict[str, Any], shapes: list[Any], crs: str | None) -> None:
-    """Write a table of areas, with their shapes where the format has them; `MissingExtraError` without geopandas."""
+    """Write a table of areas, with their shapes where the format has them; `MissingExtraError` without geopandas.
+
+    A CSV has the bounding boxes.
+    """
     import pandas as pd
 
-    frame: Any = pd.DataFrame(columns)
     suffix = Path(out).suffix
+    if suffix == ".csv":
+        sides = [shape if isinstance(shape, tuple) else np.array(shape.bounds)[[0, 2, 1, 3]] for shape in shapes]
+        columns = columns | dict(zip(("west", "east", "south", "north"), np.array(sides).T, strict=True))
+    frame: Any = pd.DataFrame(columns)
     if suffix != ".csv":
         try:
             import geopandas
@@ -232,7 +240,7 @@ def tables_krige_blocks(document: Document) -> list[Any]:
     """Return figures of all areas."""
     figures = (
         Figure("table", "{out}: {blocks:,} areas"),
-        Figure("bound on the error of a mean, largest", "{mean_error_bound:.3g}"),
+        Figure("bound on the error of a mean, largest", "{mean_error_bound:.3g}, of {mean_error_bound_of}"),
         Figure("deviation of the quadrature, largest", "{quadrature_error:.3g}"),
         Figure("seconds", "{seconds:.1f}"),
     )
