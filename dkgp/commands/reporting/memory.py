@@ -92,7 +92,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
         names = [name for task in tasks for name in (task / "children").read_text(encoding="ascii").split()]
     except OSError:  # another system, a kernel without these files, or a thread that ended meanwhile
-        return process.children()
+        return list[psutil.Process](process.children())
     children = []
     for name in names:
         with contextlib.suppress(psutil.Error):
