@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,11 +31,12 @@ STOPPED = """
 import os, signal, sys
 from dkgp.cli import main
 from dkgp.data import CheckpointStore, PredictionWriter
+from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.rasters import CellMap
 
 name, owner, last = sys.argv[1:4]
-owner = {"save": CheckpointStore, "write": PredictionWriter, "values": CellMap}[owner]
-method, calls = {CheckpointStore: "save", PredictionWriter: "write", CellMap: "values"}[owner], []
+owners = {"save": CheckpointStore, "solved": Kriging, "write": PredictionWriter, "values": CellMap}
+method, owner, calls = owner, owners[owner], []
 original = getattr(owner, method)
 
 def counted(*arguments, **options):
@@ -110,3 +112,21 @@ def test_a_fit_that_is_stopped_or_killed_resumes_to_the_same_bits(tmp_path: Path
         again = run_json(*line, "--out", out, "--resume")
         assert again["certificate"] == whole["certificate"]
         assert not list(tmp_path.glob(f"{name}.zarr.*")), "checkpoints of a finished run"
+
+
+@pytest.mark.faults
+def test_a_whole_map_that_is_killed_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    line = ("krige", _soil(tmp_path, 300), "--target", "zinc", "--fit", "exponential", "--shape", "20,30")
+    run_json(*line, "--out", tmp_path / "whole.tif")
+    # In the fit, in the cells, and in the writing of the map.
+    for owner, done in (("solved", ["variogram"]), ("write", ["variogram", "fit"]), ("values", ["variogram", "fit"])):
+        out = tmp_path / f"{owner}.tif"
+        died = _stopped("SIGKILL", owner, 1, *line, "--out", out)
+        assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+        assert not out.exists()
+        record = json.loads((tmp_path / f"{owner}.krige.json").read_text())
+        assert list(record["phases"]) == done
+        document = run_json(*line, "--out", out, "--resume")
+        assert document["finished"]
+        assert out.read_bytes() == (tmp_path / "whole.tif").read_bytes()
+        assert not list(tmp_path.glob(f".{owner}*")), "temporary files of the killed run"
