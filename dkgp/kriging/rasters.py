@@ -415,7 +415,7 @@ def coarse_map(url: str, most: int) -> tuple[Grid, dict[str, FloatArray]]:
     import xarray
 
     engine = "zarr" if format_of(url) == "Zarr" else "h5netcdf"
-    with xarray.open_dataset(url, engine=engine) as whole:  # type: ignore[arg-type]  # names of engines
+    with xarray.open_dataset(url, engine=engine) as whole:
         step = -(-max(whole.sizes.values()) // most)
         part = whole.isel(x=slice(None, None, step), y=slice(None, None, step))
         layers = {name: part[name].to_numpy() for name in ("mean", "variance") if name in part}

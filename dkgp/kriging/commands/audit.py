@@ -22,6 +22,7 @@ from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, InterruptedRunError, UsageError
 from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.kriging.audit import LEVELS, Audit, Exact, audit
+from dkgp.kriging.commands.options import DOCUMENT, GAP
 from dkgp.kriging.commands.points import Points
 from dkgp.kriging.field import Field, Quantity
 from dkgp.models.prediction.posterior import Want, forget
@@ -51,10 +52,6 @@ OF = Option(
 )
 MEANS = Option(help="Compare means alone: no exact variances are computed, and there are no deviations.")
 TARGET = Option(help="The target, for a model of several.", metavar="NAME")
-GAP = Option(
-    help="Relative width of the proven intervals of the exact variances.", above=0, spellings=("--variance-gap",)
-)
-OUT = Option(help="Also write the figures into this file.", metavar="FILE.json", place="write")
 PLOT = Option(help="Histogram of the proven ends, into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 X, Y, Z, TIME = (
     Option(
@@ -92,7 +89,7 @@ class AuditJob:
     of: Annotated[Quantity, OF] = "observation"
     means: Annotated[bool, MEANS] = False
     target: Annotated[str | None, TARGET] = None
-    out: Annotated[str | None, OUT] = None
+    out: Annotated[str | None, DOCUMENT] = None
     plot: Annotated[str | None, PLOT] = None
     gap: Annotated[float, GAP] = 0.05
     overwrite: Annotated[bool, OVERWRITE] = False

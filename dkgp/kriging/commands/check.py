@@ -16,8 +16,8 @@ from dkgp.commands.reporting.layout import Figure, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.signals import interruptible
-from dkgp.kriging.commands.further import FieldRun
-from dkgp.kriging.commands.options import FIELD, PLOT
+from dkgp.kriging.commands.krige import FieldRun
+from dkgp.kriging.commands.options import DOCUMENT, FIELD, PLOT
 from dkgp.kriging.crossvalidation import BlockKFold, folds_errors, leave_one_out, sample_coordinates, scores
 from dkgp.kriging.pictures import plot_cross_validation
 from dkgp.options import SEED, Part, check_ranges
@@ -44,7 +44,7 @@ class KrigeCheckJob:
     ] = None
     folds: Annotated[int, Option(help="Folds of blocks.", least=2)] = 10
     plot: Annotated[str | None, PLOT] = None
-    out: Annotated[str | None, Option(help="Also write the document.", metavar="FILE.json", place="write")] = None
+    out: Annotated[str | None, DOCUMENT] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)

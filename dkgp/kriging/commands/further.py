@@ -19,54 +19,23 @@ from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, may, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, plain
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
-from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME
+from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME, FieldRun
 from dkgp.kriging.commands.options import COVARIATES, FIELD, OF, TIME, CellOptions, opened_rasters, raster_sources
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
-from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.layers import part_of
 from dkgp.kriging.simulation import METHODS, Simulation, simulate
 from dkgp.kriging.tables import read_polygons
-from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination
 from dkgp.options import SEED, Part, check_ranges
 from dkgp.registry import Option
 
 DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON"}
 TABLES = (".csv", ".parquet", *DRIVERS)
-
-
-class FieldRun(Run):
-    """A run that reads a kriged field."""
-
-    kriging: Kriging
-
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-        return self.kriging.field_.n_samples
-
-    def open(self) -> None:
-        """Open the field."""
-        self.kriging = Kriging.load(self.job.model)
-
-    def context(self, executor: BlockExecutor, interruption: Any) -> RunContext:
-        """Return the context of computations with the field."""
-        return RunContext(
-            executor,
-            product_error=self.kriging.field_.fitted.product_error,
-            note=self.reporter.note,
-            interrupted=interruption,
-        )
-
-    def cost(self, seconds: float, peak_bytes: int) -> Document:
-        """Return the last figures of a document."""
-        return {"seconds": seconds, "peak_memory_bytes": peak_bytes, "warnings": list(self.reporter.warnings)}
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks

@@ -31,6 +31,7 @@ from dkgp.errors import InputError
 from dkgp.kriging.candidates import FITS, Candidates, candidates_table
 from dkgp.kriging.commands.options import (
     COVARIATES,
+    DOCUMENT,
     FIELD,
     GAP,
     OF,
@@ -133,7 +134,7 @@ class KrigeVariogramJob:
         ),
     ] = False
     plot: Annotated[str | None, PLOT] = None
-    out: Annotated[str | None, Option(help="Also write the document.", metavar="FILE.json", place="write")] = None
+    out: Annotated[str | None, DOCUMENT] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0
 
@@ -636,32 +637,59 @@ class KrigeGridJob:
 MOST_CELLS_A_SIDE = 200
 
 
-class KrigeGridRun(Run):
-    """A run of `dkgp krige grid`."""
+class FieldRun(Run):
+    """A run that reads a kriged field."""
 
-    command = "krige grid"
-    job: KrigeGridJob
+    kriging: Kriging
 
     @property
     def samples(self) -> int:
         """The number of samples."""
         return self.kriging.field_.n_samples
 
+    def open(self) -> None:
+        """Open the field."""
+        self.kriging = Kriging.load(self.job.model)
+
+    def context(self, executor: BlockExecutor, interruption: Any, within: Any = None) -> RunContext:
+        """Return the context of computations with the field; `within` is called with their progress."""
+        return RunContext(
+            executor,
+            product_error=self.kriging.field_.fitted.product_error,
+            note=self.reporter.note,
+            within=within,
+            interrupted=interruption,
+        )
+
+    def cost(self, seconds: float, peak_bytes: int) -> Document:
+        """Return the last figures of a document."""
+        return {"seconds": seconds, "peak_memory_bytes": peak_bytes, "warnings": list(self.reporter.warnings)}
+
+
+class KrigeGridRun(FieldRun):
+    """A run of `dkgp krige grid`."""
+
+    command = "krige grid"
+    job: KrigeGridJob
+
     def check(self) -> None:
         """Refuse an output of no known format."""
         format_of(self.job.out)
 
     def open(self) -> None:
-        """Open the field."""
-        self.kriging = Kriging.load(self.job.model)
+        """Open the field, and set up the grid."""
+        super().open()
         region = region_in(self.kriging.region_, self.kriging.space_.crs, self.job.crs)
         self.grid = self.job.cells.grid(region, MOST_CELLS_A_SIDE)
         self.settings = self.job.settings
 
     def work(self, executor: BlockExecutor) -> Document:
         """Predict, and write the map."""
-        began = time.perf_counter()
-        summary = draw_map(self.kriging, self, executor, self.reporter)
+        began, job = time.perf_counter(), self.job
+        target = Destination(job.out, overwrite=job.overwrite, resume=job.resume)
+        with self.reporter.work("predict") as show, interruptible(self.reporter.note) as interruption:
+            context = self.context(executor, interruption, show)
+            summary = write_field(self.kriging.field_, self.grid, target, self.settings, context)
         return {**summary, "seconds": time.perf_counter() - began}
 
     def conclude(self, result: Document, peak_bytes: int) -> Document:
@@ -682,26 +710,10 @@ class KrigeGridRun(Run):
                 "variance": job.variance,
                 **({"variance_gap": job.gap} if job.variance else {}),
                 **result,
-                "peak_memory_bytes": peak_bytes,
-                "warnings": list(self.reporter.warnings),
+                **self.cost(result["seconds"], peak_bytes),
             }
         )
         return document
-
-
-def draw_map(kriging: Kriging, run: Any, executor: BlockExecutor, reporter: Reporter) -> Document:
-    """Predict at the cells of a run's grid, and write its map; return its figures."""
-    job = run.job
-    target = Destination(job.out, overwrite=job.overwrite, resume=job.resume)
-    with reporter.work("predict") as show, interruptible(reporter.note) as interruption:
-        context = RunContext(
-            executor,
-            product_error=kriging.field_.fitted.product_error,
-            note=reporter.note,
-            within=show,
-            interrupted=interruption,
-        )
-        return write_field(kriging.field_, run.grid, target, run.settings, context)
 
 
 def run_krige_grid(job: KrigeGridJob, reporter: Reporter) -> Document:

@@ -44,6 +44,7 @@ OF = Option(
     "samples; observation, with the noise of a new measurement."
 )
 VARIANCE = Option(help="Also variances, each with a proven interval.")
+DOCUMENT = Option(help="Also write the document.", metavar="FILE.json", place="write")
 PLOT = Option(help="Draw a picture of the result into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 COVARIATES = Option(
     help="Rasters of the covariates of an external drift, NAME=FILE for each.",
