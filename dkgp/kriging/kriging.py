@@ -220,7 +220,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             raise InputError("there are no samples; expected at least one")
         values, names = _columns(data, len(places), np.shape(coordinates[0]))
         columns = self._covariates_at(covariates, len(places), "sample")
-        known = _noise(weights, noise, len(places))
+        known = _noise(*(_in_order_of(data, each) for each in (weights, noise)), len(places))
         variogram = self._variogram(places, values, columns, mean, known)
         errors = np.full(len(places), variogram.error_variance) + known
         samples = Samples(places, values, errors, variogram.microscale_variance, columns)
@@ -840,10 +840,7 @@ def _columns(data: Any, n: int, shape: tuple[int, ...] | None = None) -> tuple[F
             f"data are arrays of values; got the text {data!r}. Pass the column itself, such as frame['zinc'], or read "
             "coordinates and values of a table by `read_samples`"
         )
-    dims = getattr(parts[0], "dims", None)
-    parts = tuple(
-        each.transpose(*dims) if dims and set(getattr(each, "dims", ())) == set(dims) else each for each in parts
-    )
+    parts = tuple(_in_order_of(parts[0], each) for each in parts)
     arrays = [numbers_of(values, "data") for values in parts]
     for each in arrays:
         lengths = [[size for size in one if size != 1] for one in (each.shape, shape or ())]
@@ -865,6 +862,12 @@ def _columns(data: Any, n: int, shape: tuple[int, ...] | None = None) -> tuple[F
                 f"({column[row]}). Remove these samples, as `read_samples(drop_missing=True)` does{several}"
             )
     return np.column_stack(columns), tuple(map(str, names))
+
+
+def _in_order_of(data: Any, values: Any) -> Any:
+    """Return a DataArray with its dimensions in the order of the data's (the first of several); others as they are."""
+    dims = getattr(data[0] if isinstance(data, tuple) else data, "dims", None)
+    return values.transpose(*dims) if dims and set(getattr(values, "dims", ())) == set(dims) else values
 
 
 def _noise(weights: Any, noise: Any, n: int) -> FloatArray:

@@ -144,6 +144,9 @@ def test_frames_and_arrays_with_dimensions() -> None:
         assert kriging.score((easting, northing), values) == pytest.approx(1.0)
         _, residuals, _ = kriging.filter((easting, northing), values)
         np.testing.assert_allclose(residuals, 0.0, atol=1e-9)
+    weak = Kriging(Variogram("spherical", psill=1, range=4)).fit((easting, northing), field, noise=0.1 + field)
+    other = Kriging(weak.variogram).fit((easting, northing), field, noise=(0.1 + field).T)
+    np.testing.assert_array_equal(other.predict((1.5, 0.5)), weak.predict((1.5, 0.5)))
     kriging = Kriging(Variogram("spherical", psill=1, range=4)).fit((easting, northing), (field, field.T))
     np.testing.assert_allclose(kriging.predict((1.0, 0.0)), [1.0, 1.0])
 
