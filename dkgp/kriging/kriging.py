@@ -220,7 +220,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             raise InputError("there are no samples; expected at least one")
         values, names = _columns(data, len(places), np.shape(coordinates[0]))
         columns = self._covariates_at(covariates, len(places), "sample")
-        known = _noise(*(_in_order_of(data, each) for each in (weights, noise)), len(places))
+        known = _noise(_in_order_of(data, weights), _in_order_of(data, noise), len(places))
         variogram = self._variogram(places, values, columns, mean, known)
         errors = np.full(len(places), variogram.error_variance) + known
         samples = Samples(places, values, errors, variogram.microscale_variance, columns)
