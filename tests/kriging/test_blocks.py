@@ -178,6 +178,29 @@ def test_the_oracle_of_a_square() -> None:
     assert abs(np.sqrt(own) - np.sqrt(1.05249177967321)) <= rule.error
 
 
+def test_gaussian_covariances_of_rectangles_are_products_of_error_functions(rng: np.random.Generator) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    variogram = Variogram("gaussian", psill=1.0, range=1.0)
+    with mpmath.workdps(40):
+        for size in (1e-4, 0.03, 1.0, 30.0):
+            width, height = size * rng.uniform(0.2, 1.0, 2)
+            corner = rng.uniform(-3.0, 3.0, 2)
+            x, y = corner[0] + width, corner[1] + height
+            inside = corner + rng.uniform(0.0, 1.0, (3, 2)) * [width, height]
+            edges = [(x, inside[0, 1]), (x + 1e-12, y), (inside[1, 0], corner[1] - 1e-7 * size), tuple(corner), (x, y)]
+            points = np.vstack([inside, edges, corner + rng.normal(size=(3, 2)), corner + 8.0 * size])
+            ring = np.array([corner, (x, corner[1]), (x, y), (corner[0], y)])
+            values, errors = covariances(Outline.of([ring], 0.0), points, variogram, 1.0)
+            for point, value, error in zip(points, values, errors, strict=True):
+                truth = mpmath.mpf(1)
+                for low, high, at in zip(corner, (x, y), point, strict=True):
+                    low, high = mpmath.mpf(float(low)), mpmath.mpf(float(high))
+                    share = mpmath.erf(high - float(at)) - mpmath.erf(low - float(at))
+                    truth *= mpmath.sqrt(mpmath.pi) / 2 * share / (high - low)
+                assert abs(value - truth) <= error
+                assert error < 1e-9
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mean", ["constant", "linear", "quadratic"])
 def test_intervals_hold_the_values_of_dense_algebra(model: str, mean: str, rng: np.random.Generator) -> None:
