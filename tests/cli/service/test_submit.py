@@ -42,9 +42,35 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeService:
 ORIGINALS = SUBMITTABLE
 
 
+def _submitted(name: str) -> click.Command:
+    """Return the command that submits a command, which may lie in a group."""
+    command: Any = submit
+    for word in name.split():
+        command = command.commands[word]
+    return command  # type: ignore[no-any-return]
+
+
+def test_lists_are_typed_again_in_a_batch_script(tmp_path: Path) -> None:
+    line = (
+        "krige",
+        "grid",
+        tmp_path / "f.zarr",
+        "--region",
+        "0,900,0,600",
+        "--shape",
+        "3,4",
+        "--covariates",
+        "d=/d.tif",
+    )
+    script = tmp_path / "job.sbatch"
+    run_json("submit", "--slurm", "--write-only", script, *line, "--out", tmp_path / "m.tif")
+    for words in ("dkgp krige grid", "--region 0.0,900.0,0.0,600.0", "--shape 3.0,4.0", "--covariates d=/d.tif"):
+        assert words in script.read_text()
+
+
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_the_options_are_the_commands_own_but_for_the_clusters(name: str) -> None:
-    original, jobs = ORIGINALS[name], submit.commands[name]
+    original, jobs = ORIGINALS[name], _submitted(name)
     names = {parameter.name for parameter in original.params}
     # Nor is there a standard input where jobs run.
     without = set(of_cluster(original)) | ({"stdin"} & names)
