@@ -9,8 +9,8 @@ With q = z_a - z_b of the N pairs of a bin,
                k = C(floor(N / 2) + 1, 2)
 
 All pairs are taken where they are few. Of more, a bin takes a random sample that is uniform over its pairs: points lie
-in square cells as wide as the bin's largest lag, a candidate is a uniform pair of points from neighbouring cells, and
-it is taken if its lag is in the bin. The sampling error is the standard error against all pairs. It does not contain
+in square cells, a candidate is a uniform pair of points from cells whose points may be a lag of the bin apart, and it
+is taken if its lag is in the bin. The sampling error is the standard error against all pairs. It does not contain
 the fluctuation of the field itself.
 """
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray, IntArray
@@ -41,6 +42,8 @@ _MOST_RESAMPLED = 400
 _ROWS = 512
 VALUES, RESIDUALS = "values", "residuals of least squares"
 _CANDIDATES = 250_000
+# Cells along the largest lag of a bin, and pairs of cells.
+_MOST_CELLS, _MOST_CELL_PAIRS = 16, 1_000_000
 # Candidates without enough pairs after which a bin is given up.
 _MOST_CANDIDATES = 40_000_000
 
@@ -399,22 +402,24 @@ def _all_pairs(
     places: FloatArray, values: FloatArray, edges: FloatArray, within: _Cone, how: tuple[int, int]
 ) -> list[_Pairs]:
     """Return lags, differences and the number of all pairs of each bin."""
-    lags: list[list[FloatArray]] = [[] for _ in edges[1:]]
-    q: list[list[FloatArray]] = [[] for _ in edges[1:]]
+    parts: list[list[tuple[FloatArray, FloatArray]]] = [[] for _ in edges[1:]]
     for start in range(0, len(values), _ROWS):
-        rows = np.arange(start, min(start + _ROWS, len(values)))
-        one, other = np.nonzero(rows[:, None] < np.arange(len(values))[None, :])
-        steps = places[rows[one]] - places[other]
-        length = np.sqrt(np.einsum("ij,ij->i", steps, steps))
-        taken = (length >= edges[0]) & (length < edges[-1]) & within(steps, length)
-        difference = values[rows[one[taken]]] - values[other[taken]]
-        bin_of = np.searchsorted(edges, length[taken], side="right") - 1
-        for index in range(len(lags)):
-            here = bin_of == index
-            lags[index].append(length[taken][here])
-            q[index].append(difference[here])
-    joined = [(np.concatenate(one), np.concatenate(other)) for one, other in zip(lags, q, strict=True)]
-    return [(one, other, len(one)) for one, other in joined]
+        distances = scipy.spatial.distance.cdist(places[start : start + _ROWS], places[start:])
+        near = np.triu((distances >= edges[0]) & (distances < edges[-1]), 1)
+        one, other = np.nonzero(near)
+        length, one, other = distances[near], one + start, other + start
+        if within.unit is not None:
+            along = within(places[one] - places[other], length)
+            length, one, other = length[along], one[along], other[along]
+        bin_of = (np.searchsorted(edges, length, side="right") - 1).astype(np.uint16)
+        # Of small integers a stable sort is one pass.
+        order = np.argsort(bin_of, kind="stable")
+        ends = np.cumsum(np.bincount(bin_of, minlength=len(parts)))[:-1]
+        sorted_pairs = length[order], (values[one] - values[other])[order]
+        for part, lags, q in zip(parts, *(np.split(column, ends) for column in sorted_pairs), strict=True):
+            part.append((lags, q))
+    joined = [[np.concatenate(columns) for columns in zip(*part, strict=True)] for part in parts]
+    return [(lags, q, len(lags)) for lags, q in joined]
 
 
 def _sampled(
@@ -422,13 +427,16 @@ def _sampled(
 ) -> list[_Pairs]:
     """Return lags and differences of random pairs of each bin, and how many pairs it has about."""
     wanted, seed = how
-    result = []
+    result: list[_Pairs] = []
+    cells: _Cells | None = None
     for index, (low, high) in enumerate(itertools.pairwise(edges)):
         rng = np.random.default_rng([seed, index, 0])
-        cells = _Cells.of(places, float(high))
+        cells = _Cells.of(places, float(low), float(high), cells)
         lags, q, tried, taken = [], [], 0, 0
         while taken < wanted and tried < _MOST_CANDIDATES:
-            one, other = cells.candidates(rng, _CANDIDATES)
+            # As many as will do, once the share that is taken is known.
+            expected = 1.05 * (wanted - taken) * tried / max(taken, 1) if tried else _CANDIDATES
+            one, other = cells.candidates(rng, int(min(max(expected, 1_000.0), _CANDIDATES)))
             steps = places[one] - places[other]
             length = np.sqrt(np.einsum("ij,ij->i", steps, steps))
             good = (length >= low) & (length < high) & (one != other) & within(steps, length)
@@ -442,32 +450,59 @@ def _sampled(
 
 
 @dataclass(frozen=True)
-class _Cells:
-    """Points in cubes of one width, and the numbers of ordered pairs of each cube with itself and its neighbours."""
+class _Cubes:
+    """Points in cubes of one width."""
 
+    width: float
     order: IntArray  # points, cube by cube
+    keys: IntArray  # of the cubes, rising
     start: IntArray  # of each cube in the order
     size: IntArray
-    pairs: IntArray  # cubes (m, 2) with neighbours
+    strides: IntArray  # of a key
+
+    @classmethod
+    def of(cls, places: FloatArray, width: float) -> _Cubes:
+        cube = np.floor((places - places.min(axis=0)) / width).astype(np.int64)
+        # More on either side, so that steps never wrap around.
+        extent = cube.max(axis=0) + 2 * _MOST_CELLS + 3
+        strides = np.concatenate([[1], np.cumprod(extent[:-1])])
+        key = (cube + _MOST_CELLS + 1) @ strides
+        order = np.argsort(key, kind="stable")
+        return cls(width, order, *np.unique(key[order], return_index=True, return_counts=True), strides)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Points in cubes, and the numbers of ordered pairs of cubes that may be some lags apart."""
+
+    cubes: _Cubes
+    pairs: IntArray  # cubes (m, 2)
     weight: FloatArray  # cumulative numbers of pairs: (m,)
 
     @classmethod
-    def of(cls, places: FloatArray, width: float) -> _Cells:
-        cube = np.floor((places - places.min(axis=0)) / width).astype(np.int64)
-        # One more on either side, so that neighbours never wrap around.
-        extent = cube.max(axis=0) + 3
-        strides = np.concatenate([[1], np.cumprod(extent[:-1])])
-        key = (cube + 1) @ strides
-        order = np.argsort(key, kind="stable")
-        cubes, start, size = np.unique(key[order], return_index=True, return_counts=True)
-        found = []
-        for step in itertools.product((-1, 0, 1), repeat=places.shape[1]):
-            neighbour = cubes + np.array(step) @ strides
-            at = np.minimum(np.searchsorted(cubes, neighbour), len(cubes) - 1)
-            own = np.flatnonzero(cubes[at] == neighbour)
-            found.append(np.column_stack([own, at[own]]))
-        pairs = np.concatenate(found)
-        return cls(order, start, size, pairs, np.cumsum(size[pairs[:, 0]].astype(np.float64) * size[pairs[:, 1]]))
+    def of(cls, places: FloatArray, low: float, high: float, last: _Cells | None) -> _Cells:
+        """Return cubes for lags from `low` to `high`, as wide as the difference where these are not too many.
+
+        Cubes of the last bin's width are those of `last`.
+        """
+        extent = np.ptp(places, axis=0)
+        for across in range(min(_MOST_CELLS, int(high / (high - low) + 1e-9)), 0, -1):
+            width = high / across
+            steps = _steps(places.shape[1], across, low / width)
+            most = min(float(len(places)), float(np.prod(extent / width + 1.0)))
+            if most * len(steps) <= _MOST_CELL_PAIRS:
+                break
+        is_same = last is not None and abs(last.cubes.width - width) <= 1e-12 * width
+        cubes = last.cubes if last is not None and is_same else _Cubes.of(places, width)
+        pairs = []
+        for step in steps @ cubes.strides:
+            neighbour = cubes.keys + step
+            at = np.minimum(np.searchsorted(cubes.keys, neighbour), len(cubes.keys) - 1)
+            one = np.flatnonzero(cubes.keys[at] == neighbour)
+            pairs.append(np.column_stack([one, at[one]]))
+        joined = np.concatenate(pairs)
+        size = cubes.size.astype(np.float64)
+        return cls(cubes, joined, np.cumsum(size[joined[:, 0]] * size[joined[:, 1]]))
 
     @property
     def total(self) -> float:
@@ -478,8 +513,22 @@ class _Cells:
         """Draw ordered pairs of points, uniformly."""
         at = np.searchsorted(self.weight, rng.random(count) * self.total, side="right")
         cubes = self.pairs[np.minimum(at, len(self.pairs) - 1)]
-        own = [self.start[cube] + (rng.random(count) * self.size[cube]).astype(np.int64) for cube in cubes.T]
-        return self.order[own[0]], self.order[own[1]]
+        start, size, order = self.cubes.start, self.cubes.size, self.cubes.order
+        ends = [start[cube] + (rng.random(count) * size[cube]).astype(np.int64) for cube in cubes.T]
+        return order[ends[0]], order[ends[1]]
+
+
+def _steps(dimensions: int, across: int, low: float) -> IntArray:
+    """Return the steps between cubes whose points may be `low` to `across` widths apart: (m, k).
+
+    Roundings of places and widths move a point by far less than the slack.
+    """
+    axis = np.arange(-across - 1, across + 2)
+    steps = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
+    nearest = np.linalg.norm(np.maximum(np.abs(steps) - 1, 0), axis=1)
+    furthest = np.linalg.norm(np.abs(steps) + 1, axis=1)
+    within = (nearest <= across * (1.0 + 1e-9)) & (furthest >= low * (1.0 - 1e-9))
+    return np.asarray(steps[within], dtype=np.int64)
 
 
 # --------------------------------------------------------------------------------------------------------- estimators
@@ -504,10 +553,27 @@ def _genton(q: FloatArray, rng: np.random.Generator) -> float:
     n = len(q)
     if n < 2:
         return float("nan")
-    one, other = np.triu_indices(n, 1)
     k = (n // 2 + 1) * (n // 2) // 2
-    quantile = np.partition(np.abs(q[one] - q[other]), k - 1)[k - 1]
+    quantile = np.partition(scipy.spatial.distance.pdist(q[:, None], "cityblock"), k - 1)[k - 1]
     return float(0.5 * (2.219 * quantile) ** 2)
+
+
+def _genton_bootstraps(q: FloatArray, rng: np.random.Generator) -> list[float]:
+    """Return estimates of samples with replacement; all distances of q are sorted once, and weighted by repetitions."""
+    n = len(q)
+    k = (n // 2 + 1) * (n // 2) // 2
+    one, other = np.triu_indices(n, 1)
+    distances = np.abs(q[one] - q[other])
+    order = np.argsort(distances)
+    distances, one, other = np.append(0.0, distances[order]), one[order], other[order]
+    estimates = []
+    for _ in range(BOOTSTRAPS):
+        repeats = np.bincount(rng.integers(0, n, n), minlength=n).astype(np.int32)
+        # Pairs of one difference with itself are at distance zero.
+        zeros = int((repeats * (repeats - 1)).sum()) // 2
+        totals = np.cumsum(np.append(zeros, repeats[one] * repeats[other]))
+        estimates.append(float(0.5 * (2.219 * distances[np.searchsorted(totals, k)]) ** 2))
+    return estimates
 
 
 _ESTIMATES: dict[str, Callable[[FloatArray, np.random.Generator], float]] = {
@@ -526,7 +592,10 @@ def _sampling_error(estimator: str, q: FloatArray, is_sample: bool, rng: np.rand
         return float(np.std(0.5 * q**2, ddof=1) / np.sqrt(len(q)))
     most = _MOST_RESAMPLED if estimator == "genton" else MOST_COMPARED
     part = q if len(q) <= most else rng.choice(q, most, replace=False)
-    estimates = [_ESTIMATES[estimator](rng.choice(part, len(part)), rng) for _ in range(BOOTSTRAPS)]
+    if estimator == "genton":
+        estimates = _genton_bootstraps(part, rng)
+    else:
+        estimates = [_ESTIMATES[estimator](rng.choice(part, len(part)), rng) for _ in range(BOOTSTRAPS)]
     # Errors fall with the root of the pairs that enter the estimate.
     entered = min(len(q), MOST_COMPARED) if estimator == "genton" else len(q)
     return float(np.std(estimates, ddof=1) * np.sqrt(len(part) / entered))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 
 from dkgp.errors import InputError
 from dkgp.kriging import empirical
@@ -218,8 +219,10 @@ def test_a_million_points_take_a_bounded_sample() -> None:
     from scipy.special import j0
 
     np.testing.assert_allclose(result.gamma, (1.0 - j0(result.lag / 50)) / 2, rtol=0.2)
-    expected = np.pi * np.diff(result.edges**2) * 5e5
-    np.testing.assert_allclose(result.count, expected, rtol=0.1)
+    # Pairs at a lag vector h: those of a square moved by h, (1 - |h_x|) (1 - |h_y|) of all, over its directions.
+    share = result.edges / 1000.0
+    expected = 5e11 * np.diff(np.pi * share**2 - 8.0 / 3.0 * share**3 + 0.5 * share**4)
+    np.testing.assert_allclose(result.count, expected, rtol=0.03)
 
 
 def test_lags_on_the_globe_are_chords_in_km() -> None:
@@ -242,3 +245,31 @@ def test_a_variogram_is_printed_as_a_table(rng: np.random.Generator) -> None:
     assert title == "Semivariances of values, matheron"
     assert heads.split() == ["lag", "gamma", "pairs"]
     assert [float(row.split()[1]) for row in rows] == pytest.approx(list(result.gamma), rel=1e-5)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_candidates_are_all_pairs_of_a_bin_with_equal_chances(rng: np.random.Generator, dimensions: int) -> None:
+    places = rng.random((60, dimensions)) * 10.0
+    distances = scipy.spatial.distance.cdist(places, places)
+    last = None
+    for low, high in ((0.0, 1.0), (1.0, 2.0), (3.0, 3.4), (0.5, 2.5)):
+        cells = last = empirical._Cells.of(places, low, high, last)
+        inside = (distances >= low) & (distances < high) & ~np.eye(60, dtype=bool)
+        # Every pair of a bin is in one pair of cubes.
+        cube = np.repeat(np.arange(len(cells.cubes.size)), cells.cubes.size)[np.argsort(cells.cubes.order)]
+        pairs = {tuple(pair) for pair in cells.pairs.tolist()}
+        assert len(pairs) == len(cells.pairs)
+        assert all((cube[i], cube[j]) in pairs for i, j in zip(*np.nonzero(inside), strict=True))
+        one, other = cells.candidates(rng, 200_000)
+        drawn = inside[one, other]
+        counts = np.bincount(one[drawn] * 60 + other[drawn], minlength=3600)[inside.reshape(-1)]
+        expected = drawn.sum() / inside.sum()
+        assert np.abs(counts - expected).max() <= 6.0 * np.sqrt(expected)
+        assert cells.total * drawn.mean() == pytest.approx(inside.sum(), rel=0.05)
+
+
+def test_bootstraps_of_genton_are_estimates_of_samples_with_replacement() -> None:
+    q = np.random.default_rng(3).standard_normal(40)
+    rng, again = np.random.default_rng(5), np.random.default_rng(5)
+    expected = [empirical._genton(q[again.integers(0, 40, 40)], again) for _ in range(empirical.BOOTSTRAPS)]
+    np.testing.assert_allclose(empirical._genton_bootstraps(q, rng), expected, rtol=1e-12)
