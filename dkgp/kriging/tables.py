@@ -45,6 +45,13 @@ _PAIRS = (
     *(("x_utm", "y_utm"), ("utm_x", "utm_y"), ("utm_e", "utm_n"), ("utm_easting", "utm_northing")),
     *(("x_coord", "y_coord"), ("xcoord", "ycoord"), ("coord_x", "coord_y"), ("point_x", "point_y"), ("x_m", "y_m")),
 )
+# Attributes of the CF conventions that name pairs of coordinates, the most telling ones first.
+_CF = (
+    ("standard_name", ("projection_x_coordinate", "projection_y_coordinate")),
+    ("standard_name", ("longitude", "latitude")),
+    ("units", ("degrees_east", "degrees_north")),
+    ("axis", ("x", "y")),
+)
 # First bytes of the vector formats that geopandas reads here, and their names.
 _VECTORS = {
     b"SQLite format 3\0": "GeoPackage",
@@ -128,6 +135,8 @@ class _Table:
     ids: NDArray[Any] | None = None
     # Values of a grid may be missing: those are to be predicted.
     is_grid: bool = False
+    # Attributes of columns, of formats that have them.
+    attributes: dict[str, Mapping[Any, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -221,7 +230,7 @@ def read_samples(
     if clock.kinds == {"date"}:
         table.notes.append(f"the dates of '{time}' are days since 1970-01-01 (UTC)")
     coordinates, reference = _referenced(table, read[pair[0]], read[pair[1]], crs)
-    if reference is None and x is None and (pair[0].lower(), pair[1].lower()) in _DEGREES:
+    if reference is None and x is None and _are_degrees(table, pair):
         _refuse_degrees(table, pair, coordinates)
     if noise is not None and (read[noise] < 0.0).any():
         row = int(np.argmax(read[noise] < 0.0))
@@ -300,11 +309,39 @@ def _coordinate_columns(table: _Table, x: str | None, y: str | None, taken: set[
     ]
     if len(pairs) == 1:
         return pairs[0]
+    if not pairs and (labelled := _labelled_pair(table, taken)):
+        return labelled
     listed = f"the columns of '{table.source.url}' are {quoted(table.names)}"
     if not pairs:
         raise InputError(f"no columns have usual names of coordinates, such as x and y; {listed}. Give `x` and `y`")
     shown_pairs = "; ".join(f"{east} and {north}" for east, north in pairs)
     raise InputError(f"several pairs of columns may be the coordinates ({shown_pairs}); {listed}. Give `x` and `y`")
+
+
+def _labelled_pair(table: _Table, taken: set[Any]) -> tuple[str, str] | None:
+    """Return the only pair of columns whose attributes of the CF conventions say that they are coordinates."""
+    for attribute, words in _CF:
+        pair = [
+            [
+                name
+                for name in table.names
+                if name not in taken and str(table.attributes.get(name, {}).get(attribute, "")).lower() == word
+            ]
+            for word in words
+        ]
+        if len(pair[0]) == len(pair[1]) == 1:
+            table.notes.append(
+                f"{pair[0][0]} and {pair[1][0]} are the coordinates, by their attribute {attribute} ({words[0]}, "
+                f"{words[1]})"
+            )
+            return pair[0][0], pair[1][0]
+    return None
+
+
+def _are_degrees(table: _Table, pair: tuple[str, str]) -> bool:
+    """True for columns with names of longitude and latitude, or in degrees by their attributes."""
+    units = [str(table.attributes.get(name, {}).get("units", "")) for name in pair]
+    return (pair[0].lower(), pair[1].lower()) in _DEGREES or all(unit.startswith("degree") for unit in units)
 
 
 def _points(table: _Table) -> tuple[FloatArray, FloatArray]:
@@ -531,12 +568,13 @@ def _open(source: Any, layer: str | None, options: Mapping[str, Any], target: st
         raise InputError(f"`layer` belongs to vector files such as GeoPackage; '{shown(urls[0])}' is none")
     opened, is_grid = _open_source(urls, options)
     parts = opened.parts if isinstance(opened, ConcatenatedSource) else (opened,)
-    attributes: list[Mapping[Any, Any]] = []
+    attributes: list[tuple[str, Mapping[Any, Any]]] = []
     for part in parts:
         if isinstance(part, XarraySource):
             with part._opened() as raw:
-                attributes += [dict(variable.attrs) for variable in raw.variables.values()]
-    return _Table(opened, _reference_in(attributes), is_grid=is_grid, notes=list(opened.warnings))
+                attributes += [(str(name), dict(variable.attrs)) for name, variable in raw.variables.items()]
+    reference = _reference_in([each for _, each in attributes])
+    return _Table(opened, reference, is_grid=is_grid, attributes=dict(attributes), notes=list(opened.warnings))
 
 
 def _open_source(urls: Sequence[str], options: Mapping[str, Any]) -> tuple[Source, bool]:
@@ -603,8 +641,9 @@ def _of_labelled(data: Any, target: str | None) -> _Table:
             values = np.asarray(variable.values).transpose(axes).reshape(sizes)
             columns[str(name)] = np.broadcast_to(values, shape).reshape(-1)
     n = int(np.prod(shape))
-    reference = _reference_in([variable.attrs for variable in data.variables.values()])
-    return _Table(_ArraySource(label, columns, n), reference, is_grid=len(dims) > 1)
+    attributes = {str(name): variable.attrs for name, variable in data.variables.items()}
+    reference = _reference_in(list(attributes.values()))
+    return _Table(_ArraySource(label, columns, n), reference, is_grid=len(dims) > 1, attributes=attributes)
 
 
 # ------------------------------------------------------------------------------------------------------ vector formats

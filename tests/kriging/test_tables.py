@@ -129,8 +129,43 @@ def test_netcdf_and_xarray_keep_their_reference(tmp_path: Path) -> None:
     check(read_samples(data, "zinc", covariates=["dist"]), crs=RD)
     data.to_netcdf(tmp_path / "m.nc", engine="h5netcdf")
     check(read_samples(tmp_path / "m.nc", "zinc", covariates=["dist"]), crs=RD)
-    data.to_zarr(tmp_path / "m.zarr")
+    data.to_zarr(tmp_path / "m.zarr", consolidated=False)
     check(read_samples(tmp_path / "m.zarr", "zinc", covariates=["dist"]), crs=RD)
+
+
+ATTRIBUTES = {
+    "standard_name": ("projection_x_coordinate", "projection_y_coordinate"),
+    "axis": ("X", "Y"),
+    "units": ("degrees_east", "degrees_north"),
+}
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_attributes_of_the_cf_conventions_name_coordinates(tmp_path: Path, attribute: str) -> None:
+    pytest.importorskip("h5netcdf")
+    data = labelled().rename({"x": "rechts", "y": "hoch"})
+    with pytest.raises(InputError, match="no columns have usual names of coordinates"):
+        read_samples(data, "zinc")
+    for name, word in zip(("rechts", "hoch"), ATTRIBUTES[attribute], strict=True):
+        data[name].attrs[attribute] = word
+    data.to_netcdf(tmp_path / "m.nc", engine="h5netcdf")
+    for source in (data, tmp_path / "m.nc"):
+        table = read_samples(source, "zinc", covariates=["dist"])
+        check(table, crs=RD)
+        assert table.coordinate_names == ("rechts", "hoch")
+        assert any(f"by their attribute {attribute}" in note for note in table.notes)
+    two = data.assign(other=data["rechts"])
+    two["other"].attrs[attribute] = ATTRIBUTES[attribute][0]
+    with pytest.raises(InputError, match="no columns have usual names of coordinates"):
+        read_samples(two, "zinc")
+
+
+def test_attributes_in_degrees_need_a_reference() -> None:
+    data = labelled().drop_vars("spatial_ref").rename({"x": "rechts", "y": "hoch"})
+    data["rechts"], data["hoch"] = data["rechts"] / 1e5, data["hoch"] / 1e5
+    data["rechts"].attrs["units"], data["hoch"].attrs["units"] = "degrees_east", "degrees_north"
+    with pytest.raises(InputError, match="look like longitude and latitude"):
+        read_samples(data, "zinc")
 
 
 def test_gaps_of_a_grid_are_no_samples(tmp_path: Path) -> None:
