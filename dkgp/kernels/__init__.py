@@ -12,6 +12,7 @@ from dkgp.kernels.dot_product import Linear, Polynomial
 from dkgp.kernels.expression import kernel_names, kernel_text, parse_kernel
 from dkgp.kernels.functions import register_function
 from dkgp.kernels.periodic import Periodic
+from dkgp.kernels.stable import Stable
 from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from dkgp.kernels.tiles.evaluator import EntryCount, TileEvaluator, count_entries, counting
 from dkgp.kernels.tiles.features import Features
@@ -37,6 +38,7 @@ __all__ = [
     "Scaled",
     "Spherical",
     "SquaredExponential",
+    "Stable",
     "Sum",
     "TileEvaluator",
     "UserKernel",

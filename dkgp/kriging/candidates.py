@@ -11,7 +11,7 @@ estimated anew for each block. The restricted log likelihood is that of Patterso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ from dkgp.kriging.crossvalidation import scores
 from dkgp.kriging.empirical import EmpiricalVariogram, drift_columns, empirical_variogram, residuals
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
-from dkgp.kriging.variogram import FORMS, Variogram, form_name
+from dkgp.kriging.variogram import Variogram, form_name
 from dkgp.models.trend import Drift
 from dkgp.models.tuning.tune import tune_dataset
 
@@ -37,8 +37,6 @@ FITS: tuple[Fit, ...] = get_args(Fit)
 AUTO = ("exponential", "matern32", "matern52", "spherical", "gaussian")
 # Samples of the dense matrices.
 MOST_SAMPLES = 2_000
-# Exponent of a rational variogram from which the fits start.
-_ALPHA = 1.0
 # Blocks along the longer side of the samples' bounding box.
 _BLOCKS = 8
 # Angles in (0, 90) degrees among which the search for an axis starts.
@@ -109,13 +107,16 @@ class Candidates:
 
         The likelihood has the noise of each sample; the fit by weights has its mean, which is taken off the nugget.
         """
-        start = self._start(model)
+        start = Variogram.start(model, self.empirical)
         if by not in FITS:
             raise InputError(f"`by` is one of {', '.join(FITS)}; got {by!r}")
         if by == "weights":
             if anisotropic:
                 raise InputError("an anisotropy is fitted by likelihood; pass by='likelihood'")
-            return start.fit(self.empirical).without_noise(self.mean_noise)
+            return Variogram.fitted(model, self.empirical).without_noise(self.mean_noise)
+        if start.model == "stable":
+            # The likelihood takes the exponent of the weights.
+            start = replace(start, alpha=Variogram.fitted(model, self.empirical).alpha)
         if not anisotropic:
             return self._by_likelihood(start)[0]
         if self.places.shape[1] != 2:
@@ -130,11 +131,6 @@ class Candidates:
             options={"xatol": 0.5, "maxiter": 12},
         )
         return self._by_likelihood(start, float(best.x))[0]
-
-    def _start(self, model: str) -> Variogram:
-        name, extent = form_name(model), float(self.empirical.edges[-1])
-        alpha = None if FORMS[name].shape is None else _ALPHA
-        return Variogram(name, psill=self.empirical.variance, range=extent / 3.0, alpha=alpha)
 
     def _by_likelihood(self, start: Variogram, angle: float | None = None) -> tuple[Variogram, float]:
         """Return the fit and its restricted log likelihood in the tuned units; with an angle, lengths along two axes.
@@ -170,7 +166,7 @@ class Candidates:
             psill=float(tuned.variance) * scale**2,
             range=float(lengths.max()),
             nugget=float(result.noise_variance) * scale**2,
-            alpha=None if start.alpha is None else float(tuned.alpha),
+            alpha=start.alpha if start.model != "rational" else float(tuned.alpha),
             **axes,
         )
         return variogram, float(result.log_marginal_likelihood or 0.0)

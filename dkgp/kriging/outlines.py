@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 
 from dkgp.data.types import FloatArray
 from dkgp.kriging.quadrature import POLYNOMIALS
@@ -211,6 +212,8 @@ def _averages(one: Variogram, u: FloatArray) -> FloatArray:
         far[small] = np.polynomial.polynomial.polyval(a[small], start)
         return np.asarray(far)
     square = np.maximum(u, 1e-150) ** 2
+    if one.model == "stable":
+        return _stable_averages(float(one.alpha or 0.0), u)
     if one.model == "gaussian":
         return np.asarray(-np.expm1(-square) / (2.0 * square))
     assert one.alpha is not None
@@ -218,6 +221,17 @@ def _averages(one: Variogram, u: FloatArray) -> FloatArray:
     if alpha == 1.0:
         return np.asarray(logarithm / square)
     return np.asarray(alpha * np.expm1((1.0 - alpha) * logarithm) / (1.0 - alpha) / square)
+
+
+def _stable_averages(alpha: float, u: FloatArray) -> FloatArray:
+    """Return G of exp(-u^alpha): its series in w = u^alpha up to 1, and the incomplete gamma function beyond."""
+    w = u**alpha
+    a, far = 2.0 / alpha, np.maximum(w, 1.0)
+    result = scipy.special.gammainc(a, far) * scipy.special.gamma(a) / (alpha * np.maximum(u, 1.0) ** 2)
+    small = np.flatnonzero(w < 1.0)
+    start = [(-1.0) ** k / (math.factorial(k) * (2.0 + alpha * k)) for k in range(_TERMS)]
+    result[small] = np.polynomial.polynomial.polyval(w[small], start)
+    return np.asarray(result)
 
 
 def _matern(nu: float, polynomial: Sequence[float]) -> tuple[float, float, list[float], list[float]]:

@@ -251,6 +251,10 @@ def _rectangle_error(
     # Roundings of sums, and of distances.
     slack = 1e-12 * (own + 2.0 * cross + lattice)
     slack += 4.0 * variogram.field_variance * _STEEPEST * 16.0 * EPS * 2.0 * half / _least_range(variogram)
+    for one in (variogram, *variogram.also):
+        if one.model == "stable":
+            # With an exponent below 1 it is infinitely steep at zero: |u^a - v^a| <= |u - v|^a.
+            slack += 4.0 * one.psill * (32.0 * EPS * half / one.range) ** min(float(one.alpha or 0.0), 1.0)
     return (fine + math.sqrt(max(own - 2.0 * cross + lattice, 0.0) + slack)) * _ROUNDINGS
 
 
@@ -353,6 +357,15 @@ def _derivatives(variogram: Variogram, low: FloatArray) -> list[FloatArray]:
         power = base**-a
         rising = [scipy.special.poch(a, k) for k in (2, 3, 4)]
         return [np.asarray(c * power / (unit * base) ** k) for c, k in zip(rising, (2, 3, 4), strict=True)]
+    if variogram.model == "stable":
+        assert variogram.alpha is not None
+        # (-1)^k s^k f^(k) = exp(-w) times a polynomial of w = (s / l^2)^p, whose coefficients are not negative.
+        p = 0.5 * variogram.alpha
+        w, terms, derivatives = (s / length**2) ** p, np.array([1.0]), []
+        for k in range(4):
+            terms = np.append(terms * (k - p * np.arange(k + 1)), 0.0) + np.append(0.0, p * terms)
+            derivatives.append(np.polynomial.polynomial.polyval(w, terms) * np.exp(-w) / s ** (k + 1))
+        return derivatives[1:]
     results = []
     for k in (2, 3, 4):
         total = np.zeros_like(s)

@@ -47,8 +47,10 @@ VARIANCES = ("variance", "variance_lower", "variance_upper", "interval_met")
 TILE = (512, 512)
 # Variograms whose variances the samples near a tile prove, in so many dimensions, with a nugget of at least this share
 # of the partial sill (lower ends divide by the noise); and smooth ones, which a partial factor suffices for.
-NEAR, MOST_COLUMNS, LEAST_NUGGET = ("exponential", "matern32"), 3, 1e-5
+NEAR, MOST_COLUMNS, LEAST_NUGGET = ("exponential", "matern32", "stable"), 3, 1e-5
 SMOOTH = ("gaussian", "rational", "matern52")
+# A stable variogram is as smooth ones are above this exponent.
+ROUGH_EXPONENT = 1.8
 # Samples up to which a whole factor is taken in any case, and where nothing else is known to do; most working memory of
 # a partial factor.
 WHOLE, MOST_WHOLE, MOST_MEMORY_BYTES = 5_000, 20_000, 2 * 2**30
@@ -281,6 +283,8 @@ def _variances(field: Field, settings: MapSettings, way: str | None = None) -> V
     if not settings.variance:
         return None
     n, model, way = field.n_samples, field.variogram.model, way or settings.way
+    if model == "stable" and (field.variogram.alpha or 0.0) > ROUGH_EXPONENT:
+        model = "gaussian"
     if way == "auto":
         is_noisy = field.record.noise_variance >= LEAST_NUGGET
         near = model in NEAR and field.space.n_columns <= MOST_COLUMNS

@@ -25,6 +25,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.kernels.compact import Cubic, Spherical, Wendland
 from dkgp.kernels.composite import Sum
+from dkgp.kernels.stable import GREATEST, Stable
 from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from dkgp.kriging.empirical import EmpiricalVariogram
 
@@ -75,6 +76,14 @@ def _gaussian(length: float, dimensions: int, variance: float, shape: Shape) -> 
 def _rational(length: float, dimensions: int, variance: float, shape: Shape) -> Kernel:
     assert shape is not None
     return RationalQuadratic(gamma=(0.5 / length**2,), variance=variance, n_features=dimensions, alpha=shape)
+
+
+def _stable(length: float, dimensions: int, variance: float, shape: Shape) -> Kernel:
+    """Return the kernel; the simpler one that it is for an exponent of 1 or 2."""
+    if shape in (1.0, 2.0):
+        make = _simple(Matern12) if shape == 1.0 else _gaussian
+        return make(length, dimensions, variance, None)
+    return Stable(gamma=(0.5 / length**2,), variance=variance, n_features=dimensions, alpha=_given(shape))
 
 
 def _polynomial(*coefficients: float) -> Callable[[FloatArray, Shape], FloatArray]:
@@ -137,6 +146,17 @@ FORMS: dict[str, Form] = {
         },
         shape="alpha",
     ),
+    "stable": Form(
+        lambda u, shape: np.exp(-(u ** _given(shape))),
+        _stable,
+        {
+            "practical": lambda shape: math.log(20.0) ** (1.0 / _given(shape)),
+            "integral": lambda shape: math.gamma(1.0 + 1.0 / _given(shape)),
+            "gstools": lambda shape: 1.0,
+            "gstat": lambda shape: 1.0,
+        },
+        shape="alpha",
+    ),
     "spherical": Form(
         _polynomial(1.0, -1.5, 0.0, 0.5),
         _simple(Spherical),
@@ -159,9 +179,9 @@ FORMS: dict[str, Form] = {
 """Models by name. Practical: the distance where rho is 0.05, or where it becomes zero."""
 
 _ALIASES = {"matern12": "exponential", "rbf": "gaussian", "rational_quadratic": "rational"}
+_ALIASES |= {"powered-exponential": "stable", "powered_exponential": "stable"}
 _MATERN = {0.5: "exponential", 1.5: "matern32", 2.5: "matern52"}
 _WITHOUT_SILL = ("power", "linear")
-_STABLE = ("stable", "powered-exponential", "powered_exponential")
 _HOLES = ("hole-effect", "hole_effect", "hole")
 
 
@@ -195,11 +215,6 @@ def form_name(model: str, nu: float | None = None) -> str:
         raise InputError(
             "a hole-effect variogram is a covariance in one dimension only; take exponential, matern32 or gaussian"
         )
-    if name in _STABLE:
-        raise InputError(
-            "dkgp has no stable (powered exponential) variogram exp(-u^a); take exponential for a up to about 1, "
-            "matern32 for a near 1.5, or gaussian for a = 2, and fit its range again"
-        )
     if name not in FORMS:
         raise InputError(f"unknown variogram {model!r}; dkgp has matern, {', '.join((*FORMS, *_ALIASES))}")
     return name
@@ -213,7 +228,7 @@ class Variogram:
     ----------
     model : str, default "exponential"
         "exponential" ("matern12"), "gaussian", "matern32", "matern52", "matern" with `nu`, "rational" with `alpha`,
-        "spherical", "cubic" or "wendland".
+        "stable" (powered exponential) with `alpha`, "spherical", "cubic" or "wendland".
     range : float
         The length l along the main axis, in the convention of `range_is`. After construction it is dkgp's l.
     psill : float
@@ -224,7 +239,7 @@ class Variogram:
         The meaning of a single `nugget`. The measurement error belongs to an observation and is filtered out of
         predictions. The micro-scale variation belongs to the place.
     nu, alpha : float, optional
-        Smoothness of "matern" (0.5, 1.5 or 2.5); exponent of "rational".
+        Smoothness of "matern" (0.5, 1.5 or 2.5); exponent of "rational", and of "stable", exp(-u^alpha), at most 2.
     ratio : float or (float, float), default 1
         Length along the minor axis over `range`, at most 1; in three dimensions of the second and the third axis.
     angle, azimuth : float, optional
@@ -271,10 +286,13 @@ class Variogram:
         form = FORMS[name]
         if (form.shape is None) != (self.alpha is None):
             raise InputError(
-                f"`alpha` is the exponent of a rational variogram; got alpha={self.alpha!r} with {self.model!r}"
+                f"`alpha` is the exponent of a rational or stable variogram; got alpha={self.alpha!r} with "
+                f"{self.model!r}"
             )
         if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0.0):
             raise InputError(f"`alpha` must be positive and finite; got {self.alpha!r}")
+        if name == "stable" and _given(self.alpha) > GREATEST:
+            raise InputError(f"a stable variogram is a covariance for `alpha` up to {GREATEST:g}; got {self.alpha!r}")
         parts = _nugget_parts(self.nugget, nugget_is)
         psill = _partial_sill(sill, self.psill, sum(parts))
         if not (math.isfinite(self.range) and self.range > 0.0):
@@ -463,8 +481,6 @@ class Variogram:
         """
         name = _GSTOOLS.get(type(model).__name__)
         if name is None:
-            if type(model).__name__ == "Stable":
-                form_name("stable")
             raise InputError(f"dkgp has no {type(model).__name__} of GSTools; it reads {', '.join(_GSTOOLS)}")
         if getattr(model, "temporal", False):
             raise InputError("a space-time model of GSTools is not read; pass a Variogram and `time_scale`")
@@ -474,7 +490,8 @@ class Variogram:
             return cls(name, range=length * math.sqrt(2.0), nu=float(model.nu), **values, **_gstools_axes(model))
         if name == "rational":
             return cls(name, range=length / math.sqrt(2.0), alpha=float(model.alpha), **values, **_gstools_axes(model))
-        return cls(name, range=length, **values, **_gstools_axes(model))
+        alpha = float(model.alpha) if name == "stable" else None
+        return cls(name, range=length, alpha=alpha, **values, **_gstools_axes(model))
 
     @classmethod
     def from_pykrige(
@@ -573,6 +590,8 @@ class Variogram:
             return cls("matern", nu=kappa, range=range * math.sqrt(0.5), **values)
         if model == "Mat":
             return cls("matern", nu=kappa, range=range * math.sqrt(2.0 * kappa), **values)
+        if model == "Exc":
+            return cls("stable", alpha=kappa, range=range, range_is="gstat", **values)
         return cls(_GSTAT[model], range=range, range_is="gstat", **values)
 
     # -------------------------------------------------------------------------------------------------------- fitting
@@ -594,8 +613,8 @@ class Variogram:
         weights : {"cressie", "pairs", "pairs/h2", "equal"}, default "cressie"
             N_j / gamma(h_j)^2, iterated; N_j; N_j / h_j^2; or 1. The fit methods 2, 1, 7 and 6 of gstat.
         free : sequence of str
-            Which of "psill", "range" and "nugget" are fitted. The kinds of the nugget keep their shares; a nugget of
-            zero becomes a measurement error.
+            Which of "psill", "range", "nugget" and, for a rational or stable model, "alpha" are fitted. The kinds of
+            the nugget keep their shares; a nugget of zero becomes a measurement error.
 
         Raises
         ------
@@ -607,8 +626,13 @@ class Variogram:
         count = empirical.count[known].astype(np.float64)
         if weights not in FIT_WEIGHTS:
             raise InputError(f"`weights` is one of {', '.join(FIT_WEIGHTS)}; got {weights!r}")
-        if not set(free) <= {"psill", "range", "nugget"} or not free:
-            raise InputError(f"`free` has some of psill, range and nugget; got {tuple(free)}")
+        if not set(free) <= {"psill", "range", "nugget", "alpha"} or not free:
+            raise InputError(f"`free` has some of psill, range, nugget and alpha; got {tuple(free)}")
+        if "alpha" in free and (self.alpha is None or self.also):
+            raise InputError(
+                f"`alpha` is fitted for a rational or stable variogram of one structure; got {self.model}"
+                + (" and others" if self.also else "")
+            )
         if len(lag) < max(len(free), 2):
             raise InputError(f"{len(free)} values need at least as many bins with pairs; got {len(lag)}")
         if empirical.direction is not None and self.ratio != (1.0, 1.0):
@@ -622,14 +646,30 @@ class Variogram:
         fit = _Fit(self, lag, gamma, tuple(free))
         if weights != "cressie":
             fixed = {"pairs": count, "pairs/h2": count / lag**2, "equal": np.ones_like(lag)}[weights]
-            return self._with(*fit.best(fixed))
-        model = fit.best(count)
+            fit, model = fit.best(fixed)
+            return replace(self, alpha=fit.start.alpha)._with(*model)
+        fit, model = fit.best(count)
         for _ in range(_MOST_REWEIGHTED):
-            before, values = model, fit.gamma_at(*model)
-            model = fit.best(count / np.maximum(values, 1e-9 * values.max()) ** 2)
-            if np.allclose(before, model, rtol=1e-6):
+            before, values = (fit.start.alpha or 0.0, *model), fit.gamma_at(*model)
+            fit, model = fit.best(count / np.maximum(values, 1e-9 * values.max()) ** 2)
+            if np.allclose(before, (fit.start.alpha or 0.0, *model), rtol=1e-6):
                 break
-        return self._with(*model)
+        return replace(self, alpha=fit.start.alpha)._with(*model)
+
+    @classmethod
+    def fitted(cls, model: str, empirical: EmpiricalVariogram, *, weights: str = "cressie") -> Self:
+        """Return a model by name with all values, an exponent too, that fit an empirical variogram; see `fit`."""
+        start = cls.start(model, empirical)
+        shape = FORMS[start.model].shape
+        free = ("psill", "range", "nugget", *(() if shape is None else (shape,)))
+        return start.fit(empirical, weights=weights, free=free)
+
+    @classmethod
+    def start(cls, model: str, empirical: EmpiricalVariogram) -> Self:
+        """Return a model by name from which fits start."""
+        name, extent = form_name(model), float(empirical.edges[-1])
+        alpha = None if FORMS[name].shape is None else 1.0
+        return cls(name, psill=empirical.variance, range=extent / 3.0, alpha=alpha)
 
     def without_noise(self, variance: float) -> Self:
         """Return the variogram with the mean variance of known measurement errors taken off its nugget's error.
@@ -658,6 +698,8 @@ FIT_WEIGHTS = ("cressie", "pairs", "pairs/h2", "equal")
 _MOST_REWEIGHTED = 50
 # Lengths over the largest lag among which the search starts.
 _STRETCHES = np.geomspace(0.02, 10.0, 60)
+# Exponents among which their search starts.
+_EXPONENTS = {"stable": (0.25, 0.5, 1.0, 1.5, 2.0), "rational": (0.05, 0.2, 1.0, 5.0, 50.0)}
 # A field's variance is positive: its least share of the largest semivariance.
 _LEAST_PSILL = 1e-6
 
@@ -671,11 +713,29 @@ class _Fit:
     gamma: FloatArray
     free: tuple[str, ...]
 
-    def best(self, weights: FloatArray) -> tuple[float, float, float]:
-        """Return partial sill, stretch of the lengths, and nugget."""
+    def best(self, weights: FloatArray) -> tuple[_Fit, tuple[float, float, float]]:
+        """Return the fit of the best exponent, and its partial sill, stretch of the lengths, and nugget."""
         root = np.sqrt(weights / weights.max())
+        if "alpha" not in self.free:
+            return self, self._best_stretch(root)[1]
+
+        def fit(log: float) -> _Fit:
+            return replace(self, start=replace(self.start, alpha=min(math.exp(log), exponents[-1])))
+
+        exponents = _EXPONENTS[self.start.model]
+        logs = np.log(exponents)
+        at = int(np.argmin([fit(log)._best_stretch(root)[0] for log in logs]))
+        bounds = logs[max(at - 1, 0)], logs[min(at + 1, len(logs) - 1)]
+        result = scipy.optimize.minimize_scalar(
+            lambda log: fit(log)._best_stretch(root)[0], bounds=bounds, method="bounded", options={"xatol": 1e-7}
+        )
+        chosen = min((fit(log) for log in (result.x, logs[at])), key=lambda one: one._best_stretch(root)[0])
+        return chosen, chosen._best_stretch(root)[1]
+
+    def _best_stretch(self, root: FloatArray) -> tuple[float, tuple[float, float, float]]:
+        """Return the misfit with the best values, and these."""
         if "range" not in self.free:
-            return self._sills(1.0, root)[1]
+            return self._sills(1.0, root)
         stretches = _STRETCHES * self.lag.max() / self.start.range
         misfits = [self._sills(stretch, root)[0] for stretch in stretches]
         at = int(np.argmin(misfits))
@@ -686,7 +746,7 @@ class _Fit:
             method="bounded",
             options={"xatol": 1e-10},
         )
-        return self._sills(math.exp(found.x), root)[1]
+        return self._sills(math.exp(found.x), root)
 
     def gamma_at(self, psill: float, stretch: float, nugget: float) -> FloatArray:
         """Return the model's semivariances."""
@@ -715,10 +775,12 @@ _GSTOOLS = {
     "Gaussian": "gaussian",
     "Matern": "matern",
     "Rational": "rational",
+    "Stable": "stable",
     "Spherical": "spherical",
     "Cubic": "cubic",
 }
-_GSTAT = {"Exp": "exponential", "Gau": "gaussian", "Sph": "spherical", "Mat": "matern", "Ste": "matern"}
+_GSTAT = {"Exp": "exponential", "Exc": "stable", "Gau": "gaussian", "Sph": "spherical"}
+_GSTAT |= {"Mat": "matern", "Ste": "matern"}
 
 
 def _gstools_axes(model: Any) -> dict[str, Any]:

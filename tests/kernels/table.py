@@ -25,6 +25,7 @@ from dkgp.kernels import (
     RationalQuadratic,
     Spherical,
     SquaredExponential,
+    Stable,
     UserKernel,
     Wendland,
     White,
@@ -170,6 +171,16 @@ CASES = [
         RationalQuadratic.from_length_scales(1.5, n_features=3, alpha=2.5),
         lambda x, z: (1.0 + scaled_distance(ONE3, x, z) ** 2 / 5.0) ** -2.5,
         sk.RationalQuadratic(length_scale=1.5, alpha=2.5),
+    ),
+    Case(
+        "stable",
+        Stable.from_length_scales(L3, variance=1.6, alpha=1.3),
+        lambda x, z: 1.6 * math.exp(-(scaled_distance(L3, x, z) ** 1.3)),
+    ),
+    Case(
+        "stable isotropic",
+        Stable.from_length_scales(1.5, n_features=3, alpha=0.7),
+        lambda x, z: math.exp(-(scaled_distance(ONE3, x, z) ** 0.7)),
     ),
     Case(
         "spherical",

@@ -26,7 +26,18 @@ from dkgp.models.context import RunContext
 X = np.array([(0, 0), (1, 0), (0, 2), (3, 1), (2, 3), (4, 4)], dtype=float)
 Z = np.array([1, 2, 0.5, 3, 2.5, 4])
 SQUARE = (1.0, 3.0, 1.0, 3.0)
-MODELS = ("exponential", "matern32", "matern52", "gaussian", "spherical", "cubic", "wendland", "rational", "nested")
+MODELS = (
+    "exponential",
+    "matern32",
+    "matern52",
+    "gaussian",
+    "spherical",
+    "cubic",
+    "wendland",
+    "rational",
+    "stable",
+    "nested",
+)
 
 
 def field_of(variogram: Variogram, X: Any, z: Any, mean: Any = "constant") -> Field:
@@ -42,7 +53,7 @@ def variogram_of(model: str) -> Variogram:
         return Variogram("spherical", psill=0.9, range=1.5, nugget=0.05, **shape) + Variogram(
             "gaussian", psill=0.4, range=4.0, **shape
         )
-    alpha: dict[str, Any] = {"alpha": 1.3} if model == "rational" else {}
+    alpha: dict[str, Any] = {"alpha": 0.7} if model == "stable" else {"alpha": 1.3} if model == "rational" else {}
     return Variogram(model, psill=1.3, range=2.0, nugget=0.05, **shape, **alpha)
 
 
@@ -76,9 +87,11 @@ def over_polygon(rings: Any, x: Any, value: Any, length: float) -> float:
                 inner = np.minimum(length / np.maximum(radius, 1e-300), 1.0)
                 along = np.zeros(len(v))
                 parts = [np.minimum(factor * inner, 1.0) for factor in (0.0, 1.0, 2.0, 4.0, 8.0, 1e9)]
-                for low, high in itertools.pairwise(parts):
-                    u = low[:, None] + (high - low)[:, None] * nodes
-                    along += (high - low) * ((u * value(u * radius[:, None])) @ weights)
+                for number, (low, high) in enumerate(itertools.pairwise(parts)):
+                    # From zero by a power, for correlations with a power of the distance.
+                    t, share = (nodes, weights) if number else (nodes**4, 4.0 * nodes**3 * weights)
+                    u = low[:, None] + (high - low)[:, None] * t
+                    along += (high - low) * ((u * value(u * radius[:, None])) @ share)
                 total += (p[0] * q[1] - p[1] * q[0]) * (b - a) * float(along @ weights)
     return total
 
@@ -245,6 +258,7 @@ def test_polygons_are_averaged_over_their_area(rng: np.random.Generator) -> None
 
 SHAPES = {
     "rational": "(1 + r**2 / (2 * a))**-a",
+    "stable": "exp(-(r**a))",
     "exponential": "exp(-r)",
     "matern32": "(1 + sqrt(3) * r) * exp(-sqrt(3) * r)",
     "matern52": "(1 + sqrt(5) * r + 5 * r**2 / 3) * exp(-sqrt(5) * r)",
@@ -258,7 +272,7 @@ SHAPES = {
 @pytest.mark.parametrize("model", SHAPES)
 def test_fourth_derivatives_are_bounded_at_every_distance(model: str) -> None:
     mpmath = pytest.importorskip("mpmath")
-    alpha: dict[str, Any] = {"alpha": 1.3} if model == "rational" else {}
+    alpha: dict[str, Any] = {"alpha": 1.3} if model in ("rational", "stable") else {}
     variogram = Variogram(model, psill=1.0, range=1.0, **alpha)
     code = compile(SHAPES[model], "rho", "eval")
 
@@ -297,7 +311,7 @@ def true_error(rule: Rule, cells: Rule, variogram: Variogram) -> float:
     return float(np.sqrt(max(u @ variogram.covariance(cdist(nodes, nodes)) @ u, 0.0)))
 
 
-@pytest.mark.parametrize("model", ["exponential", "matern52", "gaussian", "spherical", "rational", "nested"])
+@pytest.mark.parametrize("model", ["exponential", "matern52", "gaussian", "spherical", "rational", "stable", "nested"])
 def test_errors_of_rules_bound_their_true_error(model: str) -> None:
     variogram = variogram_of(model)
     fine = rectangle((1.0, 2.5, 0.5, 3.0), variogram, 24)

@@ -138,7 +138,6 @@ def test_a_map_in_geotiff_opens_in_rasterio(shell: Shell) -> None:
     [
         ("variogram @soil.csv --target lead", 3, ("lead", "zinc")),
         ("variogram @soil.csv --target zinc --fit power", 3, ("power", "no sill")),
-        ("variogram @soil.csv --target zinc --fit rational", 3, ("rational", "--fit")),
         ("variogram @soil.csv --target none", 3, ("none",)),
         ("variogram @soil.csv --target zinc --plot v.txt", 3, (".png",)),
         ("fit @soil.csv --target zinc --range 5 --sill 1 --psill 1 --out @out", 3, ("sill",)),

@@ -48,7 +48,7 @@ def field_of(
     coordinates = tuple(rng.uniform(0, 100, size=n) for _ in range(3 if time else 2))
     space = Space.of(coordinates, crs, has_time=time, time_scale=0.5 if time else 1.0)
     values = rng.normal(size=(n, 1)) + 0.05 * coordinates[0][:, None]
-    variogram = Variogram(model, psill=2.0, range=20.0, nugget=0.25)
+    variogram = Variogram(model, psill=2.0, range=20.0, nugget=0.25, alpha=1.4 if model == "stable" else None)
     covariates = _hill(*coordinates[:2]) if drift else np.zeros((n, 0))
     samples = Samples(space.places(coordinates), values, np.full(n, 0.25), 0.0, covariates)
     mean: Any = Drift(0, columns=("hill",)) if drift else "constant"
@@ -111,6 +111,8 @@ def test_an_interrupted_map_ends_in_the_same_bytes(tmp_path: Path, name: str) ->
         ("exponential", 0.25, 5_001, "neighbours"),
         ("exponential", 0.0, 20_000, "cholesky"),
         ("exponential", 0.0, 20_001, "neighbours"),
+        ("stable 1.5", 0.25, 5_001, "neighbours"),
+        ("stable 1.9", 0.25, 5_001, "iterative"),
         ("gaussian", 0.25, 5_001, "iterative"),
         ("gaussian", 0.0, 5_001, "cholesky"),
         ("spherical", 0.25, 20_000, "cholesky"),
@@ -119,7 +121,8 @@ def test_an_interrupted_map_ends_in_the_same_bytes(tmp_path: Path, name: str) ->
 )
 def test_the_way_to_variances_follows_from_the_field_alone(model: str, nugget: float, n: int, way: str) -> None:
     record = SimpleNamespace(noise_variance=nugget / 2.0)
-    variogram = Variogram(model, psill=2.0, range=20.0, nugget=nugget)
+    name, *alpha = model.split()
+    variogram = Variogram(name, psill=2.0, range=20.0, nugget=nugget, alpha=float(alpha[0]) if alpha else None)
     field: Any = SimpleNamespace(n_samples=n, record=record, variogram=variogram, space=Space(2))
     chosen = rasters._variances(field, MapSettings(variance=True))
     assert chosen is not None
@@ -129,7 +132,7 @@ def test_the_way_to_variances_follows_from_the_field_alone(model: str, nugget: f
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["exponential", "spherical", "cubic", "gaussian", "matern52"])
+@pytest.mark.parametrize("model", ["exponential", "spherical", "cubic", "gaussian", "matern52", "stable"])
 def test_variances_of_many_samples_agree_with_a_whole_factor(
     rng: Any, tmp_path: Path, model: str, monkeypatch: Any
 ) -> None:

@@ -21,6 +21,10 @@ GSTOOLS: dict[str, tuple[dict[str, float], tuple[float, ...]]] = {
     "Gaussian": ({}, (0.41713426397728415, 0.8393066372393507, 1.7549597571521687, 2.24249290289956)),
     "Matern": ({"nu": 1.5}, (0.37755422955764373, 0.644299210789824, 1.2213211570883022, 1.9244260743500634)),
     "Rational": ({"alpha": 1.7}, (0.4540820112541466, 0.9024093075196287, 1.657647733907314, 2.128033374097888)),
+    "Stable": (
+        {"alpha": 0.6},
+        (1.057722525007112, 1.3368960058757589, 1.640584183216004, 1.9198251349585425),
+    ),
     "Spherical": ({}, (1.212962962962963, 1.9537037037037037, 2.25, 2.25)),
     "Cubic": ({}, (1.185528120713306, 2.1210562414266114, 2.25, 2.25)),
 }
@@ -47,11 +51,17 @@ def gstools_model(name: str, **values: Any) -> Any:
 def test_models_of_gstools_have_their_values(name: str) -> None:
     values, expected = GSTOOLS[name]
     np.testing.assert_allclose(Variogram.from_gstools(gstools_model(name, **values))(LAGS), expected, rtol=1e-9)
-    alpha = {"alpha": 1.7} if name == "Rational" else {}
+    alpha: Any = values if "alpha" in values else {}
     model: Any = NAMES.get(name, name.lower())
     np.testing.assert_allclose(
         Variogram(model, psill=2, range=1.5, nugget=0.25, range_is="gstools", **alpha)(LAGS), expected, rtol=1e-9
     )
+
+
+def test_a_stable_model_of_gstat_has_its_exponent() -> None:
+    stable = Variogram.from_gstat("Exc", 2.0, 1.5, 0.25, kappa=0.6)
+    assert (stable.model, stable.alpha) == ("stable", 0.6)
+    np.testing.assert_allclose(stable(LAGS), GSTOOLS["Stable"][1], rtol=1e-13)
 
 
 def test_matern52_has_the_values_of_gstools() -> None:
@@ -100,7 +110,7 @@ def test_axes_are_those_of_gstools(case: Any) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_practical_and_integral_ranges_have_their_meaning(name: str) -> None:
-    alpha = {"alpha": 1.7} if name == "rational" else {}
+    alpha = {"alpha": 1.7} if FORMS[name].shape else {}
     variogram = Variogram(name, psill=1.0, range=1.0, **alpha)
     practical = variogram.range_as("practical")
     compact = name in ("spherical", "cubic", "wendland")
@@ -114,7 +124,7 @@ def test_practical_and_integral_ranges_have_their_meaning(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_kernels_have_the_covariance_of_the_variogram(name: str) -> None:
-    alpha = {"alpha": 1.7} if name == "rational" else {}
+    alpha = {"alpha": 1.7} if FORMS[name].shape else {}
     variogram = Variogram(name, psill=2.0, range=3.0, **alpha)
     x = np.random.default_rng(0).random((6, 2)) * 5.0
     lags = np.linalg.norm(x[:, None] - x[None], axis=2)
@@ -152,11 +162,15 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"model": "hole-effect", "psill": 1.0, "range": 1.0},
         "a hole-effect variogram is a covariance in one dimension only; take exponential, matern32 or gaussian",
     ),
-    ({"model": "stable", "psill": 1.0, "range": 1.0}, "dkgp has no stable (powered exponential) variogram"),
+    ({"model": "stable", "psill": 1.0, "range": 1.0}, "`alpha` is the exponent of a rational or stable variogram"),
+    (
+        {"model": "stable", "psill": 1.0, "range": 1.0, "alpha": 2.1},
+        "a stable variogram is a covariance for `alpha` up to 2; got 2.1",
+    ),
     ({"model": "circular", "psill": 1.0, "range": 1.0}, "unknown variogram 'circular'; dkgp has matern, exponential"),
     ({"model": "matern", "nu": 0.7, "psill": 1.0, "range": 1.0}, "a matern variogram needs nu, one of 0.5, 1.5, 2.5"),
     ({"nu": 1.5, "psill": 1.0, "range": 1.0}, "`nu` belongs to the model matern"),
-    ({"model": "rational", "psill": 1.0, "range": 1.0}, "`alpha` is the exponent of a rational variogram"),
+    ({"model": "rational", "psill": 1.0, "range": 1.0}, "`alpha` is the exponent of a rational or stable variogram"),
     (
         {"psill": 1.0, "range": 1.0, "angle": 30.0, "azimuth": 60.0},
         "give angle= (from east, counter-clockwise) or azimuth= (from north, clockwise), not both",
@@ -174,11 +188,6 @@ def test_refusals_say_the_fault_and_the_remedy(values: dict[str, Any], message: 
     assert message in str(refused.value)
 
 
-def test_a_stable_model_of_gstools_is_refused_with_advice() -> None:
-    with pytest.raises(InputError, match="take exponential for a up to about 1, matern32 for a near 1.5"):
-        Variogram.from_gstools(gstools_model("Stable", alpha=1.5))
-
-
 def test_spherical_is_refused_in_four_dimensions() -> None:
     spherical = Variogram("spherical", psill=1.0, range=1.0)
     spherical.to_kernel(3)
@@ -193,7 +202,13 @@ def exact_empirical(variogram: Variogram) -> Any:
     """Return an empirical variogram without sampling error."""
     lag = np.linspace(0.5, 12.0, 15)
     return SimpleNamespace(
-        lag=lag, gamma=variogram(lag), count=np.arange(15) + 100, known=np.ones(15, dtype=bool), direction=None
+        lag=lag,
+        gamma=variogram(lag),
+        count=np.arange(15) + 100,
+        known=np.ones(15, dtype=bool),
+        direction=None,
+        edges=np.linspace(0.0, 12.0, 16),
+        variance=2.0,
     )
 
 
@@ -206,6 +221,19 @@ def test_a_fit_recovers_the_variogram(name: str, weights: str) -> None:
     assert fitted.range == pytest.approx(5.0, rel=1e-6)
     assert fitted.error_variance == pytest.approx(0.3, rel=1e-5)
     assert fitted.misfit(exact_empirical(truth)) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("stable", 0.6), ("stable", 1.5), ("stable", 2.0), ("rational", 0.7)])
+def test_a_fit_recovers_the_exponent(name: str, alpha: float) -> None:
+    truth = Variogram(name, psill=2.0, range=3.0, nugget=0.3, alpha=alpha)
+    fitted = Variogram.fitted(name, exact_empirical(truth))
+    assert fitted.alpha == pytest.approx(alpha, rel=1e-3)
+    assert fitted.range == pytest.approx(3.0, rel=1e-2)
+    assert fitted.misfit(exact_empirical(truth)) < 1e-4
+    start = Variogram(name, psill=1.0, range=1.0, alpha=alpha)
+    assert start.fit(exact_empirical(truth)).alpha == alpha
+    with pytest.raises(InputError, match="`alpha` is fitted for a rational or stable variogram of one structure"):
+        Variogram("exponential", psill=1.0, range=1.0).fit(exact_empirical(truth), free=("alpha",))
 
 
 def test_fixed_values_stay_and_the_fit_is_the_least_misfit() -> None:

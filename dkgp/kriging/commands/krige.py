@@ -57,7 +57,7 @@ from dkgp.kriging.rasters import MapSettings, cells_url, format_of, write_field
 from dkgp.kriging.samples import Duplicates
 from dkgp.kriging.space import Space, axis_unit, crs_of, region_in
 from dkgp.kriging.tables import SampleTable
-from dkgp.kriging.variogram import FIT_WEIGHTS, FORMS, Variogram, form_name
+from dkgp.kriging.variogram import FIT_WEIGHTS, Variogram, form_name
 from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
 from dkgp.models.memory import Memory
@@ -141,8 +141,7 @@ class KrigeVariogramJob:
     def __post_init__(self) -> None:
         check_ranges(self)
         for name in self.fit:
-            if FORMS[form_name(name)].shape is not None:
-                raise InputError(f"`fit` takes models without a further parameter; got {name!r}")
+            form_name(name)
 
 
 def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
@@ -228,10 +227,9 @@ def fitted_models(empirical: EmpiricalVariogram, job: KrigeVariogramJob, noise: 
     """
     if not np.isfinite(empirical.variance) or empirical.variance == 0.0:
         raise InputError("the values do not vary; a variogram of them is zero")
-    start = float(empirical.edges[-1]) / 3.0
     rows: list[Document] = []
     for name in job.fit:
-        fitted = Variogram(name, psill=empirical.variance, range=start).fit(empirical, weights=job.weights)
+        fitted = Variogram.fitted(name, empirical, weights=job.weights)
         figures = {"name": name, "fit": "weights", "misfit": fitted.misfit(empirical)}
         rows.append({**figures, "variogram": fitted.without_noise(0.0 if noise is None else float(np.mean(noise)))})
     return sorted(rows, key=lambda figures: float(figures["misfit"]))

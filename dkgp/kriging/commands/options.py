@@ -201,7 +201,7 @@ class VariogramOptions:
     ] = "error"
     range_is: Annotated[str, Option(help="The convention of --range.", choices=RANGE_KINDS, group=VARIOGRAM)] = "scale"
     nu: Annotated[float | None, Option(help="Smoothness of matern: 0.5, 1.5 or 2.5.", above=0, group=VARIOGRAM)] = None
-    alpha: Annotated[float | None, Option(help="Exponent of rational.", above=0, group=VARIOGRAM)] = None
+    alpha: Annotated[float | None, Option(help="Exponent of rational or stable.", above=0, group=VARIOGRAM)] = None
     ratio: Annotated[float, Option(help="Minor axis over main axis, at most 1.", above=0, group=VARIOGRAM)] = 1.0
     angle: Annotated[float | None, Option(help="Main axis, degrees from east, counter-clockwise.", group=VARIOGRAM)] = (
         None

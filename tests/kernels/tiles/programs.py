@@ -11,11 +11,12 @@ import numpy as np
 from dkgp.kernels.compact import CUBIC, SPHERICAL, WENDLAND
 from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, Step, TileProgram
+from dkgp.kernels.stable import STABLE
 from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
 from dkgp.kernels.user import USER, USER_PAIR
 
 COMPACT = (SPHERICAL, CUBIC, WENDLAND)
-RADIAL = (EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC, *COMPACT)
+RADIAL = (EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC, STABLE, *COMPACT)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def evaluated(leaf: Leaf, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     log2 = np.log(a.dtype.type(2.0))
     if leaf.profile == RATIONAL_QUADRATIC:
         return np.exp(-a.dtype.type(leaf.parameters[0]) * np.log1p(s))
+    if leaf.profile == STABLE:
+        return np.exp(-(s ** a.dtype.type(0.5 * leaf.parameters[0])))
     if leaf.profile in COMPACT:
         u = np.minimum(np.sqrt(s), 1)
         return {
@@ -116,7 +119,7 @@ def leaf_kernel(
 ) -> ProgramKernel:
     """One leaf of all features."""
     if not parameters:
-        parameters = {RATIONAL_QUADRATIC: (1.3,), POLYNOMIAL: (3.0, 0.7)}.get(profile, ())
+        parameters = {RATIONAL_QUADRATIC: (1.3,), STABLE: (1.4,), POLYNOMIAL: (3.0, 0.7)}.get(profile, ())
     scales = tuple(np.full(d, 1.0 / np.sqrt(d)) if scale is None else scale)
     group = InputGroup(tuple(range(d)), scales, product=profile == POLYNOMIAL)
     return ProgramKernel(d, TileProgram((group,), (Leaf(0, profile, parameters),), amplitude))
@@ -142,6 +145,8 @@ def random_program(rng: np.random.Generator, n_features: int, leaves: int, ampli
         parameters: tuple[float, ...] = ()
         if profile == RATIONAL_QUADRATIC:
             parameters = (float(10.0 ** rng.uniform(-1.0, 3.0)),)
+        elif profile == STABLE:
+            parameters = (float(rng.uniform(1.0, 2.0)),)
         elif profile == POLYNOMIAL:
             parameters = (float(rng.integers(1, 6)), float(rng.uniform(0.0, 1.0)))
         steps: list[Step] = [Leaf(len(groups) - 1, profile, parameters)]

@@ -14,6 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import TileEvaluator, parse_kernel
 from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import PROFILES, Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
+from dkgp.kernels.stable import STABLE
 from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
 from dkgp.kernels.user import USER
 from tests.kernels.tiles.programs import COMPACT, RADIAL, ProgramKernel, kernel_of, leaf_kernel, random_program
@@ -187,7 +188,9 @@ def exact_inputs(rng: np.random.Generator, n: int, d: int, precision: str) -> np
 @pytest.mark.parametrize("d", [1, 3, 20, 90])
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
 def test_entry_error_bounds_every_entry(rng: np.random.Generator, profile: Profile, d: int, precision: str) -> None:
-    for parameters in {RATIONAL_QUADRATIC: [(0.5,), (2.0,), (30.0,)]}.get(profile, [()]):
+    for parameters in {RATIONAL_QUADRATIC: [(0.5,), (2.0,), (30.0,)], STABLE: [(1.0,), (1.4,), (2.0,)]}.get(
+        profile, [()]
+    ):
         kernel = leaf_kernel(profile, d, parameters, scale=np.ones(d), amplitude=1.5)
         evaluator = TileEvaluator(kernel, precision, expanded=False)
         X, Z = exact_inputs(rng, 300, d, precision), exact_inputs(rng, 100, d, precision)
@@ -371,11 +374,11 @@ def test_malformed_programs_are_refused(groups, steps, message: str) -> None:
 # What profiles declare of themselves, against differences of their values and the entries that tiles have.
 
 
-PARAMETERS = (0.3, 2.0, 40.0)
+PARAMETERS = {RATIONAL_QUADRATIC: (0.3, 2.0, 40.0), STABLE: (0.4, 1.0, 1.3, 2.0)}
 
 
 def cases() -> list[tuple[Profile, float]]:
-    return [(profile, p) for profile in RADIAL for p in (PARAMETERS if profile is RATIONAL_QUADRATIC else (0.0,))]
+    return [(profile, p) for profile in RADIAL for p in PARAMETERS.get(profile, (0.0,))]
 
 
 def named(value: object) -> str | None:

@@ -28,6 +28,7 @@ from dkgp.kernels import (
     Periodic,
     RationalQuadratic,
     SquaredExponential,
+    Stable,
     Sum,
 )
 from dkgp.models.context import RunContext
@@ -377,6 +378,8 @@ class Problem:
             s += Long(gamma) * (A.astype(Long)[:, None, feature] - B.astype(Long)[None, :, feature]) ** 2
         if isinstance(kernel, SquaredExponential):
             f = np.exp(-s)
+        elif isinstance(kernel, Stable):
+            f = np.exp(-((2 * s) ** (Long(kernel.alpha) / 2)))
         elif isinstance(kernel, RationalQuadratic):
             f = (1 + s / Long(kernel.alpha)) ** -Long(kernel.alpha)
         else:
@@ -397,6 +400,8 @@ KERNELS: tuple[tuple[type[Any], dict[str, float]], ...] = (
     (Matern32, {}),
     (Matern52, {}),
     (RationalQuadratic, {"alpha": 0.7}),
+    (Stable, {"alpha": 0.7}),
+    (Stable, {"alpha": 1.4}),
 )
 
 
