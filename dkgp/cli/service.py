@@ -476,9 +476,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
             elif parameter.multiple:
                 flags += [part for value in options[name] for part in (parameter.opts[0], str(value))]
             else:
-                value = options[name]
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                flags += [parameter.opts[0], text]
+                flags += [parameter.opts[0], str(options[name])]
     return [*positional, *flags]
 
 

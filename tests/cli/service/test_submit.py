@@ -64,7 +64,7 @@ def test_lists_are_typed_again_in_a_batch_script(tmp_path: Path) -> None:
     )
     script = tmp_path / "job.sbatch"
     run_json("submit", "--slurm", "--write-only", script, *line, "--out", tmp_path / "m.tif")
-    for words in ("dkgp krige grid", "--region 0.0,900.0,0.0,600.0", "--shape 3.0,4.0", "--covariates d=/d.tif"):
+    for words in ("dkgp krige grid", "--region 0,900,0,600", "--shape 3,4", "--covariates d=/d.tif"):
         assert words in script.read_text()
 
 
