@@ -342,7 +342,7 @@ def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_help_keeps_the_commands_own_words() -> None:
     for name, original in ORIGINALS.items():
-        shown = submit.commands[name].get_help(click.Context(submit.commands[name]))
+        shown = _submitted(name).get_help(click.Context(_submitted(name)))
         first = (original.help or "").strip().splitlines()[0]
         assert " ".join(first.split())[:40] in " ".join(shown.split())
         assert "--scheduler" not in shown
