@@ -561,8 +561,8 @@ class Variogram:
         return cls.from_pykrige(
             kriging.variogram_model,
             parameters,
-            anisotropy_scaling=scaling if len(scaling) > 1 else scaling[0],  # type: ignore[arg-type]
-            anisotropy_angle=angle if len(angle) > 1 else angle[0],  # type: ignore[arg-type]
+            anisotropy_scaling=scaling if len(scaling) > 1 else scaling[0],
+            anisotropy_angle=angle if len(angle) > 1 else angle[0],
             exact_values=kriging.exact_values,
         )
 

@@ -93,8 +93,8 @@ def run_bench_kriging(
 def _dkgp(made: Problem, tolerance: float, variances: bool, kind: str = "universal") -> tuple[Kriging, Exact, Any]:
     """Return dkgp's kriging, its proofs at the points and its row."""
     variogram = Variogram("exponential", psill=1.0, range=RANGE, nugget=NUGGET)
-    mean_of: dict[str, Any] = {"simple": {"mean": 0.0}, "universal": {"degree": 1}}.get(kind, {})
-    kriging = Kriging(variogram, kind=kind, of="observation", tolerance=tolerance, **mean_of)
+    mean_of: dict[str, dict[str, Any]] = {"simple": {"mean": 0.0}, "universal": {"degree": 1}, "ordinary": {}}
+    kriging = Kriging(variogram, kind=kind, of="observation", tolerance=tolerance, **mean_of[kind])
     slope = 0.0 if kind == "universal" else SLOPE
     trend, values = slope * made.points[:, 0], made.values - slope * made.places[:, 0]
     began = time.perf_counter()
