@@ -252,7 +252,7 @@ WITHOUT = {
 def test_jobs_are_run_by_commands_that_declare_them() -> None:
     assert set(COMMANDS) == {
         *("train", "sparse", "classify", "pursue", "tune", "predict", "evaluate", "export", "plan", "demo"),
-        *("fit", "ingest", "info", "warm-up", "audit"),
+        *("fit", "ingest", "info", "warm-up", "audit", "example"),
         *("krige variogram", "krige fit", "krige map", "krige grid", "krige blocks", "krige simulate"),
         "krige check",
     }

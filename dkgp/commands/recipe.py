@@ -214,6 +214,7 @@ RECIPES: dict[str, Recipe] = {
             "Train an exact Gaussian process on Friedman's first problem, from nothing.",
             module="dkgp.commands.chained",
         ),
+        Recipe("example", "Write a table of invented houses to OUT, of any size, to try dkgp on."),
         Recipe(
             "fit",
             "Fit a Gaussian process to the table SOURCES (files, globs, folders, URLs), or a classifier with --labels.",

@@ -178,6 +178,7 @@ def test_the_commands_of_this_release() -> None:
         "export",
         "info",
         "demo",
+        "example",
         "bench",
         "warm-up",
     }

@@ -6,7 +6,7 @@ made in memory or in a store, in chunks of any size, and its first samples are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,6 +165,28 @@ def write_rbf_mixture(
     """
     problem = _rbf_mixture_problem(n_features, n_centres, width, noise_variance, seed)
     return problem.write((train_url, test_url), (n_train, n_test), chunk_rows, progress, overwrite)
+
+
+def house_prices(n_samples: int, *, seed: int = 0) -> Iterator[dict[str, FloatArray]]:
+    """Yield blocks of an invented town's houses, column by column: area, age, lat, lon and price.
+
+    The price falls with the distance from the centre and with the age. Its noise has a standard deviation of 15. The
+    values are rounded as those of a file are.
+    """
+    low, high = np.array([30.0, 0.0, 48.0, 16.2]), np.array([250.0, 100.0, 48.3, 16.6])
+
+    def draw(generator: np.random.Generator, rows: int) -> FloatArray:
+        X = generator.uniform(low, high, (rows, 4))
+        return np.column_stack([np.round(X[:, :2], 1), np.round(X[:, 2:], 4)])
+
+    def worth(X: FloatArray) -> FloatArray:
+        area, age, lat, lon = X.T
+        return np.asarray(3.0 * area * np.exp(-6.0 * np.hypot(lat - 48.2, lon - 16.37)) * (1.0 - 0.004 * age))
+
+    problem = _Problem(4, 15.0, seed, draw, worth)
+    for index, rows in problem.blocks(n_samples):
+        X, y = problem.block(index, rows, _TRAIN_STREAM, problem.noise_std)
+        yield dict(zip(("area", "age", "lat", "lon", "price"), [*X.T, np.round(y, 2)], strict=True))
 
 
 @dataclass(frozen=True)
