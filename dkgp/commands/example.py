@@ -24,8 +24,9 @@ SAMPLES = Option(help="Number of rows.", spellings=("--samples", "--n"), least=1
 
 @command(
     """
-    OUT ends in .csv, .csv.gz, .parquet or .nc. Its columns are area, age, lat, lon and price. The price depends on the other four, and has noise with a standard
-    deviation of 15 that no column explains. A shorter table with the same seed has the first rows of a longer one.
+    OUT ends in .csv, .csv.gz, .parquet or .nc. Its columns are area, age, lat, lon and price. The price depends on the
+    other four, and has noise with a standard deviation of 15 that no column explains. A shorter table with the same
+    seed has the first rows of a longer one.
     """,
     "dkgp example houses.csv",
     "dkgp example million.parquet --samples 1000000",

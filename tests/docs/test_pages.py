@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 from dkgp.cli import main
 from dkgp.cluster import configured_options
+from dkgp.commands.example import ExampleJob, run_example
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import ExitCode
 from dkgp.models import read_hyperparameters
 
@@ -63,6 +65,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder, with the file that the pages read, as the current one."""
     table = np.random.default_rng(0).random((200, 4))
     np.savetxt(tmp_path / "DATA.csv", table, delimiter=",", header="a,b,c,price", comments="")
+    run_example(ExampleJob(str(tmp_path / "houses.csv"), samples=600), SilentReporter())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -81,6 +84,35 @@ def test_the_readme_runs_in_a_process_of_its_own(reader: Path) -> None:
     shown = subprocess.run([sys.executable, "-c", code], cwd=reader, env=environment, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.strip()
+
+
+@pytest.mark.long
+def test_the_commands_of_the_readme_run_and_print_the_lines_that_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's three commands on fewer rows: the labels of the shown lines are printed, and one answer a row."""
+    monkeypatch.chdir(tmp_path)
+    readme = ROOT / "README.md"
+    example, fit, piped = blocks(readme, "sh")[0].splitlines()
+    table, answer = blocks(readme, "text")
+    lines, _, predict = piped.partition(" | ")
+    given = lines.removeprefix("printf ").strip("'").replace("\\n", "\n")
+    printed = []
+    for line, options, text in ((example, "--samples 400", None), (fit, "--kernel rbf", None), (predict, "", given)):
+        words = shlex.split(f"{line.partition('#')[0]} {options}")
+        result = CliRunner().invoke(main, words[1:], input=text)
+        assert result.exit_code == 0, f"{line}: {result.output}"
+        printed.append(result.stdout)
+    labels = [line.split("  ")[0] for line in table.splitlines()]
+    assert len(labels) == 3
+    assert [label for label in labels if not re.search(rf"^{label}  ", printed[1], flags=re.MULTILINE)] == []
+    header, *rows = printed[2].splitlines()
+    assert header == answer.splitlines()[0]
+    assert len(rows) == len(answer.splitlines()) - 1 == 1
+    mean, std, lower, upper, bound = map(float, rows[0].split(","))
+    assert lower < mean < upper
+    assert 0.0 < bound < std
+    assert (tmp_path / "fit" / "report.html").exists()
 
 
 def parse(command: click.Command, name: str, arguments: list[str], parent: click.Context | None = None) -> None:
