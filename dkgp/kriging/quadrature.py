@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import scipy.special
+from numpy.typing import NDArray
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
@@ -73,6 +74,10 @@ class Rule:
     rings : tuple of (k, 2)
         Outline of the block in the coordinates of the samples: outer rings counter-clockwise, holes clockwise. Without
         one the weighted sum itself is predicted.
+    sides : (2,), optional
+        Width and height of a rectangle.
+    shape : optional
+        The shapely polygon.
     """
 
     nodes: FloatArray
@@ -82,6 +87,8 @@ class Rule:
     area: float
     slip: float = 0.0
     rings: tuple[FloatArray, ...] = ()
+    sides: tuple[float, float] | None = None
+    shape: Any = None
 
 
 def rectangle(bounds: tuple[float, float, float, float], variogram: Variogram, order: int = 8) -> Rule:
@@ -105,14 +112,15 @@ def moved_rectangle(
     moved = _moved(bounds, matrix)
     if like is None:
         error = _rectangle_error(steps @ matrix.T, share, matrix * size, variogram, half)
-        error = _capped(error + _step(moved, variogram), variogram)
+        error = _capped(error + step(moved, variogram), variogram)
     else:
-        error = _capped(like.error + _step(moved, variogram), variogram)
+        error = _capped(like.error + step(moved, variogram), variogram)
     # One node is exact for linear functions only.
     spread = half**2 * _ROUNDINGS if order == 1 else 0.0
     centre = np.array([0.5 * (west + east), 0.5 * (south + north)])
     ring = np.array([(west, south), (east, south), (east, north), (west, north)])
-    return Rule(centre + steps, share, error, spread, float(size.prod()), moved, (ring,))
+    sides = float(size[0]), float(size[1])
+    return Rule(centre + steps, share, error, spread, float(size.prod()), moved, (ring,), sides)
 
 
 def polygon(shape: Any, variogram: Variogram, order: int = 8, name: str = "") -> Rule:
@@ -132,43 +140,25 @@ def polygon(shape: Any, variogram: Variogram, order: int = 8, name: str = "") ->
     area = float(shape.area)
     if not area > 0.0:
         raise InputError(f"the polygon {name} has no area; expected a polygon with an interior")
+    cells = Cells.of(shape, order, variogram, name)
     west, south, east, north = shape.bounds
-    pieces, box = _clipped(shapely.force_2d(shape), order)
-    areas = shapely.area(pieces)
-    kept = areas > _LEAST_SHARE * box
-    if not kept.any():
-        raise InputError(
-            f"the polygon {name} has an area of {area:g}, too little for its extent of {east - west:g} by "
-            f"{north - south:g}; expected a polygon with an interior"
-        )
-    dropped, perimeters = float(areas[~kept].sum()), float(shapely.length(pieces[kept]).sum())
-    pieces, areas = pieces[kept], areas[kept]
-    centroids = shapely.get_coordinates(shapely.centroid(pieces))
-    matrix = variogram.anisotropy(2)
-    moved = _moved((west, east, south, north), matrix)
-    corners, piece = shapely.get_coordinates(pieces, return_index=True)
-    radius = np.zeros(len(pieces))
-    np.maximum.at(radius, piece, np.linalg.norm((corners - centroids[piece]) @ matrix.T, axis=1))
-    radius = radius * _ROUNDINGS + moved
-    weights = areas / areas.sum()
-    # Shares of the area that the cells gain or lose by roundings of their vertices, and by those left out.
-    plain = _moved((west, east, south, north), np.eye(2))
-    astray = 2.0 * (plain * perimeters + dropped) / area + 1e-13 * len(pieces)
-    # A centroid is off in proportion to the roundings of its cell's area.
-    side = float(np.sqrt(box))
-    shift = moved + 64.0 * EPS * box * side * len(pieces) / area * float(np.linalg.norm(matrix))
+    matrix, astray, shift = variogram.anisotropy(2), cells.astray, cells.shift
+    nodes = np.concatenate([cells.full, cells.clipped])
+    weights = np.concatenate([np.full(len(cells.full), cells.share), cells.shares])
+    radius = np.concatenate([np.full(len(cells.full), cells.radius), cells.radii])
     extent = float(np.linalg.norm(matrix @ np.array([east - west, north - south])))
     extent = max(extent, float(np.linalg.norm(matrix @ np.array([east - west, south - north]))))
-    error = _midpoint_error((centroids - centroids[0]) @ matrix.T, weights, radius, variogram)
-    error += _step(shift, variogram) + 2.0 * astray * math.sqrt(variogram.field_variance)
+    error = _midpoint_error(nodes, weights, radius, variogram)
+    error += step(shift, variogram) + 2.0 * astray * math.sqrt(variogram.field_variance)
     return Rule(
-        centroids,
+        cells.places,
         weights,
         _capped(error, variogram),
         float(weights @ radius**2) * _ROUNDINGS + 2.0 * astray * extent**2,
         area,
         shift + 2.0 * astray * extent,
-        _rings(shape),
+        cells.rings,
+        shape=shape,
     )
 
 
@@ -184,8 +174,93 @@ def _rings(shape: Any) -> tuple[FloatArray, ...]:
     return tuple(rings)
 
 
-def _clipped(shape: Any, order: int) -> tuple[Any, float]:
-    """Return the parts of a polygon in the boxes of a lattice, single polygons, and the area of a box."""
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A polygon's cells on a lattice: whole boxes, and boxes that its outline cuts.
+
+    Attributes
+    ----------
+    origin : (2,)
+        South-western corner of the lattice. Places without anisotropy are relative to it.
+    steps : (2, 2)
+        Columns: a box's sides, without anisotropy.
+    inside : (rows, columns) bool
+        Boxes within the polygon.
+    full, clipped : (k, 2), (m, 2)
+        Centroids of both kinds of cells, without anisotropy.
+    share, radius : float
+        Weight and circumradius of a whole box.
+    shares, radii : (m,)
+        Those of clipped cells.
+    shift, astray : float
+        Bounds on the displacement of a node by roundings, and on the weights that are off.
+    rings : tuple of (k, 2)
+    """
+
+    origin: FloatArray
+    steps: FloatArray
+    inside: NDArray[np.bool_]
+    full: FloatArray
+    clipped: FloatArray
+    share: float
+    radius: float
+    shares: FloatArray
+    radii: FloatArray
+    shift: float
+    astray: float
+    rings: tuple[FloatArray, ...]
+    places: FloatArray
+
+    @classmethod
+    def of(cls, shape: Any, order: int, variogram: Variogram, name: str = "") -> Cells:
+        """Cut a polygon by a lattice of `order` boxes along its longer side."""
+        import shapely
+
+        area, (west, south, east, north) = float(shape.area), shape.bounds
+        inside, pieces, (width, height) = _clipped(shapely.force_2d(shape), order)
+        areas, box, k = shapely.area(pieces), width * height, int(inside.sum())
+        kept = areas > _LEAST_SHARE * box
+        if not kept.any() and not k:
+            raise InputError(
+                f"the polygon {name} has an area of {area:g}, too little for its extent of {east - west:g} by "
+                f"{north - south:g}; expected a polygon with an interior"
+            )
+        dropped, perimeters = float(areas[~kept].sum()), float(shapely.length(pieces[kept]).sum())
+        pieces, areas = pieces[kept], areas[kept]
+        centroids = shapely.get_coordinates(shapely.centroid(pieces)).reshape(-1, 2)
+        matrix, origin = variogram.anisotropy(2), np.array([west, south])
+        moved = _moved((west, east, south, north), matrix)
+        corners, piece = shapely.get_coordinates(pieces, return_index=True)
+        radii = np.zeros(len(pieces))
+        np.maximum.at(radii, piece, np.linalg.norm((corners - centroids[piece]) @ matrix.T, axis=1))
+        whole, count = k * box + float(areas.sum()), k + len(pieces)
+        # Shares of the area that the cells gain or lose by roundings of their vertices, and by those left out.
+        plain = _moved((west, east, south, north), np.eye(2))
+        astray = 2.0 * (plain * (perimeters + 2.0 * k * (width + height)) + dropped) / area + 1e-13 * count
+        # A centroid is off in proportion to the roundings of its cell's area.
+        shift = moved + 64.0 * EPS * box * math.sqrt(box) * count / area * float(np.linalg.norm(matrix))
+        rows, columns = np.nonzero(inside)
+        middles = (np.column_stack([columns, rows]) + 0.5) * np.array([width, height])
+        diagonals = np.linalg.norm(np.array([(width, height), (width, -height)]) @ matrix.T, axis=1)
+        return cls(
+            origin,
+            matrix * np.array([width, height]),
+            inside,
+            middles @ matrix.T,
+            (centroids - origin) @ matrix.T,
+            box / whole,
+            0.5 * float(diagonals.max()) * _ROUNDINGS + moved,
+            areas / whole,
+            radii * _ROUNDINGS + moved,
+            shift,
+            astray,
+            _rings(shape),
+            np.concatenate([origin + middles, centroids]),
+        )
+
+
+def _clipped(shape: Any, order: int) -> tuple[Any, Any, tuple[float, float]]:
+    """Return which boxes of a lattice lie in a polygon, (rows, columns), the parts in others, and a box's sides."""
     import shapely
 
     west, south, east, north = shape.bounds
@@ -196,13 +271,12 @@ def _clipped(shape: Any, order: int) -> tuple[Any, float]:
     right, high = (corner.reshape(-1) for corner in np.meshgrid(x[1:], y[1:]))
     boxes = shapely.box(left, low, right, high)
     shapely.prepare(shape)
-    boxes = boxes[shapely.intersects(shape, boxes)]
     inside = shapely.contains_properly(shape, boxes)
-    parts = shapely.get_parts(shapely.intersection(shape, boxes[~inside]))
+    cut = boxes[~inside & shapely.intersects(shape, boxes)]
     # Parts of a collection may be collections of polygons.
-    parts = shapely.get_parts(parts)
-    pieces = np.concatenate([boxes[inside], parts[shapely.get_type_id(parts) == shapely.GeometryType.POLYGON]])
-    return pieces, (east - west) * (north - south) / (columns * rows)
+    parts = shapely.get_parts(shapely.get_parts(shapely.intersection(shape, cut)))
+    pieces = parts[shapely.get_type_id(parts) == shapely.GeometryType.POLYGON]
+    return inside.reshape(rows, columns), pieces, ((east - west) / columns, (north - south) / rows)
 
 
 def _moved(bounds: tuple[float, float, float, float], matrix: FloatArray) -> float:
@@ -210,9 +284,9 @@ def _moved(bounds: tuple[float, float, float, float], matrix: FloatArray) -> flo
     return _MOVES * EPS * max(map(abs, bounds)) * float(np.linalg.norm(matrix))
 
 
-def _step(distance: float, variogram: Variogram) -> float:
+def step(distance: float, variogram: Variogram) -> float:
     """Return a bound on the prior deviation of the field's change over a distance."""
-    return math.sqrt(2.0 * float(_rise(np.array([distance]), variogram)[0]))
+    return math.sqrt(2.0 * float(rise(np.array([distance]), variogram)[0]))
 
 
 def _capped(error: float, variogram: Variogram) -> float:
@@ -220,7 +294,7 @@ def _capped(error: float, variogram: Variogram) -> float:
     return min(error * _ROUNDINGS, 2.0 * math.sqrt(variogram.field_variance) * _ROUNDINGS)
 
 
-def _rise(distance: FloatArray, variogram: Variogram) -> FloatArray:
+def rise(distance: FloatArray, variogram: Variogram) -> FloatArray:
     """Return upper bounds on the semivariogram without nugget."""
     total = variogram.field_variance
     return np.asarray(np.maximum(total - variogram.covariance(distance), 0.0) + 16.0 * EPS * total)
@@ -234,6 +308,20 @@ def _rectangle_error(
     `half` bounds the size of its points.
     """
     order = max(_FINE, 2 * math.isqrt(len(weights)))
+    lattice, square = lattice_variance(sides, order, variogram)
+    fine, steps = math.sqrt(square), sides / order
+    own = _form(nodes, weights, nodes, weights, variogram)
+    cross = _form(nodes, weights, lattice_centres(steps, order), np.full(order**2, 1.0 / order**2), variogram)
+    # Roundings of sums, and of distances.
+    slack = 1e-12 * (own + 2.0 * cross + lattice) + 4.0 * changes(32.0 * EPS * half, variogram)
+    return (fine + math.sqrt(max(own - 2.0 * cross + lattice, 0.0) + slack)) * _ROUNDINGS
+
+
+def lattice_variance(sides: FloatArray, order: int, variogram: Variogram) -> tuple[float, float]:
+    """Return the prior variance of the midpoint rule on a parallelogram, and a bound on that of its error.
+
+    The columns of `sides` are the sides, without anisotropy; `order` cells lie along each.
+    """
     steps = sides / order
     index = np.arange(1 - order, order)
     i, j = (number.reshape(-1) for number in np.meshgrid(index, index))
@@ -241,40 +329,44 @@ def _rectangle_error(
     distance = np.linalg.norm(np.column_stack([i, j]) @ steps.T, axis=1)
     radius = 0.5 * max(np.linalg.norm(steps.sum(axis=1)), np.linalg.norm(steps[:, 0] - steps[:, 1])) * _ROUNDINGS
     size = np.array([radius])
-    fine = math.sqrt(float(pairs @ _kappa(distance, (size, size), 2.0 * _rise(size, variogram), variogram)))
-    own = _form(nodes, weights, nodes, weights, variogram)
+    missed = float(pairs @ kappa(distance, (size, size), 2.0 * rise(size, variogram), variogram))
+    return float(pairs @ variogram.covariance(distance)), missed * _ROUNDINGS
+
+
+def lattice_centres(steps: FloatArray, order: int) -> FloatArray:
+    """Return the centres of a parallelogram's cells about the origin, row by row: (order^2, 2)."""
     place = (np.arange(order) + 0.5) - 0.5 * order
     a, b = (number.reshape(-1) for number in np.meshgrid(place, place))
-    centres = np.column_stack([a, b]) @ steps.T
-    cross = _form(nodes, weights, centres, np.full(order**2, 1.0 / order**2), variogram)
-    lattice = float(pairs @ variogram.covariance(distance))
-    # Roundings of sums, and of distances.
-    slack = 1e-12 * (own + 2.0 * cross + lattice)
-    slack += 4.0 * variogram.field_variance * _STEEPEST * 16.0 * EPS * 2.0 * half / _least_range(variogram)
+    return np.asarray(np.column_stack([a, b]) @ steps.T)
+
+
+def changes(distance: float, variogram: Variogram) -> float:
+    """Return a bound on the change of a covariance where the distance of two points changes."""
+    total = 0.0
     for one in (variogram, *variogram.also):
-        if one.model == "stable":
-            # With an exponent below 1 it is infinitely steep at zero: |u^a - v^a| <= |u - v|^a.
-            slack += 4.0 * one.psill * (32.0 * EPS * half / one.range) ** min(float(one.alpha or 0.0), 1.0)
-    return (fine + math.sqrt(max(own - 2.0 * cross + lattice, 0.0) + slack)) * _ROUNDINGS
+        # A stable model with an exponent below 1 is infinitely steep at zero: |u^a - v^a| <= |u - v|^a.
+        power = min(float(one.alpha or 1.0), 1.0) if one.model == "stable" else 1.0
+        total += one.psill * max(_STEEPEST * distance / one.range, (distance / one.range) ** power)
+    return total
 
 
 def _midpoint_error(centres: FloatArray, weights: FloatArray, radius: FloatArray, variogram: Variogram) -> float:
     """Return eps of a midpoint rule with centroids (m, 2) without anisotropy."""
     total, rows_together = 0.0, max(1, min(_PIECE // len(weights), 128))
-    root = np.sqrt(2.0 * _rise(radius, variogram))
+    root = np.sqrt(2.0 * rise(radius, variogram))
     for start in range(0, len(weights), rows_together):
         # Pairs within a piece, and twice those of its cells with all later ones.
         rows, later = slice(start, start + rows_together), slice(start, None)
         distance = np.sqrt(((centres[rows, None, :] - centres[None, later, :]) ** 2).sum(axis=2))
         sizes = radius[rows, None], radius[None, later]
-        bound = _kappa(distance, sizes, root[rows, None] * root[None, later], variogram)
+        bound = kappa(distance, sizes, root[rows, None] * root[None, later], variogram)
         share = 2.0 * weights[later]
         share[: len(bound)] = weights[rows]
         total += float(weights[rows] @ bound @ share)
     return math.sqrt(total) * _ROUNDINGS
 
 
-def _kappa(
+def kappa(
     distance: FloatArray, radii: tuple[FloatArray, FloatArray], most: FloatArray, variogram: Variogram
 ) -> FloatArray:
     """Return bounds on the covariances of the errors of pairs of cells.
@@ -300,10 +392,6 @@ def _form(
         distance = np.sqrt(((left[rows, None, :] - right[None, :, :]) ** 2).sum(axis=2))
         total += float(left_weights[rows] @ variogram.covariance(distance) @ right_weights)
     return total
-
-
-def _least_range(variogram: Variogram) -> float:
-    return min(one.range for one in (variogram, *variogram.also))
 
 
 def fourth_derivatives(variogram: Variogram, low: FloatArray, high: FloatArray) -> FloatArray:

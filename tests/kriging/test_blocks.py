@@ -14,10 +14,11 @@ from scipy.spatial.distance import cdist
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kriging import Kriging
+from dkgp.kriging.areas import _sums, polygon_variance, rectangle_variance
 from dkgp.kriging.blocks import krige_blocks, rules_of
 from dkgp.kriging.field import Field, Solving
 from dkgp.kriging.outlines import Outline, covariances
-from dkgp.kriging.quadrature import Rule, fourth_derivatives, moved_rectangle, polygon, rectangle
+from dkgp.kriging.quadrature import Cells, Rule, fourth_derivatives, moved_rectangle, polygon, rectangle
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
@@ -212,6 +213,68 @@ def test_gaussian_covariances_of_rectangles_are_products_of_error_functions(rng:
                     truth *= mpmath.sqrt(mpmath.pi) / 2 * share / (high - low)
                 assert abs(value - truth) <= error
                 assert error < 1e-9
+
+
+def variance_of_rectangle(variogram: Variogram, sides: tuple[float, float]) -> float:
+    """The average covariance of two points of a rectangle: rays of differences in polar coordinates."""
+    x, w = np.polynomial.legendre.leggauss(60)
+    corner = np.arctan2(sides[1], sides[0])
+    total = 0.0
+    for low, high in ((0.0, corner), (corner, 0.5 * np.pi)):
+        for angle, share in zip(low + 0.5 * (high - low) * (x + 1.0), 0.5 * (high - low) * w, strict=True):
+            direction = np.array([np.cos(angle), np.sin(angle)])
+            longest = float(np.min(np.array(sides) / direction))
+            for way in (1.0, -1.0):
+                stretch = float(np.linalg.norm(variogram.anisotropy(2) @ (direction * [1.0, way])))
+                end = min(longest, variogram.range / stretch) if variogram.model in COMPACT else longest
+                r = 0.5 * end * (x + 1.0)
+                left = (1.0 - r * direction[0] / sides[0]) * (1.0 - r * direction[1] / sides[1])
+                total += share * 0.5 * end * float(w @ (variogram.covariance(r * stretch) * left * r))
+    return 2.0 * total / (sides[0] * sides[1])
+
+
+COMPACT = ("spherical", "cubic", "wendland")
+
+
+@pytest.mark.parametrize("sides", [(0.6, 1.0), (4.0, 3.0)], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_variance_of_a_rectangles_average_lies_in_its_narrow_interval(
+    model: str, sides: tuple[float, float]
+) -> None:
+    variogram = variogram_of(model)
+    parts = (replace(variogram, also=(), nugget=0.0), *variogram.also)
+    truth = sum(variance_of_rectangle(one, sides) for one in parts) / variogram.field_variance
+    low, high = rectangle_variance(sides, variogram, 1e-6)
+    assert low <= truth * (1.0 + 1e-12)
+    assert truth <= high * (1.0 + 1e-12)
+    assert high - low < 3e-4
+
+
+@pytest.mark.parametrize("model", ["exponential", "matern52", "nested"])
+def test_the_variance_of_a_polygons_average_lies_in_its_interval(model: str) -> None:
+    shapely = pytest.importorskip("shapely")
+    variogram, sides = variogram_of(model), (0.6, 1.0)
+    parts = (replace(variogram, also=(), nugget=0.0), *variogram.also)
+    truth = sum(variance_of_rectangle(one, sides) for one in parts) / variogram.field_variance
+    low, high = polygon_variance(shapely.box(4e5, 4e6, 4e5 + sides[0], 4e6 + sides[1]), variogram, 1e-3)
+    assert low <= truth <= high
+    assert high - low < 1e-3
+
+
+def test_sums_over_the_cells_of_a_polygon_are_those_over_all_pairs() -> None:
+    shapely = pytest.importorskip("shapely")
+    variogram = variogram_of("matern32")
+    hole = [(1.0, 1.0), (1.7, 1.1), (1.2, 1.8)]
+    ell = shapely.Polygon([(0, 0), (3, 0.2), (2.8, 1.4), (1.9, 1.5), (2.0, 3.0), (0.1, 2.9)], [hole])
+    cells = Cells.of(ell, 20, variogram)
+    nodes, weights = np.concatenate([cells.full, cells.clipped]), [*[cells.share] * len(cells.full), *cells.shares]
+    assert abs(sum(weights) - 1.0) < 1e-12
+    assert min(len(cells.full), len(cells.clipped)) > 50
+    own, missed = _sums(cells, variogram)
+    truth = weights @ variogram.covariance(cdist(nodes, nodes)) @ np.array(weights)
+    assert own == pytest.approx(truth, rel=1e-12)
+    rule = polygon(ell, variogram, 20)
+    assert np.sqrt(missed) == pytest.approx(rule.error, rel=1e-4)
 
 
 @pytest.mark.parametrize("model", MODELS)
