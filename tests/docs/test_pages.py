@@ -214,3 +214,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_readme_is_two_screens() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+QUESTIONS = ("When do I need this?", "What do I run?", "What do I get?", "What can go wrong?")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=name_of)
+def test_every_guide_opens_with_the_same_four_questions(page: Path) -> None:
+    title, opening, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    answers = [re.match(r"\*\*(.+?)\*\* (\S.*)", item, re.DOTALL) for item in opening.removeprefix("- ").split("\n- ")]
+    assert [answer and answer[1] for answer in answers] == list(QUESTIONS)
+    # An answer is some sentences; more belongs into a section.
+    assert all(answer is not None and len(answer[2].split()) <= 75 for answer in answers)
