@@ -114,8 +114,8 @@ class TotalHere:
                 gathering.wait(seen)
                 if self._look is not None:
                     self._look(self._pending)
-                if progress is not None and gathering.done > seen:
-                    seen = gathering.done
+                before, seen = seen, gathering.done
+                if progress is not None and seen > before:
                     progress(seen, gathering.leaves)
             self._pending.result()
             if progress is not None and seen < gathering.leaves:

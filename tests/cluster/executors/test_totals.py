@@ -23,7 +23,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.executors import dask as dask_executors
 from dkgp.cluster.executors.base import BlockExecutor, HereExecutor, RoundTasks
 from dkgp.cluster.executors.dask import DaskExecutor, Graph
-from dkgp.cluster.executors.sums import Totals, add_totals
+from dkgp.cluster.executors.sums import Accumulators, Totals, add_totals
 from dkgp.errors import ClusterError, StoreError
 from tests.cluster.executors.test_dask import forgotten
 from tests.workers import local_cluster
@@ -371,3 +371,20 @@ def test_who_is_told_may_end_it() -> None:
         executor.start_total(RoundTasks(note, (), [[leaf] for leaf in range(200)])).result(stop)
     executor.close()
     assert len(done) < 100
+
+
+def test_a_total_without_progress_waits_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    wait = Accumulators.wait
+    monkeypatch.setattr(Accumulators, "wait", lambda self, seen: (waits.append(seen), wait(self, seen))[1])
+    executor, slow = LocalExecutor(2), threading.Event()
+
+    def task(group: list[int]) -> list[Totals]:
+        if group != [0]:
+            slow.wait(0.05)
+        return [{"sum": np.ones(1, np.int64)}]
+
+    totals = executor.start_total(RoundTasks(task, (), [[leaf] for leaf in range(4)])).result()
+    executor.close()
+    assert totals["sum"] == 4
+    assert len(waits) <= 4 + 1  # once for each leaf, not for as long as the others take
