@@ -43,6 +43,11 @@ from dkgp.solvers.base import Clock
 _INITIAL_NOISE_VARIANCE = 1.0
 # Status of L-BFGS-B if its line search finds no better point.
 _LINE_SEARCH_ENDED = 2
+# Units of logarithms that a search takes from the curvature of another one, at least and at most; and how far the first
+# step may move one of them.
+_UNITS, _LONGEST = (1e-4, 1.0), 0.3
+# Of the least gain: a search is not begun where the curvature promises no more.
+_HARDLY = 0.1
 # Further starts if the first found no structure: (factor on the kernel's own gamma, noise variance).
 _FALLBACK_STARTS = ((0.2, 0.3), (0.2, 0.1), (5.0, 0.3))
 
@@ -80,10 +85,13 @@ class SearchSettings:
     restarts: int = 1
     max_evaluations: int = 300
     progress: ProgressCallback | None = None
+    seconds: float | None = None  # no evaluation begins later, once there is a best point
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.tolerance) and self.tolerance > 0.0):
             raise InputError(f"tolerance must be positive and finite; got {self.tolerance!r}")
+        if self.seconds is not None and not self.seconds >= 0.0:
+            raise InputError(f"seconds must be at least 0; got {self.seconds!r}")
         for name, count, least in (
             ("seed", self.seed, 0),
             ("restarts", self.restarts, 1),
@@ -101,7 +109,8 @@ class Optimum:
     `log_prior`; `slopes` (q,) are its derivatives, 0 for fixed parameters. `rested`: the search came to rest by itself,
     because no step changed anything by more than the tolerance, or none was uphill. `gain` is the further gain that
     Newton's step within the bounds promises, g'H^-1 g / 2 of the projected gradient g and the search's curvature H:
-    unlike the gradient it does not depend on a parameter's stiffness.
+    unlike the gradient it does not depend on a parameter's stiffness. `inverse_curvature` is H^-1, of the free
+    parameters; `limit` is the limit that ended the search.
     """
 
     parameters: FloatArray
@@ -111,6 +120,8 @@ class Optimum:
     log_prior: float = 0.0
     rested: bool = False
     gain: float = 0.0
+    inverse_curvature: FloatArray | None = None
+    limit: str | None = None
 
 
 class _SearchEndedError(Exception):
@@ -121,7 +132,8 @@ class LikelihoodSearch:
     """Searches from one starting point after another and keeps the best point.
 
     `space` has the parameters that may move, and their bounds. `best` is None until a starting point has a value.
-    `evaluations` counts over all starting points.
+    `evaluations` counts over all starting points. With a `least_gain` in nats a step that gains no more ends a search,
+    however far it moved the parameters.
     """
 
     def __init__(
@@ -129,7 +141,9 @@ class LikelihoodSearch:
         objective: Objective,
         space: SearchSpace,
         settings: SearchSettings,
+        least_gain: float | None = None,
     ) -> None:
+        self._least_gain = least_gain
         self.best: Optimum | None = None
         self.evaluations = 0
         self._evaluate = objective
@@ -147,18 +161,37 @@ class LikelihoodSearch:
         self._best_of_start: Optimum | None = None
         self._previous: tuple[FloatArray, float] | None = None
         self._settled = False
-        self._inverse_curvature: Any = None
+        self._inverse_curvature: FloatArray | None = None
+        self._units = np.ones(int(self._free.sum()))
+        self._known: tuple[FloatArray, tuple[float, FloatArray] | None] | None = None
 
-    def run(self, parameters: FloatArray) -> Optimum | None:
-        """Search from one starting point (q,), within `max_evaluations`; return its best point, if it has any."""
+    @property
+    def late(self) -> bool:
+        """Whether the time is up, and there is a point to end with."""
+        limit = self._settings.seconds
+        some = self.best is not None or self._best_of_start is not None
+        return limit is not None and some and self._clock.seconds >= limit
+
+    def run(self, parameters: FloatArray, inverse_curvature: FloatArray | None = None) -> Optimum | None:
+        """Search from one starting point (q,), within `max_evaluations`; return its best point, if it has any.
+
+        With the `inverse_curvature` of a similar objective nearby, the first step is about as long as it has to be.
+        """
         first = parameters[self._free]
+        is_there = not first.size
+        if inverse_curvature is not None:
+            is_there = self._begin_at(parameters, inverse_curvature)
         try:
-            rested = self._minimise(first) if first.size else self._evaluate_once(first)
+            rested = self._evaluate_once(first) if is_there else self._minimise(first)
         except _SearchEndedError:
             rested = False
         optimum = self._best_of_start
         if optimum is not None:
             optimum.rested, optimum.gain = rested, self._promised(optimum)
+            optimum.inverse_curvature = self._inverse_curvature
+            if not rested:
+                maximum = f"{self._settings.max_evaluations} evaluations"
+                optimum.limit = f"{self._settings.seconds:g} s" if self.late else maximum
             if self.best is None or optimum.value > self.best.value:
                 self.best = optimum
         self._begin()
@@ -171,11 +204,11 @@ class LikelihoodSearch:
 
     def _minimise(self, first: FloatArray) -> bool:
         result = scipy.optimize.minimize(
-            self._objective,
-            first,
+            self._in_units,
+            first / self._units,
             jac=True,
             method="L-BFGS-B",
-            bounds=self._space.bounds[self._free],
+            bounds=self._space.bounds[self._free] / self._units[:, None],
             callback=self._after_step,
             options={
                 "maxcor": max(10, first.size),
@@ -186,22 +219,46 @@ class LikelihoodSearch:
                 "maxiter": 10**9,
             },
         )
-        self._inverse_curvature = getattr(result, "hess_inv", None)
+        if (product := getattr(result, "hess_inv", None)) is not None:
+            self._inverse_curvature = self._units[:, None] * product.todense() * self._units
         # If rounding stops a line search, the gradient decides whether that is the optimum.
         return self._settled or bool(result.success) or result.status == _LINE_SEARCH_ENDED
+
+    def _begin_at(self, parameters: FloatArray, inverse_curvature: FloatArray) -> bool:
+        """Evaluate a point and choose the units; return whether hardly any gain is promised from there.
+
+        In the units the curvature is about 1. The first step is the gradient, and moves no logarithm by more than
+        `_LONGEST`.
+        """
+        self._units = np.clip(np.sqrt(np.diagonal(inverse_curvature)), *_UNITS)
+        self._known = parameters, (outcome := self._evaluate(parameters))
+        if outcome is None:
+            return False
+        total = outcome[1] + self._space.log_prior(parameters)[1]
+        slopes = projected(total, self._space.sides(parameters))[self._free]
+        longest = float(np.abs(self._units**2 * slopes).max(initial=0.0))
+        self._units *= math.sqrt(_LONGEST / max(longest, _LONGEST))
+        self._inverse_curvature = inverse_curvature
+        return 0.5 * float(slopes @ inverse_curvature @ slopes) <= _HARDLY * (self._least_gain or 0.0)
 
     def _promised(self, optimum: Optimum) -> float:
         """Return the gain that the projected gradient promises at the best point; 0 if no search ended there."""
         if self._inverse_curvature is None:
             return 0.0
         slopes = projected(optimum.slopes, self._space.sides(optimum.parameters))[self._free]
-        return 0.5 * float(slopes @ self._inverse_curvature.matvec(slopes))
+        return 0.5 * float(slopes @ self._inverse_curvature @ slopes)
+
+    def _in_units(self, point: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = self._objective(point * self._units)
+        return value, gradient * self._units
 
     def _objective(self, free_parameters: FloatArray) -> tuple[float, FloatArray]:
-        if self._evaluations_of_start >= self._settings.max_evaluations:
+        if self.late or self._evaluations_of_start >= self._settings.max_evaluations:
             raise _SearchEndedError
         parameters = self._space.full(free_parameters)
-        outcome = self._evaluate(parameters)
+        known, self._known = self._known, None
+        is_known = known is not None and np.array_equal(known[0], parameters)
+        outcome = known[1] if known is not None and is_known else self._evaluate(parameters)
         self.evaluations += 1
         self._evaluations_of_start += 1
         if outcome is not None:
@@ -213,6 +270,8 @@ class LikelihoodSearch:
                 slopes[self._free] = gradient
                 self._best_of_start = Optimum(parameters, value, likelihood, slopes, log_prior)
             self._report(parameters, likelihood, gradient)
+            if self._least_gain is not None and self._previous is None:
+                self._previous = free_parameters, value
             return -value, -gradient
         self._report(parameters, -math.inf, np.full(1, math.nan))
         if self._best_of_start is None:
@@ -221,13 +280,15 @@ class LikelihoodSearch:
         return -self._best_of_start.value + 1e3 * (1.0 + abs(self._best_of_start.value)), np.zeros_like(free_parameters)
 
     def _after_step(self, intermediate_result: scipy.optimize.OptimizeResult) -> None:
-        parameters, value = np.array(intermediate_result.x), -float(intermediate_result.fun)
+        parameters, value = intermediate_result.x * self._units, -float(intermediate_result.fun)
         if self._previous is not None and self._is_settled(*self._previous, parameters, value):
             self._settled = True
             raise StopIteration
         self._previous = parameters, value
 
     def _is_settled(self, old_parameters: FloatArray, old_value: float, parameters: FloatArray, value: float) -> bool:
+        if self._least_gain is not None:
+            return abs(value - old_value) <= self._least_gain
         if abs(value - old_value) > self._settings.tolerance * max(1.0, abs(value)):
             return False
         # A change of logarithms is relative. For a gamma below 1 the absolute change counts, because it moves the
@@ -684,7 +745,7 @@ class SearchProblem:
         elif not rested:
             messages.append(
                 f"tuning stopped before its tolerance of {self.settings.tolerance:g} was met (at most "
-                f"{self.settings.max_evaluations} evaluations): raise the limit, or take the values as a good guess"
+                f"{best.limit}): raise the limit, or take the values as a good guess"
             )
         if is_mere_noise(best, summaries):
             messages.append(

@@ -605,3 +605,33 @@ def test_values_of_a_kernel_may_be_zero_for_gammas_alone() -> None:
     values[place] = 0.0
     assert len(total.with_parameters(values).parameters()) == len(values) - 1
     assert isinstance(Hyperparameters(total.with_parameters(values), 0.1), Hyperparameters)
+
+
+def test_a_search_that_knows_the_curvature_begins_with_a_step_of_the_right_length(rng: np.random.Generator) -> None:
+    """A parabola of unlike curvatures: in its units the first step is nearly right; without them it is far too long."""
+    space = space_of(bounds={"*": (math.exp(-9.0), math.exp(9.0))})
+    steepness = np.array([4e4, 1e3, 2e2, 50.0, 10.0])
+
+    def climbed(centre: FloatArray, inverse: FloatArray | None) -> tuple[list[FloatArray], Optimum]:
+        points = []
+
+        def objective(parameters: FloatArray) -> tuple[float, FloatArray]:
+            points.append(parameters)
+            return -0.5 * float(steepness @ (parameters - centre) ** 2), -steepness * (parameters - centre)
+
+        optimum = LikelihoodSearch(objective, space, SearchSettings(), 1e-6).run(np.zeros(5), inverse)
+        assert optimum is not None
+        assert optimum.rested
+        np.testing.assert_allclose(optimum.parameters, centre, atol=1e-3)
+        return points, optimum
+
+    near = rng.uniform(-0.2, 0.2, 5)
+    known, optimum = climbed(near, np.diag(1.0 / steepness))
+    plain, _ = climbed(near, None)
+    assert len(known) <= 4 < len(plain)
+    assert optimum.inverse_curvature is not None
+    np.testing.assert_allclose(np.diagonal(optimum.inverse_curvature), 1.0 / steepness, rtol=0.2)
+    # Far from the optimum, or if the curvature is another one, no logarithm moves by more than this.
+    for inverse in (np.diag(1.0 / steepness), np.eye(5)):
+        first, second, *_ = climbed(5.0 + near, inverse)[0]
+        assert np.abs(second - first).max() == pytest.approx(0.3)

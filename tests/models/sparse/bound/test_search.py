@@ -20,6 +20,7 @@ from dkgp.models import Hyperparameters, read_hyperparameters, tune, write_hyper
 from dkgp.models.sparse import search as search_module
 from dkgp.models.sparse.bound import BoundObjective, BoundValue
 from dkgp.models.sparse.search import DRAWS, SearchStore, plan_bound, tune_by_bound
+from dkgp.models.sparse.vif import HALO, Neighbours, VifObjective
 from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp.operators import ArrayInputs
 from dkgp.solvers import Checkpointing
@@ -349,3 +350,66 @@ def test_with_neighbours_few_basis_samples_find_what_the_likelihood_of_all_finds
         assert latest is not None
         counts.append(latest.sequence_number)
     assert counts[0] == counts[1]
+
+
+@pytest.fixture
+def rough_climbs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of halos of all evaluations from now on; searches of a few hundred samples climb with small ones first."""
+    halos, own = list[int](), VifObjective.__call__
+
+    def counted(self: VifObjective, *point: Any) -> BoundValue:
+        halos.append(self._neighbours.halo)
+        return own(self, *point)
+
+    monkeypatch.setattr(VifObjective, "__call__", counted)
+    monkeypatch.setattr(search_module, "ROUGH_FROM", N)
+    monkeypatch.setattr(search_module, "ROUGH_NEIGHBOURS", Neighbours(8, 8))
+    monkeypatch.setattr(search_module, "ROUGH_BASIS", 4)
+    return halos
+
+
+def test_a_climb_with_few_neighbours_spares_most_exact_evaluations(
+    dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, rough_climbs: list[int]
+) -> None:
+    found = searched(dataset, one_thread, objective="vif", basis_size=8, checkpointing=saved_in(tmp_path))
+    few, exact = rough_climbs.count(8), len(rough_climbs) - rough_climbs.count(8)
+    assert [each["basis_size"] for each in found.sparse["rounds"][:2]] == [4, 8]
+    assert 2 <= exact <= few / 2
+    assert found.converged
+    # An earlier run's outcomes are looked up, of both climbs.
+    rough_climbs.clear()
+    again = searched(dataset, one_thread, objective="vif", basis_size=8, checkpointing=saved_in(tmp_path, resume=True))
+    assert plain(again) == plain(found)
+    assert not rough_climbs
+    # The exact search from the same start finds values that are hardly likelier, in nats a sample.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search_module, "ROUGH_FROM", N + 1)
+        exactly = searched(dataset, one_thread, objective="vif", basis_size=8)
+    assert set(rough_climbs) == {HALO}
+    assert len(rough_climbs) > 2 * exact
+    X, Y = dataset.inputs(0, N), dataset.all_targets()
+    likelihoods = []
+    for each in (found, exactly):
+        Kbar = each.kernel(X, X) + each.noise_variance * np.eye(N)
+        likelihoods.append(-0.5 * (np.sum(Y * np.linalg.solve(Kbar, Y)) + np.linalg.slogdet(Kbar)[1]))
+    assert likelihoods[0] > likelihoods[1] - 1e-3 * N
+
+
+@pytest.mark.parametrize("objective", ["bound", "vif"])
+def test_a_search_ends_in_time_at_its_best_point(
+    dataset: Dataset, one_thread: LocalExecutor, objective: Any, rough_climbs: list[int]
+) -> None:
+    found = searched(dataset, one_thread, objective=objective, basis_size=8, seconds=0.0)
+    assert found.evaluations == 1
+    assert not found.converged
+    assert any("(at most 0 s)" in message for message in found.warnings)
+    assert set(rough_climbs) == ({8} if objective == "vif" else set())
+    with pytest.raises(InputError, match="seconds must be at least 0; got -1"):
+        searched(dataset, one_thread, objective=objective, basis_size=8, seconds=-1)
+
+
+def test_nothing_free_takes_one_exact_evaluation(
+    dataset: Dataset, one_thread: LocalExecutor, rough_climbs: list[int]
+) -> None:
+    searched(dataset, one_thread, objective="vif", basis_size=8, fixed={"*": 0.5})
+    assert rough_climbs == [HALO]
