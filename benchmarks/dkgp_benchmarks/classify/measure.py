@@ -70,7 +70,7 @@ class Unit:
 def measure(unit: Unit) -> dict[str, Any]:
     """Tune, train, test; return error rates, size, and seconds of each part."""
     problem = PROBLEMS[unit.problem]
-    samples = _samples(problem, unit.folder, unit.seed)
+    samples = _samples(problem, unit.folder, unit.seed, unit.split if problem.is_fresh else 0)
     (split,) = splits(problem, samples, [unit.split], unit.seed)
     if unit.tested is not None:
         split = replace(split, test=split.test[: unit.tested])
@@ -82,7 +82,7 @@ def measure(unit: Unit) -> dict[str, Any]:
         tune_seconds = time.perf_counter() - began
         classifier, fit_seconds, fit_core_seconds = _timed(method.fit, trial, tuning)
         grow = getattr(method, "grow", None)
-        grow_seconds = fit_seconds if grow is None else _timed(grow, trial, tuning)[1]
+        grow_seconds = fit_core_seconds if grow is None else _timed(grow, trial, tuning)[2]
         began = time.perf_counter()
         decisions = classifier.decide(trial.test_inputs)
         predict_seconds = time.perf_counter() - began
@@ -195,5 +195,5 @@ def _guarded(unit: Unit) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def _samples(problem: ClassProblem, folder: str | None, seed: int) -> Samples:
-    return load(problem, None if folder is None else Path(folder), seed)
+def _samples(problem: ClassProblem, folder: str | None, seed: int, split: int) -> Samples:
+    return load(problem, None if folder is None else Path(folder), seed, split)

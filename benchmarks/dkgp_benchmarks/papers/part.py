@@ -133,8 +133,6 @@ class Part:
         here.
     judge
         Holds its figures against the paper's; None where the paper prints none.
-    printed
-        Those of its items whose tables stand whole in the Markdown of verdicts.
     """
 
     name: str
@@ -150,7 +148,6 @@ class Part:
     missing: str = ""
     few: tuple[str, ...] = ()
     judge: Judge | None = None
-    printed: tuple[str, ...] = ()
 
     def settings(self, *, full: bool, given: Mapping[str, Any]) -> Settings:
         """Settings of one size; what is given and the part has, replaces its own."""

@@ -106,6 +106,8 @@ class SolverRun:
         The solver's own, automatic choices made.
     n : int or None
         Samples.
+    phases : dict of str to float
+        Seconds of each phase of the solver's rounds.
     """
 
     contender: Contender
@@ -120,6 +122,7 @@ class SolverRun:
     mean_difference: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     n: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def entries(self) -> float | None:
@@ -141,6 +144,7 @@ class SolverRun:
             "mean_difference": self.mean_difference,
             **{name: None if self.last is None else getattr(self.last, name) for name in names},
             "settings": self.settings,
+            "phases": self.phases,
         }
 
 
@@ -268,6 +272,7 @@ class Workbench:
             alpha=solution.alpha,
             settings=solution.solver,
             n=data.n,
+            phases=solution.seconds_by_part,
         )
 
     def mean(self, coefficients: FloatArray) -> FloatArray:

@@ -44,6 +44,7 @@ TABLE_2_COLUMNS = (
     Column("rmse_spread", "+-", ".5f"),
     Column("paper_rmse", "paper", ".3f"),
     Column("mean_difference", "from Cholesky's mean", ".1e"),
+    Column("phases_shown", "seconds by phase", text=True),
 )
 _MEANS = ("iteration", "column_passes", "kernel_evaluations", "entries", "seconds", "rmse")
 _WORST = ("gradient_inf_norm", "relative_residual", "mean_difference")
@@ -90,6 +91,7 @@ def table_2(trials: Sequence[Document]) -> Document:
         for figure, short in (("column_passes", "passes"), ("seconds", "seconds")):
             row |= _ratio(trials, _figure(index, figure), figure, finished=row["converged"], short=short)
         arrived = sum(each["converged"] for each in runs)
+        row["phases_shown"] = _phases(runs)
         row["converged_shown"] = f"{arrived} of {len(runs)}" if len(runs) > 1 else ("yes" if arrived else "no")
         rows.append(row)
     for row in rows:
@@ -198,6 +200,14 @@ def _ratio(
         return {f"{short}_ratio": None, f"{short}_shown": "-"}
     ratio = median([each / reference[name] for each, reference in zip(values, references, strict=True) if each])
     return {f"{short}_ratio": ratio, f"{short}_shown": f"{ratio:,.2f}" if finished else f"> {ratio:,.1f}"}
+
+
+def _phases(runs: Sequence[Document]) -> str:
+    """Return each phase's share of the seconds of all draws, largest first; empty for records without phases."""
+    total = sum(run["seconds"] or 0.0 for run in runs)
+    names = dict.fromkeys(name for run in runs for name in run.get("phases", {}))
+    shares = {name: sum(run["phases"].get(name, 0.0) for run in runs) / total for name in names if total}
+    return ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _paper_seconds(seconds: dict[str, float | None], key: str) -> str:

@@ -33,7 +33,7 @@ COLUMNS = (
     Column("seconds", "seconds", ",.1f"),
     Column("tables", "tables", "d"),
     Column("pictures", "pictures", "d"),
-    *(Column(word, word, "d") for word in WORDS),
+    *(Column(word.replace(" ", "_"), word, "d") for word in WORDS),
     Column("note", "", text=True),
 )
 
@@ -245,7 +245,7 @@ def _finished(run: _Run, taken: list[str]) -> Document:
                 "seconds": record["seconds"],
                 "tables": len(record["sections"]),
                 "pictures": len(record["pictures"]),
-                **{word: verdicts.count(word) for word in WORDS},
+                **{word.replace(" ", "_"): verdicts.count(word) for word in WORDS},
                 "note": note,
             }
         )

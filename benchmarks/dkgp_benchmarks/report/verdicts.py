@@ -15,10 +15,9 @@ from typing import Any
 
 from dkgp import __version__
 from dkgp.commands.reporting.outputs import Document, dump
-from dkgp.commands.reporting.tables import cell
 from dkgp.data.remote.storage import write_object
 from dkgp.errors import InputError
-from dkgp_benchmarks.papers.part import PARTS, Part
+from dkgp_benchmarks.papers.part import PARTS
 from dkgp_benchmarks.papers.published import PAPERS
 from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, OPEN
 from dkgp_benchmarks.report.folder import DONE, ReportFolder
@@ -29,12 +28,18 @@ CURVES = "curves"
 KINDS = (".md", ".json")
 # Of the tables of compact records: more than any column shows.
 DIGITS = 8
-INTRODUCTION = (
-    "Made by `dkgp bench papers --report ... --verdicts`: nothing here is typed in but rules and reasons. "
-    '"Met" is as in the paper, "beyond" better, "missed" worse, each by the rule of its part; "open" is what a run '
-    'that was cut off leaves undecided. Where the size is not the paper\'s, "hours left" is what the missing draws '
-    "would take on the same machine, by the part's own command, which goes on with those that there are."
-)
+INTRODUCTION = """\
+`dkgp bench papers` writes this page from its [records](records/papers-full.json). Only rules and reasons are typed in.
+Each row is a figure or a claim of a paper. Its state follows from the rule of its part:
+
+- **equal**: as in the paper
+- **better**, **worse**: outside the rule's band
+- **not run**: the run was too short to decide
+
+A number behind a state refers to the reason below the table. To repeat a part or to add draws, run"""
+NOT_MEASURED = "No record exists; the command above measures this part."
+# Placeholder of a part's name in the command.
+PLACEHOLDER = "PART"
 
 
 def check_verdict_file(path: str) -> None:
@@ -149,72 +154,55 @@ def _rounded(value: Any) -> Any:
 
 def _markdown(records: Sequence[Document], command: Callable[[str], str]) -> str:
     machines = dict.fromkeys(
-        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}"
+        f"{machine['processor']}, {machine['cores']} core{'s'[: machine['cores'] - 1]}, Python {machine['python']}"
         for machine in (record["machine"] for record in records)
     )
-    said = f"Seconds are of {'; '.join(machines)}, with whatever else ran on it."
-    lines = ["# The papers' figures, and ours", "", INTRODUCTION, "", said, ""]
-    lines += ["| part | size | seconds | met | beyond | missed | open | hours left |", "|" + "---|" * 8]
-    for record, row in zip(records, summary(records), strict=True):
-        cells = [f"`{row['name']}`", row["size"] or "the paper's", duration(record["seconds"])]
-        lines.append(_line([*cells, *(str(row[word]) for word in WORDS), hours_left(record)]))
-    totals = [sum(row[word] for row in summary(records)) for word in WORDS]
-    lines.append(_line(["all", "", duration(sum(record["seconds"] for record in records)), *map(str, totals), ""]))
-    if absent := [f"`{name}`" for name in PARTS.all() if name not in {record["part"] for record in records}]:
-        lines += ["", f"Not run: {', '.join(absent)}."]
-    for key, paper in PAPERS.items():
-        own = [record for record in records if record["paper"] == key]
-        if own:
-            lines += ["", f"## {paper.short}", "", f"{paper.reference}."]
-        for name in dict.fromkeys(record["part"] for record in own):
-            lines += _part(PARTS.find(name), [record for record in own if record["part"] == name], command)
+    lines = ["# The papers' figures, and ours", "", INTRODUCTION, "", "```sh", command(PLACEHOLDER), "```", ""]
+    lines += [f"Machine: {'; '.join(machines)}; shared with other work, so that seconds are rough.", ""]
+    papers = [key for key in PAPERS if any(record["paper"] == key for record in records)]
+    lines += _titles("paper", *WORDS)
+    for key in papers:
+        lines.append(_line([PAPERS[key].short, *_counts([record for record in records if record["paper"] == key])]))
+    lines.append(_line(["all", *_counts(records)]))
+    for key in papers:
+        lines += _paper(key, [record for record in records if record["paper"] == key])
     return "\n".join(lines)
 
 
-def _part(part: Part, records: Sequence[Document], command: Callable[[str], str]) -> list[str]:
-    lines = ["", f"### {part.title}", "", part.shows]
-    if part.judge is None:
-        lines += ["", "The paper prints no figures of it."]
-    else:
-        lines += ["", f"*Rule.* {part.judge.rule}"]
-    judged = [(record, verdict) for record in records for verdict in record.get("verdicts", ())]
-    with_data = any(record["variant"] for record in records)
-    if judged:
-        titles = [*(["data"] if with_data else []), "what", "the paper", "here", "verdict"]
-        lines += ["", _line(titles), "|" + "---|" * len(titles)]
-        # Reasons stand below, by number: many misses have the same.
-        reasons = list(dict.fromkeys(verdict["why"] for _, verdict in judged if verdict["why"]))
-        for record, verdict in judged:
-            number = f" ({reasons.index(verdict['why']) + 1})" if verdict["why"] else ""
-            word = verdict["verdict"] if verdict["verdict"] == MET else f"**{verdict['verdict']}**"
-            cells = [verdict["what"], verdict["paper"], verdict["here"], f"{word}{number}"]
-            lines.append(_line([*([record["variant"]] if with_data else []), *cells]))
-        lines += [""] if reasons else []
-        lines += [f"{number}. {reason}" for number, reason in enumerate(reasons, start=1)]
+def _counts(records: Sequence[Document]) -> list[str]:
+    rows = summary(records)
+    return [str(sum(row[word] for row in rows)) for word in WORDS]
+
+
+def _paper(key: str, records: Sequence[Document]) -> list[str]:
+    """Return the section of a paper: one table of its figures, their reasons, and one table of its parts."""
+    lines = ["", f"## {PAPERS[key].short}", "", f"{PAPERS[key].reference}.", ""]
+    measured = {record["part"] for record in records}
+    absent = [part for part in PARTS.all().values() if part.paper == key and part.name not in measured]
+    judged = [(record["name"], verdict) for record in records for verdict in record.get("verdicts", ())]
+    missing = {"paper": "", "here": "", "verdict": OPEN, "why": NOT_MEASURED}
+    judged += [(part.name, {**missing, "what": part.title}) for part in absent]
+    # Many rows share a reason: it has a number.
+    reasons = list(dict.fromkeys(verdict["why"] for _, verdict in judged if verdict["why"]))
+    lines += _titles("part", "figure or claim", "the paper", "here", "state")
+    for name, verdict in judged:
+        number = f" ({reasons.index(verdict['why']) + 1})" if verdict["why"] else ""
+        word = verdict["verdict"] if verdict["verdict"] == MET else f"**{verdict['verdict']}**"
+        lines.append(_line([f"`{name}`", verdict["what"], verdict["paper"], verdict["here"], f"{word}{number}"]))
+    lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(reasons, start=1))]
+    lines += ["", *_titles("part", "equal if", "size here", "measured in", "hours left")]
     for record in records:
-        for section in record["sections"]:
-            kind = str(section["section"]).partition(":")[0].replace("_", " ")
-            if kind in part.printed:
-                lines += _table(section)
-    names = [part.name] if len(records) > 1 else [records[0]["name"]]
-    lines += ["", *(f"`{command(name)}`" for name in names)]
+        part = PARTS.find(record["part"])
+        rule = "no figures printed" if part.judge is None else part.judge.rule
+        is_first = record is next(each for each in records if each["part"] == part.name)
+        size = of_another_size(record) or "the paper's"
+        cells = [f"`{record['name']}`", rule if is_first else "as above", size, duration(record["seconds"])]
+        lines.append(_line([*cells, hours_left(record)]))
     return lines
 
 
-def _table(section: Document) -> list[str]:
-    """A table as the terminal shows it; columns that no row has are left out."""
-    rows = section["rows"]
-    columns = [
-        column for column in section["columns"] if any(row.get(column["name"]) not in (None, "") for row in rows)
-    ]
-    lines = ["", f"**{section['title']}**", "", _line([column["title"] for column in columns])]
-    lines.append("|" + "---|" * len(columns))
-    return lines + [_line([_cell(row, column) for column in columns]) for row in rows]
-
-
-def _cell(row: Document, column: Document) -> str:
-    value = row.get(column["name"])
-    return ("yes" if value else "no") if isinstance(value, bool) else str(cell(row, column))
+def _titles(*titles: str) -> list[str]:
+    return [_line(titles), "|" + "---|" * len(titles)]
 
 
 def _line(cells: Sequence[str]) -> str:

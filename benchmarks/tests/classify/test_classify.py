@@ -57,6 +57,24 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+def test_each_split_of_ringnorm_draws_its_own_samples() -> None:
+    """The Bayes rule's error varies with the draw of the samples, not around the error of one draw."""
+
+    def rate(split: int) -> float:
+        samples = load(PROBLEMS["made-ringnorm"], None, 0, split)
+        inputs, codes = samples.inputs, samples.codes
+        away = ((inputs - 2.0 / np.sqrt(20)) ** 2).sum(axis=1) - (inputs**2).sum(axis=1) / 4.0
+        return float(np.mean((away < 20 * np.log(4.0)) != (codes == 1)))
+
+    rates = [rate(split) for split in range(8)]
+    assert len(set(rates)) == 8
+    assert abs(np.mean(rates) - 0.0128) < 0.0012
+    first, again = (load(PROBLEMS["made-ringnorm"], None, 0, 3).inputs for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    # Problems without this rule keep one set of samples for all splits.
+    np.testing.assert_array_equal(*(load(PROBLEMS["made-letters"], None, 0, split).inputs for split in (0, 3)))
+
+
 def test_generated_problems_have_the_distributions_that_they_are_named_for() -> None:
     X, codes = twonorm(20_000, np.random.default_rng(0))
     best = X.sum(axis=1) > 0.0
@@ -175,8 +193,8 @@ def test_a_table_is_complete_and_goes_on_from_its_record(tmp_path: Path, monkeyp
         assert row["error_std"] == pytest.approx(np.std(row["errors"], ddof=1))
         assert row["worst"] == max(row["errors"])
         assert row["error"] < 40.0  # better than guessing, by 40 samples in 20 dimensions
-        # Generated samples are of the paper's distribution; so few of them meet nothing.
-        assert row["accepted"].startswith("missed by")
+    # Forty training samples are too few for the paper's errors, but for luck with 260 test samples.
+    assert [row["accepted"].startswith("missed by") for row in third["rows"]].count(True) >= 3
     assert third["rows"][1]["size"] > 1
     assert third["rows"][0]["size"] is None
     assert [row["grow_to_svm"] for row in fourth["rows"]][1::2] == [1.0, 1.0]
@@ -216,6 +234,7 @@ def test_judgements_and_outliers_stand_in_the_tables() -> None:
             "size": size,
             "tune_seconds": 1.0,
             "fit_seconds": 0.01,
+            "fit_core_seconds": 0.01,
             "grow_seconds": 0.01,
             "predict_seconds": 0.1,
         }

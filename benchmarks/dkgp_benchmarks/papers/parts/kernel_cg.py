@@ -22,18 +22,18 @@ RIVALS = ("abalone", "california", "sarcos_test4449")
 FEWEST = 2
 ROOT_LAW = Judge(
     "Kernel CG's iterations over the root of parameter CG's at most 2, \"about the square root\"; at most 1/2 is "
-    "beyond. Where parameter CG was cut off the ratio is a bound from above, which may leave it open.",
+    "better. Where parameter CG was cut off the ratio is a bound from above, which may leave it open.",
     verdicts.root_law,
     (
         (
             r"\(open\)$",
-            "cut off: parameter CG's gradient is K g, and where K is nearly singular it cannot bring down g, nor the "
-            "gap",
+            "Parameter CG stopped at the time limit: its gradient is K g, and a nearly singular K keeps g, and the "
+            "gap, from falling.",
         ),
         (
             "",
-            "an early goal, to which parameter CG takes less than a hundred iterations: the law is one of bounds, "
-            "which long runs come near",
+            "Parameter CG reaches this early goal in fewer than a hundred iterations; the law is a bound that long "
+            "runs approach.",
         ),
     ),
 )
@@ -181,14 +181,14 @@ PARTS.add(
         reads=lambda variant: (*COUNTED, *COUNTED_TOO),
         run=_counts,
         judge=Judge(
-            "The mean within a quarter of the paper's 54, all that the text has of the table; more is beyond. Runs "
+            "The mean within a quarter of the paper's 54, all that the text has of the table; more is better. Runs "
             "that are cut off leave a bound from below.",
             verdicts.counts,
             (
                 (
                     "",
-                    "lambdas that a hold-out set prefers are large on these sets, and with them both methods are "
-                    "quick; which sets and lambdas the paper averaged over is cut off in the text that can be had",
+                    "One of 24 runs stopped at the time limit, and the available text lacks the sets and lambdas of "
+                    "the paper's mean; a hold-out set prefers large lambdas here, with which both methods are quick.",
                 ),
             ),
         ),
@@ -216,8 +216,8 @@ PARTS.add(
             (
                 (
                     "seconds .* from",
-                    "a run on the smallest size takes a fraction of a second, which is at the mercy of what else the "
-                    "machine does; entries are not",
+                    "A run on the smallest size takes a fraction of a second, so other work on the machine distorts "
+                    "it.",
                 ),
             ),
         ),

@@ -101,7 +101,7 @@ _add(
     Judge(
         "Log posterior: within 25 % of the paper's kernels, of the targets and the noise that come nearest, since the "
         "paper does not say which it has. Error bars: the mean within two standard errors of the difference of two "
-        "means with the paper's spread. Fewer kernels are beyond.",
+        "means with the paper's spread. Fewer kernels are better.",
         verdicts.kernels,
     ),
 )
@@ -121,8 +121,8 @@ _add(
         (
             (
                 "subsets of [12]$",
-                "of one or two candidates the luck of the draw is the choice: the paper's ten per cent are said of the "
-                "plot as a whole",
+                "With one or two candidates chance decides the choice; the paper states ten per cent for its plot as a "
+                "whole.",
             ),
         ),
     ),
@@ -138,7 +138,7 @@ _add(
     {"n": 3000, "draws": 10},
     Judge(
         "The ratio of the test errors within 0.5 % of the paper's, and the log posterior within the paper's own 0.5 %, "
-        "of the noise that comes nearer. Below is beyond.",
+        "of the noise that comes nearer. Below is better.",
         verdicts.errors,
     ),
 )
@@ -155,6 +155,6 @@ PARTS.add(
         variants=_generated,
         missing="its samples are generated: it takes no other data set",
         run=_mixture,
-        judge=Judge("Below the paper's bound on the gap; below half of it is beyond.", verdicts.mixture),
+        judge=Judge("Below the paper's bound on the gap; below half of it is better.", verdicts.mixture),
     )
 )

@@ -141,7 +141,8 @@ def variances(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:
             continue
         verdict = MISSED if here > paper else same_order(here, paper)
         what = f"relative error of {row['n_test']:,} variances against Cholesky's"
-        yield Verdict(what, f"{paper:g}", f"{here:.2g}", verdict)
+        width = f" (width {row['gap']:.2g}, factor of {row['rank']:,.0f} samples)" if row.get("rank") else ""
+        yield Verdict(what, f"{paper:g}", f"{here:.2g}{width}", verdict)
 
 
 def sparse_models(sections: Sequence[Document], variant: str) -> Iterator[Verdict]:

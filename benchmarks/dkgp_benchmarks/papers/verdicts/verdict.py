@@ -14,9 +14,9 @@ from typing import Any
 
 Document = dict[str, Any]
 
-# As in the paper; better than it; worse; not decided, since a run was cut off.
-MET, BEYOND, MISSED, OPEN = "met", "beyond", "missed", "open"
-UNEXPLAINED = "not known"
+# States: as in the paper, better, worse; not run far enough to decide.
+MET, BEYOND, MISSED, OPEN = "equal", "better", "worse", "not run"
+UNEXPLAINED = "Not known."
 # Figures of the same order differ by less than this factor: half an order of magnitude either way.
 SAME_ORDER = math.sqrt(10.0)
 # Of the rounding of decimal figures: the edges of a band belong to it.
