@@ -27,7 +27,7 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.exact import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.classification.fixed_size.settings import foresee_search, most_widths
-from dkgp.models.classification.fixed_size.train import considered_weights, train_fixed_size, weighing_words
+from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import (
     LabelledData,
@@ -201,20 +201,16 @@ class ClassifyRun(TrainingRun):
             "certificate": plain(model.certificate),
         }
 
-    def of_rare(self, summary: Mapping[str, Any]) -> str:
-        """Return the caution about a model with a rare class."""
-        return (
-            "a low error rate does not show whether this class is ever predicted. Check the balanced error, or give "
-            "`class_weight` balanced"
-        )
-
     def warnings(self, outcome: Outcome) -> list[str]:
         """Return the warnings that apply to a model of any method."""
         summary, messages = outcome.summary, super().warnings(outcome)
         rarest = rare_class(self.labels)
         if not self.job.class_weight and rarest is not None:
             count, name = summary["counts"][rarest], summary["classes"][rarest]
-            messages.append(f"the class '{name}' has {count:,} of {summary['n']:,} samples: {self.of_rare(summary)}")
+            messages.append(
+                f"the class '{name}' has {count:,} of {summary['n']:,} samples: a low error rate does not show whether "
+                "this class is ever predicted. Check the balanced error, or give `class_weight` balanced"
+            )
         return messages
 
 
@@ -270,9 +266,8 @@ class FixedSizeRun(ClassifyRun):
                 self.reporter.note(width_line(record))
                 log.write({"iteration": record["pass"], **record})
 
-            considered = self._considered()
             if job.settings.judges_by_pools:
-                self._announce(executor, plan.about["together"], 1 if considered is None else 2)
+                self._announce(executor, plan.about["together"])
             trained = train_fixed_size(
                 self.data,
                 job.settings,
@@ -286,38 +281,24 @@ class FixedSizeRun(ClassifyRun):
                 ),
                 kernel=kernel,
                 noise_variance=noise_variance,
-                considered=considered,
                 together=plan.about["together"],
             )
         record = trained.record(self.data)
         record.summary["memory_plan"] = plan.to_json()
         return record
 
-    def _considered(self) -> FloatArray | None:
-        """Class weights that the search tries if a class is rare and the user chose no weights."""
-        if self.job.class_weight:
-            return None
-        return considered_weights(self.job.settings, self.labels, self.dataset.all_weights())
-
-    def _announce(self, executor: BlockExecutor, together: int, weighings: int) -> None:
+    def _announce(self, executor: BlockExecutor, together: int) -> None:
         """Report the estimated cost of the search."""
         settings, n, outputs = self.job.settings, self.dataset.n_samples, self.labels.n_outputs
         foreseen = foresee_search(
             (n, self.dataset.n_features, outputs), settings.pool_size(n, outputs), folds=settings.folds,
-            threads=executor.parallelism, together=together, search=settings.search, weighings=weighings,
+            threads=executor.parallelism, together=together, search=settings.search,
         )  # fmt: skip
-        balanced = " with and without class weights" if weighings > 1 else ""
         self.reporter.note(
             f"forecast: at most {foreseen.passes} passes over {n:,} samples, about {about_seconds(foreseen.seconds)} "
             f"on idle cores: up to {most_widths(settings.search)} widths judged by {foreseen.judging:,} prototypes, "
-            f"then all {foreseen.pool:,}{balanced}"
+            f"then all {foreseen.pool:,}"
         )
-
-    def of_rare(self, summary: Mapping[str, Any]) -> str:
-        """Report the selected class weights and their effect."""
-        if not self.job.settings.judges_by_pools:
-            return super().of_rare(summary)
-        return f"{weighing_words(summary)}. `class_weight` none or balanced decides it"
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[Memory, int]:
         """The projected memory, and the bytes of inputs that the coordinator may hold.

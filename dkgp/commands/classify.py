@@ -64,8 +64,7 @@ START = Option(
 )
 CLASS_WEIGHT = Option(
     help="Weight of the samples of a class. balanced: all classes have the same total weight; none: all samples have "
-    "the same weight; NAME=WEIGHT: one class. May be repeated.  [default: none; fixed-size also tries balanced if "
-    "a class is rare]",
+    "the same weight; NAME=WEIGHT: one class. May be repeated.  [default: none]",
     metavar="balanced|none|NAME=W",
 )
 GIVEN_NOISE = Option(

@@ -70,7 +70,6 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
     class_weight: CheckedElsewhere = None
 
     _form: ClassVar[str]  # of the models that it trains and loads
-    _further_weights: ClassVar[tuple[str, ...]] = ()  # further words for class_weight=
     _state = FittedClassifier
     _fitted: FittedClassifier = field(init=False)
 
@@ -116,8 +115,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):  # type: ignore[misc] 
                 check_value(f"class_weight[{label!r}]", Positive, weight)
             by_class = {class_name(label): weight for label, weight in by_class.items()}
         elif by_class is not None and by_class != "balanced":
-            words = "".join(f'"{word}", ' for word in self._further_weights)
-            raise InputError(f'class_weight= takes {words}"balanced" or weights by class; got {by_class!r}')
+            raise InputError(f'class_weight= takes "balanced" or weights by class; got {by_class!r}')
         return label_weights(training_set.labels, by_class, training_set.sample_weight)
 
     @abstractmethod

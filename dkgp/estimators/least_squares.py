@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -29,11 +28,10 @@ from dkgp.models.classification.fixed_size.settings import (
     POOL_CHOICE,
     FixedSizeSettings,
 )
-from dkgp.models.classification.fixed_size.train import considered_weights, train_fixed_size, weighing_words
-from dkgp.models.classification.labels import LabelledData, Labels, label_weights
+from dkgp.models.classification.fixed_size.train import train_fixed_size
+from dkgp.models.classification.labels import LabelledData, Labels
 from dkgp.models.classification.trained import TrainedClassifier
 from dkgp.models.context import RunContext
-from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import MaxPasses
 from dkgp.solvers.registry import AUTO, build_solver
@@ -259,11 +257,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     intercept : {"first", "selected", "none"}, default "first"
     stop : (int, float) or None, default (10, 1e-3)
         Ends the pursuit where the mean score of so many steps is no better, relatively; None goes through all.
-    class_weight : "auto", "balanced", dict or None, default "auto"
-        As of `LSSVC`; "auto" considers balanced weights where a class has less than 0.4 of an even share of the
-        samples, takes them where they bring the balanced error of samples that were left out down, and warns of it.
-        Only the searches "shared" and "grid" consider any.
-    probability, client, store, random_state
+    class_weight, probability, client, store, random_state
         As of `LSSVC`.
 
     Attributes
@@ -271,8 +265,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     classes_, kernel_, noise_variance_, solution_, history_, intercept_, calibration_, n_features_in_, feature_names_in_
         As of `LSSVC`; `history_` has a record for each scale of the kernel.
     class_weight_ : dict or None
-        Mean weight of the samples of each class; None where all count the same. `solution_["weighings"]` has the errors
-        without and with balanced weights, where "auto" considered them.
+        Mean weight of the samples of each class; None where all count the same.
     path_ : list of dict
         By `cardinality`: the cross-validated `score`, and its standard deviation over folds; of a whole pool that one.
     n_basis_ : int
@@ -295,7 +288,6 @@ class FixedSizeLSSVC(CalibratedClassifier):
     """
 
     noise_variance: Annotated[Any, NOISE] = None
-    class_weight: CheckedElsewhere = "auto"
     pool: Annotated[int | None, POOL] = None
     prototypes: Annotated[str, POOL_CHOICE] = "k-centre"
     max_basis: Annotated[int | None, MAX_BASIS] = None
@@ -308,7 +300,6 @@ class FixedSizeLSSVC(CalibratedClassifier):
     stop: tuple[int, float] | None = (10, 1e-3)
 
     _form = "fixed-size"
-    _further_weights = ("auto",)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Choose prototypes, kernel scale and noise variance by cross-validation, and fit.
@@ -342,22 +333,7 @@ class FixedSizeLSSVC(CalibratedClassifier):
     ) -> TrainedClassifier:
         kernel, noise = self._start(data.dataset)
         settings = self._settings(data.labels, seed)
-        considered = considered_weights(settings, data.labels, data.weights) if self._weights_by_itself else None
-        trained = train_fixed_size(data, settings, context, kernel=kernel, noise_variance=noise, considered=considered)
-        if trained.summary["weighted"]:
-            told = f"{weighing_words(trained.summary)}. class_weight=None or 'balanced' decides it"
-            warnings.warn(told, UserWarning, stacklevel=4)
-        return trained
-
-    @property
-    def _weights_by_itself(self) -> bool:
-        """True if the search chooses the class weights."""
-        return isinstance(self.class_weight, str) and self.class_weight == "auto"
-
-    def _weights(self, training_set: LabelledSet) -> FloatArray | None:
-        if self._weights_by_itself:
-            return label_weights(training_set.labels, None, training_set.sample_weight)
-        return super()._weights(training_set)
+        return train_fixed_size(data, settings, context, kernel=kernel, noise_variance=noise)
 
     def _settings(self, labels: Labels | None, seed: int) -> FixedSizeSettings:
         """Settings with at most as many folds as the rarest class has samples."""

@@ -306,9 +306,7 @@ def width_line(record: Mapping[str, Any]) -> str:
     width = record["scale"] ** -0.5
     error = f"squared error {record['score']:.4g}"
     if "error" in record:
-        error = f"error {record['error']:.2%}"
-        if record["weighted"]:
-            error = f"with class weights balanced error {record['balanced_error']:.2%}, {error}"
+        error = f"error {record['error']:.2%}, balanced {record['balanced_error']:.2%}"
     left = record.get("seconds_left")
     coming = f"; at most {about_seconds(left)} left" if left else ""
     return (

@@ -250,53 +250,33 @@ def rare() -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((700, 2)) + 1.6 * codes[:, None], np.array(["common", "rare"])[codes]
 
 
-@pytest.fixture(scope="module")
-def automatic(rare: tuple[np.ndarray, np.ndarray]) -> FixedSizeLSSVC:
-    with pytest.warns(UserWarning, match=r"considered, and taken: balanced. Balanced error .*class_weight=None or"):
-        return FixedSizeLSSVC(**SETTINGS).fit(*rare)
-
-
-def test_a_rare_class_is_found_more_often_and_what_was_taken_is_told(
-    rare: tuple[np.ndarray, np.ndarray], automatic: FixedSizeLSSVC
-) -> None:
+def test_a_rare_class_has_no_weight_unless_it_is_given(rare: tuple[np.ndarray, np.ndarray]) -> None:
     X, y = rare
-    assert automatic.class_weight == "auto"
-    weights, count = automatic.class_weight_, int((y == "rare").sum())
-    assert weights["rare"] / weights["common"] == pytest.approx((700 - count) / count)
-    plain, balanced = automatic.solution_["weighings"]
-    assert balanced["balanced_error"] < plain["balanced_error"]
+    count = int((y == "rare").sum())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        without = FixedSizeLSSVC(**SETTINGS, class_weight=None).fit(X, y)
-    assert without.class_weight_ is None
-    assert without.solution_["weighings"] is None
-    recalls = [float(np.mean(model.predict(X)[y == "rare"] == "rare")) for model in (automatic, without)]
+        default = FixedSizeLSSVC(**SETTINGS).fit(X, y)
+        balanced = FixedSizeLSSVC(**SETTINGS, class_weight="balanced").fit(X, y)
+    assert default.class_weight is None
+    assert default.class_weight_ is None
+    weights = balanced.class_weight_
+    assert weights["rare"] / weights["common"] == pytest.approx((700 - count) / count)
+    recalls = [float(np.mean(model.predict(X)[y == "rare"] == "rare")) for model in (balanced, default)]
     assert recalls[0] > recalls[1] + 0.1
+    assert default.score(X, y) > balanced.score(X, y)
 
 
-def test_the_command_takes_the_same(
-    rare: tuple[np.ndarray, np.ndarray], automatic: FixedSizeLSSVC, tmp_path: Path
-) -> None:
+def test_the_command_takes_the_same(rare: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     X, y = rare
     names = ("common", "rare")
     dataset_from_arrays(tmp_path / "t.zarr", X, np.searchsorted(names, y).astype(float), classes=names)
-    command = ("classify", tmp_path / "t.zarr", "--out", tmp_path / "m.zarr", "--pool", 50, "--no-probability")
-    document = run_json(*command, "--cluster", "none")
-    assert document["weighings"] == automatic.solution_["weighings"]
-    assert document["weighted"] is automatic.solution_["weighted"] is True
-    assert document["class_weights"] == automatic.class_weight_
-    assert document["misclassification"] == automatic.solution_["misclassification"]
-
-
-def test_where_no_class_is_rare_nothing_is_considered(rng: np.random.Generator) -> None:
-    X = rng.standard_normal((120, 2))
-    y = X[:, 0] + 0.5 * rng.standard_normal(120) > 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        automatic = FixedSizeLSSVC(**SETTINGS).fit(X, y)
-        without = FixedSizeLSSVC(**SETTINGS, class_weight=None).fit(X, y)
-    assert automatic.solution_["weighings"] is None
-    np.testing.assert_array_equal(automatic.decision_function(X), without.decision_function(X))
+    for number, weight in enumerate((None, "balanced")):
+        fitted = FixedSizeLSSVC(**SETTINGS, class_weight=weight).fit(X, y)
+        command = ("classify", tmp_path / "t.zarr", "--out", tmp_path / f"m{number}.zarr", "--pool", 50)
+        words = () if weight is None else ("--class-weight", weight)
+        document = run_json(*command, *words, "--no-probability", "--cluster", "none")
+        assert document["class_weights"] == fitted.class_weight_
+        assert document["misclassification"] == fitted.solution_["misclassification"]
 
 
 def test_samples_weigh_on_both_sides(rare: tuple[np.ndarray, np.ndarray]) -> None:
@@ -305,16 +285,14 @@ def test_samples_weigh_on_both_sides(rare: tuple[np.ndarray, np.ndarray]) -> Non
     weight = np.ones(len(y))
     weight[::7] = 0.0
     kept = weight > 0.0
-    with pytest.warns(UserWarning, match="taken: balanced"):
-        weighted = FixedSizeLSSVC(**SETTINGS).fit(X, y, sample_weight=weight)
-    with pytest.warns(UserWarning, match="taken: balanced"):
-        left_out = FixedSizeLSSVC(**SETTINGS).fit(X[kept], y[kept])
+    weighted = FixedSizeLSSVC(**SETTINGS, class_weight="balanced").fit(X, y, sample_weight=weight)
+    left_out = FixedSizeLSSVC(**SETTINGS, class_weight="balanced").fit(X[kept], y[kept])
     np.testing.assert_allclose(weighted.decision_function(X), left_out.decision_function(X), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("value", ["equal", 2.0])
 def test_other_words_are_refused(rare: tuple[np.ndarray, np.ndarray], value: object) -> None:
-    with pytest.raises(InputError, match=r'class_weight= takes "auto", "balanced" or weights by class'):
+    with pytest.raises(InputError, match=r'class_weight= takes "balanced" or weights by class'):
         FixedSizeLSSVC(**SETTINGS, class_weight=value).fit(*rare)
 
 

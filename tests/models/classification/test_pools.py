@@ -318,15 +318,13 @@ def letters(rng: np.random.Generator, n: int, classes: int = 12) -> tuple[np.nda
 
 
 def trained(
-    X: Any, labels: Labels, executor: LocalExecutor, considered: Any = None, kernel: Any = None, **options: Any
+    X: Any, labels: Labels, executor: LocalExecutor, kernel: Any = None, **options: Any
 ) -> tuple[TrainedFixedSize, list[dict[str, Any]]]:
     records: list[dict[str, Any]] = []
     dataset = memory_dataset(X, labels.codes.astype(float))
     context = RunContext(executor, callback=records.append)
     settings = FixedSizeSettings(**options)
-    return train_fixed_size(
-        LabelledData(dataset, labels), settings, context, considered=considered, kernel=kernel
-    ), records
+    return train_fixed_size(LabelledData(dataset, labels), settings, context, kernel=kernel), records
 
 
 def test_many_classes_take_the_whole_pool_in_the_passes_that_were_foreseen(
@@ -405,34 +403,30 @@ def test_the_fit_of_a_whole_pool_is_that_of_all_samples(
     np.testing.assert_allclose(found.model.decisions(inputs), expected, atol=1e-4)
 
 
-def test_weights_are_taken_where_a_rare_class_is_found_more_often_by_them(
-    rng: np.random.Generator, one_thread: LocalExecutor
-) -> None:
+def test_classes_have_weights_only_if_they_are_given(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     codes = (rng.uniform(size=1200) < 0.06).astype(np.int64)
     X = rng.standard_normal((1200, 2)) + 1.6 * codes[:, None]
     labels = Labels(("common", "rare"), codes)
-    balanced = label_weights(labels, "balanced")
     assert rare_class(labels) == 1
     assert rare_class(Labels(("a", "b"), np.arange(100) // 60)) is None
-    weighted, records = trained(X, labels, one_thread, balanced, pool=60)
-    plain, _ = trained(X, labels, one_thread, pool=60)
-    assert weighted.summary["weighted"]
+    plain, records = trained(X, labels, one_thread, pool=60)
     assert not plain.summary["weighted"]
+    assert len(records) == most_widths("shared") + 1
+    samples = memory_dataset(X, codes.astype(float))
+    data = LabelledData(samples, labels, label_weights(labels, "balanced"))
+    weighted = train_fixed_size(data, FixedSizeSettings(pool=60), one_thread)
+    assert weighted.summary["weighted"]
     assert weighted.summary["balanced_error"] < 0.7 * plain.summary["balanced_error"]
-    assert [record["weighted"] for record in records[-2:]] == [False, True]
-    assert weighted.summary["weighings"][1]["balanced_error"] < weighted.summary["weighings"][0]["balanced_error"]
-    data = LabelledData(memory_dataset(X, codes.astype(float)), labels)
+    assert weighted.summary["misclassification"] > plain.summary["misclassification"]
     stored = weighted.record(data).class_weights
     assert stored is not None
     assert stored["rare"] / stored["common"] == pytest.approx((1200 - codes.sum()) / codes.sum())
-    assert plain.record(data).class_weights is None
-    # The same weights, given from the first, come to the same model at that width and penalty.
-    given = train_fixed_size(
-        LabelledData(memory_dataset(X, codes.astype(float)), labels, balanced),
-        FixedSizeSettings(pool=60),
-        one_thread,
-    )
-    assert given.summary["balanced_error"] < 0.7 * plain.summary["balanced_error"]
+    assert plain.record(LabelledData(samples, labels)).class_weights is None
+    # Probabilities of the unweighted model have the shares of the classes.
+    calibration = plain.calibration
+    assert calibration is not None
+    shares = calibration.probabilities(plain.model.decisions(samples.inputs(0, 1200))).mean(axis=0)
+    np.testing.assert_allclose(shares[1], codes.mean(), atol=0.01)
 
 
 def test_pools_grow_with_the_classes_as_far_as_the_work_allows() -> None:
@@ -455,9 +449,6 @@ def test_what_is_foreseen_grows_with_samples_and_pool() -> None:
     assert one.seconds == pytest.approx(most_widths("shared") * one.width_seconds + one.pool_seconds)
     assert foresee_search((32_000, 16, 26), 3000, folds=FOLDS, threads=2).seconds > 1.3 * one.seconds
     assert foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=1).seconds == pytest.approx(2.0 * one.seconds)
-    both = foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2, weighings=2)
-    assert both.seconds == pytest.approx(one.seconds + one.pool_seconds)
-    assert both.passes == one.passes + 1
     assert foresee_search((16_000, 16, 26), 3000, folds=FOLDS, threads=2, together=1).passes == 8
 
 

@@ -3,8 +3,7 @@
 One pass sums up the fold Grams of a few kernels. All noise variances, cardinalities and classes are cross-validated
 from these sums (`validation`). `PathSearch` is the paper's: the score of a kernel is that of the best path of
 prototypes. `PoolSearch` judges each width by the whole pool, or by the beginning of a large one. At the best width one
-more pass has all prototypes; those that pursuit takes stand in their place where they do nearly as well. Where class
-weights are considered, that pass is repeated with them, and the balanced error of left-out samples decides. The most
+more pass has all prototypes; those that pursuit takes stand in their place where they do nearly as well. The most
 passes that it takes are known before the first.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -162,7 +161,7 @@ class KernelSearch(Iteration, ABC):
     """
 
     saved = ("prototypes", "indices")
-    counted = ("iteration", "labels_digest", "started_by", "weighted", "history")
+    counted = ("iteration", "labels_digest", "started_by", "history")
     save_now = True
 
     operator: BlockedKernelOperator
@@ -180,7 +179,6 @@ class KernelSearch(Iteration, ABC):
     callback: Callable[[Any], None] | None
     heed: Callable[[], None]
     best: Chosen | None = None
-    weighted: bool = False  # by the weights that were considered
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def metadata(self) -> dict[str, Any]:
@@ -199,8 +197,8 @@ class KernelSearch(Iteration, ABC):
         return super().arrays() | ({} if self.best is None else self.best.arrays())
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> None:
-        """Take over a checkpoint; the first versions had neither labels nor weights to consider."""
-        super().restore(arrays, {"labels_digest": self.labels_digest, "weighted": False, **metadata})
+        """Take over a checkpoint; the first versions had no labels."""
+        super().restore(arrays, {"labels_digest": self.labels_digest, **metadata})
         if self.plan is not None:
             self.plan.restore(metadata["search"])
         if metadata["best"] is not None:
@@ -295,12 +293,11 @@ class PathSearch(KernelSearch):
 class PoolSearch(KernelSearch):
     """Passes over the data that find width, penalty and prototypes, each width judged by a whole pool.
 
-    `considered` are weights of the samples that may take the place of the targets' own. The callback takes a record for
-    each width and for each model of the best; with it go `passes_at_most` and `seconds_left`, which no history has.
+    The callback takes a record for each width and for the model of the best; with it go `passes_at_most` and
+    `seconds_left`, which no history has.
     """
 
     foreseen: ForeseenSearch
-    considered: FloatArray | None
     _began: float = field(default_factory=perf_counter)
     _done: float = 0.0
     _before: float = 0.0  # of an earlier process, in seconds that were foreseen
@@ -325,7 +322,7 @@ class PoolSearch(KernelSearch):
         wrong = self._wrong(kernels, [_prepared(prototypes, validation.folds) for validation in best])
         self._done += len(points) * self.foreseen.width_seconds
         for point, validations, kept, missed in zip(points, tried, best, wrong, strict=True):
-            self._tell(math.exp(point[0]), kept.noise_variance, len(prototypes), validations, missed, weighted=False)
+            self._tell(math.exp(point[0]), kept.noise_variance, len(prototypes), validations, missed)
         return [self._value(record) for record in self.history[-len(points) :]]
 
     def _value(self, record: dict[str, Any]) -> float:
@@ -366,35 +363,20 @@ class PoolSearch(KernelSearch):
             return spread_noise(lambda place: known.get(place) or at([place])[0], places, FINER, chosen_noise)
 
     def _conclude(self) -> None:
-        """Fit all prototypes at the best width, with the samples' weights and with those that are considered."""
+        """Fit all prototypes at the best width, or the few of them that do nearly as well."""
         width = self._chosen_width()
-        scale, noise_variance = width["scale"], width["noise_variance"]
-        # A search that ended early leaves nothing but passes of all prototypes.
-        weighings = 1 if self.considered is None else 2
-        self._before = self.foreseen.seconds - self._done - weighings * self.foreseen.pool_seconds
-        variants = [self._variant(scale, noise_variance, self.targets)]
-        if self.considered is not None:
-            weighted = replace(self.targets, weights=self.considered)
-            variants.append(self._variant(scale, noise_variance, weighted))
-        errors = [balanced for _, balanced in variants]
-        self.weighted = len(errors) > 1 and errors[1] < errors[0]
-        self.best = variants[self.weighted][0]
-
-    def _variant(self, scale: float, noise_variance: float, targets: Targets) -> tuple[Chosen, float]:
-        """Return the model of the best width for these weights, and its balanced error at left-out samples."""
-        kernel = scaled(self.start_kernel, scale)
-        system = self._systems(self.prototypes, [kernel], targets, "all prototypes")[0]
-        validations = self._penalties(system, noise_variance)
+        # A search that ended early leaves only the pass of all prototypes.
+        self._before = self.foreseen.seconds - self._done - self.foreseen.pool_seconds
+        kernel = scaled(self.start_kernel, width["scale"])
+        system = self._systems(self.prototypes, [kernel], self.targets, "all prototypes")[0]
+        validations = self._penalties(system, width["noise_variance"])
         pool = chosen_noise(validations)
         few, paths = self._few(system, pool)
-        best = few or choose_whole(system, pool)
-        wrong = self._wrong([kernel], [_prepared(self.prototypes, best.folds)])[0]
+        self.best = few or choose_whole(system, pool)
+        wrong = self._wrong([kernel], [_prepared(self.prototypes, self.best.folds)])[0]
         self._done += self.foreseen.pool_seconds
-        weighted = targets.weights is not self.targets.weights
-        self._tell(
-            scale, best.noise_variance, best.cardinality, paths if few else validations, wrong, weighted=weighted
-        )
-        return best, self._balanced(wrong)
+        tried = paths if few else validations
+        self._tell(width["scale"], self.best.noise_variance, self.best.cardinality, tried, wrong)
 
     def _few(self, system: FoldSystem, pool: PoolValidation) -> tuple[Chosen | None, list[Validation]]:
         """Return the model of a few prototypes that pursuit takes, None where the whole pool does better; its paths."""
@@ -428,6 +410,13 @@ class PoolSearch(KernelSearch):
         parts = operator.submit("kfolderrors", fold_errors_task, arguments, groups).result()
         return np.asarray(np.sum(parts, axis=0), dtype=np.intp)
 
+    def _error(self, wrong: IndexArray) -> float:
+        """Return the share of wrong samples, each counted by the mean weight of its class."""
+        if self.targets.weights is None:
+            return float(wrong.sum() / self.labels.n_samples)
+        counts, totals = self.labels.counts(), np.bincount(self.labels.codes, self.targets.weights)
+        return float(np.sum(totals * wrong / np.maximum(counts, 1)) / totals.sum())
+
     def _balanced(self, wrong: IndexArray) -> float:
         """Return the mean over classes of the share of wrong samples."""
         counts = self.labels.counts()
@@ -440,8 +429,6 @@ class PoolSearch(KernelSearch):
         prototypes: int,
         validations: Sequence[Scored],
         wrong: IndexArray,
-        *,
-        weighted: bool,
     ) -> None:
         spent = perf_counter() - self._began
         remaining = max(0.0, self.foreseen.seconds - self._before - self._done)
@@ -453,9 +440,9 @@ class PoolSearch(KernelSearch):
                 "noise_variance": noise_variance,
                 "cardinality": prototypes,
                 "score": min(WORST, *(validation.score for validation in validations)),
-                "error": float(wrong.sum() / self.labels.n_samples),
+                "error": self._error(wrong),
                 "balanced_error": self._balanced(wrong),
-                "weighted": weighted,
+                "weighted": self.targets.weights is not None,
                 "noise_variances": [validation.noise_variance for validation in validations],
                 "scores": [min(WORST, validation.score) for validation in validations],
             },

@@ -261,9 +261,8 @@ def foresee_search(
     threads: int,
     together: int = 3,
     search: str = "shared",
-    weighings: int = 1,
 ) -> ForeseenSearch:
-    """Foresee the search of n samples: `together` widths a pass, and `weighings` of the samples at the best width.
+    """Forecast the search of n samples: `together` widths a pass, and a pass of the whole pool at the best width.
 
     `shape` is n, features and outputs.
     """
@@ -278,8 +277,8 @@ def foresee_search(
         return prices.seconds(work) / threads
 
     width, whole = seconds(judging, PENALTIES[search]), seconds(pool, POOL_PENALTIES)
-    passes = sum(-(-count // max(1, together)) for count in WIDTHS[search]) + weighings
-    return ForeseenSearch(pool, judging, passes, width, whole, most_widths(search) * width + weighings * whole)
+    passes = sum(-(-count // max(1, together)) for count in WIDTHS[search]) + 1
+    return ForeseenSearch(pool, judging, passes, width, whole, most_widths(search) * width + whole)
 
 
 # Kernels that a search looks at, about, and how many of them share a pass over the data.

@@ -13,18 +13,17 @@ sqrt(s2) E], E'E = K_mm, is solved as a least-squares problem.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dkgp.cluster.executors.base import BlockExecutor, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.codec import identity
-from dkgp.data import ClassifierRecord, Dataset
+from dkgp.data import Dataset
 from dkgp.data.stores.models.classifier import ClassifierForm, Support
 from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
@@ -44,11 +43,7 @@ from dkgp.models.classification.fixed_size.system import Targets
 from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
 from dkgp.models.classification.labels import (
     LabelledData,
-    Labels,
     decided,
-    digest,
-    label_weights,
-    rare_class,
     stratified_folds,
 )
 from dkgp.models.classification.prototypes import choose_prototypes
@@ -82,8 +77,6 @@ class TrainedFixedSize(TrainedClassifier):
         cardinality, score (mean squared error of cross-validation) and std (over folds) of the best kernel and noise.
     indices : (k,) int or None
         Which samples the prototypes are, in the order of choice; None where they are none.
-    weights : (n,) float64 or None
-        Of the samples: the data's, or those that were considered.
     history : list of dict
         Every kernel that the search looked at: pass, scale, noise_variance, cardinality, score.
     """
@@ -94,11 +87,6 @@ class TrainedFixedSize(TrainedClassifier):
     model: FixedSizeModel
     path: list[dict[str, float]]
     indices: IndexArray | None
-    weights: FloatArray | None = None
-
-    def record(self, data: LabelledData, summary: dict[str, Any] | None = None) -> ClassifierRecord:
-        """The model as it is stored, its samples weighted as they were in the end."""
-        return super().record(replace(data, weights=self.weights), summary)
 
     def fields(self) -> dict[str, Any]:
         """Return the prototypes with their weights, in place of the samples'."""
@@ -117,7 +105,6 @@ def train_fixed_size(
     *,
     kernel: Kernel | None = None,
     noise_variance: float | None = None,
-    considered: FloatArray | None = None,
     together: int = TOGETHER,
 ) -> TrainedFixedSize:
     """Train a fixed-size LS-SVM.
@@ -134,9 +121,6 @@ def train_fixed_size(
         tells, or the median distance (`dkgp.models.classification.fixed_size.train`).
     noise_variance : float, optional
         s2 = 1 / gamma_K, if it is known; no other is looked at.
-    considered : (n,) float64, optional
-        Weights of the samples, of mean one, that take the place of the data's where the balanced error of samples that
-        were left out is less with them; by a shared search alone.
     together : int
         Kernels of a pass over the data at most; each takes memory, and no bit depends on it.
 
@@ -158,7 +142,7 @@ def train_fixed_size(
         kernel, white = fold_white(kernel, 0.0)
         if noise_variance is None and white > 0.0:
             noise_variance = white
-    return _Training(data, settings, RunContext.of(context), kernel, noise_variance, considered, together).run()
+    return _Training(data, settings, RunContext.of(context), kernel, noise_variance, together).run()
 
 
 @dataclass
@@ -170,7 +154,6 @@ class _Training:
     context: RunContext
     kernel: Kernel | None
     noise_variance: float | None
-    considered: FloatArray | None
     together: int
 
     def run(self) -> TrainedFixedSize:
@@ -203,15 +186,14 @@ class _Training:
             clock.lap("search")
         best = search.best
         assert best is not None
-        weights = self.considered if search.weighted else data.weights
         with context.operator(best.kernel, best.noise_variance, dataset) as operator:
             with operator.watched(loop.pass_on):
-                order, fitted, level = self._fitted(operator, prototypes, best, targets, weights)
+                order, fitted, level = self._fitted(operator, prototypes, best, targets)
                 clock.lap("fit")
                 decisions = _held_out_decisions(operator, best, prototypes, targets.folds)
             entries += operator.kernel_evaluations
         clock.lap("decisions")
-        calibration = fit_calibration(decisions, labels.codes, weights) if settings.probability else None
+        calibration = fit_calibration(decisions, labels.codes, data.weights) if settings.probability else None
         wrong, seconds = decided(decisions) != labels.codes, round(clock.total, 3)
         effort = {"kernel_evaluations": entries, "seconds": seconds, "seconds_by_part": clock.rounded()}
         return TrainedFixedSize(
@@ -220,12 +202,11 @@ class _Training:
             classes=labels.classes,
             calibration=calibration,
             history=search.history,
-            summary=self._summary(search, best, wrong, weights, effort),
+            summary=self._summary(search, best, wrong, effort),
             model=FixedSizeModel(
                 best.kernel, best.noise_variance, prototypes[order], fitted, level, centre_of(dataset)
             ),
             path=best.path,
-            weights=weights,
             indices=None if indices is None else indices[order],
         )
 
@@ -237,7 +218,6 @@ class _Training:
             "noise_variance": self.noise_variance,
             "weights": self.data.identity["weights"],
             "own_search": None,
-            **({} if self.considered is None else {"considered": digest(self.considered, "<f8")}),
         }
 
     def _start(self, saved: dict[str, Any] | None) -> tuple[Kernel, str]:
@@ -275,9 +255,8 @@ class _Training:
         foreseen = foresee_search(
             (data.n, data.dataset.n_features, data.labels.n_outputs), pool, folds=settings.folds,
             threads=context.executor.parallelism, together=self.together, search=settings.search,
-            weighings=1 if self.considered is None else 2,
         )  # fmt: skip
-        return PoolSearch(**common, foreseen=foreseen, considered=self.considered)
+        return PoolSearch(**common, foreseen=foreseen)
 
     def _fitted(
         self,
@@ -285,7 +264,6 @@ class _Training:
         prototypes: FloatArray,
         best: Chosen,
         targets: Targets,
-        weights: FloatArray | None,
     ) -> tuple[IndexArray, FloatArray, FloatArray]:
         """Fit the chosen prototypes to all samples: their places in the pool, weights and intercept."""
         model, intercept = best.model, self.settings.intercept
@@ -299,7 +277,7 @@ class _Training:
         competed = intercept == "selected" and len(model.order) < best.cardinality
         fitted, level = fit_fixed_size(
             operator, prototypes[model.order], targets.signs, best.noise_variance,
-            intercept=intercept == "first" or competed, weights=weights,
+            intercept=intercept == "first" or competed, weights=targets.weights,
         )  # fmt: skip
         return model.order, fitted, level
 
@@ -308,15 +286,11 @@ class _Training:
         search: KernelSearch,
         best: Chosen,
         wrong: NDArray[np.bool_],
-        weights: FloatArray | None,
         effort: dict[str, Any],
     ) -> dict[str, Any]:
         data, counts, history = self.data, self.data.labels.counts(), search.history
         # A search by whole pools records its choice last.
         chosen = history[-1] if self.settings.judges_by_pools else min(history, key=lambda record: record["score"])
-        weighings = None
-        if self.considered is not None:  # errors of left-out samples without these weights, and with them
-            weighings = [{name: record[name] for name in ("error", "balanced_error")} for record in history[-2:]]
         return {
             "n": data.n,
             "d": data.dataset.n_features,
@@ -328,10 +302,9 @@ class _Training:
             "best_cardinality": best.best,
             "stopped": best.stopped,
             "score": best.score,
-            "misclassification": float(np.average(wrong, weights=weights)),
+            "misclassification": float(np.average(wrong, weights=data.weights)),
             "balanced_error": float(np.mean(np.bincount(data.labels.codes, wrong)[counts > 0] / counts[counts > 0])),
-            "weighted": search.weighted,
-            "weighings": weighings,
+            "weighted": data.weights is not None,
             "noise_variance": best.noise_variance,
             "started_by": search.started_by,
             "scale": float(chosen["scale"]),
@@ -495,30 +468,3 @@ def start_kernel(data: LabelledData, *, isotropic: bool, seed: int = 0) -> tuple
     if isotropic or dataset.n_features <= FEW_FEATURES or dataset.n_samples <= FEW_SAMPLES:
         return median_kernel(dataset, seed), "median"
     return tune_labels(data, replace(TUNING, seed=seed)).kernel, "likelihood"
-
-
-def considered_weights(
-    settings: FixedSizeSettings, labels: Labels, sample_weight: ArrayLike | None = None
-) -> FloatArray | None:
-    """Balanced weights (n,) for a search to hold against those of the samples alone, where nobody said which to take.
-
-    None where no class is rare, or the search is one that looks at a single weighing. Errors are those of
-    `label_weights`.
-    """
-    if not settings.judges_by_pools or rare_class(labels) is None:
-        return None
-    return label_weights(labels, "balanced", sample_weight)
-
-
-def weighing_words(summary: Mapping[str, Any]) -> str:
-    """Say which class weights a search that considered some has taken, and their effect.
-
-    `summary` is that of training: `weighted`, and `weighings` with the errors of both.
-    """
-    plain, balanced = summary["weighings"]
-    taken, other = (balanced, plain) if summary["weighted"] else (plain, balanced)
-    which = "balanced" if summary["weighted"] else "none"
-    return (
-        f"class weights were considered, and taken: {which}. Balanced error {taken['balanced_error']:.2%}, error "
-        f"{taken['error']:.2%}; the other way {other['balanced_error']:.2%} and {other['error']:.2%}"
-    )
