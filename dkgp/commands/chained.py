@@ -123,13 +123,13 @@ class Steps:
         """Run a job's command as a step."""
         return self.run(name, lambda: recipe_of(job).run(job, self._reporter))
 
-    def train(self, job: TrainJob | SparseJob | ClassifyJob) -> Document:
+    def train(self, job: TrainJob | SparseJob | ClassifyJob, name: str = "train") -> Document:
         """Train a model; resume an earlier run if there is one."""
-        return self.command("train", replace(job, resume=self.goes_on and job.begun))
+        return self.command(name, replace(job, resume=self.goes_on and job.begun))
 
-    def predict(self, job: PredictJob) -> Document:
+    def predict(self, job: PredictJob, name: str = "predict") -> Document:
         """Predict; resume an earlier run if there is one."""
-        return self.command("predict", replace(job, resume=self.goes_on and exists(job.out)))
+        return self.command(name, replace(job, resume=self.goes_on and exists(job.out)))
 
     def finish(self, document: Document) -> Document:
         """Write the document of the whole run to the record; return it."""
@@ -272,7 +272,9 @@ def _run(job: DemoJob, reporter: Reporter) -> Document:
             )
             return {}
 
-        tuning = TuneJob(train_url, str(hyper_file), subset=job.subset, seed=job.seed, overwrite=True)
+        tuning = TuneJob(
+            train_url, str(hyper_file), subset=job.subset, all_samples="none", seed=job.seed, overwrite=True
+        )
         steps.run("generate", generate)
         tuned = steps.command("tune", tuning)
         trained = steps.train(training)

@@ -15,6 +15,7 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.cluster.options import KINDS
 from dkgp.codec import difference, to_json
+from dkgp.commands.candidates import Choice
 from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_tuning
@@ -187,6 +188,7 @@ class TuneRun(Run):
     labels: Labels | None = None
     start: Hyperparameters | None = None
     signature: dict[str, Any]
+    is_label = False
     _overwrite = False
 
     @property
@@ -231,7 +233,7 @@ class TuneRun(Run):
                     f"the target of '{dataset.url}' is a label, which has no noise variance; leave out `noise_model` "
                     f"and `likelihood` {job.of_noise}"
                 )
-            dataset = dataset.as_signs()
+            dataset, self.is_label = dataset.as_signs(), True
             self.reporter.note("the target is a label; tuning a regression on the signs of its classes, for an LS-SVM")
         if dataset.covariate_names:
             job.choices(None).drift.over(dataset)  # refuses covariates that no mean takes
@@ -295,13 +297,21 @@ class TuneRun(Run):
 
     def work(self, executor: BlockExecutor) -> Hyperparameters:
         """Search (unless only the starting values are refined), refine, and fit a noise model."""
-        tuned = self.start if self.start is not None and self.job.refine_only else self.search(executor)
+        tuned = self.start if self.start is not None and self.job.refine_only else self.chosen(executor)
         for message in tuned.warnings:
             self.reporter.warn(message)
         if self.job.refine is not None:
             tuned = refined(self, tuned, executor)
         interrupted = tuned.refinement is not None and tuned.refinement["interrupted"]
         return tuned if interrupted else self.with_noise(tuned)
+
+    def chosen(self, executor: BlockExecutor) -> Hyperparameters:
+        """Search; for numbers with equal noise, also compare the result with others on held-out samples."""
+        tuned, dataset = self.search(executor), self.dataset
+        known = dataset.noise_name is not None or dataset.covariate_names or self.is_label
+        if not self.job.goes_beyond or known or not executor.shares_memory:
+            return tuned
+        return Choice(self, tuned, executor).best()
 
     def with_noise(self, tuned: Hyperparameters) -> Hyperparameters:
         """Fit input-dependent noise or outliers, if the job asks for them or held-out samples favour them."""

@@ -42,6 +42,18 @@ KERNEL_SECONDS = Option(
     group=FURTHER,
 )
 SUBSET = Option(help="Number of samples in a subset, drawn at random.")
+ALL_SAMPLES = Option(
+    help="auto: after the default subset, continue with the evidence of all samples (at most 20,000), and keep the "
+    "values that predict held-out training samples better; if their error bars are too narrow or too wide, scale them. "
+    "It applies to the likelihood of numbers with equal noise. none: keep the subset's values. Options for subsets, "
+    "such as `subset`, imply none.",
+    choices=("auto", "none"),
+)
+ALL_SAMPLES_SECONDS = Option(
+    help="For `all_samples` auto: time limit. Forecasts decide on the number of samples.  [default: none]",
+    above=0,
+    group=FURTHER,
+)
 SUBSETS = Option(
     help="Number of subsets, which are disjoint if there are enough samples. Each is one task; their log likelihoods "
     "are added."
@@ -148,6 +160,8 @@ class TuneJob:
     kernel_seconds: Annotated[float, KERNEL_SECONDS] = 120.0
     subset: Annotated[int, SUBSET] = 2000
     subsets: Annotated[int, SUBSETS] = 1
+    all_samples: Annotated[Literal["auto", "none"], ALL_SAMPLES] = "auto"
+    all_samples_seconds: Annotated[float | None, ALL_SAMPLES_SECONDS] = None
     objective: Annotated[Literal["likelihood", "loo", "bound", "fitc", "vif"], OBJECTIVE] = "likelihood"
     likelihood: Annotated[Literal["logit", "probit", "softmax", "gaussian", "student-t", "auto"] | None, LIKELIHOOD] = (
         None
@@ -177,6 +191,19 @@ class TuneJob:
         """The sparse model's evidence to maximise on all samples; None for a search on subsets."""
         name = self.objective
         return name if name == "bound" or name == "fitc" or name == "vif" else None
+
+    @property
+    def goes_beyond(self) -> bool:
+        """True if other candidates than the subset's optimum are compared on held-out samples."""
+        default = type(self)
+        plain = all(getattr(self, name) == getattr(default, name) for name in (*OF_SUBSETS, "objective", "likelihood"))
+        return (
+            self.all_samples == "auto"
+            and plain
+            and self.refine is None
+            and self.noise_model == "none"
+            and self.mean == "centred"
+        )
 
     @property
     def of_subsets(self) -> ObjectiveName:

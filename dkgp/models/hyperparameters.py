@@ -176,6 +176,10 @@ class Hyperparameters:
     comparison : dict, optional
         If the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
         many were `held_out`, and `kernels`, of each the scores and seconds.
+    candidates : dict, optional
+        If values were chosen by held-out samples: how many were `held_out` (0: leave-one-out predictions judged), the
+        `samples` that predicted them, where the values `taken` come from, `candidates`, of each the scores and seconds,
+        and `not_tried`, of each the reason.
     noise_model : NoiseModel, optional
         How the noise depends on the inputs; `noise_variance` is then its mean over the subset, for methods without
         noise models.
@@ -221,6 +225,7 @@ class Hyperparameters:
     refinement: dict[str, Any] | None = field(default=None, hash=False)
     sparse: dict[str, Any] | None = field(default=None, hash=False)
     comparison: dict[str, Any] | None = field(default=None, hash=False)
+    candidates: dict[str, Any] | None = field(default=None, hash=False)
     noise_model: NoiseModel | None = None
     student_t: StudentT | None = None
     noise_comparison: dict[str, Any] | None = field(default=None, hash=False)

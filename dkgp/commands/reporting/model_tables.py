@@ -257,6 +257,7 @@ def tune_tables(document: Document) -> Tables:
     rows += rows_of([may("plot", "{plot}")], document)
     return [
         *([_compared_kernels(document["comparison"])] if document.get("comparison") else []),
+        *([_compared_candidates(document["candidates"])] if document.get("candidates") else []),
         table_of("Tuned", rows),
         *([_compared_noise(document["noise_comparison"])] if document.get("noise_comparison") else []),
         *([_parameters(parameters)] if parameters else []),
@@ -292,6 +293,25 @@ def _compared_kernels(comparison: Document) -> RenderableType:
         f"samples (standardised; * chosen, by NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
+
+
+def _compared_candidates(compared: Document) -> RenderableType:
+    rows = [
+        [
+            f"{row['from']} *" if row["from"] == compared["taken"] else row["from"],
+            row["kernel"],
+            *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("nlpd", "rmse", "coverage_95")),
+            f"{row['seconds']:.1f}",
+        ]
+        for row in compared["candidates"]
+    ]
+    rows += [[row["from"], f"not tried: {row['reason']}", "-", "-", "-", ""] for row in compared["not_tried"]]
+    judged = f"{compared['held_out']:,} held-out samples, predicted from {compared['samples']:,}"
+    if not compared["held_out"]:
+        judged = f"{compared['samples']:,} samples, each predicted from the others"
+    columns = ("hyperparameters from", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds")
+    title = f"Candidates on {judged} (standardised; * taken)"
+    return titled(title, grid(columns, rows, left={"hyperparameters from", "kernel"}))
 
 
 def _compared_noise(comparison: Document) -> RenderableType:

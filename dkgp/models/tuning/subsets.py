@@ -108,6 +108,20 @@ def _draw(n_samples: int, size: int, count: int, seed: int) -> list[IntArray]:
     return draws
 
 
+def read_rows(dataset: Dataset, indices: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return inputs (m, d + c) and targets (m, p) of sorted rows, standardised; `InputError` for NaN or infinity."""
+    blocks = []
+    for start in range(0, dataset.n_samples, dataset.chunk_rows):
+        stop = min(start + dataset.chunk_rows, dataset.n_samples)
+        first, last = np.searchsorted(indices, [start, stop])
+        if first < last:
+            blocks.append(dataset.targets(start, stop)[indices[first:last] - start])
+    inputs, targets = dataset.rows_at(indices), np.concatenate(blocks)
+    require_finite("inputs", inputs, "the subset's row")
+    require_finite("targets", targets, "the subset's row")
+    return inputs, targets
+
+
 @dataclass(frozen=True)
 class Subsets:
     """Rows of a data set's subsets, standardised; each process reads them for itself."""
@@ -125,11 +139,11 @@ class Subsets:
 
     def rows(self, index: int) -> tuple[FloatArray, FloatArray]:
         """Return rows (m, d + c) and targets (m, p) of a subset; `InputError` for NaN or infinity."""
-        return self._read(self.plan.subset(index))
+        return read_rows(self.dataset, self.plan.subset(index))
 
     def held_out(self) -> tuple[FloatArray, FloatArray]:
         """Return inputs (m, d) and targets (m, p) of the rows in no subset; `InputError` for NaN or infinity."""
-        return self._read(self.plan.held_out())
+        return read_rows(self.dataset, self.plan.held_out())
 
     def weights(self, index: int) -> FloatArray | None:
         """Return weights of a subset's samples, (m,); None if all count alike, as in a regression."""
@@ -140,18 +154,6 @@ class Subsets:
         if self.noises is not None:
             return self.noises[index]
         return SAME_NOISE.beside(self.dataset).rows(self.plan.held_out() if index < 0 else self.plan.subset(index))
-
-    def _read(self, indices: IntArray) -> tuple[FloatArray, FloatArray]:
-        dataset, blocks = self.dataset, []
-        for start in range(0, dataset.n_samples, dataset.chunk_rows):
-            stop = min(start + dataset.chunk_rows, dataset.n_samples)
-            first, last = np.searchsorted(indices, [start, stop])
-            if first < last:
-                blocks.append(dataset.targets(start, stop)[indices[first:last] - start])
-        inputs, targets = dataset.rows_at(indices), np.concatenate(blocks)
-        require_finite("inputs", inputs, "the subset's row")
-        require_finite("targets", targets, "the subset's row")
-        return inputs, targets
 
 
 @dataclass(frozen=True)

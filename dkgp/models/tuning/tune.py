@@ -102,6 +102,8 @@ def tune_dataset(
         Number of starting points; the best optimum is kept. A few more are tried if they find nothing but noise.
     max_evaluations : int, default 300
         Limit for each starting point.
+    seconds : float, optional
+        Time limit of the search; the best point so far is then taken.
     folds : int, optional
         Score the result by this many folds of each subset, each predicted from the others, without tuning again.
     holdout : float, optional
@@ -255,6 +257,8 @@ def run_tuning(
         search = LikelihoodSearch(rounds, problem.space, problem.settings)
         for _, point in problem.starts(search, summaries):
             search.run(point)
+            if search.late:
+                break
         best = search.best
         if best is None:
             raise NumericalError(

@@ -1,0 +1,232 @@
+"""The part of `dkgp tune` that follows the subset: other candidates, and the choice among them by held-out samples.
+
+The order is that of the cost: the subset's optimum, the evidence of all samples (at most `MOST_SAMPLES`) from there,
+and another kernel if the noise stopped at its bound or error bars fail. Last, the variances are scaled if that gains.
+Without a limit, the evidence of all samples costs about as much as the subset's search, because it has a good start and
+a looser tolerance. With one, a forecast decides on the number of samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dkgp.cluster import BlockExecutor
+from dkgp.commands.reporting.memory import memory_budget
+from dkgp.commands.run import Run
+from dkgp.data.types import IntArray
+from dkgp.errors import InputError, MemoryBudgetError, NumericalError
+from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.models import Hyperparameters, RunContext
+from dkgp.models.refinement.candidates import (
+    HELD_OUT_SHARE,
+    MOST_HELD_OUT,
+    MOST_SAMPLES,
+    Candidate,
+    Judge,
+    Judged,
+    best_of,
+    draw_held_out,
+    is_at_noise_bound,
+    leave_one_out,
+)
+from dkgp.models.sparse.search import BASIS_SIZES, plan_bound, tune_by_bound
+from dkgp.models.tuning.search import SearchSettings
+from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.solvers.base import Clock
+
+# Fewer others than this multiple of the subset add too little to its evidence; fewer samples than these judge nothing.
+WORTH, LEAST_SAMPLES = 1.5, 30
+# Limits of a search that starts from a good point, and the number of evaluations that a forecast expects.
+TOLERANCE, MOST_EVALUATIONS, EVALUATIONS = 1e-3, 60, 30
+# Nominal seconds: of an evaluation for each sample, of a judge for each sample and each held-out sample; and of an
+# evaluation on a subset of m samples, by m^3 and m^2.
+SAMPLE, JUDGING, HELD_OUT = 1e-4, 1e-4, 3e-3
+CUBIC, SQUARE = 4.5e-11, 3e-8
+# Kernels that are tried if the noise stopped at its bound or error bars fail: one that is rougher.
+ROUGHER = {"matern32": "matern12"}
+SIMILAR = ("rbf", "matern12", "matern32", "matern52")
+
+
+def affordable(n: int, subset: int, seconds: float | None, slowness: float, held_out: int) -> int:
+    """Return the number of samples whose evidence fits into the time; 0 if there are too few to be worth it.
+
+    Parameters
+    ----------
+    n, subset
+        Samples besides those held out, and of the subset.
+    seconds
+        Time limit for the search and two judgements; None for no limit.
+    slowness
+        Measured time of the subset's evaluations over the nominal one.
+    """
+    most = min(n, MOST_SAMPLES)
+    if seconds is not None:
+        most = min(most, int((seconds / slowness - 2.0 * HELD_OUT * held_out) / (SAMPLE * EVALUATIONS + 2.0 * JUDGING)))
+    return most if most >= WORTH * subset else 0
+
+
+def forecast(samples: int, slowness: float, held_out: int) -> float:
+    """Return the expected seconds of the evidence of so many samples, and of two judgements."""
+    return slowness * ((SAMPLE * EVALUATIONS + 2.0 * JUDGING) * samples + 2.0 * HELD_OUT * held_out)
+
+
+class Choice:
+    """Candidates after a subset's optimum, and the choice among them.
+
+    Parameters
+    ----------
+    run : Run
+        The run of `dkgp tune`: its job, its data and its reporter.
+    tuned : Hyperparameters
+        The optimum of the subset.
+    """
+
+    def __init__(self, run: Run, tuned: Hyperparameters, executor: BlockExecutor) -> None:
+        self._run, self._job, self._dataset, self._reporter = run, run.job, run.dataset, run.reporter
+        self._context, self._clock = RunContext(executor), Clock()
+        self._judged: list[Judged] = []
+        self._not_tried: list[dict[str, str]] = []
+        self._tuned, self._limit = tuned, run.job.all_samples_seconds
+        size = tuned.subset_size or 1
+        nominal = max(1, tuned.evaluations or 1) * (CUBIC * size**3 + SQUARE * size**2)
+        self._slowness = max(1.0, (tuned.seconds or 0.0) / nominal)
+
+    def best(self) -> Hyperparameters:
+        """Return the best candidate, with the record of all."""
+        n, size = self._dataset.n_samples, self._tuned.subset_size or self._dataset.n_samples
+        first = Candidate(self._tuned, f"a subset of {size:,} samples")
+        held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * n))
+        if n < LEAST_SAMPLES:
+            return self._tuned
+        if n - held_out < WORTH * size:
+            rows = plan_subsets(n, self._job.subset, seed=self._job.seed).subset(0)
+            self._judged.append(leave_one_out(self._dataset, rows, first))
+            return self._taken(0, len(rows))
+        samples = affordable(n - held_out, size, self._limit, self._slowness, held_out)
+        if not samples:
+            expected = forecast(int(WORTH * size), self._slowness, held_out)
+            self._skip("the evidence of all samples", f"forecast {expected:.3g} s of {self._limit:.3g} s")
+            return replace(self._tuned, candidates=self._record(None, 0, 0))
+        return self._compared(first, draw_held_out(n, size, self._job.seed), samples)
+
+    def _compared(self, first: Candidate, held_out: IntArray, samples: int) -> Hyperparameters:
+        judge = Judge.of(self._dataset, held_out, samples, self._job.seed)
+        self._add(judge, first)
+        self._search(judge, self._tuned, "")
+        best = best_of(self._judged)
+        at_bound = is_at_noise_bound(best.candidate.hyperparameters)
+        if at_bound or not (best.rescaled() or best).is_calibrated:
+            other = rougher(best.candidate.hyperparameters.kernel)
+            if other is not None:
+                start = Hyperparameters(other, max(1e-3, best.candidate.hyperparameters.noise_variance))
+                self._search(judge, replace(start, feature_names=self._tuned.feature_names), f", {other.type_name}")
+        return self._taken(len(held_out), judge.training.n_samples)
+
+    def _search(self, judge: Judge, start: Hyperparameters, more: str) -> None:
+        """Add the optimum of the evidence of the judge's samples, if time and memory allow it."""
+        n, job = judge.training.n_samples, self._job
+        origin = f"the evidence of {n:,} samples{more}"
+        size, (resident, budget) = min(BASIS_SIZES["vif"], n), memory_budget()
+        left = None if self._limit is None else self._limit - self._clock.seconds
+        expected = forecast(n, self._slowness, len(judge.inputs))
+        if left is not None and left < 0.5 * expected:
+            self._skip(origin, f"forecast {expected:.3g} s of {max(0.0, left):.3g} s")
+            return
+        self._reporter.note(f"continuing with {origin}")
+        try:
+            plan = plan_bound(
+                n, judge.training.n_features, size, judge.targets.shape[1], self._context.executor, 0, "vif"
+            )
+            plan.require(budget, resident)
+            with self._reporter.search("all samples") as progress:
+                settings = SearchSettings(
+                    job.seed, True, max(TOLERANCE, job.tolerance), 1, MOST_EVALUATIONS, progress, left
+                )
+                choices = replace(job.choices(start), kernel=None)
+                found = tune_by_bound(
+                    judge.training,
+                    self._context,
+                    choices,
+                    settings,
+                    objective="vif",
+                    basis_size=size,
+                )
+        except MemoryBudgetError as error:
+            self._skip(origin, str(error))
+        except (InputError, NumericalError) as error:
+            self._skip(origin, f"it failed: {error}")
+        else:
+            # The samples of the basis have other numbers in the data set.
+            sparse = None if found.sparse is None else {**found.sparse, "samples": None}
+            self._add(judge, Candidate(replace(found, sparse=sparse), origin))
+
+    def _add(self, judge: Judge, candidate: Candidate) -> None:
+        judged = judge.judge(candidate, self._context)
+        self._judged.append(judged)
+        self._reporter.note(f"{candidate.origin}: {figures(judged)}")
+
+    def _skip(self, origin: str, reason: str) -> None:
+        self._not_tried.append({"from": origin, "reason": reason})
+        self._reporter.note(f"not tried: {origin} ({reason})")
+
+    def _taken(self, held_out: int, samples: int) -> Hyperparameters:
+        """Return the best candidate, with its variances scaled if that gains and the user fixed nothing."""
+        best, job = best_of(self._judged), self._job
+        again = None if job.bounds or job.fixed or job.priors else best.rescaled()
+        if again is not None:
+            best = again
+            self._judged.append(again)
+        if len(self._judged) == 1 and not held_out:
+            return self._tuned
+        self._reporter.note(f"hyperparameters: those of {best.candidate.origin}; {figures(best)} on held-out samples")
+        taken, first = best.candidate.hyperparameters, self._tuned
+        kept = {name: getattr(first, name) for name in ("subset_size", "subsets", "n_samples", "comparison", "scores")}
+        warnings = list(taken.warnings)
+        if is_at_noise_bound(taken) and not any("noise_variance" in text for text in warnings):
+            warnings.append(NO_NOISE.format(taken.noise_variance))
+        if not best.is_calibrated and best.squared is not None:
+            warnings.append(
+                f"error bars may not be calibrated: {figures(best)} on held-out training samples (95 % and 1 are "
+                "expected)"
+            )
+        return replace(
+            taken,
+            **kept,
+            seconds=(first.seconds or 0.0) + self._clock.seconds,
+            candidates=self._record(best, held_out, samples),
+            warnings=tuple(warnings),
+        )
+
+    def _record(self, best: Judged | None, held_out: int, samples: int) -> dict[str, Any]:
+        return {
+            "taken": f"a subset of {self._tuned.subset_size:,} samples" if best is None else best.candidate.origin,
+            "held_out": held_out,
+            "samples": samples,
+            "candidates": [judged.row() for judged in self._judged],
+            "not_tried": self._not_tried,
+        }
+
+
+NO_NOISE = (
+    "noise_variance stopped at its lower bound, {:.3g}: the kernel follows the noise, or there is none. Error bars "
+    "between samples may be too narrow"
+)
+
+
+def figures(judged: Judged) -> str:
+    """Return the figures of a candidate in a few words."""
+    if judged.nlpd is None:
+        return "could not predict"
+    return (
+        f"NLPD {judged.nlpd:.4f}, RMSE {judged.rmse:.4f}, {judged.coverage_95:.1%} covered, squared error "
+        f"{judged.squared:.3g} times the variance"
+    )
+
+
+def rougher(kernel: Kernel) -> Kernel | None:
+    """Return a rougher kernel with the same scales; None for a kernel that has no such sibling."""
+    name = ROUGHER.get(kernel.type_name, "matern32")
+    if kernel.type_name not in SIMILAR or name == kernel.type_name or kernel.type_name == "matern12":
+        return None
+    return kernel_from_json({**kernel.to_json(), "type": name})

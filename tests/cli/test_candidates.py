@@ -1,0 +1,157 @@
+"""`dkgp tune` beyond its subset: what is taken, what is not tried, and how the file and the table say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.commands import candidates
+from dkgp.commands.candidates import affordable, forecast, rougher
+from dkgp.commands.tune import TuneJob
+from dkgp.data import ingest
+from dkgp.kernels import parse_kernel
+from tests.cli.invoke import run, run_json
+
+
+@pytest.mark.parametrize(
+    ("n", "seconds", "slowness", "samples"),
+    [
+        (50_000, None, 1.0, 20_000),
+        (8000, None, 5.0, 8000),
+        (2500, None, 1.0, 0),  # hardly more than the subset
+        (50_000, 60.0, 1.0, 16_875),
+        (50_000, 60.0, 3.0, 4375),
+        (50_000, 10.0, 1.0, 0),
+        (4000, 60.0, 1.0, 4000),
+    ],
+)
+def test_forecasts_decide_on_the_samples(n: int, seconds: float | None, slowness: float, samples: int) -> None:
+    assert affordable(n, 2000, seconds, slowness, 1000) == samples
+    if seconds is not None and samples:
+        assert forecast(samples, slowness, 1000) <= seconds * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("kernel", "other"),
+    [
+        ("rbf", "matern32"),
+        ("matern52", "matern32"),
+        ("matern32", "matern12"),
+        ("matern12", None),
+        ("rbf + linear", None),
+    ],
+)
+def test_a_rougher_kernel_keeps_the_scales(kernel: str, other: str | None) -> None:
+    first = parse_kernel(kernel, 3)
+    second = rougher(first)
+    if other is None:
+        assert second is None
+        return
+    assert second is not None
+    assert {**second.to_json(), "type": kernel} == first.to_json()
+    assert second.type_name == other
+
+
+@pytest.mark.parametrize(
+    ("changed", "goes"),
+    [
+        ({}, True),
+        ({"kernel": "matern32"}, True),
+        ({"all_samples": "none"}, False),
+        ({"subset": 1000}, False),
+        ({"subsets": 2}, False),
+        ({"folds": 5}, False),
+        ({"objective": "loo"}, False),
+        ({"likelihood": "student-t"}, False),
+        ({"noise_model": "auto"}, False),
+        ({"mean": "linear"}, False),
+    ],
+)
+def test_options_of_subsets_keep_their_result(changed: dict[str, Any], goes: bool) -> None:
+    assert TuneJob("train.zarr", "hyper.json", **changed).goes_beyond == goes
+
+
+def surface(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Waves that are shorter than the distance of a subset's samples."""
+    X = rng.random((n, 2))
+    return X, np.sin(25.0 * X[:, 0]) + np.cos(25.0 * X[:, 1]) + 0.05 * rng.standard_normal(n)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default subset of 60 samples, so that some hundred samples are many."""
+    monkeypatch.setattr(TuneJob, "goes_beyond", property(lambda job: job.all_samples == "auto"))
+    monkeypatch.setattr(candidates, "LEAST_SAMPLES", 20)
+
+
+def stored(tmp_path: Path, X: np.ndarray, y: np.ndarray) -> Path:
+    np.savez(tmp_path / "table.npz", X=X, y=y)
+    ingest(str(tmp_path / "table.npz"), str(tmp_path / "train.zarr"), target="y")
+    return tmp_path / "train.zarr"
+
+
+def test_a_surface_is_tuned_on_all_samples(tmp_path: Path, rng: np.random.Generator, small: None) -> None:
+    train = stored(tmp_path, *surface(400, rng))
+    first = run_json("tune", train, "--out", tmp_path / "a.json", "--subset", 60, "--all-samples", "none")
+    document = run_json("tune", train, "--out", tmp_path / "b.json", "--subset", 60)
+    assert "candidates" not in first
+    record = document["candidates"]
+    assert record == json.loads((tmp_path / "b.json").read_text())["candidates"]
+    subset, every, *_ = record["candidates"]
+    assert [subset["from"], every["from"]] == ["a subset of 60 samples", "the evidence of 360 samples"]
+    assert record["taken"].startswith("the evidence of 360 samples")
+    assert (record["held_out"], record["samples"]) == (40, 360)
+    assert every["nlpd"] < subset["nlpd"]
+    assert every["rmse"] < subset["rmse"]
+    taken = next(row for row in record["candidates"] if row["from"] == record["taken"])
+    assert 0.9 <= taken["coverage_95"] <= 1.0
+    assert document["noise_variance"] == taken["noise_variance"] != first["noise_variance"]
+    shown = run("tune", train, "--out", tmp_path / "b.json", "--subset", 60, "--resume").output
+    assert "Candidates on 40 held-out samples, predicted from 360" in shown
+    assert "the evidence of 360 samples *" in shown
+
+
+def test_a_limit_leaves_the_evidence_out_and_says_so(tmp_path: Path, rng: np.random.Generator, small: None) -> None:
+    train = stored(tmp_path, *surface(500, rng))
+    limit = ("--all-samples-seconds", 1e-3)
+    document = run_json("tune", train, "--out", tmp_path / "a.json", "--subset", 60, *limit)
+    plain = run_json("tune", train, "--out", tmp_path / "b.json", "--subset", 60, "--all-samples", "none")
+    assert document["kernel"] == plain["kernel"]
+    assert document["noise_variance"] == plain["noise_variance"]
+    (reason,) = document["candidates"]["not_tried"]
+    assert reason["from"] == "the evidence of all samples"
+    assert reason["reason"].endswith("of 0.001 s")
+
+
+@pytest.mark.long
+def test_noise_at_its_bound_is_a_warning_and_leads_to_another_candidate(
+    tmp_path: Path, rng: np.random.Generator, small: None
+) -> None:
+    # A smooth function without noise.
+    X = rng.random((250, 1))
+    train = stored(tmp_path, X, np.sin(9.0 * X[:, 0]))
+    document = run_json("tune", train, "--out", tmp_path / "a.json", "--subset", 60, "--kernel", "rbf")
+    rows = document["candidates"]["candidates"]
+    assert [row["from"].rpartition(", ")[2] for row in rows[:3]] == [
+        "a subset of 60 samples",
+        "the evidence of 225 samples",
+        "matern32",
+    ]
+    best = min(row["nlpd"] for row in rows if row["nlpd"] is not None)
+    taken = next(row for row in rows if row["from"] == document["candidates"]["taken"])
+    assert taken["nlpd"] == pytest.approx(best, abs=0.01)
+    assert any("noise_variance" in text and "bound" in text for text in document["warnings"])
+    assert len(document["warnings"]) == len(json.loads((tmp_path / "a.json").read_text())["warnings"])
+
+
+def test_all_samples_in_the_subset_are_predicted_from_each_other(tmp_path: Path, rng: np.random.Generator) -> None:
+    X = rng.random((200, 1))
+    train = stored(tmp_path, X, np.sin(6.0 * X[:, 0]) + 0.1 * rng.standard_normal(200))
+    document = run_json("tune", train, "--out", tmp_path / "a.json")
+    plain = run_json("tune", train, "--out", tmp_path / "b.json", "--all-samples", "none")
+    assert document["noise_variance"] == plain["noise_variance"]
+    assert "candidates" not in document
