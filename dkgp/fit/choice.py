@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import psutil
 
-from dkgp.cluster import ClusterOptions
+from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
@@ -21,7 +21,12 @@ from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.context import RunContext
+from dkgp.models.refinement.candidates import MOST_SAMPLES, Candidate, Judge, Judged, draw_held_out
+from dkgp.models.sparse.near import SMALL
+from dkgp.models.sparse.search import BASIS_SIZES as BASIS_SIZES_OF_EVIDENCE
 from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.tuning.tune import DEFAULT_SUBSET
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.fleet import Fleet, project
 from dkgp.plan.foreseen import Smaller, foresee, foresee_classifier, foresee_sparse, foresee_variances
@@ -32,12 +37,17 @@ from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 GAPS = (VarianceSettings().gap, 0.1)
 BASIS_SIZES = (4000, 2000, 1000, 500, 250, 100)
 POOLS = (2000, 1000, 500, 250)
+# A sparse model is compared with the one with neighbours at this size at most, in this share of the time that is left.
+COMPARED_BASIS, SHARE_OF_COMPARISON = 1000, 0.1
 # Of the time that is left: a forecast at nominal prices of less is good enough, and no machine is measured.
 CERTAIN_SHARE = 0.05
 # Messages between threads of this process.
 THREADS = Network(round_trip_seconds=2e-4, task_seconds=2e-5, submit_seconds=1e-5, bytes_per_second=2e10)
 
-Name = Literal["exact", "sparse", "fixed-size"]
+# Basis samples of the model with neighbours.
+NEAR_BASIS = BASIS_SIZES_OF_EVIDENCE["vif"]
+
+Name = Literal["exact", "vif", "sparse", "fixed-size"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,8 @@ class Way:
         """The model in a few words."""
         if self.name == "exact":
             return "exact" if self.gap is None else f"exact, variances within {100 * self.gap:g} %"
+        if self.name == "vif":
+            return f"vif with {self.size:,} basis samples and neighbours"
         what = "basis samples" if self.name == "sparse" else "prototypes to choose among"
         return f"{self.name} with {self.size:,} {what}"
 
@@ -153,6 +165,16 @@ def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:
     return way.seconds <= CERTAIN_SHARE * seconds and way.memory_bytes <= memory_bytes
 
 
+def compare_basis(
+    dataset: Dataset, hyperparameters: Hyperparameters, size: int, executor: BlockExecutor, seed: int
+) -> tuple[Judged, Judged]:
+    """Judge the model with neighbours and a sparse one of `size` basis samples by the same held-out samples."""
+    held_out = draw_held_out(dataset.n_samples, DEFAULT_SUBSET, seed)
+    judge, context = Judge.of(dataset, held_out, MOST_SAMPLES, seed), RunContext(executor)
+    candidate = Candidate(hyperparameters, "tuned")
+    return judge.judge(candidate, context), judge.judge_basis(candidate, size, context)
+
+
 class Forecasts:
     """Foresees ways for a data set on this machine, one after another as they are asked for.
 
@@ -212,6 +234,8 @@ class Forecasts:
             except MemoryBudgetError as error:
                 self._reporter.note(f"the exact model does not fit: {error}")
                 break
+        if (near := self.near()) is not None:
+            yield near
         yield from (self._sparse(size) for size in self._sizes(BASIS_SIZES))
 
     def _sizes(self, sizes: Sequence[int]) -> list[int]:
@@ -236,6 +260,17 @@ class Forecasts:
         predicting = variances.memory(run).worker_process_bytes(self.resident_bytes)
         peak = max(memory.coordinator_bytes + memory.worker_parts, predicting)
         return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak)
+
+    def near(self) -> Way | None:
+        """The model with neighbours (VIF), whose variances are its own; None for few samples."""
+        if self._dataset.n_samples <= NEAR_BASIS:
+            return None
+        settings = SparseSettings(method="vif", basis_size=NEAR_BASIS, seed=self._seed)
+        foreseen = foresee_sparse(self._dataset, self._hyperparameters, settings, self._cluster.cache_bytes)
+        c, m = float(settings.neighbours), float(NEAR_BASIS)
+        work = Work(double_entries=c**2 + c * m, double_operations=SMALL * (c**3 / 3.0 + c**2 * m + m**2))
+        seconds = self._tests * self._machine.prices.seconds(work)
+        return Way("vif", NEAR_BASIS, None, self._seconds(foreseen.phases), seconds, self._peak(foreseen))
 
     def _sparse(self, size: int) -> Way:
         settings = SparseSettings(basis_size=size, seed=self._seed)

@@ -172,8 +172,13 @@ class FitJob:
         return dict(plain({**ingestion, "kernel": self.kernel, **automatic}))
 
 
-def command_lines(job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document) -> list[str]:
-    """Return the lines of a fit with columns read by `table` and `ids`, and with the model of the decision."""
+def command_lines(
+    job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document, tuning: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of a fit with columns read by `table` and `ids`, and with the model of the decision.
+
+    `tuning` are further words of `dkgp tune`.
+    """
     train, test, hyper, model, predictions = (job.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
     way, seed = decision["way"], () if job.seed == 0 else ("--seed", str(job.seed))
     lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]
@@ -181,12 +186,13 @@ def command_lines(job: FitJob, table: TableOptions, ids: Sequence[str], decision
     if way["name"] == "fixed-size":
         lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *seed))
     else:
-        lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *seed))
+        lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *tuning, *seed))
         trained: tuple[str, ...] = (train, "--out", model, "--hyper", hyper)
         if way["name"] == "exact":
             lines.append(("train", *trained, *seed))
         else:
-            lines.append(("sparse", *trained, "--basis-size", str(way["size"]), *seed))
+            method = ("--method", "vif") if way["name"] == "vif" else ()
+            lines.append(("sparse", *trained, *method, "--basis-size", str(way["size"]), *seed))
         predict = (*predict, "--variance")
         if way["gap"] is not None:
             predict = (*predict, "--variance-gap", f"{way['gap']:g}")

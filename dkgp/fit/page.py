@@ -221,6 +221,11 @@ def _model(document: Document) -> str:
     comparison = (tuned or {}).get("comparison")
     if comparison:
         content += _compared(comparison)
+    if candidates := (tuned or {}).get("candidates"):
+        content += _candidates(candidates)
+    attempts = document.get("attempts")
+    if attempts and (len(attempts["tried"]) > 1 or attempts["not_tried"]):
+        content += _attempts(attempts)
     warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
     known = set(document["ingest"]["warnings"])
     return content + _list(text for text in dict.fromkeys(warnings) if text not in known)
@@ -243,6 +248,50 @@ def _compared(comparison: Document) -> str:
     ]
     table = _grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
     return f'<h3>Kernels</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
+
+
+def _candidates(compared: Document) -> str:
+    """Table of the candidates for the hyperparameters."""
+    lead = (
+        f"Each candidate predicted the same {compared['held_out']:,} held-out training samples from "
+        f"{compared['samples']:,} others. A later candidate was taken if its negative log predictive density (NLPD) is "
+        "smaller by more than chance. Targets are standardised."
+    )
+    if not compared["held_out"]:
+        lead = f"{compared['samples']:,} training samples, each predicted from the others. Targets are standardised."
+    rows = [
+        [
+            row["from"] + (" (taken)" if row["from"] == compared["taken"] else ""),
+            row["kernel"],
+            *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
+            _number(row["seconds"], ".1f"),
+        ]
+        for row in compared["candidates"]
+    ]
+    rows += [[row["from"], f"not tried: {row['reason']}", "", "", "", ""] for row in compared["not_tried"]]
+    table = _grid(("hyperparameters from", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
+    return f'<h3>Hyperparameters</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
+
+
+def _attempts(attempts: Document) -> str:
+    """Table of the models that were tried and of those that were not."""
+    lead = (
+        "The verdict on the first model called for others. The model with the smallest negative log predictive density "
+        "(NLPD) of the held-out samples was taken. Errors are in the target's units."
+    )
+    rows = [
+        [
+            row["model"] + (" (taken)" if number == attempts["taken"] else ""),
+            _number(row["nlpd_raw"]),
+            _number(row["rmse_raw"]),
+            _number(row["coverage_95"], ".1%"),
+            _number(row["seconds"], ".1f"),
+        ]
+        for number, row in enumerate(attempts["tried"])
+    ]
+    rows += [[f"{row['model']} (not tried: {row['reason']})", "", "", "", ""] for row in attempts["not_tried"]]
+    table = _grid(("model", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
+    return f'<h3>Models</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
 
 
 def _tuned(document: Document) -> list[TunedParameter]:

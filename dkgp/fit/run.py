@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from dkgp.cluster.executors.base import LocalExecutor
+from dkgp.cluster.threads import available_cores
 from dkgp.codec import from_json, to_json
 from dkgp.commands.chained import Steps, earlier_record
 from dkgp.commands.classify import ClassifyJob
@@ -28,7 +31,18 @@ from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
-from dkgp.fit.choice import Forecasts, Way, decide, is_certain, spoken
+from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies
+from dkgp.fit.choice import (
+    COMPARED_BASIS,
+    SHARE_OF_COMPARISON,
+    Decision,
+    Forecasts,
+    Way,
+    compare_basis,
+    decide,
+    is_certain,
+    spoken,
+)
 from dkgp.fit.job import (
     HYPER,
     MODEL,
@@ -44,9 +58,10 @@ from dkgp.fit.job import (
 )
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
-from dkgp.models import read_hyperparameters
+from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.memory import RUNTIME_BYTES
+from dkgp.models.refinement.candidates import MOST_SAMPLES
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import helped
@@ -56,6 +71,8 @@ OF_NUMBERS = ("transform", "tune")
 FEW_SAMPLES_KERNEL = "rbf"
 # Share of the time for the comparison of kernels.
 SHARE_OF_KERNELS = 0.2
+# Share of the time for the evidence of all samples.
+SHARE_OF_ALL_SAMPLES = 0.25
 # Share of the time for the comparison of the target's transforms, and the seconds below which there is none.
 SHARE_OF_TRANSFORMS, LEAST_SECONDS = 0.1, 1.0
 # Share of the time that training and predicting may take even if earlier steps took longer.
@@ -122,10 +139,9 @@ class _Fit:
             kernel = self._kernel(ingested["n_train"])
             tuned = None if self.labelled else self._tune(kernel)
             decision = self._step("choose", self._choose)
-            trained = self._train(decision["way"])
-            predicted = self._predict(decision["way"])
-            self._say("evaluate")
-            evaluated = self.steps.command("evaluate", EvaluateJob(job.place(PREDICTIONS), job.place(TEST)))
+            attempts = self._attempts(kernel, decision, tuned)
+            taken = attempts.taken
+            trained, predicted, evaluated = taken.trained, taken.predicted, taken.evaluated
             document: Document = {
                 "command": "fit",
                 "finished": True,
@@ -139,12 +155,14 @@ class _Fit:
                     replace(self._with_transform(compared), kernel=kernel),
                     from_json(TableOptions, ingested["table"]),
                     ingested["ids"],
-                    decision,
+                    {**decision, "way": taken.way},
+                    taken.tuning,
                 ),
                 "ingest": ingested,
                 "transform": compared,
                 "tune": tuned,
-                "choice": decision,
+                "choice": {**decision, "way": taken.way},
+                "attempts": attempts.to_json(),
                 "train": trained,
                 "predict": predicted,
                 "evaluation": evaluated,
@@ -252,6 +270,7 @@ class _Fit:
             job.place(HYPER),
             kernel=kernel,
             kernel_seconds=max(1e-3, SHARE_OF_KERNELS * job.seconds),
+            all_samples_seconds=max(1e-3, SHARE_OF_ALL_SAMPLES * job.seconds),
             seed=job.seed,
             resume=self.steps.goes_on,
             overwrite=True,
@@ -278,30 +297,145 @@ class _Fit:
             decision = decide([best], left, self.memory_bytes)
         else:
             self.reporter.note("measuring this machine to forecast time and memory of the possible models")
-            decision = decide(ways(measured=True), left, self.memory_bytes)
+            foreseen = ways(measured=True)
+            decision = decide(foreseen, left, self.memory_bytes)
+            if decision.way.name == "vif" and hyperparameters is not None:
+                fits = (way for way in foreseen if way.seconds <= left and way.memory_bytes <= self.memory_bytes)
+                return self._by_density(decision, next(fits, None), hyperparameters, left)
         self.reporter.note(f"the model: {decision.reason}")
         return dict(to_json(decision))
 
-    def _train(self, way: Mapping[str, Any]) -> Document:
+    def _by_density(
+        self, decision: Decision, other: Way | None, hyperparameters: Hyperparameters, left: float
+    ) -> Document:
+        """Compare the model with neighbours and the best sparse one that fits, on held-out training samples."""
+        train, rows = open_dataset(self.job.place(TRAIN)), []
+        size = min(COMPARED_BASIS, 0 if other is None or other.size is None else other.size)
+        forecast = 0.0
+        if other is not None and other.size is not None:
+            share = min(1.0, MOST_SAMPLES / train.n_samples) * (size / other.size) ** 2
+            forecast = other.train_seconds * share + decision.way.train_seconds
+        if other is None or forecast > SHARE_OF_COMPARISON * left:
+            reason = f"{decision.reason}; a sparse model was not tried: forecast {spoken(forecast)}"
+            decision = replace(decision, reason=reason) if other is not None else decision
+        else:
+            executor = LocalExecutor(available_cores())
+            try:
+                near, sparse = compare_basis(train, hyperparameters, size, executor, self.job.seed)
+            finally:
+                executor.close()
+            rows = [
+                {**judged.row(), "model": words}
+                for judged, words in ((near, decision.way.words), (sparse, f"sparse with {size:,} basis samples"))
+            ]
+            seen = ", ".join(f"{row['model']} {_figure(row['nlpd'])}" for row in rows)
+            reason = f"{decision.reason}; NLPD of held-out training samples: {seen}"
+            decision = replace(decision, way=other if sparse.beats(near) else decision.way, reason=reason)
+        self.reporter.note(f"the model: {decision.reason}")
+        return {**to_json(decision), "compared": rows}
+
+    def _attempts(self, kernel: str, decision: Document, tuned: Document | None) -> Attempts:
+        """Train, predict and evaluate; while the verdict calls for it and time allows, go on with another model."""
+        first = self._attempt(0, decision["way"], HYPER, ())
+        attempts = Attempts([first], [])
+        if self.labelled or tuned is None:
+            return attempts
+        compared = tuned.get("comparison")
+        name = kernel if compared is None else compared["kernel"]
+        for number, remedy in enumerate(remedies(first.kinds, first.way["name"], name), 1):
+            if not attempts.taken.kinds:
+                break
+            choice = self.steps.run(f"remedy {number}", lambda remedy=remedy: self._remedy(remedy, first))
+            if choice["way"] is None:
+                attempts.not_tried.append({"model": remedy.words, "reason": choice["reason"]})
+                self.reporter.note(f"not tried: {remedy.words} ({choice['reason']})")
+                continue
+            self.reporter.note(f"the verdict calls for another model: trying {remedy.words}")
+            attempts.tried.append(self._another(number, remedy, choice["way"], attempts))
+        return attempts
+
+    def _attempt(self, number: int, way: Document, hyper: str, tuning: Sequence[str]) -> Attempt:
+        """Train, predict and evaluate by a way; `number` 0 is the first."""
+        job, more = self.job, f" {number}" if number else ""
+        names = [f"{name}{more}" for name in ("train", "predict", "evaluate")]
+        trained = self._train(way, names[0], hyper)
+        predicted = self._predict(way, names[1])
+        self._say("evaluate", names[2])
+        evaluated = self.steps.command(names[2], EvaluateJob(job.place(PREDICTIONS), job.place(TEST)))
+        seconds = sum(self.steps.seconds.get(name, 0.0) for name in names)
+        return Attempt(way, trained, predicted, evaluated, seconds, tuple(tuning))
+
+    def _remedy(self, remedy: Remedy, first: Attempt) -> Document:
+        """Return the way of a remedy, or None and the reason if its forecast exceeds the time that is left."""
         job = self.job
-        self._say("train")
-        train, hyper, model = job.place(TRAIN), job.place(HYPER), job.place(MODEL)
+        left = job.seconds - sum(self.steps.seconds.values())
+        train, tests = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST)).n_samples
+        hyperparameters = read_hyperparameters(job.place(HYPER))
+        forecasts = Forecasts(
+            train, hyperparameters, tests, self.memory_bytes, job.seed, job.cluster, self.reporter, measured=False
+        )
+        way = forecasts.near() if remedy.way == "vif" else from_json(Way, first.way)
+        if way is None:
+            return {"way": None, "reason": "too few samples, or noise that is known by sample"}
+        if way.memory_bytes > self.memory_bytes:
+            return {"way": None, "reason": f"forecast {way.memory_bytes / 1024**3:.2f} GiB"}
+        # By the speed that was measured: the first model's time over its forecast.
+        slowness = max(1.0, first.seconds / max(1e-9, first.way["seconds"]))
+        seconds = slowness * way.seconds + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
+        if seconds > left:
+            return {"way": None, "reason": f"forecast {spoken(seconds)} of {spoken(max(0.0, left))} left"}
+        return {"way": to_json(way), "reason": ""}
+
+    def _another(self, number: int, remedy: Remedy, way: Document, attempts: Attempts) -> Attempt:
+        """Try another model in the place of the best one, which comes back if it has the greater density."""
+        job, best = self.job, attempts.taken
+        aside, names = job.folder / f"before-{number}", (MODEL, PREDICTIONS)
+
+        def move(source: Path, target: Path) -> Document:
+            target.mkdir(exist_ok=True)
+            for name in names:
+                if (source / name).exists():
+                    remove_tree(target / name)
+                    (source / name).rename(target / name)
+            return {}
+
+        hyper = HYPER
+        if remedy.tuning:
+            hyper = f"hyper-{number}.json"
+            tuning = TuneJob(
+                job.place(TRAIN), job.place(hyper), **remedy.options, seed=job.seed, overwrite=True, cluster=job.cluster
+            )
+            self.steps.command(f"tune {number}", tuning)
+        self.steps.run(f"set aside {number}", lambda: move(job.folder, aside))
+        attempt = self._attempt(number, way, hyper, remedy.tuning)
+        if attempt.nlpd < best.nlpd:
+            self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; it is taken")
+        else:
+            self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; the earlier one stays")
+            self.steps.run(f"restore {number}", lambda: move(aside, job.folder))
+        remove_tree(aside)
+        return attempt
+
+    def _train(self, way: Mapping[str, Any], step: str = "train", hyper_name: str = HYPER) -> Document:
+        job = self.job
+        self._say("train", step)
+        train, hyper, model = job.place(TRAIN), job.place(hyper_name), job.place(MODEL)
         shared: dict[str, Any] = {
             "memory_limit_bytes": job.memory_bytes,
             "overwrite": True,
             "cluster": job.cluster,
         }
         if way["name"] == "exact":
-            return self.steps.train(TrainJob(train, hyper, model, solver=SolverOptions(seed=job.seed), **shared))
-        if way["name"] == "sparse":
-            settings = SparseSettings(seed=job.seed)
-            return self.steps.train(SparseJob(train, hyper, model, settings, basis_size=way["size"], **shared))
+            return self.steps.train(TrainJob(train, hyper, model, solver=SolverOptions(seed=job.seed), **shared), step)
+        if way["name"] in ("sparse", "vif"):
+            settings = SparseSettings(method="vif" if way["name"] == "vif" else "vfe", seed=job.seed)
+            return self.steps.train(SparseJob(train, hyper, model, settings, basis_size=way["size"], **shared), step)
         classifier = FixedSizeSettings(pool=way["size"], seed=job.seed)
-        return self.steps.train(ClassifyJob(train, model, settings=classifier, **shared))
+        return self.steps.train(ClassifyJob(train, model, settings=classifier, **shared), step)
 
-    def _predict(self, way: Mapping[str, Any]) -> Document:
+    def _predict(self, way: Mapping[str, Any], step: str = "predict") -> Document:
         job = self.job
-        self._say("predict")
+        self._say("predict", step)
         variance = None
         if not self.labelled:
             variance = VarianceSettings(seed=job.seed)
@@ -315,7 +449,8 @@ class _Fit:
                 variance,
                 overwrite=True,
                 cluster=job.cluster,
-            )
+            ),
+            step,
         )
 
     # ------------------------------------------------------------------------------------------------ the folder
@@ -362,11 +497,15 @@ class _Fit:
         self._say(name)
         return self.steps.run(name, work)
 
-    def _say(self, name: str) -> None:
+    def _say(self, name: str, step: str | None = None) -> None:
         skipped = OF_NUMBERS if self.labelled else () if self._tries_transforms else ("transform",)
         names = [step for step in STEPS if step not in skipped]
-        done = ", already done" if self.steps.is_done(name) else ""
+        done = ", already done" if self.steps.is_done(step or name) else ""
         self.reporter.note(f"step {names.index(name) + 1} of {len(names)}: {name}{done}")
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
 
 
 def _text_targets(survey: Survey) -> list[str]:

@@ -1,9 +1,10 @@
 """The choice of a transform of the target, on training samples alone.
 
-Some of them are tuned on and predict others, as they are. Where the verdict on these predictions is that the noise
-grows with the mean, or that residuals are skewed, the same samples are tuned on and predicted again through each
-transform. All densities are of the target in its own units, of the same samples, so that their differences are paired;
-a transform is taken where it gains more than a margin that neither chance nor a small benefit reaches.
+Some of them are tuned on and predict others, as they are. If the verdict on these predictions is that the noise grows
+with the mean, or that residuals are skewed, or if the target itself is skewed, the same samples are tuned on and
+predicted again through each transform. All densities are of the target in its own units, of the same samples, so that
+their differences are paired; a transform is taken where it gains more than a margin that neither chance nor a small
+benefit reaches.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from dkgp.models.verdict import FEWEST_SAMPLES, Residuals, findings
 TUNED, PREDICTED = 500, 1000
 # Findings of a verdict that a transform may mend.
 MENDABLE = ("noise and mean", "skewed")
+# Skewness of the target from which transforms are compared without a finding: other faults can hide the noise's shape.
+SKEWED = 1.0
 # Nats a sample and target that a transform has to gain, and standard errors of that gain.
 LEAST_GAIN, ERRORS = 0.02, 3.0
 
@@ -111,7 +114,7 @@ def compare_transforms(
     answer["compared"].append(_row("none", plain, longest))
     kinds = [finding for item in plain.residuals for finding in findings(item) if finding.kind in MENDABLE]
     answer["findings"] = [finding.text for finding in kinds]
-    if not kinds:
+    if not kinds and not np.any(np.abs(scipy.stats.skew(samples.targets, axis=0)) > SKEWED):
         return {**answer, "reason": "no sign that a transform would help"}
     best: tuple[TransformName, Scored] | None = None
     left_out = []

@@ -12,13 +12,14 @@ import psutil
 import pytest
 
 from dkgp.cluster import ClusterOptions
+from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.data import Dataset, open_dataset, write_friedman1
+from dkgp.data import Dataset, memory_dataset, open_dataset, write_friedman1
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, decide, spoken
+from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, compare_basis, decide, spoken
 from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.models import Hyperparameters, write_hyperparameters
+from dkgp.models import Hyperparameters, tune, write_hyperparameters
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.machine import ClusterFigures, MachineFigures, write_figures
@@ -91,6 +92,7 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
     smaller = [size for size in BASIS_SIZES if size < 300]
     assert [(way.name, way.size, way.gap) for way in ways] == [
         *(("exact", None, gap) for gap in GAPS),
+        ("vif", 200, None),
         *(("sparse", size, None) for size in smaller),
     ]
     figures = str(tmp_path / "figures.json")
@@ -110,7 +112,7 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
             figures=figures,
             variance=VarianceSettings(gap=GAPS[0]),
             test_samples=40,
-            sparse=None if way.size is None else "vfe",
+            sparse={"exact": None, "vif": "vif", "sparse": "vfe"}[way.name],
             basis_size=way.size,
             memory_limit_bytes=budget,
         )
@@ -125,7 +127,7 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
             held = resident + plan["memory_plan"]["resident_bytes"] + RUNTIME_BYTES
             planned = row["sparse"]["worker_memory_bytes"] + row["sparse"]["coordinator_memory_bytes"] - held
             assert way.memory_bytes - forecasts.resident_bytes == planned
-    sizes = [way.train_seconds for way in ways[len(GAPS) :]]
+    sizes = [way.train_seconds for way in ways[len(GAPS) + 1 :]]
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -136,7 +138,7 @@ def test_an_exact_model_beyond_the_memory_is_left_out(tmp_path: Path) -> None:
     hyperparameters = Hyperparameters(SquaredExponential(np.full(dataset.n_features, 0.05)), 0.05)
     forecasts = Forecasts(dataset, hyperparameters, 40, 1024**2, 0, ClusterOptions(), SilentReporter())
     ways = list(forecasts.ways())
-    assert {way.name for way in ways} == {"sparse"}
+    assert {way.name for way in ways} == {"vif", "sparse"}
     with pytest.raises(MemoryBudgetError, match="with the least memory"):
         decide(ways, 1e9, 1024**2)
 
@@ -187,3 +189,21 @@ def test_a_tuning_that_took_too_long_leaves_half_the_time_to_the_model(
         *("fit", table, "--target", PRICE, "--drop", "kind", "--out", out, "--time", "20min", "--resume")
     )
     assert "there are 10 min and" in document["choice"]["reason"]
+
+
+def test_held_out_samples_compare_a_basis_with_neighbours(rng: np.random.Generator) -> None:
+    X = rng.random((500, 2))
+    dataset = memory_dataset(X, np.sin(30.0 * X[:, 0]) + np.cos(30.0 * X[:, 1]) + 0.05 * rng.standard_normal(500))
+    rough = tune(dataset.inputs(0, 500), dataset.all_targets(), subset=200)
+    executor = LocalExecutor(1)
+    near, few = compare_basis(dataset, rough, 20, executor, 0)
+    assert near.beats(few)
+    assert near.predicted is not None
+    assert few.predicted is not None
+    # A tenth, the same samples for both, and a basis of all samples is the exact model.
+    np.testing.assert_array_equal(near.predicted.truth, few.predicted.truth)
+    assert len(near.predicted.truth) == 50
+    _, every = compare_basis(dataset, rough, 450, executor, 0)
+    assert every.predicted is not None
+    np.testing.assert_allclose(every.predicted.means, near.predicted.means, atol=0.05)
+    np.testing.assert_allclose(every.predicted.variances, near.predicted.variances, rtol=0.1)

@@ -71,6 +71,17 @@ def test_a_density_is_of_the_target_in_its_own_units(rng: np.random.Generator) -
     assert nlpd == pytest.approx(expected, rel=1e-8)
 
 
+def test_a_skewed_target_is_compared_although_other_faults_hide_its_noise(rng: np.random.Generator) -> None:
+    # The features tell little of the target, so the verdict does not look at the shape of the noise.
+    X = rng.standard_normal((500, 2))
+    y = np.exp(10.0 + 0.02 * X[:, :1] + 1.2 * rng.standard_normal((500, 1)))
+    found = compared(Samples(X[:250], y[:250], X[250:], y[250:], True))
+    assert found["findings"] == []
+    assert found["transform"] == "log"
+    figures = {row["transform"]: row["nlpd"] for row in found["compared"]}
+    assert figures["log"] < figures["none"] - 0.5
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_target_that_is_well_as_it_is_stays(seed: int) -> None:
     found = compared(samples(np.random.default_rng(seed), normal))
