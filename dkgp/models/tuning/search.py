@@ -538,6 +538,7 @@ class TuneOptions(TypedDict, total=False):
     tolerance: float
     restarts: int
     max_evaluations: int
+    seconds: float | None
     progress: ProgressCallback | None
     kernel: Kernel | str | None
     objective: ObjectiveName
