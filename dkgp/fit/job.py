@@ -201,6 +201,20 @@ def command_lines(
     return [shlex.join(("dkgp", *line)) for line in lines]
 
 
+def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str, ...]:
+    """Return the words of `dkgp tune` that repeat the choice among candidates of n samples, within `seconds`."""
+    # The help of all commands imports this module.
+    from dkgp.models.refinement.candidates import MOST_SAMPLES
+
+    record = (tuned or {}).get("candidates")
+    if record is None:
+        return ()
+    if not record["candidates"] or record["taken"] == record["candidates"][0]["from"]:
+        return ("--all-samples", "none")
+    limited = record["held_out"] > 0 and record["samples"] < min(n - record["held_out"], MOST_SAMPLES)
+    return ("--all-samples-seconds", f"{seconds:g}") if limited else ()
+
+
 def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str]:
     ingestion = job.ingest_job()
     words = [*ingestion.sources, ingestion.out]

@@ -254,14 +254,14 @@ def _candidates(compared: Document) -> str:
     """Table of the candidates for the hyperparameters."""
     lead = (
         f"Each candidate predicted the same {compared['held_out']:,} held-out training samples from "
-        f"{compared['samples']:,} others. A later candidate was taken if its negative log predictive density (NLPD) is "
-        "smaller by more than chance. Targets are standardised."
+        f"{compared['samples']:,} others. A later candidate was chosen if its negative log predictive density (NLPD) "
+        "is smaller by more than chance. Targets are standardised."
     )
     if not compared["held_out"]:
         lead = f"{compared['samples']:,} training samples, each predicted from the others. Targets are standardised."
     rows = [
         [
-            row["from"] + (" (taken)" if row["from"] == compared["taken"] else ""),
+            row["from"] + (" (chosen)" if row["from"] == compared["taken"] else ""),
             row["kernel"],
             *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
             _number(row["seconds"], ".1f"),
@@ -269,19 +269,19 @@ def _candidates(compared: Document) -> str:
         for row in compared["candidates"]
     ]
     rows += [[row["from"], f"not tried: {row['reason']}", "", "", "", ""] for row in compared["not_tried"]]
-    table = _grid(("hyperparameters from", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
+    table = _grid(("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
     return f'<h3>Hyperparameters</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
 
 
 def _attempts(attempts: Document) -> str:
     """Table of the models that were tried and of those that were not."""
     lead = (
-        "The verdict on the first model called for others. The model with the smallest negative log predictive density "
-        "(NLPD) of the held-out samples was taken. Errors are in the target's units."
+        "The first model failed the verdict, so others were tried. The model with the smallest negative log predictive "
+        "density (NLPD) of the held-out samples was chosen. Errors are in the target's units."
     )
     rows = [
         [
-            row["model"] + (" (taken)" if number == attempts["taken"] else ""),
+            row["model"] + (" (chosen)" if number == attempts["taken"] else ""),
             _number(row["nlpd_raw"]),
             _number(row["rmse_raw"]),
             _number(row["coverage_95"], ".1%"),

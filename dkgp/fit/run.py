@@ -53,6 +53,7 @@ from dkgp.fit.job import (
     TEST,
     TRAIN,
     FitJob,
+    candidate_words,
     column_words,
     command_lines,
 )
@@ -156,7 +157,7 @@ class _Fit:
                     from_json(TableOptions, ingested["table"]),
                     ingested["ids"],
                     {**decision, "way": taken.way},
-                    taken.tuning,
+                    taken.tuning or candidate_words(tuned, ingested["n_train"], SHARE_OF_ALL_SAMPLES * job.seconds),
                 ),
                 "ingest": ingested,
                 "transform": compared,
@@ -350,7 +351,7 @@ class _Fit:
                 attempts.not_tried.append({"model": remedy.words, "reason": choice["reason"]})
                 self.reporter.note(f"not tried: {remedy.words} ({choice['reason']})")
                 continue
-            self.reporter.note(f"the verdict calls for another model: trying {remedy.words}")
+            self.reporter.note(f"the model failed the verdict; trying {remedy.words}")
             attempts.tried.append(self._another(number, remedy, choice["way"], attempts))
         return attempts
 
@@ -408,10 +409,10 @@ class _Fit:
             self.steps.command(f"tune {number}", tuning)
         self.steps.run(f"set aside {number}", lambda: move(job.folder, aside))
         attempt = self._attempt(number, way, hyper, remedy.tuning)
-        if attempt.nlpd < best.nlpd:
-            self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; it is taken")
-        else:
-            self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; the earlier one stays")
+        better = attempt.nlpd < best.nlpd
+        outcome = "chosen" if better else "the earlier model is kept"
+        self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; {outcome}")
+        if not better:
             self.steps.run(f"restore {number}", lambda: move(aside, job.folder))
         remove_tree(aside)
         return attempt

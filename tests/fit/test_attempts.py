@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dkgp.fit.attempts import Attempt, Attempts, remedies
+from dkgp.fit.job import candidate_words
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,20 @@ def test_the_greatest_density_is_taken() -> None:
     assert document["tried"][0]["findings"] == ["overconfident"]
     # Of equals the first stays.
     assert Attempts([attempt("a", 2.0), attempt("b", 2.0)], []).taken.way == {"words": "a"}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (None, ()),
+        ({"taken": "subset", "held_out": 0, "samples": 0, "candidates": []}, ("--all-samples", "none")),
+        ({"taken": "subset", "held_out": 100, "samples": 900}, ("--all-samples", "none")),
+        ({"taken": "all", "held_out": 100, "samples": 900}, ()),
+        ({"taken": "all", "held_out": 100, "samples": 500}, ("--all-samples-seconds", "60")),
+        ({"taken": "subset, variances scaled", "held_out": 0, "samples": 1000}, ()),
+    ],
+)
+def test_commands_repeat_the_choice_among_candidates(record: dict[str, Any] | None, words: tuple[str, ...]) -> None:
+    tuned = {} if record is None else {"candidates": {"candidates": [{"from": "subset"}, {"from": "all"}], **record}}
+    assert candidate_words(tuned, 1000, 60.0) == words
+    assert candidate_words(None, 1000, 60.0) == ()

@@ -41,7 +41,7 @@ def test_noise_that_depends_on_an_input_leads_to_a_noise_model(growing: Path, tm
     assert 0.9 < document["evaluation"]["coverage_95"] < 0.99
     page = Path(document["report"]).read_text(encoding="utf-8")
     assert "<h3>Models</h3>" in page
-    assert "tuned with --noise-model auto (taken)" in page
+    assert "tuned with --noise-model auto (chosen)" in page
     assert "--noise-model auto" in document["commands"][1]
     folder = sorted(path.name for path in (tmp_path / "fit").iterdir())
     assert not [name for name in folder if name.startswith("before")]

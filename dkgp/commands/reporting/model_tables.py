@@ -309,9 +309,9 @@ def _compared_candidates(compared: Document) -> RenderableType:
     judged = f"{compared['held_out']:,} held-out samples, predicted from {compared['samples']:,}"
     if not compared["held_out"]:
         judged = f"{compared['samples']:,} samples, each predicted from the others"
-    columns = ("hyperparameters from", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds")
-    title = f"Candidates on {judged} (standardised; * taken)"
-    return titled(title, grid(columns, rows, left={"hyperparameters from", "kernel"}))
+    columns = ("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds")
+    title = f"Candidates on {judged} (standardised; * chosen)"
+    return titled(title, grid(columns, rows, left={"source of the hyperparameters", "kernel"}))
 
 
 def _compared_noise(comparison: Document) -> RenderableType:
