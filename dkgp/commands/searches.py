@@ -309,7 +309,10 @@ class TuneRun(Run):
         """Search; for numbers with equal noise, also compare the result with others on held-out samples."""
         tuned, dataset = self.search(executor), self.dataset
         known = dataset.noise_name is not None or dataset.covariate_names or self.is_label
-        if not self.job.goes_beyond or known or not executor.shares_memory:
+        if not self.job.goes_beyond or known:
+            return tuned
+        if not executor.shares_memory:
+            self.reporter.note("keeping the subset's values: other candidates are compared only without a cluster")
             return tuned
         return Choice(self, tuned, executor).best()
 

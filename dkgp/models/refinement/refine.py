@@ -192,7 +192,7 @@ class RefineSpace(SearchProblem):
         kernel, noise_variance = self.point(parameters)
         old = (
             *("log_marginal_likelihood", "leave_one_out_log_likelihood", "log_prior", "projected_gradient", "sparse"),
-            *("scores", "noise_model", "student_t", "noise_comparison"),
+            *("scores", "candidates", "noise_model", "student_t", "noise_comparison"),
         )
         named = self._named(parameters)
         changes: dict[str, Any] = dict.fromkeys(old)
