@@ -288,6 +288,28 @@ def test_functions_take_few_parameters() -> None:
 
 
 @pytest.mark.long
+def test_messages_need_no_second_reading() -> None:
+    """The words of `wording.MESSAGE` are in no message, help or label."""
+    assert wording.messages() == []
+
+
+def test_dialect_in_messages_is_found() -> None:
+    old = (
+        "columns with something to see to",
+        "Taken is the first that fits of",
+        "the least of 1 kernels",
+        "measuring this machine, to foresee ways to a model",
+        "a loss has to be said",
+        "one that waits or runs is cancelled",
+        "Look at so many of the pool",
+        "check what they are allowed",
+    )
+    for text in old:
+        assert [line for line, _ in wording.messages_in(f"f({text!r})")] == [1], text
+    # A docstring has rules of its own, and a word alone is a name.
+    assert list(wording.messages_in('"""Return what is left."""\nf("what")')) == []
+
+
 def test_indirect_words_only_become_fewer() -> None:
     """Each room's count lies between its limit and `wording.SLACK` below it."""
     counts, limits, places = wording.counts(), wording.limits(), wording.places()

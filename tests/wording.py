@@ -6,6 +6,9 @@
 
 A room is a layer of dkgp, or a folder directly below one. Pronouns that stand for a noun count ("what", "whatever",
 "that which", ...), and so do docstrings that open with "Of", "The same" or a question word. Name the thing instead.
+Messages, help and labels (all other strings of more than one word) count too, with the words of `MESSAGE` as well: a
+sentence that needs a second reading is rewritten, not listed. They have no limit: `messages()` must be empty.
+
 A limit in `wording.toml` is at most `SLACK` above its room's count. Each limit has a paragraph of its own in that file,
 so that changes of different rooms do not conflict.
 """
@@ -29,6 +32,14 @@ INDIRECT = re.compile(
     r"\b(?:what|whatever|whoever|whichever|whomever|that which|those which|of which|as may be|all there is)\b",
     flags=re.IGNORECASE,
 )
+# Words of a message that leave out its subject, or refer to nothing.
+MESSAGE = re.compile(
+    INDIRECT.pattern
+    + r"|\b(?:ha[sd]|have|is|are) to be (?:said|told|seen|had)\b|\bsomething to\b|\bholds? all the same\b|\btells? of\b"
+    + r"|\btold of\b|\bforeseen?\b|\bso many\b|\bso much\b|\b(?:some|any|no)body\b|\bas it stands\b|\btaken is\b"
+    + r"|\bone that (?:waits|runs)\b|\bthe least of\b",
+    flags=re.IGNORECASE,
+)
 OPENING = re.compile(r"(?:Of|As of|The same|What|How|That|Those|Where|When|Which|Who|Why)\b")
 Places = dict[str, list[str]]
 
@@ -48,6 +59,29 @@ def places_in(text: str) -> Iterator[tuple[int, str]]:
                 # An opening "What" counts once.
                 if OPENING.match(docstring) and not INDIRECT.match(docstring):
                     yield first, lines[0].strip()
+
+
+def messages_in(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the text of each string of a module that has a word of `MESSAGE`; no docstrings."""
+    tree = ast.parse(text)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in docstrings:
+            continue
+        if " " in node.value.strip() and MESSAGE.search(node.value):
+            yield node.lineno, " ".join(node.value.split())
+
+
+def messages() -> list[str]:
+    """Return the messages of dkgp that need a second reading."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return [f"{path}:{line}: {text}" for path in paths for line, text in messages_in(path.read_text())]
 
 
 def places() -> Places:

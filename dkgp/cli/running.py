@@ -54,6 +54,8 @@ class Output:
         return both
 
 
+# Fields of the documents of commands that write an output; an ingestion's store is its `train`.
+WRITTEN = frozenset({"out", "train"})
 OUTPUT_NAMES = ("as_json", "quiet", "verbose", "debug")
 
 
@@ -130,7 +132,10 @@ def output_parameters() -> list[click.Parameter]:
         Headed(list(names), is_flag=True, help=text, group=OUTPUT)
         for names, text in (
             (("--json", "as_json"), "Print one JSON document on standard output."),
-            (("-q", "--quiet"), "Show no progress, only warnings and errors."),
+            (
+                ("-q", "--quiet"),
+                "Show only warnings and errors: no progress, and no tables if --out is written.",
+            ),
             (("-v", "--verbose"), "Also show rounds, passes, residuals and rates."),
             (("--debug",), "Show the traceback of an error."),
         )
@@ -200,7 +205,7 @@ def _print_document(document: Document, output: Output, show: Callable[[Document
         click.echo(dump(document))
     elif show is not None:
         show(document, output)
-    else:
+    elif not (output.quiet and WRITTEN & document.keys()):
         from dkgp.commands.reporting.tables import tables
 
         print_parts(tables(document, verbose=output.verbose))

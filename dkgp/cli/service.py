@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dkgp.cli.job_commands import JOB_COMMANDS, JobCommand, add_commands
 from dkgp.cli.parameters import DeclaredCommand, cluster_from, cluster_options, declared_options, examples
 from dkgp.cli.running import (
-    OUTPUT_NAMES,
     Commands,
     Output,
     execute,
@@ -23,7 +24,7 @@ from dkgp.cli.running import (
     runs,
     until_unread,
 )
-from dkgp.registry import byte_count
+from dkgp.registry import Group, byte_count
 
 if TYPE_CHECKING:
     from dkgp.commands.recipe import Recipe
@@ -249,6 +250,7 @@ def print_events(client: ServiceClient, job_id: str, output: Output, *, follow: 
 
 # ------------------------------------------------------------------------------------------------- submit
 
+OF_SUBMISSION = Group("The job", place=2)
 # Commands that can run as a job.
 SUBMITTABLE = {name: command for name, command in JOB_COMMANDS.items() if command.recipe.as_job}
 
@@ -265,7 +267,6 @@ class Submission:
     slurm_options: dict[str, str]
     write_only: str | None
     service: dict[str, Any]
-    output: Output
 
     def check(self) -> None:
         """Raise `UsageError` for options that contradict each other."""
@@ -291,6 +292,44 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
     return settings
 
 
+def _submission_options(function: F) -> F:
+    """Add the options of `dkgp submit` itself, except those of the output."""
+    options = (
+        click.option("--name", metavar="NAME", help="Name of the job, shown in lists."),
+        click.option(
+            "--deadline",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            help="Stop the job after this time.  [default: the service's deadline]",
+        ),
+        click.option(
+            "--memory",
+            type=byte_count,
+            metavar="SIZE",
+            help="Stop the job if its processes use more memory, such as 8GiB.  [default: the service's limit]",
+        ),
+        click.option("-f", "--follow", is_flag=True, help="Follow the job, and exit with its exit code."),
+        service_options,
+        click.option(
+            "--slurm", is_flag=True, help="Write a batch script and submit it to SLURM. This needs no service."
+        ),
+        click.option(
+            "--slurm-option",
+            "slurm_options",
+            multiple=True,
+            metavar="KEY=VALUE",
+            callback=slurm_settings,
+            help="A long option of sbatch without its dashes, such as partition=long. May be repeated.",
+        ),
+        click.option(
+            "--write-only", metavar="FILE", help="With --slurm: write the script to this file and do not submit it."
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 @click.group(
     cls=Commands,
     epilog=examples(
@@ -300,44 +339,17 @@ def slurm_settings(context: click.Context, parameter: click.Parameter, values: t
         "dkgp submit --slurm --slurm-option time=08:00:00 train train.zarr --out model.zarr --hyper hyper.json",
     ),
 )
-@click.option("--name", metavar="NAME", help="Name of the job, shown in lists.")
-@click.option(
-    "--deadline",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop the job after this time.  [default: the service's deadline]",
-)
-@click.option(
-    "--memory",
-    type=byte_count,
-    metavar="SIZE",
-    help="Stop the job if its processes use more memory, such as 8GiB.  [default: the service's limit]",
-)
-@click.option("-f", "--follow", is_flag=True, help="Follow the job, and exit with its exit code.")
-@service_options
-@click.option("--slurm", is_flag=True, help="Write a batch script and submit it to SLURM. This needs no service.")
-@click.option(
-    "--slurm-option",
-    "slurm_options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=slurm_settings,
-    help="A long option of sbatch without its dashes, such as partition=long. May be repeated.",
-)
-@click.option("--write-only", metavar="FILE", help="With --slurm: write the script to this file and do not submit it.")
+@_submission_options
 @output_options
 @click.pass_context
 def submit(context: click.Context, /, **options: Any) -> None:
     """Submit a command as a job: print the job's id and return.
 
-    A jobs service (`dkgp serve`) runs the job on the service's cluster, or SLURM runs it. Mistakes in the options are
-    reported immediately. --json prints the job's record.
+    A jobs service (`dkgp serve`) runs the job on the service's cluster, or SLURM runs it. Mistakes in the options and
+    missing inputs are reported immediately. The options below may stand before or after the command; an option that the
+    command has too, such as --memory of `dkgp fit`, must stand before it. --json prints the job's record.
     """
-    context.obj = Submission(
-        service={name: options.pop(name) for name in SERVICE_NAMES},
-        output=Output.taken(options),
-        **options,
-    )
+    context.obj = options
 
 
 def of_cluster(command: JobCommand) -> list[str]:
@@ -353,6 +365,14 @@ def as_job(command: JobCommand) -> click.Command:
         left_out = [*of_cluster(command), *command.here_only]
         return [parameter for parameter in command.params if parameter.name not in left_out]
 
+    def of_submission() -> list[click.Parameter]:
+        """Return the options of `dkgp submit`, under a heading, except those that the command itself has."""
+        taken = {text for parameter in command.params for text in (parameter.name, *parameter.opts)}
+        options = [copy(option) for option in submit.params if not taken & {option.name, *option.opts}]
+        for option in options:
+            vars(option)["group"] = OF_SUBMISSION
+        return options
+
     @click.command(
         command.name,
         cls=DeclaredCommand,
@@ -361,12 +381,16 @@ def as_job(command: JobCommand) -> click.Command:
         epilog=lambda: _examples_of(command.recipe),
         tables=command.tables,
     )
-    @declared_options(parameters)
+    @declared_options(lambda: [*parameters(), *of_submission()])
     @click.pass_context
     def callback(context: click.Context, /, **options: Any) -> None:
-        submission: Submission = context.obj
         # These options may stand before or after the command.
-        output = Output.taken(options) | submission.output
+        before: dict[str, Any] = dict(context.obj)
+        output = Output.taken(options) | Output.taken(before)
+        after = {str(option.name): options.pop(str(option.name)) for option in of_submission()}
+        set_after = {name: value for name, value in after.items() if _is_typed(context, name)}
+        values = before | set_after
+        submission = Submission(service={name: values.pop(name) for name in SERVICE_NAMES}, **values)
 
         def job(reporter: Reporter) -> Document:
             submission.check()
@@ -380,6 +404,11 @@ def as_job(command: JobCommand) -> click.Command:
         execute("submit", job, output, show=show, exit_code=code)
 
     return callback
+
+
+def _is_typed(context: click.Context, name: str) -> bool:
+    """Return True if the user typed the option, rather than the environment or a default setting it."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _examples_of(recipe: Recipe) -> str:
@@ -465,7 +494,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> list[str]:
     flags, positional = [], []
     for parameter in context.command.params:
         name = str(parameter.name)
-        if name in OUTPUT_NAMES:
+        if name not in options:  # of the output, or of the submission
             continue
         if isinstance(parameter, click.Argument):
             value = options[name]

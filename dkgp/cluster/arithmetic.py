@@ -118,8 +118,8 @@ def ask_workers(client: Client, question: Callable[[], Answer], what: str) -> di
         )
     except (TimeoutError, OSError) as error:
         raise ClusterError(
-            f"the workers did not all say within {_ANSWER_SECONDS:.0f} s what they {what} "
-            f"({type(error).__name__}). Look for a worker that is frozen or unreachable, and take it out of the cluster"
+            f"some workers did not report within {_ANSWER_SECONDS:.0f} s the libraries that they {what} "
+            f"({type(error).__name__}). Remove workers that are frozen or unreachable from the cluster"
         ) from error
     return workers
 
@@ -146,8 +146,8 @@ def require_one_arithmetic(workers: Mapping[str, Arithmetic]) -> Arithmetic | No
         parts = next(iter(kind.values())).parts
         lines.append(f"  {_named(kind)}: " + "; ".join(f"{_PARTS[name]} {parts[name]}" for name in differing))
     raise ClusterError(
-        "this work takes factors, products or functions from libraries, and the workers' differ, so that the bits of "
-        "the result would depend on who computes what:\n" + "\n".join(lines) + f"\n{_ADVICE}"
+        "this work uses factors, products or functions of libraries. The workers have different libraries, so the "
+        "bits of the result would depend on the worker of each task:\n" + "\n".join(lines) + f"\n{_ADVICE}"
     )
 
 

@@ -289,7 +289,7 @@ def _no_workers_hint(options: ClusterOptions, address: str | None) -> str:
         words = " ".join(f"{name}={amount:g}" for name, amount in options.resources.items())
         return f'start some with `dask worker ADDRESS --resources "{words}"`: workers without these get no tasks'
     if address is not None:
-        return "start some with `dask worker ADDRESS`, or look at what those that should be there say"
+        return "start some with `dask worker ADDRESS`, or read the logs of the workers that should be connected"
     return KINDS.find(options.kind).no_workers
 
 

@@ -118,7 +118,7 @@ AUTHORITY = Option(
 CERTIFICATE = Option(help="Certificate of this process and of workers started here.", metavar="FILE", group=WHERE)
 KEY = Option(help="Key of `tls_cert`.  [default: in the certificate's file]", metavar="FILE", group=WHERE)
 PLAIN_TEXT = Option(
-    help="Start the cluster without TLS. By default certificates are made for the run. Without them, anybody who can "
+    help="Start the cluster without TLS. By default certificates are made for the run. Without them, everyone who can "
     "reach the ports can run code there.",
     group=WHERE,
 )
@@ -288,8 +288,9 @@ class ClusterOptions:
             )
         if self._finds_scheduler:
             raise UsageError(
-                "`adaptive` goes with a cluster that is started here; the workers of a running scheduler are whoever "
-                "started them to add or remove. Leave it out: workers may come and go while the work runs"
+                "`adaptive` is for a cluster that dkgp starts. dkgp does not add workers to a running scheduler. "
+                "Leave it "
+                "out: you may add and remove workers during the run"
             )
         if KINDS.find(self.kind).adaptive is None:
             able = kinds_that(lambda kind: kind.adaptive is not None)

@@ -165,9 +165,9 @@ _REFUSED: Mapping[str, str] = {
     "no-requeue": "a job that cannot be requeued cannot go on after its walltime; set max-requeues=0 instead",
     "ntasks": "dkgp starts one worker on each node; set nodes and cpus-per-task",
     "ntasks-per-node": "dkgp starts one worker on each node; set nodes and cpus-per-task",
-    "parsable": "it changes what sbatch does, not the job",
-    "test-only": "it changes what sbatch does, not the job",
-    "wait": "it changes what sbatch does, not the job",
+    "parsable": "it is an option of sbatch itself, not of the job",
+    "test-only": "it is an option of sbatch itself, not of the job",
+    "wait": "it is an option of sbatch itself, not of the job",
     "wrap": "the script runs dkgp",
 }
 SBATCH_SECONDS = 120.0
@@ -331,7 +331,7 @@ def _checked(settings: Mapping[str, str], name: str) -> tuple[dict[str, str], di
     signal = re.fullmatch(r"B:(SIG)?USR1(@(\d{1,5}))?", directives["signal"])
     if signal is None:
         raise UsageError(
-            f"the script knows the signal B:USR1@SECONDS, so many seconds before the end; got {directives['signal']!r}"
+            f"the script needs the signal B:USR1@SECONDS, sent SECONDS before the end; got {directives['signal']!r}"
         )
     lead_seconds = int(signal[3] or DEFAULT_LEAD_SECONDS)
     for limit in ("time", "time-min"):

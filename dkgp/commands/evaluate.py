@@ -157,8 +157,8 @@ def _evaluate_classes(job: EvaluateJob, prediction: Prediction, dataset: Dataset
 
 
 def read_pairs(prediction: Prediction, dataset: Dataset) -> tuple[FloatArray, FloatArray]:
-    """Return true targets and predicted means in the units of the targets, (n, p) each."""
-    return dataset.all_targets(standardised=False), TargetUnits(prediction).read().mean
+    """Return true targets and point predictions in the units of the targets, (n, p) each."""
+    return dataset.all_targets(standardised=False), TargetUnits(prediction).read().point
 
 
 def read_coverage(prediction: Prediction, dataset: Dataset, *, noise_free: bool) -> CoverageCurve | None:

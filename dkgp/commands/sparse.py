@@ -13,6 +13,7 @@ from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference, identity, to_json
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.commands.recipe import command
+from dkgp.commands.reporting.layout import proven
 from dkgp.commands.reporting.outputs import Document, RecordLog
 from dkgp.commands.reporting.plots import plot_basis
 from dkgp.commands.reporting.progress import Reporter
@@ -429,7 +430,7 @@ class SparseRun(TrainingRun):
 
             def after_rung(rung: Rung) -> None:
                 gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
-                told = f"{rung.size:,} basis samples: proven distance {rung.distance:.3g}"
+                told = f"{rung.size:,} basis samples: proven distance {proven(f'{rung.distance:.3g}', rung.distance)}"
                 self.reporter.note(told, told + gap)
                 if not job.is_greedy:
                     log.write({"iteration": rung.size, **to_json(rung)})

@@ -190,7 +190,7 @@ class KernelEstimator(ClientEstimator):
 
     def _holds(self) -> str:
         """Name the proofs that hold for a solution that stopped short."""
-        return "What is proven of it holds"
+        return "Its error bounds are valid"
 
     def _warn(self, *shortfalls: str | None, stacklevel: int) -> None:
         for shortfall in filter(None, shortfalls):

@@ -157,7 +157,7 @@ class LSSVC(CalibratedClassifier, CertifiedClassifier):
     _form = "exact"
 
     def _holds(self) -> str:
-        return "The error bounds of decisions are those of the solution as it stands, wider than asked for, and hold"
+        return "The error bounds of decisions are valid for this solution, but wider than requested"
 
     def _check_settings(self, seed: int) -> None:
         checked_solver(self.solver, ProductError.of(self.product_error))

@@ -243,12 +243,13 @@ class PredictionBounds(NamedTuple):
 
 def what_holds(kernel: Kernel) -> str:
     """A sentence on the error bounds of a solution that did not converge: they hold."""
-    bounds = "The error bounds of predictions are those of the solution as it stands, wider than asked for, and hold"
+    bounds = "The error bounds of predictions are valid for this solution, but wider than requested"
     if has_user_function(kernel):
         return (
-            f"{bounds} if the user's function in the kernel is positive definite, which was looked at on samples alone"
+            f"{bounds}. They assume that the user's function in the kernel is positive definite, which was checked on "
+            f"samples alone"
         )
-    return f"{bounds} all the same"
+    return bounds
 
 
 def predictions(

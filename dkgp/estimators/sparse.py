@@ -251,7 +251,7 @@ class SparseGPRegressor(GPEstimator):
         return f"not converged: {target.status(certificate)} with {self.solution_['reason']}; {advice}. {self._holds()}"
 
     def _holds(self) -> str:
-        return "What is proven holds."
+        return "Its error bounds are valid."
 
     def _evidence_size(self, n: int, seed: int) -> int:
         return self._settings(n, seed).basis_size

@@ -179,7 +179,7 @@ def note_features(estimator: Any, width: int, names: tuple[str, ...] | None) -> 
         del estimator.feature_names_in_
 
 
-BOTH = "noise is told of the samples, and reckoned by a noise model or Student's t; leave one of them out"
+BOTH = "got both the noise of the samples and a noise model or Student's t; leave one of them out"
 
 # A sample's noise s2 / w is kept as a difference from s2, so that rounding changes it by up to w 2^-52 of itself.
 LARGEST_WEIGHT = 1e12
@@ -209,8 +209,8 @@ class SampleNoise:
             return cls(None, relative)
         if sample_noise is not None and sample_weight is not None:
             raise InputError(
-                "sample_noise and sample_weight both tell the samples' noise: the first as variances, the second as "
-                "what divides the common one. Leave one of them out"
+                "sample_noise and sample_weight both set the samples' noise: the first as variances, the second as "
+                "divisors of the common noise variance. Leave one of them out"
             )
         variances = _checked(sample_noise, "sample_noise", "variances in the target's units squared")
         weights = _checked(sample_weight, "sample_weight", "weights")

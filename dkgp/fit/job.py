@@ -75,8 +75,9 @@ AUTO_COLUMNS = Option(
 AUTO_TRANSFORM = replace(
     TRANSFORM,
     name="transform",
-    help=f"{TRANSFORM.help} Transform of the target. auto tries both transforms if the noise of training samples "
-    f"grows with the mean or is skewed. It uses one only if it predicts clearly better.",
+    help="Transform of the target. log: its logarithm; yeo-johnson: a power with a fitted lambda; none: the target "
+    "itself; auto: tries both transforms if the noise of training samples grows with the mean or is skewed, and uses "
+    "one only if it predicts clearly better. All results are in the target's own units.",
     choices=("auto", "none", "log", "yeo-johnson"),
     sets=_transforms,
     shown="auto",
@@ -175,19 +176,26 @@ class FitJob:
 def command_lines(
     job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document, tuning: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines of a fit with columns read by `table` and `ids`, and with the model of the decision.
+    """Return the commands that repeat a fit, in a folder of their own.
 
-    `tuning` are further words of `dkgp tune`.
+    Columns are read by `table` and `ids`. The kernel is the job's, and the model that of the decision: neither depends
+    on a time limit. `tuning` are further words of `dkgp tune`. Hyperparameters that depend on the time limit are read
+    from the fit's own file instead.
     """
+    tuned = job.place(HYPER)
+    job = replace(job, out=f"{job.out.rstrip('/')}-again")
     train, test, hyper, model, predictions = (job.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
     way, seed = decision["way"], () if job.seed == 0 else ("--seed", str(job.seed))
+    limit = () if job.memory_bytes is None else ("--memory-limit", str(job.memory_bytes))
     lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]
     predict: tuple[str, ...] = ("predict", model, test, "--out", predictions)
     if way["name"] == "fixed-size":
         lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *seed))
     else:
-        lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *tuning, *seed))
-        trained: tuple[str, ...] = (train, "--out", model, "--hyper", hyper)
+        limited = "--all-samples-seconds" in tuning
+        if not limited:
+            lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *tuning, *seed))
+        trained: tuple[str, ...] = (train, "--out", model, "--hyper", tuned if limited else hyper)
         if way["name"] == "exact":
             lines.append(("train", *trained, *seed))
         else:
@@ -197,7 +205,9 @@ def command_lines(
         if way["gap"] is not None:
             predict = (*predict, "--variance-gap", f"{way['gap']:g}")
         predict = (*predict, *seed)
-    lines += [predict, ("evaluate", predictions, test)]
+    lines.append(predict)
+    lines = [(*line, "--overwrite", *(limit if line[0] in ("train", "sparse", "classify") else ())) for line in lines]
+    lines.append(("evaluate", predictions, test, *(("--compare",) if decision.get("compare") else ())))
     return [shlex.join(("dkgp", *line)) for line in lines]
 
 
@@ -213,6 +223,12 @@ def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str
         return ("--all-samples", "none")
     limited = record["held_out"] > 0 and record["samples"] < min(n - record["held_out"], MOST_SAMPLES)
     return ("--all-samples-seconds", f"{seconds:g}") if limited else ()
+
+
+def chosen_kernel(kernel: str, tuned: Document | None) -> str:
+    """Return the kernel that tuning chose, or the given one if there was no choice."""
+    comparison = (tuned or {}).get("comparison")
+    return kernel if comparison is None else str(comparison["kernel"])
 
 
 def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str]:

@@ -15,15 +15,15 @@ import numpy as np
 
 from dkgp.codec import from_json
 from dkgp.commands.evaluate import read_coverage, read_pairs
-from dkgp.commands.reporting.layout import size
+from dkgp.commands.reporting.layout import plain_number, proven, size
 from dkgp.commands.reporting.outputs import Document, write_text
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_residuals
 from dkgp.commands.reporting.progress import typed
-from dkgp.commands.reporting.tables import nothing_wrong
+from dkgp.commands.reporting.tables import nothing_wrong, rival_text, transform_text
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.fit.choice import spoken
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob
-from dkgp.kernels import kernel_text
+from dkgp.kernels import kernel_from_json, kernel_text
 from dkgp.models.classification.metrics import evaluate_classes
 from dkgp.models.hyperparameters import TunedParameter, stopped
 from dkgp.models.verdict import read_residuals
@@ -140,8 +140,11 @@ def _verdict(evaluated: Document) -> str:
     return f'<ul class="verdict">\n{"".join(items)}</ul>\n'
 
 
-def _number(value: float | None, form: str = ".4g") -> str:
-    return "unknown" if value is None else format(value, form)
+def _number(value: float | None, form: str | None = None) -> str:
+    """Format a value; without a form, with four significant digits and no exponent."""
+    if value is None:
+        return "unknown"
+    return plain_number(value) if form is None else format(value, form)
 
 
 def _figures(document: Document) -> list[Row]:
@@ -157,19 +160,30 @@ def _figures(document: Document) -> list[Row]:
             ("calibration error of probabilities", _number(evaluated["ece"], ".2%")),
         ]
     units = ", ".join(document["ingest"]["targets"])
+    transforms = evaluated.get("transform")
+    scale = "the target" if not transforms else ", ".join(map(transform_text, transforms))
     rows = [
         (f"root mean square error (units of {units})", _number(evaluated["rmse_raw"])),
         (f"mean absolute error (units of {units})", _number(evaluated["mae_raw"])),
-        ("root mean square error (standard deviations of the target)", _number(evaluated["rmse"])),
+        (f"R² (share of the variance of {units} that is predicted)", _number(evaluated["r_squared"])),
+        (f"root mean square error of {scale} (in its standard deviations)", _number(evaluated["rmse"])),
     ]
+    compared = evaluated.get("compare") or {"rmse_raw": {}}
+    for target, errors in compared["rmse_raw"].items():
+        of = f", {target}" if len(compared["rmse_raw"]) > 1 else ""
+        rows += [
+            (f"root mean square error of {rival_text(name, compared)}{of}", _number(error))
+            for name, error in errors.items()
+        ]
     if evaluated.get("nlpd") is not None:
         rows += [
             ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".1%")),
             (f"negative log predictive density (nats a sample, of {units})", _number(evaluated["nlpd_raw"])),
         ]
     if evaluated.get("mean_error_bound") is not None:
-        bound = _number(evaluated["mean_error_bound"], ".3g")
-        rows.append(("means proven within (standard deviations of the target)", f"{bound} of the exact model's"))
+        bound = evaluated["mean_error_bound"]
+        text = proven(f"within {bound:.3g} of the exact model's", bound)
+        rows.append((f"means, proven (in standard deviations of {scale})", text))
     return rows
 
 
@@ -240,7 +254,7 @@ def _compared(comparison: Document) -> str:
     )
     rows = [
         [
-            row["kernel"] + (" (taken)" if row["kernel"] == comparison["kernel"] else ""),
+            row["kernel"] + (" (chosen)" if row["kernel"] == comparison["kernel"] else ""),
             *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
             _number(row["seconds"], ".1f"),
         ]
@@ -306,13 +320,21 @@ def _scales(document: Document) -> str:
         return ""
     # On a logarithmic axis: of a feature that is switched on or off any short one means the same.
     shortest, longest = known[0][1], 1.5 * max((scale for _, scale in known if scale < math.inf), default=1.0)
-    lines = []
+    ingested = document["ingest"]
+    deviations = dict(zip(ingested["features"], ingested.get("feature_std", ()), strict=False))
+    lines = [
+        '<tr><th>column</th><th></th><th class="number">length scale, in the column\'s units</th>'
+        '<th class="number">in its standard deviations</th></tr>\n'
+    ]
     for item, scale in known[:MOST_FEATURES]:
         width = 100.0 * math.log(longest / scale) / math.log(longest / shortest) if scale < math.inf else 0.0
-        name, shown = item.feature or item.name, "irrelevant" if item.idle else f"{scale:.3g}"
+        name, shown = item.feature or item.name, "irrelevant" if item.idle else plain_number(scale, 3)
+        deviation = deviations.get(name)
+        own = "" if item.idle or deviation is None else plain_number(scale * deviation, 3)
         lines.append(
             f'<tr><th scope="row">{escape(name)}</th><td class="track"><span class="bar" '
-            f'style="width:{width:.1f}%"></span></td><td class="number">{shown}</td></tr>\n'
+            f'style="width:{width:.1f}%"></span></td><td class="number">{own}</td>'
+            f'<td class="number">{shown}</td></tr>\n'
         )
     more = (
         f"<p>{len(known) - MOST_FEATURES:,} more features have longer length scales.</p>\n"
@@ -320,10 +342,28 @@ def _scales(document: Document) -> str:
         else ""
     )
     return (
-        '<p class="lead">Length scales, in standard deviations of each feature: the distance over which the target '
-        "changes. A shorter length scale has a longer bar (logarithmic): the feature matters more.</p>\n"
+        f'<p class="lead">The length scale of a column is a distance. {_correlations(document)} A shorter length scale '
+        "has a longer bar (logarithmic): the column matters more.</p>\n"
         f"<table>\n{''.join(lines)}</table>\n{more}"
     )
+
+
+def _correlations(document: Document) -> str:
+    """Return the meaning of a length scale: the correlation of two samples that differ by one, in one column."""
+    kernel = kernel_from_json(document["tune"]["kernel"])
+    names, shares = document["ingest"]["features"], []
+    for item in _tuned(document):
+        scale = item.length_scale
+        if item.feature in names and scale is not None and scale < math.inf:
+            points = np.zeros((2, len(names)))
+            points[1, names.index(item.feature)] = scale
+            matrix = kernel.matrix(points, points)
+            shares.append(float(matrix[0, 1] / math.sqrt(matrix[0, 0] * matrix[1, 1])))
+    if not shares:
+        return "Over it the target changes."
+    low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
+    between = low if low == high else f"{low} to {high}"
+    return f"Two samples that differ by one length scale in this column alone have a correlation of {between}."
 
 
 def _drawn(pictures: dict[str, str], drawable: bool) -> str:
@@ -336,7 +376,8 @@ def _drawn(pictures: dict[str, str], drawable: bool) -> str:
 
 
 def _commands(lines: Sequence[str]) -> str:
-    return f"<p>The same steps as single commands, to copy and change:</p>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
+    lead = "The same steps as single commands, to copy and change. They write into a folder of their own."
+    return f"<p>{lead}</p>\n<pre>{escape(chr(10).join(lines))}</pre>\n"
 
 
 _IDENTIFIER = re.compile(r'(\bid="|url\(#|href="#)')
@@ -355,12 +396,15 @@ def regression_pictures(prediction: Prediction, dataset: Dataset) -> dict[str, s
     )
     of_prediction = "variance" in prediction.variables
     title = f"{len(truth):,} held-out samples"
+    unit = ", ".join(map(_plain, prediction.target_names))
     return {
         "Predicted against true values, and the calibration of intervals": inlined(
-            lambda path: plot_predictions(path, truth, mean, coverage=coverage, title=title), "predicted"
+            lambda path: plot_predictions(path, truth, mean, coverage=coverage, title=title, unit=unit), "predicted"
         ),
         "Residuals": inlined(
-            lambda path: plot_residuals(path, seen, predicted, scaled, of_prediction=of_prediction, title=title),
+            lambda path: plot_residuals(
+                path, seen, predicted, scaled, of_prediction=of_prediction, title=title, unit=unit
+            ),
             "residuals",
         ),
     }

@@ -16,7 +16,7 @@ from dkgp.cluster.threads import available_cores
 from dkgp.codec import from_json, to_json
 from dkgp.commands.chained import Steps, earlier_record
 from dkgp.commands.classify import ClassifyJob
-from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.evaluate import EvaluateJob, run_evaluate
 from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
@@ -54,6 +54,7 @@ from dkgp.fit.job import (
     TRAIN,
     FitJob,
     candidate_words,
+    chosen_kernel,
     column_words,
     command_lines,
 )
@@ -65,6 +66,7 @@ from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.refinement.candidates import MOST_SAMPLES
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.verdict import rival_seconds
 from dkgp.models.warm_up import helped
 
 STEPS = ("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")
@@ -78,6 +80,8 @@ SHARE_OF_ALL_SAMPLES = 0.25
 SHARE_OF_TRANSFORMS, LEAST_SECONDS = 0.1, 1.0
 # Share of the time that training and predicting may take even if earlier steps took longer.
 SHARE_OF_MODEL = 0.5
+# Share of the time for the comparison with simpler models, by a forecast.
+SHARE_OF_RIVALS = 0.1
 
 
 def run_fit(job: FitJob, reporter: Reporter) -> Document:
@@ -142,7 +146,7 @@ class _Fit:
             decision = self._step("choose", self._choose)
             attempts = self._attempts(kernel, decision, tuned)
             taken = attempts.taken
-            trained, predicted, evaluated = taken.trained, taken.predicted, taken.evaluated
+            trained, predicted, evaluated = taken.trained, taken.predicted, self._compared(taken.evaluated)
             document: Document = {
                 "command": "fit",
                 "finished": True,
@@ -153,10 +157,10 @@ class _Fit:
                 "seconds_by_phase": self.steps.seconds,
                 "peak_memory_bytes": self.steps.peak_bytes,
                 "commands": command_lines(
-                    replace(self._with_transform(compared), kernel=kernel),
+                    replace(self._with_transform(compared), kernel=chosen_kernel(kernel, tuned)),
                     from_json(TableOptions, ingested["table"]),
                     ingested["ids"],
-                    {**decision, "way": taken.way},
+                    {**decision, "way": taken.way, "compare": "compare" in evaluated},
                     taken.tuning or candidate_words(tuned, ingested["n_train"], SHARE_OF_ALL_SAMPLES * job.seconds),
                 ),
                 "ingest": ingested,
@@ -453,6 +457,14 @@ class _Fit:
             ),
             step,
         )
+
+    def _compared(self, evaluated: Document) -> Document:
+        """Evaluate again beside simpler models, boosting on all training rows included, if a forecast allows it."""
+        job = self.job
+        if self.labelled or rival_seconds(open_dataset(job.place(TRAIN))) > SHARE_OF_RIVALS * job.seconds:
+            return evaluated
+        comparison = EvaluateJob(job.place(PREDICTIONS), job.place(TEST), compare=True)
+        return self.steps.run("compare", lambda: run_evaluate(comparison, self.reporter))
 
     # ------------------------------------------------------------------------------------------------ the folder
 

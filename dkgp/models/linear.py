@@ -222,16 +222,20 @@ CARDINALITY = Option(
     least=1,
 )
 FOLDS = Option(help="Of cross-validation.", least=2)
-HELD_OUT = Option(help="Leave out this share of the samples once, instead, and take the least error.", metavar="SHARE")
-LONGEST_PATH = Option(help="Features of a path at most.  [default: all, or 100 of more]", metavar="K", least=1)
+HELD_OUT = Option(
+    help="Hold out this share of the samples once, instead of folds, and take the smallest error.", metavar="SHARE"
+)
+LONGEST_PATH = Option(
+    help="Largest number of features of a path.  [default: all, or 100 of more]", metavar="K", least=1
+)
 STOP = Option(
-    help="A path ends where so many steps improved the error on samples that were left out by less than this share.",
+    help="End a path if the last STEPS steps improved the error on held-out samples by less than SHARE of it.",
     type=stop_rule,
     metavar="STEPS,SHARE|none",
     shown="10,0.001",
 )
 CANDIDATES = Option(
-    help="Of scdp: look at so many features, drawn at random, in each step; 59 in the paper.  [default: all]",
+    help="With scdp: number of features, drawn at random, that each step examines; 59 in the paper.  [default: all]",
     metavar="RHO",
     least=1,
 )

@@ -128,9 +128,10 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     -------
     dict
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation, on the scale of
-        their `transform` where they have one, which is then in the result), `rmse_raw` and
-        `mae_raw` in the targets' own units, `r_squared` (None of constant targets), `mean_error_bound` (largest,
-        normalised as rmse) and `mean_error_bound_rms`: the root mean square distance from the exact means is no more;
+        their `transform` where they have one, which is then in the result; `point`, mean or median, is the prediction
+        that errors are measured from), `rmse_raw` and `mae_raw` in the targets' own units, `r_squared` (None of
+        constant targets), `mean_error_bound` (largest, normalised as rmse) and `mean_error_bound_rms`: the root mean
+        square distance from the exact means is no more;
         None of predictions without bounds; of a sparse model `method`, and `rms_bound`, the same proven at the training
         samples, where it is closer; `nlpd` (of normalised targets), `nlpd_raw` (of targets in their own units) and
         `coverage_95` where variances were predicted, else None; `per_target` for several targets.
@@ -165,7 +166,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         truth = dataset.targets(start, stop, standardised=False)
         # Targets on the scale of the model, which differs from theirs if they are transformed.
         inside = units.forward(truth, start) - prediction.read("mean", start, stop)
-        error = truth - units.mean(start, stop) if units.transformed else inside
+        error = truth - units.point(start, stop) if units.transformed else inside
         moments.update(truth)
         squared.add(error)
         if units.transformed:
@@ -205,7 +206,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     # A density of targets in their own units is that of normalised ones, over the unit, by the transform's slope.
     shift = np.log(scale) - slopes / n
     if units.transformed:
-        result["transform"] = prediction.attributes["transform"]
+        result["transform"], result["point"] = prediction.attributes["transform"], units.point_name
     if tally is not None:
         result |= tally.figures(n, shift)
         result["coverage_95_band"] = list(coverage_band(n))

@@ -28,7 +28,7 @@ class InUnits:
     Attributes
     ----------
     mean
-        Expectation of a new observation; the median if a transform is used and no variances were predicted.
+        Expectation of a new observation. None for transformed targets without variances, since it depends on them.
     median
         Median of the predictive distribution; the mean if no transform is used.
     median_error_bound
@@ -38,11 +38,16 @@ class InUnits:
         Ends of the central 95 % interval of a new observation; None without variances.
     """
 
-    mean: FloatArray
+    mean: FloatArray | None
     median: FloatArray
     median_error_bound: FloatArray | None
     lower: FloatArray | None
     upper: FloatArray | None
+
+    @property
+    def point(self) -> FloatArray:
+        """The prediction that errors are measured from: the mean if it is known, else the median."""
+        return self.median if self.mean is None else self.mean
 
 
 class TargetUnits:
@@ -98,16 +103,22 @@ class TargetUnits:
             median = self.back(mean)
             return known(np.nextafter(np.maximum(high - median, median - low), np.inf))
 
-    def mean(self, start: int, stop: int) -> FloatArray:
-        """Return the `mean` of `read` alone, (rows, p)."""
-        m = self._prediction.read("mean", start, stop)
-        if not self.transformed or self._variances is None:
-            return self.back(m)
-        return self._mean(m, self._variances.read(start, stop).middle)
+    @property
+    def point_name(self) -> str:
+        """The name of the `point` of these predictions: mean or median."""
+        return "median" if self.transformed and self._variances is None else "mean"
 
-    def _mean(self, m: FloatArray, variance: FloatArray | None) -> FloatArray:
-        if not self.transformed or variance is None:
-            return self.back(m)
+    def point(self, start: int, stop: int) -> FloatArray:
+        """Return the `point` of `read` alone, (rows, p)."""
+        m = self._prediction.read("mean", start, stop)
+        mean = self._mean(m, None if self._variances is None else self._variances.read(start, stop).middle)
+        return self.back(m) if mean is None else mean
+
+    def _mean(self, m: FloatArray, variance: FloatArray | None) -> FloatArray | None:
+        if not self.transformed:
+            return m
+        if variance is None:
+            return None
         return np.stack([of.mean(m[:, t], variance[:, t]) for t, of in enumerate(self._transforms)], axis=1)
 
     def back(self, values: FloatArray) -> FloatArray:

@@ -497,7 +497,7 @@ def read_residuals(prediction: Prediction, dataset: Dataset, *, noise_free: bool
         rows = slice(-start % step, None, step)
         targets = dataset.targets(start, stop, standardised=False)
         truth.append(targets[rows])
-        means.append(units.mean(start, stop)[rows])
+        means.append(units.point(start, stop)[rows])
         if units.transformed:
             inside.append((units.forward(targets, start) - prediction.read("mean", start, stop))[rows])
         inputs.append(dataset.inputs(start, stop, standardised=False)[rows])
@@ -553,7 +553,7 @@ def _latent_share(deviations: FloatArray, noise: FloatArray) -> float:
 
 MEAN, LINEAR, BOOSTING = "the mean of all targets", "a linear model", "gradient boosting (scikit-learn)"
 # Training rows that boosting sees, and features whose products a linear model still holds.
-MOST_ROWS, MOST_FEATURES = 20_000, 4000
+MOST_VALUES, MOST_FEATURES = 2**27, 4000
 # Of boosting, by row and feature, with a start: from 20,000 rows of 10 features (.17 s) and of 100 (1.2 s), one thread.
 _SECONDS, _START_SECONDS = 6e-7, 0.1
 # Directions of the linear model that carry less than this share of the largest are left out: one-hot columns repeat.
@@ -573,8 +573,8 @@ class Rivals:
 def fit_rivals(prediction: Prediction, test: Dataset, note: Callable[[str], None]) -> Rivals:
     """Fit simpler models to the training set that the prediction's model names, and take their errors.
 
-    The linear model is one of least squares, from sums over chunks; boosting sees at most 20,000 rows, evenly spaced,
-    and is left out where there is no scikit-learn.
+    The linear model is one of least squares, from sums over chunks. Boosting is trained on all rows, or on evenly
+    spaced ones if all of them would take more than a gibibyte. It is left out if scikit-learn is not installed.
 
     Parameters
     ----------
@@ -594,11 +594,14 @@ def fit_rivals(prediction: Prediction, test: Dataset, note: Callable[[str], None
     train = training.as_seen_by(training.feature_names, prediction.target_names, training.standardisation)
     seen = test.as_seen_by(train.feature_names, prediction.target_names, train.standardisation)
     boosts = importlib.util.find_spec("sklearn") is not None
-    step = -(-train.n_samples // MOST_ROWS)
+    step = _boosting_step(train)
     rows = -(-train.n_samples // step) if boosts else 0
     if boosts:
-        seconds = len(prediction.target_names) * (_START_SECONDS + _SECONDS * rows * train.n_features)
-        note(f"comparing with a linear model and boosting on {rows:,} training rows: about {max(1.0, seconds):.0f} s")
+        of = "all" if rows == train.n_samples else f"{rows:,} of"
+        note(
+            f"comparing with a linear model and boosting on {of} {train.n_samples:,} training rows: about "
+            f"{max(1.0, rival_seconds(train)):.0f} s"
+        )
     fits: dict[str, Callable[[FloatArray], FloatArray]] = _sums_of_squares(train)
     if boosts:
         fits[BOOSTING] = _boosting(train, step)
@@ -612,6 +615,17 @@ def fit_rivals(prediction: Prediction, test: Dataset, note: Callable[[str], None
         for t, target in enumerate(prediction.target_names)
     }
     return Rivals(errors, train.n_samples, rows, time.perf_counter() - began)
+
+
+def rival_seconds(train: Dataset) -> float:
+    """Return a forecast of the time of `fit_rivals` on one core."""
+    rows = -(-train.n_samples // _boosting_step(train))
+    return train.n_targets * (_START_SECONDS + _SECONDS * rows * train.n_features)
+
+
+def _boosting_step(train: Dataset) -> int:
+    """Return k if boosting is trained on every k-th row."""
+    return max(1, -(-train.n_samples * train.n_features // MOST_VALUES))
 
 
 def _sums_of_squares(train: Dataset) -> dict[str, Callable[[FloatArray], FloatArray]]:

@@ -151,7 +151,7 @@ def forecast_sums(context: BlockContext, tests: int, masses: FloatArray, errors:
         return Forecast(False)
     needed, free = estimated_bytes(context.kernel, context.n, masses.size)[0], psutil.virtual_memory().available
     if needed > SHARE_OF_MEMORY * free:
-        return declined(f"others keep {needed:,} bytes in each process, of which {int(free):,} are free here")
+        return declined(f"other sums need {needed:,} bytes in each process, and {int(free):,} are free here")
     return Forecast(True, f"sums within proven errors: about {work / entries:.1%} of the work of {entries:.1e} entries")
 
 

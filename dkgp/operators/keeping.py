@@ -220,7 +220,7 @@ class Watch:
             return f"given up, for reading came to take {self._reading_share:.2f} of evaluating"
         if self.pages_are_dear:
             return "no more, for memory that is new is dear here"
-        foreseen = f"{self._foreseen:.0f} products foreseen"
+        foreseen = f"{self._foreseen:.0f} products forecast"
         if math.isnan(self.reading.value):
             return f"{foreseen}, too few for a gain"
         return f"{foreseen}, and reading takes {self._reading_share:.2f} of evaluating"

@@ -216,9 +216,10 @@ class ProductError:
             ) from None
         if self.number < least:
             raise InputError(
-                f"`product_error` {self.number:g} is below the roundings of any product with this kernel: one weight "
-                f"of 1 leaves {least:.2g}, and more of them leave more. Give a larger number, or auto or none, which "
-                "take what double precision reaches"
+                f"`product_error` {self.number:g} is below the roundings of any product with this kernel: a single "
+                f"weight of 1 has an error of {least:.2g}. Give a larger number, or auto or none, which use full "
+                "double "
+                "precision"
             )
 
     def share(self, kernel: Kernel, n: int) -> float | None:

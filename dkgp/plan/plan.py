@@ -67,50 +67,61 @@ COUNTS = Option(
     shown="1,2,4,8,16,32,64,128,256",
 )
 THREADS = Option(help="Threads of each of them.", least=1)
-ONE_MACHINE = Option(help="The workers share this machine with the coordinator, not one like it each.")
-PASSES = Option(
-    help="Products with the matrix, or column passes, where they are known.  [default: foreseen from a probe]", above=0
+ONE_MACHINE = Option(
+    help="All workers share this machine with the coordinator. Without it, each has a machine like this one."
 )
-FIGURES = Option(help="Keep this machine's figures here, and use them where they are there.", metavar="FILE")
+PASSES = Option(
+    help="Products with the matrix, or column passes, if you know them.  [default: forecast from a probe]", above=0
+)
+FIGURES = Option(
+    help="Store the measured figures of this machine here, or use them if the file exists.", metavar="FILE"
+)
 BENCH = Option(help="A record of `dkgp bench tiles` or `dkgp bench scaling` to use instead.", metavar="FILE")
 ROUND_TRIP = Option(
-    help="Of an empty task.  [default: measured]", spellings=("--round-trip",), metavar="SECONDS", above=0
+    help="Round-trip time of an empty task.  [default: measured]",
+    spellings=("--round-trip",),
+    metavar="SECONDS",
+    above=0,
 )
 BANDWIDTH = Option(
-    help="Bytes a second between scheduler and workers, such as 100MiB; more than the coordinator moves on this "
-    "machine counts as that.  [default: measured]",
+    help="Bytes a second between scheduler and workers, such as 100MiB. The measured rate of the coordinator on this "
+    "machine is an upper limit.  [default: measured]",
     type=byte_count,
     spellings=("--bandwidth",),
     metavar="SIZE",
     above=0,
 )
-MEMORY = replace(MEMORY_LIMIT, help="As for train.  [default: available memory]", group=None)
+MEMORY = replace(MEMORY_LIMIT, help="Memory limit, as for `dkgp train`.  [default: available memory]", group=None)
 VARIANCE = Part(
     "variance",
-    "Foresee the variances of a prediction too: factors, batches, products, time and memory.",
+    "Also forecast the variances of a prediction: factors, batches, products, time and memory.",
     prefix="variance_",
     without=("keep_factor", "basis"),
 )
-TEST_SAMPLES = Option(help="Samples that variances will be predicted at.", least=1)
+TEST_SAMPLES = Option(help="Number of samples at which variances will be predicted.", least=1)
 SPARSE = Option(
-    help="Foresee a sparse model by this method too, as `dkgp sparse` trains it: entries, time and memory.",
+    help="Also forecast a sparse model by this method, as `dkgp sparse` trains it: entries, time and memory.",
     choices=tuple(METHODS),
 )
 BASIS_SIZE = Option(
-    help="Of `sparse`, or of `classify` logistic or gp: basis samples.  [default: 1000; all samples]", metavar="M"
+    help="Number of basis samples of `sparse`, or of `classify` logistic or gp.  [default: 1000; all samples]",
+    metavar="M",
 )
-BASIS = Option(help="How these are chosen, as for that command.  [default: the method's own]", metavar="NAME")
+BASIS = Option(help="How the basis is chosen, as for that command.  [default: the method's own]", metavar="NAME")
 NEIGHBOURS = Option(
-    help="Of `sparse` vif, or of `classify` gp with `basis_size`: nearest samples that a prediction stands on.  "
+    help="For `sparse` vif, or `classify` gp with `basis_size`: number of nearest samples that each prediction uses.  "
     "[default: 128 of vif, none of gp]",
     metavar="SAMPLES",
     least=1,
 )
 CLASSIFY = Option(
-    help="Foresee a classifier of the labels too, as `dkgp classify` trains it: a fixed-size one by a search (shared, "
-    "grid, profile, annealing, none), or logistic or gp, on all samples or with `basis_size`.",
+    help="Also forecast a classifier of the labels, as `dkgp classify` trains it: a fixed-size one by a search "
+    "(shared, grid, profile, annealing, none), or logistic or gp, on all samples or with `basis_size`.",
 )
-POOL = Option(help="Of a fixed-size one: prototypes to choose among.  [default: as that command's]", metavar="M")
+POOL = Option(
+    help="For a fixed-size classifier: number of prototypes to choose among.  [default: as for that command]",
+    metavar="M",
+)
 VALIDATE = Option(help="Also train with 1 and 2 workers on this machine, and compare.")
 PLOT = Option(help="Draw seconds and worker-hours into a .png, .pdf or .svg.", metavar="FILE", place="write")
 # Methods of `classify`; the other values are searches of a fixed-size classifier.
@@ -120,8 +131,8 @@ LIKELIHOODS = ("logistic", "gp")
 @command(
     """
     Chooses the solver as `train` would, forecasts its products or passes from a probe of the samples, and measures this
-    machine and the round trip to the scheduler that you name (or between processes here). Refuses what `train` would
-    refuse. Writes nothing but the files that you ask for. The plan assumes workers on machines like this one, one each;
+    machine and the round trip to the scheduler that you name (or between processes here). Refuses the same mistakes as
+    `train`. Writes only the files that you name. The plan assumes workers on machines like this one, one each;
     the time is that of the solve, without waiting for a cluster to start.
     """,
     "dkgp plan train.zarr --hyper hyper.json",
@@ -209,7 +220,7 @@ class PlanJob:
             if self.pool is not None:
                 raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
             if self.sparse is not None and self.basis_size is not None:
-                raise UsageError("`basis_size` is of `sparse` or of `classify`; foresee one of them at a time")
+                raise UsageError("`basis_size` is for `sparse` or for `classify`; forecast one of them at a time")
             of_all = LikelihoodSettings(self.classify, seed=self.solver.seed)
             if self.sparse is not None:
                 return of_all
@@ -306,9 +317,7 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
 def _hyperparameters(job: PlanJob, dataset: Dataset, reporter: Reporter) -> Hyperparameters:
     if job.hyper is not None:
         return read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
-    reporter.note(
-        f"no `hyper`: tuning on {min(job.subset, dataset.n_samples):,} samples to have something to plan with"
-    )
+    reporter.note(f"no `hyper`: tuning on {min(job.subset, dataset.n_samples):,} samples for the plan")
     with reporter.search("tune") as progress:
         return tune_dataset(dataset, subset=job.subset, seed=job.solver.seed, progress=progress)
 
@@ -495,5 +504,5 @@ def _limit_after(useful: int, rows: Sequence[dict[str, Any]]) -> str:
     if last:
         return f"with {count}: {why}"
     if limit == "workers":
-        why = "messages and the coordinator take what they would save"
+        why = "the time for messages and the coordinator is as long as the time saved"
     return f"beyond {count} less than a tenth is saved: {why}"

@@ -75,7 +75,7 @@ def announce(listener: socket.socket, token_file: Path, authority: Path | None =
     folder = _state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not _is_ours(folder):
-        raise OSError(f"'{folder}' is somebody else's, or others may write to it")
+        raise OSError(f"'{folder}' belongs to another user, or others may write to it")
     for path in _records():
         if FileLock.is_free(path):
             path.unlink(missing_ok=True)

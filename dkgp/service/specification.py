@@ -239,8 +239,8 @@ def _refuse_too_many(value: Any, subject: str) -> None:
         count += len(inner)
         if count > MOST_VALUES:
             raise InputError(
-                f"{subject}: at most {MOST_VALUES:,} values in all; got more. What is that long belongs into a file, "
-                "such as hyperparameters"
+                f"{subject}: at most {MOST_VALUES:,} values in all; got more. Put long lists into a file, such as "
+                "hyperparameters"
             )
         remaining.extend(inner)
 

@@ -437,7 +437,7 @@ class Method(ABC, Generic[State]):
 
 
 Solver: TypeAlias = Method[Any]
-"""A method, whatever its states are."""
+"""A method with any type of state."""
 
 
 def as_columns(values: ArrayLike, n: int, name: str, p: int | None = None) -> FloatArray:

@@ -37,7 +37,7 @@ class Need(Enum):
     ENTRIES = "entries of the matrix itself, for which products that are approximate cannot stand in"
     INPUTS = "the inputs of all samples in the coordinator's memory"
     ROUNDS = "rounds of its own tasks on the workers: `dkgp.operators.BlockedKernelOperator`"
-    FOLDER = "a folder for what outgrows memory, which `build` takes as `folder`"
+    FOLDER = "a folder for data that outgrow memory, which `build` takes as `folder`"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Solvers(Registry[SolverDeclaration]):
     def add(self, declared: SolverDeclaration) -> SolverDeclaration:
         """Add a declaration whose options mean nothing else elsewhere."""
         if declared.name == AUTO:
-            raise UsageError(f"'{AUTO}' stands for whichever solver suits the problem; name the solver otherwise")
+            raise UsageError(f"'{AUTO}' means the solver that suits the problem; give the new solver another name")
         if not _is_own(declared):
             self.all()  # dkgp's own come first: a name that they have is not another's to take
         others = {option.name: (option, before.name) for before in self._found.values() for option in before.options}

@@ -206,7 +206,7 @@ class Standstill:
             self._objective = min(objective, self._objective)
         if not self._rule.limits_effort and progress.column_passes >= self._allowed:
             if self._allowed >= DEFAULT_PASSES and not self._needed <= 0.5 * self._needed_before:
-                cause = f"{progress.column_passes:,.0f} column passes, of which the latter half came little closer"
+                cause = f"{progress.column_passes:,.0f} column passes, and the second half came little closer"
                 return stands_still(progress, cause)
             self._needed_before, self._allowed = self._needed, 2.0 * self._allowed
         rounds, passes = progress.iteration - self._since[0], progress.column_passes - self._since[1]

@@ -274,3 +274,12 @@ def test_transformed_targets_come_back_in_their_own_units(shell: Shell) -> None:
         "median_error_bound": np.exp(m + b) - np.exp(m),
     }.items():
         np.testing.assert_allclose(table[name], expected, rtol=1e-12)
+
+
+def test_the_mean_of_a_transformed_target_needs_variances(shell: Shell) -> None:
+    m, b = np.array([0.5, 1.5, -1.0]), np.array([0.01, 0.02, 0.03])
+    store(shell, ["price"], {"transform": [to_json(TargetTransform("log"))]}, mean=m, mean_error_bound=b)
+    shell.json("export @p @p.csv")
+    table = pd.read_csv(shell["p.csv"])
+    assert list(table) == ["row", "median", "median_error_bound"]
+    np.testing.assert_allclose(table["median"], np.exp(m), rtol=1e-12)

@@ -394,3 +394,10 @@ def test_sections_without_a_race_refuse_it_in_words() -> None:
     said = " ".join(result.stderr.split())
     assert "--null cannot be used with products: its baselines run twice in every repeat in any case" in said
     assert "--null" not in run("bench", "products", "--help").stdout
+
+
+def test_quiet_commands_that_write_an_output_print_nothing(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"{i},{i * i}\n" for i in range(20)))
+    result = run("ingest", tmp_path / "d.csv", tmp_path / "d.zarr", "--target", "y", "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    assert "dataset" in run("info", tmp_path / "d.zarr", "--quiet").stdout

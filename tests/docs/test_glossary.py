@@ -16,7 +16,7 @@ PLAIN = """
     factors; bytes; alternative; probabilities; means of; variances of; variances by; solved by; minimised by;
     passes over the data; scores of; values; kernel entries; the model's store; coordinator's memory; a sample
     that is solved for; rounds of choosing the basis; cardinality by; milliseconds per variance; by a basis for each;
-    latent variances; log_prior; product_seconds; why; page; table; columns; id columns; memory
+    log_prior; product_seconds; why; page; table; columns; id columns; memory
 """
 
 

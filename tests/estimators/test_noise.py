@@ -119,12 +119,12 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_noise_that_is_told_is_not_reckoned_too(fitted: GPRegressor) -> None:
     X, y = samples(60)
-    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+    with pytest.raises(InputError, match="got both the noise of the samples and a noise model"):
         GPRegressor(noise_model="linear").fit(X, y, sample_noise=np.ones(60))
-    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+    with pytest.raises(InputError, match="got both the noise of the samples and a noise model"):
         GPRegressor(kernel=fitted.hyperparameters_).fit(X, y, sample_weight=np.full(60, 2.0))
     gp = GPRegressor(kernel=fitted.hyperparameters_).fit(X, y)
-    with pytest.raises(InputError, match="told of the samples, and reckoned by a noise model"):
+    with pytest.raises(InputError, match="got both the noise of the samples and a noise model"):
         gp.update(X[:5], y[:5], sample_noise=np.ones(5))
 
 
@@ -351,7 +351,7 @@ def test_samples_of_weight_zero_are_left_out(problem: Problem, kind: Any) -> Non
         ({"sample_weight": np.r_[np.inf, np.ones(299)]}, "sample_weight is inf for sample 0"),
         ({"sample_weight": np.zeros(300)}, "zero for every sample"),
         ({"sample_weight": 2.0}, r"sample_weight has shape \(\)"),
-        ({"sample_weight": np.full(300, 2.0), "sample_noise": np.ones(300)}, "both tell the samples' noise"),
+        ({"sample_weight": np.full(300, 2.0), "sample_noise": np.ones(300)}, "both set the samples' noise"),
     ],
 )
 def test_noise_that_is_none_is_refused(problem: Problem, kind: Any, told: dict[str, Any], message: str) -> None:

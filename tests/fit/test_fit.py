@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from html import escape
@@ -14,6 +15,7 @@ import pytest
 
 from dkgp.codec import from_json
 from dkgp.commands.ingest import IngestJob, run_ingest
+from dkgp.commands.reporting.layout import plain_number
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_dataset, open_prediction
 from dkgp.fit.choice import Forecasts, Way
@@ -21,6 +23,7 @@ from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit
 from dkgp.models import read_hyperparameters
 from dkgp.models.hyperparameters import TunedParameter
+from dkgp.models.verdict import BOOSTING
 from tests.cli.invoke import files_below, refused, run, run_json
 from tests.fit.conftest import PRICE
 from tests.fit.html import check_page
@@ -99,11 +102,21 @@ def test_a_table_written_for_people_is_read_as_numbers_and_said_so(
 def test_the_commands_of_a_fit_give_the_same_one_by_one(
     fitted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [shlex.split(line.replace(fitted["out"], str(tmp_path))) for line in fitted["commands"]]
+    lines = [shlex.split(line) for line in fitted["commands"]]
     assert [line[:2] for line in lines] == [
         ["dkgp", name] for name in ("ingest", "tune", "train", "predict", "evaluate")
     ]
+    # As printed, in the place of the fit, and once more: no file is in the way, and none of the fit's is touched.
+    before = files_below(Path(fitted["out"]))
+    run_json(*lines[0][1:])
     documents = [run_json(*line[1:]) for line in lines]
+    assert files_below(Path(fitted["out"])) == before
+    assert lines[1][lines[1].index("--kernel") + 1] == fitted["tune"]["comparison"]["kernel"]
+    made = [open_prediction(f"{fitted['out']}{end}/pred.zarr") for end in ("", "-again")]
+    for name in ("mean", "variance_lower", "variance_upper"):
+        np.testing.assert_array_equal(*(prediction.read(name) for prediction in made))
+    hyper = [read_hyperparameters(f"{fitted['out']}{end}/hyper.json") for end in ("", "-again")]
+    assert hyper[0].kernel == hyper[1].kernel
     assert documents[0]["fingerprint"] == fitted["ingest"]["fingerprint"]
     assert documents[1]["noise_variance"] == fitted["tune"]["noise_variance"]
     assert documents[-1]["rmse"] == fitted["evaluation"]["rmse"]
@@ -118,7 +131,11 @@ def test_the_page_stands_alone_and_names_are_text(fitted: dict[str, Any]) -> Non
     assert "price &amp; &lt;b&gt;$tax" in page
     assert page.count("<svg") == 2
     assert fitted["choice"]["reason"].split(";")[0] in page
-    assert f"{fitted['evaluation']['rmse_raw']:.4g}" in page
+    assert plain_number(fitted["evaluation"]["rmse_raw"]) in page
+    assert f">{plain_number(fitted['evaluation']['r_squared'])}<" in page
+    assert "e+0" not in re.sub("<(style|svg|pre).*?</(style|svg|pre)>", "", page, flags=re.DOTALL)
+    assert f"root mean square error of {BOOSTING}</th>" in page
+    assert fitted["evaluation"]["compare"]["boosting_rows"] == fitted["ingest"]["n_train"]
 
 
 def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
@@ -133,6 +150,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
         "train": "dkgp.commands.tuned.run_train",
         "predict": "dkgp.commands.predict.run_predict",
         "evaluate": "dkgp.commands.evaluate.run_evaluate",
+        "compare": "dkgp.fit.run.run_evaluate",
         "report": "dkgp.fit.run.write_page",
     }
 
@@ -259,7 +277,7 @@ def test_a_price_whose_noise_grows_is_transformed_and_told_of(skewed: dict[str, 
 
 @pytest.mark.slow
 def test_the_commands_of_a_transformed_fit_give_the_same_one_by_one(skewed: dict[str, Any], tmp_path: Path) -> None:
-    documents = [run_json(*shlex.split(line.replace(skewed["out"], str(tmp_path)))[1:]) for line in skewed["commands"]]
+    documents = [run_json(*shlex.split(line)[1:]) for line in skewed["commands"]]
     assert documents[0]["fingerprint"] == skewed["ingest"]["fingerprint"]
     for name in ("rmse_raw", "nlpd_raw", "coverage_95"):
         assert documents[-1][name] == skewed["evaluation"][name]

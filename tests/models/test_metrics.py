@@ -418,6 +418,7 @@ def test_means_medians_and_intervals_are_those_of_many_draws(
     error = 5.0 * y.std(axis=0) / np.sqrt(len(y))
     assert back.lower is not None
     assert back.upper is not None
+    assert back.mean is not None
     assert (np.abs(back.mean - y.mean(axis=0)) < error).all()
     np.testing.assert_allclose(back.median, np.median(y, axis=0), rtol=0.02, atol=0.01)
     np.testing.assert_allclose(back.lower, np.quantile(y, 0.025, axis=0), rtol=0.02, atol=0.01)

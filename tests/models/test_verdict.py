@@ -307,7 +307,7 @@ def world(rng: np.random.Generator, tmp_path: Path):  # type: ignore[no-untyped-
 
 def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     X, y, _, test, prediction = world
-    monkeypatch.setattr(verdict, "MOST_ROWS", 170)
+    monkeypatch.setattr(verdict, "MOST_VALUES", 4 * 170)
     notes: list[str] = []
     fitted = fit_rivals(prediction, test, notes.append)
     design = np.c_[np.ones(700), X]
@@ -325,7 +325,11 @@ def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPat
             # Trees split between standardised values, which are rounded.
             assert fitted.rmse_raw[name][rival] == pytest.approx(error, rel=1e-3 if rival == verdict.BOOSTING else 1e-9)
     assert (fitted.training_rows, fitted.boosting_rows) == (500, 167)
-    assert "167 training rows" in notes[0]
+    assert "167 of 500 training rows" in notes[0]
+    monkeypatch.undo()
+    whole = fit_rivals(prediction, test, notes.append)
+    assert (whole.training_rows, whole.boosting_rows) == (500, 500)
+    assert "all 500 training rows" in notes[1]
 
 
 def test_without_scikit_learn_there_is_no_boosting(world, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

@@ -168,7 +168,7 @@ def test_a_long_run_keeps_from_its_second_product_on(machine: Machine) -> None:
     # 1 evaluated, 1 kept at 2 seconds, 18 read, one of the pairs twice; all over 20 seconds a pair.
     assert ratio == pytest.approx((1.0 + 2.0 + 18 * 0.2 + (0.2 + 3 * 0.8) / PAIRS) / 20.0)
     assert machine.cache.nbytes == WANTED
-    assert "20 products foreseen, and reading takes 0.2" in machine.why
+    assert "20 products forecast, and reading takes 0.2" in machine.why
 
 
 @pytest.mark.portable
@@ -176,19 +176,19 @@ def test_prices_outlast_thousands_of_products(machine: Machine) -> None:
     """Evaluating is looked at in product 2,048 and then in 4,096; halved as often, its price was 0 / 0."""
     reads, _ = run_of(machine, 4095)
     assert sum(reads[2048:]) == 2047 * PAIRS
-    assert "4095 products foreseen, and reading takes 0.20 of evaluating" in machine.why
+    assert "4095 products forecast, and reading takes 0.20 of evaluating" in machine.why
 
 
 def test_a_clock_that_sees_no_time_pass_ends_nothing(machine: Machine) -> None:
     machine.evaluating = machine.filling = machine.reading = machine.touching = 0.0
     run_of(machine, 20)
-    assert "20 products foreseen, and reading takes" in machine.why
+    assert "20 products forecast, and reading takes" in machine.why
 
 
 def test_a_short_run_keeps_nothing_and_touches_nothing(machine: Machine) -> None:
     assert run_of(machine, 2) == ([0, 0], 1.0)
     assert (machine.touched, machine.cache.nbytes) == (0, 0)
-    assert machine.why == "2 products foreseen, too few for a gain"
+    assert machine.why == "2 products forecast, too few for a gain"
 
 
 def test_where_no_product_is_foreseen_nothing_is_kept(machine: Machine) -> None:

@@ -66,7 +66,9 @@ class Stage:
         return httpx.Client(transport=Direct(self.app), base_url="http://127.0.0.1:8780", headers=headers)
 
     def options(self, out: str = "model.zarr", **more: Any) -> dict[str, Any]:
-        """Options of a training job inside the root."""
+        """Options of a training job inside the root, whose inputs exist."""
+        (self.root / "train.zarr").mkdir(exist_ok=True)
+        (self.root / "hyper.json").touch()
         return {
             "dataset": str(self.root / "train.zarr"),
             "hyper": str(self.root / "hyper.json"),

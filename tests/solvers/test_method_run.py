@@ -204,7 +204,7 @@ def test_passes_are_limited_unless_the_rest_halves_as_they_double(
             break
     assert (passes, reason is not None) == ((50_000 - 49, False) if ends is None else (ends + 1, True))
     if reason is not None:
-        assert "10,001 column passes, of which the latter half came little closer" in reason.message
+        assert "10,001 column passes, and the second half came little closer" in reason.message
         assert "`max_passes`" in reason.advice
 
 

@@ -118,7 +118,7 @@ def test_a_name_or_an_option_means_one_thing(afterwards_forgotten: None) -> None
 
     assert register_solver(declared("fast", own_options()["rank"])).name in solver_names()
     for name, option, words in (
-        ("auto", None, "stands for whichever solver suits"),
+        ("auto", None, "means the solver that suits"),
         ("gbcd", None, "two solvers 'gbcd'"),
         ("slow", Option("rank", "Another.", int, 3), "'rank', which means something else as an option of"),
         ("slow", Option("seed", "Another.", int, 3), "'seed', which means something else for all solvers"),

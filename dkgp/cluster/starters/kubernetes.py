@@ -50,8 +50,9 @@ def kube_arguments(options: ClusterOptions) -> dict[str, Any]:
         )
     if not options.plain_text and arguments["create_mode"] is not CreateMode.CONNECT_ONLY:
         raise UsageError(
-            "dask-kubernetes starts clusters without TLS: whoever reaches their ports can run code there. Restrict "
-            "that by a network policy and give `plain_text`; or deploy a scheduler with certificates and give "
+            "dask-kubernetes starts clusters without TLS: everyone who reaches their ports can run code there. "
+            "Restrict "
+            "access by a network policy and give `plain_text`; or deploy a scheduler with certificates and give "
             "`scheduler`"
         )
     arguments["n_workers"] = options.adaptive[0] if options.adaptive else options.workers

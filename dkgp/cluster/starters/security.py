@@ -153,8 +153,9 @@ def plain_text_warning(address: str) -> str | None:
     if (separator and protocol not in ("tcp", "ws")) or _is_loopback(rest):
         return None
     return (
-        f"the connection to the scheduler at {address} is neither encrypted nor authenticated: whoever reaches that "
-        "port can run code there and see the data. Start the scheduler and its workers with certificates, and give "
+        f"the connection to the scheduler at {address} is neither encrypted nor authenticated: everyone who reaches "
+        "that port can run code there and see the data. Start the scheduler and its workers with certificates, and "
+        "give "
         "`tls_ca`, `tls_cert` and `tls_key`"
     )
 

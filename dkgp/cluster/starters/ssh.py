@@ -152,6 +152,6 @@ KINDS.add(
         # dask's class fails without it after its scheduler was announced.
         extra=Extra("ssh", package="asyncssh", module="asyncssh"),
         certificates="given",
-        no_workers="look at what `dask worker` says when it is started by hand on one of the hosts",
+        no_workers="start `dask worker` by hand on one of the hosts and read its messages",
     )
 )

@@ -126,6 +126,9 @@ class LinesJob:
     std, lower_95, upper_95 and mean_error_bound; with several targets each after the target's name and a dot. Classes
     have class, certified, a probability and a decision for each class. std belongs to the middle of the interval that
     the variance is proven to lie in, or is a sparse model's own.
+
+    Targets with a transform (`dkgp ingest --transform`) have mean, median, lower_95, upper_95 and median_error_bound,
+    in their own units. mean is the expectation of a new observation. It needs variances, and is omitted without them.
     """,
     "dkgp export pred.zarr pred.csv --dataset test.zarr",
     "dkgp export pred.zarr pred.parquet",

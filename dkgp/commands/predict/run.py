@@ -148,6 +148,7 @@ class PredictRun(Run):
             **plain(figures),
             **({} if isinstance(job.product_error, str) else {"product_error": job.product_error}),
             **({"transformed": True} if self.model.standardisation.transforms else {}),
+            "target_std": plain(self.model.standardisation.target_std),
             "peak_memory_bytes": peak_bytes,
             "warnings": list(reporter.warnings),
         }
@@ -205,9 +206,10 @@ def _warn_of_bases(figures: dict[str, Any], reporter: Reporter) -> None:
     """Warn if a basis ended before it reached its gap; its interval is still valid."""
     if figures["unmet"]:
         reporter.warn(
-            f"the bases of {figures['unmet']:,} of {figures['met'] + figures['unmet']:,} test samples end before their "
-            f"bounds are within {figures['basis_gap']:g} of each other; their intervals hold all the same. For "
-            f"narrower ones raise --variance-basis (now {figures['basis']:,})"
+            f"for {figures['unmet']:,} of {figures['met'] + figures['unmet']:,} test samples, the basis is too "
+            "small for "
+            f"a gap of {figures['basis_gap']:g} between the bounds. Their intervals are valid but wider. For "
+            f"narrower intervals raise --variance-basis (now {figures['basis']:,})"
         )
 
 
@@ -216,8 +218,9 @@ def _warn_of_latent(figures: dict[str, Any] | None, reporter: Reporter) -> None:
     if figures is not None and figures["unmet"]:
         reporter.warn(
             f"{figures['unmet']:,} latent variances have wider intervals than the relative gap of {figures['gap']:g} "
-            f"that was asked for, the widest {figures['gap_max']:.3g}; they and the probabilities' hold all the same. "
-            "For narrower ones raise `max_passes` or the variance `rank`"
+            f"that was requested (the widest: {figures['gap_max']:.3g}). They and the intervals of the "
+            "probabilities are "
+            "valid. For narrower intervals raise `max_passes` or the variance `rank`"
         )
 
 

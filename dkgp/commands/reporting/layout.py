@@ -6,6 +6,7 @@ A `Figure` declares a row: its title, and a text with the document's figures in 
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Figure:
 Figures: TypeAlias = Iterable[Figure | Callable[[Document], Rows]]
 
 
-def may(title: str, text: str) -> Figure:
+def may(title: str, text: str | Callable[[Document], str | None]) -> Figure:
     """Return a figure that may be missing from a document."""
     return Figure(title, text, optional=True)
 
@@ -148,24 +149,52 @@ def figure(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def plain_number(value: float, digits: int = 4) -> str:
+    """Format a value with some significant digits and without an exponent, unless it is very large or very small."""
+    if value == 0.0 or not math.isfinite(value) or not 1e-4 <= abs(value) < 1e12:
+        return f"{value:.{digits}g}"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    shown = f"{round(value, places):,.{max(0, places)}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
 def number(value: float | None) -> str:
     """Format a score with four decimal digits."""
     return "unknown" if value is None else f"{value:.4f}"
+
+
+NOT_INFORMATIVE = "not informative"
+
+
+def informative(share: float | None) -> bool:
+    """Return True if a proven bound limits more than is known without it.
+
+    `share` is the bound over the scale of its quantity: the targets' standard deviation for a mean, the upper end for
+    an interval, the margin for a decision. NaN and None, for a bound that could not be computed, are not informative.
+    """
+    return share is not None and share < 0.995
+
+
+def proven(text: str, share: float | None) -> str:
+    """Return the text of a bound, or "not informative" instead."""
+    return text if informative(share) else NOT_INFORMATIVE
 
 
 def gaps(mean: float | None, largest: float | None) -> str:
     """Format the relative widths of proven intervals."""
     if mean is None or largest is None:
         return "unknown"
-    if mean >= 0.995:
-        return "not informative: nearly all intervals start at zero"
-    return f"{100 * mean:.3g} % on average, at most {100 * largest:.3g} %"
+    return proven(f"{100 * mean:.3g} % on average, at most {100 * largest:.3g} %", mean)
 
 
-def bounds_of(document: Mapping[str, Any], worst: str) -> str:
-    """Format error bounds of means: the worst case, and the root mean square if the record has it."""
-    rms = document.get("mean_error_bound_rms")
-    return f"worst case {document[worst]:.3g}" + ("" if rms is None else f", root mean square {rms:.3g}")
+def bounds_of(worst: float | None, rms: float | None, units: str, scale: float = 1.0) -> str:
+    """Format error bounds of means: the worst case, and the root mean square if the record has it.
+
+    `scale` is the standard deviation of the targets in these units.
+    """
+    named = {"worst case": worst, "root mean square": rms}
+    known = [f"{name} {bound:.3g}" for name, bound in named.items() if bound is not None and informative(bound / scale)]
+    return f"{', '.join(known)} {units}" if known else NOT_INFORMATIVE
 
 
 def size(count: float | None) -> str:

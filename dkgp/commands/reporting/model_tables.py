@@ -22,6 +22,7 @@ from dkgp.commands.reporting.layout import (
     details,
     grid,
     may,
+    proven,
     rows_of,
     sheet_of,
     size,
@@ -77,23 +78,23 @@ def _distances(document: Document) -> Rows:
         bound = document["best"][target]
         raw, relative = document["rms_bound_raw"][target], document["rms_bound"][target]
         distance = f"root mean square {raw:.4g}, {relative:.3g} standard deviations of the targets"
-        if relative >= 1.0:
-            distance += ", not informative: the mean of the targets is as close"
-        rows.append((f"{title}{of}", f"{distance} (proven by {_BOUNDS.get(bound, bound)})"))
+        rows.append((f"{title}{of}", proven(f"{distance} (proven by {_BOUNDS.get(bound, bound)})", relative)))
     return rows
 
 
 def _gaps(document: Document) -> Rows:
     """Return the distance of the risk from its minimum, by target."""
     found = ((of, document["gap"][target]) for target, of in _of_target(document))
-    return [(f"duality gap{of}", "not informative" if gap is None else f"{gap:.3g}") for of, gap in found]
+    return [(f"duality gap{of}", proven("" if gap is None else f"{gap:.3g}", gap)) for of, gap in found]
 
 
 def _rungs(document: Document) -> Rows:
     """Return the sizes of a growing basis with their proven distances, and the exact model's cost and gain."""
     if "ladder" not in document:
         return []
-    sizes = ", ".join(f"{rung['size']:,}: {rung['distance']:.3g}" for rung in document["ladder"]["rungs"])
+    rungs = document["ladder"]["rungs"]
+    distances = ((rung["size"], rung["distance"]) for rung in rungs)
+    sizes = ", ".join(f"{size:,}: {proven(f'{distance:.3g}', distance)}" for size, distance in distances)
     return [("basis samples: proven distance", sizes), ("alternative", document["ladder"]["exact"]["words"])]
 
 

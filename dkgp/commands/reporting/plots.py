@@ -99,6 +99,7 @@ def plot_predictions(
     *,
     coverage: CoverageCurve | None = None,
     title: str,
+    unit: str = "",
 ) -> None:
     """Draw predictions against the truth and, if there are variances, their calibration.
 
@@ -108,10 +109,12 @@ def plot_predictions(
         In the units of the targets.
     coverage : CoverageCurve, optional
         Coverage of the predictive intervals.
+    unit : str
+        Name of the target, which has its unit if any.
     """
     with drawn(path, 5.5 if coverage is None else 11.0, 5.5, title) as figure:
         panels = _panels(figure, 1 if coverage is None else 2)
-        _draw_predictions(panels[0].subplots(), truth, mean)
+        _draw_predictions(panels[0].subplots(), truth, mean, unit)
         if coverage is not None:
             _draw_calibration(panels[1], coverage)
 
@@ -124,6 +127,7 @@ def plot_residuals(
     *,
     of_prediction: bool,
     title: str,
+    unit: str = "",
 ) -> None:
     """Draw residuals against predictions, and their distribution; a calibrated model's distribution is normal.
 
@@ -135,6 +139,8 @@ def plot_residuals(
         Residuals divided by a standard deviation; for a transformed target, on the scale of the model.
     of_prediction : bool
         Whether that standard deviation is the predicted one, or that of the residuals.
+    unit : str
+        Name of the target, which has its unit if any.
     """
     truth, mean = truth.reshape(len(truth), -1)[:, :MOST_NAMES], mean.reshape(len(mean), -1)[:, :MOST_NAMES]
     residuals = truth - mean
@@ -144,7 +150,7 @@ def plot_residuals(
         left, right = figure.subplots(1, 2)
         left.plot(mean[::step], residuals[::step], ".", markersize=_marker(residuals.size), alpha=0.5)
         left.axhline(0.0, color="grey", linewidth=1)
-        left.set(xlabel="predicted", ylabel="true - predicted")
+        left.set(xlabel=f"predicted {unit}".rstrip(), ylabel=f"true - predicted {unit}".rstrip())
         edges = np.linspace(-5.0, 5.0, 41)
         right.hist(np.clip(scaled, -5.0, 5.0), bins=edges.tolist(), density=True, alpha=0.6)
         right.plot(edges, np.exp(-(edges**2) / 2.0) / math.sqrt(2.0 * math.pi), color="grey", label="calibrated")
@@ -291,13 +297,13 @@ def _marker(count: int) -> float:
     return min(8.0, max(2.0, 100.0 / math.sqrt(count)))
 
 
-def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray) -> None:
+def _draw_predictions(axis: Axes, truth: FloatArray, mean: FloatArray, unit: str = "") -> None:
     truths, means = np.ravel(truth), np.ravel(mean)
     step = max(1, truths.size // MOST_POINTS)
     axis.plot(truths[::step], means[::step], ".", markersize=_marker(truths.size), alpha=0.5)
     ends = [float(min(truths.min(), means.min())), float(max(truths.max(), means.max()))]
     axis.plot(ends, ends, color="grey", linewidth=1)
-    axis.set(xlabel="true target", ylabel="predicted mean")
+    axis.set(xlabel=f"true {unit or 'target'}", ylabel=f"predicted {unit or 'mean'}")
     finish(axis, legend=None)
 
 

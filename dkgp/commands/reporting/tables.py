@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ from dkgp.commands.reporting.layout import (
     may,
     names,
     number,
+    plain_number,
+    proven,
     rows_of,
     sheet_of,
     size,
@@ -49,7 +52,7 @@ from dkgp.commands.reporting.model_tables import (
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import duration, typed
 from dkgp.kernels import kernel_text
-from dkgp.models.verdict import COVERAGE_MATTERS, FEWEST_SAMPLES
+from dkgp.models.verdict import BOOSTING, COVERAGE_MATTERS, FEWEST_SAMPLES
 
 Tables = list[RenderableType]
 
@@ -116,7 +119,7 @@ def _certified(document: Document) -> str | None:
         return None
     bound = max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
     beside = ", without the contribution of the mean's coefficients" if "mean" in document else ""
-    return f"worst case {bound:.3g} standard deviations of the target (at amplitude 1){beside}"
+    return proven(f"worst case {bound:.3g} standard deviations of the target (at amplitude 1){beside}", bound)
 
 
 def _mean(document: Document) -> Rows:
@@ -219,8 +222,10 @@ def _predicted_means(document: Document) -> Rows:
         return predicted_class_rows(document["classes"], document["n_samples"])
     if document["largest_mean_error_bound"] is None:
         return [("means of", f"a linear regression on {document['n_support']:,} features")]
-    units = "scale of the transformed targets" if document.get("transformed") else "units of the targets"
-    return [("mean certified within", bounds_of(document, "largest_mean_error_bound") + f" ({units})")]
+    units = "(scale of the transformed targets)" if document.get("transformed") else "(units of the targets)"
+    scale = max(document.get("target_std", (math.inf,)))
+    bounds = document["largest_mean_error_bound"], document.get("mean_error_bound_rms")
+    return [("mean certified within", bounds_of(*bounds, units, scale))]
 
 
 def _predicted_variances(document: Document) -> Rows:
@@ -306,8 +311,10 @@ def _certified_means(document: Document) -> str | None:
         return None
     training = ""
     if "rms_bound" in document:
-        training = f" (at the training samples root mean square {document['rms_bound']:.3g})"
-    return f"{bounds_of(document, 'mean_error_bound')} standard deviations of the target{training}"
+        distance = proven(f"{document['rms_bound']:.3g}", document["rms_bound"])
+        training = f" (at the training samples root mean square {distance})"
+    bounds = document["mean_error_bound"], document.get("mean_error_bound_rms")
+    return bounds_of(*bounds, "standard deviations of the target") + training
 
 
 def _moved(document: Document, name: str) -> str:
@@ -350,6 +357,13 @@ def _squared_error(of: Document) -> str:
     return number(of["mean_standardised_squared_error"]) + _moved(of, "mean_standardised_squared_error")
 
 
+def _point(document: Document) -> str | None:
+    """Return the kind of point prediction if it is not the mean."""
+    if document.get("point", "mean") == "mean":
+        return None
+    return "predicted medians (the mean of a transformed target needs variances: predict with --variance)"
+
+
 SCORED_VARIANCES = (
     Figure("variances of", lambda of: "the function" if of["noise_free"] else "new observations, noise included"),
     may("Student's t", "the noise's, of {student_t[degrees]:.3g} degrees of freedom"),
@@ -366,6 +380,7 @@ SCORES = (
         "modelled",
         lambda of: ", ".join(transform_text(each) for each in of["transform"]) if "transform" in of else None,
     ),
+    may("errors of", _point),
     Figure("root mean square error", lambda of: _digits(of["rmse_raw"])),
     Figure("mean absolute error", lambda of: _digits(of["mae_raw"])),
     Figure("R²", lambda of: _digits(of["r_squared"])),
@@ -442,12 +457,21 @@ def _rivals(document: Document) -> RenderableType:
     models = {target: document.get("per_target", {}).get(target, document)["rmse_raw"] for target in errors}
     rows = [[Text("this model"), *(Text(_digits(models[target])) for target in errors)]]
     rivals = next(iter(errors.values()))
-    rows += [[Text(rival), *(Text(_digits(errors[target][rival])) for target in errors)] for rival in rivals]
+    rows += [
+        [Text(rival_text(rival, document["compare"])), *(Text(_digits(errors[target][rival])) for target in errors)]
+        for rival in rivals
+    ]
     return grid(["root mean square error of", *errors], rows, left=("root mean square error of",), lines=False)
 
 
+def rival_text(name: str, compared: Document) -> str:
+    """Return the name of a simpler model, with the number of its training rows if it was not trained on all."""
+    rows, whole = compared.get("boosting_rows"), compared.get("training_rows")
+    return f"{name}, trained on {rows:,} of {whole:,} rows" if name == BOOSTING and rows != whole else name
+
+
 def _digits(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.6g}"
+    return "unknown" if value is None else plain_number(value, 6)
 
 
 # ------------------------------------------------------------------------------------------------------- classifiers
@@ -460,13 +484,14 @@ EXACT_OF = {
     "gp": "those of the exact Laplace approximation",
 }
 BEYOND = may("above the tolerance", "{beyond_tolerance}")
-INTERVALS = "intervals {interval_width_mean:.3g} wide on average, {interval_width_max:.3g} at most"
+# Decisions of methods with a likelihood are about log odds: 10 is a probability of 0.99995.
+LOG_ODDS = 10.0
 
 
 def predicted_class_rows(classes: Document, n: int) -> Rows:
     """Return rows about the predictions of a classifier at n samples."""
     rows: Rows = [("classes", _by_name(classes["counts"]))]
-    margins = "" if classes["method"] in PROBABILISTIC else " (margins at -1 and 1)"
+    has_margins = classes["method"] not in PROBABILISTIC
     if classes["certified"] is not None:
         certified = f"{classes['certified']:,} of {n:,} ({classes['certified'] / n:.2%})"
         # A Gaussian process on a basis certifies the classes of the exact mode, but no averaged probabilities.
@@ -474,14 +499,29 @@ def predicted_class_rows(classes: Document, n: int) -> Rows:
         exact = "those of the exact mode" if of_mode else EXACT_OF[classes["method"]]
         rows.append(("certified", f"{certified}: proven to be {exact}"))
     figures = (
-        may("decisions certified within", "{largest_decision_error_bound:.3g}" + margins),
-        may("probabilities certified within", INTERVALS),
-        may(
-            "latent variances",
-            "to {latent_variance[gap_mean]:.2g} on average, {latent_variance[gap_max]:.2g} at most",
-        ),
+        may("decisions certified within", lambda of: _decision_bound(of, has_margins)),
+        may("probabilities certified within", _interval_widths),
+        may("latent variances certified within", _latent_gaps),
     )
     return rows + rows_of(figures, classes)
+
+
+def _decision_bound(document: Document, has_margins: bool) -> str | None:
+    bound = document.get("largest_decision_error_bound")
+    if bound is None:
+        return None
+    scale, margins = (1.0, " (margins at -1 and 1)") if has_margins else (LOG_ODDS, "")
+    return proven(f"{bound:.3g}{margins}", bound / scale)
+
+
+def _interval_widths(document: Document) -> str | None:
+    mean, largest = document.get("interval_width_mean"), document.get("interval_width_max")
+    return None if mean is None else proven(f"intervals {mean:.3g} wide on average, {largest:.3g} at most", mean)
+
+
+def _latent_gaps(document: Document) -> str | None:
+    of = document.get("latent_variance")
+    return None if of is None else gaps(of["gap_mean"], of["gap_max"])
 
 
 EVALUATED_CLASSES = (
@@ -494,7 +534,7 @@ EVALUATED_CLASSES = (
     may("Brier score", "{brier:.4f}"),
     may("expected calibration error", "{ece:.4f}"),
     Figure("certified labels", lambda of: None if of["certified_share"] is None else _certified_labels(of)),
-    may("probabilities certified within", INTERVALS),
+    may("probabilities certified within", _interval_widths),
 )
 
 
@@ -593,7 +633,8 @@ def _on_basis(document: Document) -> Rows:
     distance = document.get("distance")
     if distance is not None:
         largest = max(distance) if isinstance(distance, list) else distance
-        rows.append(("decisions within", f"{largest:.3g} of the minimiser's over all functions, proven"))
+        text = proven(f"{largest:.3g} of the minimiser's over all functions, proven", largest / LOG_ODDS)
+        rows.append(("decisions within", text))
     of_basis = "" if has_neighbours else "of the basis "
     figures = (
         may("log evidence", "{evidence:.8g} nats, " + of_basis + "in Laplace's approximation"),
@@ -601,7 +642,7 @@ def _on_basis(document: Document) -> Rows:
             "residual share of k(x, x)",
             lambda of: f"{max(of['left'], 0.0):.2g} on average" if "left" in of else None,
         ),
-        may("passes over the data", "{passes}, of which {hessians} sum a Hessian"),
+        may("passes over the data", "{passes}; {hessians} of them sum a Hessian"),
     )
     return [*rows, *rows_of(figures, document), *unproven(document)]
 
@@ -615,8 +656,8 @@ def _ended(name: str, solver: str, document: Document) -> Rows:
 
 def _risk(document: Document) -> Rows:
     gap = document.get("risk_gap")
-    proven = "" if gap is None else f", proven to be within {gap:.3g} of the least, relatively"
-    return [("lambda", f"{document['regularisation']:g}"), ("risk", f"{document['risk']:.8g}{proven}")]
+    within = "" if gap is None else ", " + proven(f"proven to be at most {100 * gap:.3g} % above the minimum", gap)
+    return [("lambda", f"{document['regularisation']:g}"), ("risk", f"{document['risk']:.8g}{within}")]
 
 
 def _penalty(document: Document) -> str | None:
@@ -683,14 +724,57 @@ def _info(document: Document) -> Tables:
         return [sheet_of("", CLASSIFIER_INFO, document)]
     if kind == "linear model":
         return linear_info_tables(document)
-    rows = [(name, _shown(name, value)) for name, value in document.items() if name not in ("command", "kernel")]
-    if "kernel" in document:
-        features = document.get("feature_names") or document.get("features") or ()
-        rows.insert(list(document).index("kernel") - 1, ("kernel", kernel_text(document["kernel"], features)))
+    rows: Rows = []
+    for name, value in document.items():
+        if name == "kernel":
+            features = document.get("feature_names") or document.get("features") or ()
+            rows.append(("kernel", kernel_text(value, features)))
+        elif name != "command" and value not in (None, [], ()):
+            row = (INFO_NAMES.get(name, name.replace("_", " ")), _shown(name, value))
+            rows.append(Detail(row) if name in INFO_DETAILS else row)
+    if kind == "model":
+        rows += rows_of(
+            [may("converged", "{summary[converged]:yes}"), may("mean certified within", _certified)], document
+        )
     return [table_of("", rows)]
 
 
+# Rows of stores that have no table of their own: names of fields where they differ from the field's own, and fields for
+# readers who know solvers.
+INFO_NAMES = {
+    "n": "samples",
+    "d": "number of features",
+    "p": "number of targets",
+    "dropped_features": "constant features, left out",
+    "covariates": "covariates of the mean",
+    "transforms": "transform of the target",
+    "chunk_rows": "rows per chunk",
+    "stored_bytes": "stored",
+    "by_reference": "inputs are read from the training set's store",
+    "noise": "known noise",
+    "ids": "id columns",
+    "variance_factor_bytes": "size of the stored factor",
+}
+INFO_DETAILS = (
+    "attributes",
+    "certificate",
+    "feature_names",
+    "fingerprint",
+    "parameters",
+    "projected_gradient",
+    "run",
+    "summary",
+    "versions",
+)
+
+
 def _shown(name: str, value: Any) -> str:
+    if name == "transforms":
+        return ", ".join(transform_text(each) for each in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return figure(value)
     if name.endswith("_bytes"):
         return size(value)
     if isinstance(value, list):

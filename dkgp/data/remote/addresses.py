@@ -59,8 +59,8 @@ def normalise_url(location: Location) -> str:
     is_url = "://" in text or "::" in text
     if is_url and "reference" in {part.partition("://")[0] for part in text.split("::")}:
         raise InputError(
-            "Got an address of the kind 'reference', whose file names other places to read from, wherever they lie. "
-            "Expected the address of the data themselves; save what the references describe as a Zarr store first."
+            "Got an address of the kind 'reference', whose file names other places to read from. Expected the address "
+            "of the data themselves; first save the described data as a Zarr store."
         )
     protocol, rest = split_address(text)
     if protocol != "file" or "::" in text:

@@ -241,7 +241,7 @@ def _verdict_of_answer(status: int, code: str) -> tuple[str, str]:
     if code in ("RequestTimeTooSkewed",):
         return "permanent", "Set this machine's clock."
     if status in (401, 403) or code in ("ExpiredToken", "InvalidToken", "TokenRefreshRequired"):
-        return "permanent", "Access is denied: check the credentials in the environment, and what they are allowed."
+        return "permanent", "Access is denied: check the credentials in the environment and their permissions."
     if status in (301, 307, 308) or code == "AuthorizationHeaderMalformed":
         return "permanent", "The bucket lies in another region: set AWS_DEFAULT_REGION (or AWS_ENDPOINT_URL)."
     if status == 501:
@@ -422,8 +422,8 @@ async def put_async(
         if not verify or await _is_there(file_system, path, url, len(data)):
             return
     raise StorageError(
-        f"Cannot write '{shown(url)}': the store took it {_ROUNDS} times and does not have it, or another process "
-        "writes it at the same time. Check the store, and that nobody else writes there."
+        f"Cannot write '{shown(url)}': the store accepted it {_ROUNDS} times and does not have it, or another process "
+        "writes it at the same time. Check the store, and stop other processes that write there."
     )
 
 

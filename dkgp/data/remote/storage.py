@@ -328,7 +328,7 @@ def _remove_objects(url: str, names: Iterable[str]) -> None:
         if not remaining:
             return
     raise StorageError(
-        f"Cannot remove '{join(url, remaining[0])}': the store keeps it. Check what the credentials allow."
+        f"Cannot remove '{join(url, remaining[0])}': the store keeps it. Check the permissions of the credentials."
     )
 
 

@@ -363,7 +363,7 @@ FORMATS.add(
             ),
             Option(
                 "encoding",
-                "Encoding of text.  [default: utf-8, or what the first bytes tell]",
+                "Encoding of text.  [default: utf-8, or as the first bytes show]",
                 choices=ENCODINGS,
             ),
         ),

@@ -68,6 +68,7 @@ class IngestReport:
             "d": self.train.n_features,
             "p": self.train.n_targets,
             "features": list(self.train.feature_names),
+            "feature_std": self.train.standardisation.input_std.tolist(),
             **({"covariates": list(self.train.covariate_names)} if self.train.covariate_names else {}),
             "targets": list(self.train.target_names),
             "ids": list(self.train.id_names),

@@ -55,8 +55,9 @@ def labelled_inputs(
         if len(dimensions) != 1 or len(next(iter(dimensions))) != 1:
             shown = "; ".join(f"'{name}' {table[name].dims}" for name in features[:8])
             raise InputError(
-                f"the features have the dimensions {shown}; expected one and the same for all, the samples'. Stack a "
-                "grid first, as in table.stack(sample=('lat', 'lon')), or leave out what is no feature"
+                f"the features have the dimensions {shown}; expected the same one dimension, that of the samples. "
+                "Stack a "
+                "grid first, as in table.stack(sample=('lat', 'lon')), or leave out variables that are not features"
             )
         (dimension,) = next(iter(dimensions))
         columns = [_numbers(table[name].data, argument and f"the variable '{name}' of {argument}") for name in features]

@@ -274,8 +274,8 @@ def check_complete(url: str, manifest: Json) -> None:
         # Before names of chunks are made: a few bytes may promise any number of them.
         if chunk_rows < 1 or min(shape, default=0) < 0 or len(entry["chunk_bytes"]) != -(-shape[0] // chunk_rows):
             raise StoreError(
-                f"The manifest of '{url}' tells of {len(entry['chunk_bytes']):,} chunks of {chunk_rows:,} rows for the "
-                f"array '{name}' of shape {shape}, which do not make it up; write the store again."
+                f"The manifest of '{url}' lists {len(entry['chunk_bytes']):,} chunks of {chunk_rows:,} rows for the "
+                f"array '{name}' of shape {shape}, which does not match; write the store again."
             )
         refuse_large_chunks(name, shape, chunk_rows)
         if f"{name}/zarr.json" not in sizes:

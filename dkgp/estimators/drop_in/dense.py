@@ -65,7 +65,7 @@ from dkgp.operators.base import FloatArray
 OVERFLOWING = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 Objective: TypeAlias = Callable[..., Any]
-"""objective(theta, eval_gradient=True) -> what is to be minimised, with its gradient"""
+"""objective(theta, eval_gradient=True) -> the value to minimise, with its gradient"""
 
 
 def search_bytes(n: int, tree: Node) -> int:

@@ -123,7 +123,7 @@ class EnginePosterior:
         if not trained.summary["converged"]:
             warnings.warn(
                 f"not converged: {trained.summary['reason']}; {trained.summary['advice']}. The bounds of predictions "
-                "(`return_bounds`) hold all the same",
+                "(`return_bounds`) are valid",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -362,7 +362,7 @@ def _require_product(factors: str, magnitudes: Sequence[float]) -> None:
     if len(small) > 1 and math.prod(small) < LEAST_PRODUCT:
         listed = ", ".join(f"{magnitude:.3g}" for magnitude in magnitudes)
         raise InputError(
-            f"{factors} have the magnitudes {listed} at inputs of one standard deviation; those below one come to "
-            f"{math.prod(small):.3g}, and float64 keeps the digits of what is above {LEAST_PRODUCT:g}. Choose other "
+            f"{factors} have the magnitudes {listed} at inputs of one standard deviation; the product of those "
+            f"below one is {math.prod(small):.3g}, and float64 is exact only above {LEAST_PRODUCT:g}. Choose other "
             "variances, scales or weights"
         )

@@ -293,7 +293,7 @@ class Modes(Iteration):
             return StopReason("decision", True, f"decisions changed by {worst:.3g} <= {tolerance:.3g} at last")
         steps = max(column.steps for column in columns)
         stalled = any(column.ended == "stalled" for column in columns)
-        came = f"{steps} steps, of which the last came no closer" if stalled else f"{steps} steps"
+        came = f"{steps} steps, and the last ones came no closer" if stalled else f"{steps} steps"
         return StopReason(
             "stalled" if stalled else "iterations",
             False,

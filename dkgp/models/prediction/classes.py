@@ -555,7 +555,7 @@ class ClassPosterior(Posterior[ClassifierRecord]):
             )
         raise InputError(
             f"`variance`: '{self.model.url}' is a classifier, which has no variances; leave it out. A Gaussian process "
-            "of all samples has those of its latent functions; bounds of decisions tell what of others is proven"
+            "of all samples has variances of its latent functions; other classifiers have proven bounds of decisions"
         )
 
     def _chosen_sums(self, want: Want) -> Sums | MemorySums:

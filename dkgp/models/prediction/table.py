@@ -47,8 +47,8 @@ class PredictionTable:
     target's name and a dot precede these. Predictions of classes are `class`, `certified`, `probability.NAME` and
     `decision`. An identifier or a target with the name of another column gets the prefix `id.` or `true.`.
 
-    For transformed targets, `median` and `median_error_bound` replace `std` and `mean_error_bound`. All values are in
-    the targets' own units.
+    For transformed targets, `median` and `median_error_bound` replace `std` and `mean_error_bound`, and `mean` needs
+    variances. All values are in the targets' own units. `mean` is always the expectation of a new observation.
 
     `std` corresponds to the middle of the proven interval of the variance. For a sparse model it is the method's own.
 
@@ -120,7 +120,7 @@ class PredictionTable:
 
     @staticmethod
     def _back(units: InUnits) -> Table:
-        """Return predictions of transformed targets, in their own units, with both a median and a mean."""
+        """Return predictions of transformed targets, in their own units."""
         quantities = {
             "mean": units.mean,
             "median": units.median,

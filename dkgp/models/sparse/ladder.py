@@ -489,7 +489,7 @@ class LadderPlan:
         """Add the proof so far and advice to a reason to stop."""
         advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
         if reason.rule == "exact":
-            advice += "; with a `largest_basis` the basis grows on up to that, whatever it costs"
+            advice += "; with `largest_basis` the basis grows up to that size, even if the exact model is cheaper"
         elif reason.rule == "dependent" and self.settings.basis_name == "greedy":
             advice = f"choose a pivoted `basis`, whose samples may be nearer to each other, {advice}"
         elif reason.rule == "size" and self.largest < self.n:

@@ -80,9 +80,10 @@ class SparseMethod:
         if self.variance != "regressors":
             return None
         return (
-            f"variances by {self.name} are the lower end of what is proven of the exact model's: far from the basis "
-            "they go to zero, where nothing is known, and intervals by them hold too few of the targets. Take "
-            "variance_upper, or train with vfe or dtc"
+            f"variances by {self.name} are too small: they are the lower ends of the exact model's intervals, and "
+            "go to "
+            "zero far from the basis. 95 % intervals then contain too few targets. Use variance_upper, or train "
+            "with vfe or dtc"
         )
 
 
@@ -90,9 +91,14 @@ _DECLARED = (
     SparseMethod("sd", "the exact model of a subset of the data", "subset", basis="uniform"),
     SparseMethod("sr", "subset of regressors, or Nystrom: variances that are too small", "regressors", basis="uniform"),
     SparseMethod("dtc", "subset of regressors with the variance that the basis leaves", "deterministic"),
-    SparseMethod("fitc", "every sample's own share of what the basis leaves is noise", "deterministic", fitc=True),
+    SparseMethod("fitc", "the residual variance of each sample counts as its noise", "deterministic", fitc=True),
     SparseMethod("vfe", "the variational bound's model", "deterministic"),
-    SparseMethod("vif", "the nearest samples besides, for what the basis leaves", "deterministic", neighbours=True),
+    SparseMethod(
+        "vif",
+        "a basis for long-range dependence, and the nearest samples for the residual",
+        "deterministic",
+        neighbours=True,
+    ),
     SparseMethod("sggp", "greedy choice by the risk after refitting", "deterministic", basis="greedy"),
     SparseMethod("mpgp", "greedy choice by matching pursuit", "deterministic", basis="greedy"),
 )
@@ -470,7 +476,7 @@ def require_range(operator: BlockedKernelOperator, targets: FloatArray) -> None:
     ):
         if not SMALLEST <= value <= LARGEST:
             raise NumericalError(
-                f"{what} is {value:.3g}; sums of a sparse model take what is between {SMALLEST:g} and {LARGEST:g}. "
+                f"{what} is {value:.3g}; expected a value between {SMALLEST:g} and {LARGEST:g} in a sparse model. "
                 "Scale the inputs or the targets, or choose another kernel or noise variance"
             )
 

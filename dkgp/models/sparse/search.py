@@ -474,8 +474,9 @@ class BasisSearch(Iteration):
             further.append(
                 f"{len(basis.inputs):,} basis samples leave {100 * outcome.unexplained:.2g} % of the samples' "
                 "variance, "
-                f"{unexplained / noise_variance:.2g} of the noise variance: what they cannot follow passes for noise "
-                "and for smoothness. Right for a sparse model of this size; for an exact one take a larger basis, or "
+                f"{unexplained / noise_variance:.2g} of the noise variance: the tuned noise and length scales are too "
+                "large for an exact model. For a sparse model of this size they are right; otherwise use a larger "
+                "basis, or "
                 "another objective"
             )
         return self._problem.hyperparameters(

@@ -103,7 +103,10 @@ SCREENED = Option(
     group=GREEDY,
 )
 SCORE_ROWS = Option(
-    help="Screen on a fresh random sample of so many rows.  [default: all]", metavar="ROWS", least=1, group=GREEDY
+    help="Number of random rows, drawn anew each time, for screening.  [default: all]",
+    metavar="ROWS",
+    least=1,
+    group=GREEDY,
 )
 NEIGHBOURS = Option(
     help="Of vif: nearest samples that a prediction stands on; in the fit a quarter of them are in a leaf.",
@@ -207,6 +210,6 @@ class SparseSettings:
         """Refuse a proof that is asked for of a method whose own mean is proven where it predicts; `InputError`."""
         if self.sparse_method.neighbours:
             raise InputError(
-                f"`basis_size` auto and `target_distance` go by what is proven at the training samples, and the "
-                f"mean of {self.method} is proven where it predicts alone: give a `basis_size`, or take vfe"
+                f"`basis_size` auto and `target_distance` need a bound at the training samples, and {self.method} has "
+                f"bounds only where it predicts: give a `basis_size`, or use vfe"
             )

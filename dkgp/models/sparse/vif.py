@@ -333,8 +333,8 @@ class BundleRows:
 def refuse_leaf(count: int, noise: Variances) -> NumericalError:
     """Error of a leaf, with its halo of so many samples, that has no Cholesky factor."""
     return NumericalError(
-        f"what the basis leaves of {count:,} samples is not positive definite with the noise, "
-        f"{float(np.min(noise)):.3g}: rounding exceeds it. Raise the noise variance, or take fewer basis samples"
+        f"the residual covariance of {count:,} samples is not positive definite with the noise "
+        f"{float(np.min(noise)):.3g}: rounding exceeds the noise. Raise the noise variance, or take fewer basis samples"
     )
 
 

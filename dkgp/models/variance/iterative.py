@@ -628,7 +628,7 @@ class IterativeRun(VarianceRun):
         rank, halo = self._landmarks.rank, int(self.plan["halo"])
         beside = f" and block-Vecchia factor with halos of {halo:,}" if halo else ""
         how = (
-            "proves what block conjugate gradients find"
+            "proves the solutions of block conjugate gradients"
             if halo
             else "starts and preconditions block conjugate gradients"
         )

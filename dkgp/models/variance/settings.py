@@ -61,14 +61,14 @@ class SentRows:
 
 WAYS = ("auto", "cholesky", "iterative", "neighbours")
 WAY = Option(
-    help="How variances are computed: by a Cholesky factor of the whole kernel matrix, by a partial factor and "
-    "conjugate gradients, by the samples near each test sample (kernels of distances in one to three features), or by "
-    "the way that takes the least time here.",
+    help="Method for variances. cholesky: a factor of the whole kernel matrix; iterative: a partial factor and "
+    "conjugate gradients; neighbours: the samples near each test sample (kernels of distances in one to three "
+    "features); auto: the method with the shortest forecast time.",
     spellings=("--variance-way",),
     choices=WAYS,
 )
 GAP = Option(
-    help="How narrow a variance's interval is to be, relative to its upper end.",
+    help="Requested width of the proven interval of a variance, relative to its upper end.",
     spellings=("--variance-gap",),
     metavar="GAP",
     above=0,
@@ -78,27 +78,29 @@ LATENT = Option(
     spellings=("--latent",),
 )
 MAX_PASSES = Option(
-    help="Products with the whole kernel matrix that a batch may take; variances that are wider then are kept, and "
-    "reported. 0: the factor alone.",
+    help="Largest number of products with the whole kernel matrix per batch. Intervals that are still wider are kept "
+    "and "
+    "reported. 0: use the factor alone.",
     spellings=("--max-passes",),
     least=0,
     shown="20",
 )
 RANK = Option(
-    help="Training samples that the partial Cholesky factor is built on.  [default: by the problem and memory]",
+    help="Number of training samples of the partial Cholesky factor.  [default: by the problem and memory]",
     spellings=("--variance-rank",),
     metavar="R",
     least=1,
 )
 HALO = Option(
-    help="Training samples that each leaf of the block-Vecchia factor is conditioned on; 0 for no such factor.  "
+    help="Number of training samples on which each leaf of the block-Vecchia factor is conditioned; 0: no such "
+    "factor.  "
     "[default: by the problem and memory]",
     spellings=("--variance-halo",),
     metavar="S",
     least=0,
 )
 BATCH_SIZE = Option(
-    help="Test samples solved together.  [default: by memory]",
+    help="Number of test samples that are solved together.  [default: by memory]",
     spellings=("--variance-batch",),
     metavar="SAMPLES",
     least=1,
@@ -111,9 +113,9 @@ MEMORY = Option(
     least=1,
 )
 BASIS = Option(
-    help="Bound each variance by a basis of its own of up to M training samples, chosen greedily until the bounds on "
-    "what is taken off k(x, x) differ by less than `gap` of their mean (Smola and Bartlett). Test samples "
-    "share no work then: without it many take less.",
+    help="Bound each variance with a separate basis of up to M training samples, chosen greedily until the bounds on "
+    "the reduction of k(x, x) differ by less than `gap` of their mean (Smola and Bartlett). Test samples then share "
+    "no work, so that many test samples are faster without this option.",
     spellings=("--variance-basis",),
     metavar="M",
     least=1,

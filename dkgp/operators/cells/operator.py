@@ -410,7 +410,7 @@ class CellKernelOperator(BlockedKernelOperator):
                 self.approximate = False
                 self.products = {
                     "kind": "every entry",
-                    "reason": "samples have so many near ones that products by cells would take longer",
+                    "reason": "samples have too many near neighbours for products by cells to save time",
                 }
             note, self._note = self._note, None
             if note is not None:

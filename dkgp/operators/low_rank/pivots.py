@@ -98,8 +98,9 @@ def regularised_factor(gram: FloatArray, noise_variance: float) -> FloatArray:
         share = max(10.0 * share, (rank + 10) * float(np.finfo(np.float64).eps))
     raise NumericalError(
         f"the partial Cholesky factor of rank {rank} has no positive definite product with itself: the kernel's values "
-        f"(up to {diagonal.max():.3g} after summing) exceed what the noise variance {noise_variance:.3g} can tell from "
-        "rounding. Raise the noise variance, or bring inputs that are far out closer"
+        f"(up to {diagonal.max():.3g} after summing) are so large that rounding hides the noise variance "
+        f"{noise_variance:.3g}. "
+        "Raise the noise variance, or remove outliers from the inputs"
     )
 
 

@@ -182,6 +182,12 @@ class JobQueue:
             raise unknown_job(job_id)
         return rows[0]["state"] in TERMINAL
 
+    def is_output(self, url: str) -> bool:
+        """Return True if a job under way writes this place, or a folder above it."""
+        place = resolved(url)
+        places = [place, *("/".join(place.split("/")[:count]) for count in range(2, place.count("/") + 1))]
+        return bool(self._database.read(f"SELECT 1 FROM outputs WHERE url IN ({_marks(places)})", *places))
+
     def counts(self, owner: str | None = None) -> dict[str, int]:
         """Return the number of jobs in each state, of all owners or of one."""
         rows = self._database.read(

@@ -203,7 +203,7 @@ def _clear(url: str, traces: Traces, reporter: Reporter) -> None:
         return
     names = {name.split("/")[0] for name in list_object_bytes(url)}
     if names and all(name in _STORE_NAMES or name.startswith(TEMPORARY_PREFIX) for name in names):
-        reporter.note(f"removing what an earlier attempt left at '{url}'")
+        reporter.note(f"removing the unfinished output of an earlier attempt at '{url}'")
         remove_tree(url)
 
 

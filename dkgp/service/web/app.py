@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hi
 from msgspec import Meta
 
 import dkgp
-from dkgp.errors import DkgpError, UsageError
+from dkgp.data.remote.storage import exists, is_local
+from dkgp.errors import DkgpError, InputError, UsageError
 from dkgp.service.access import AuditLog, Caller, TokenBook
 from dkgp.service.queue.job_queue import JobQueue
 from dkgp.service.queue.records import (
@@ -31,7 +32,7 @@ from dkgp.service.queue.records import (
 )
 from dkgp.service.roots import OutsideRootsError, Roots, check_places
 from dkgp.service.settings import ServiceSettings
-from dkgp.service.specification import COMMANDS, options_schema, read_document, schema
+from dkgp.service.specification import COMMANDS, job_paths, options_schema, read_document, schema
 from dkgp.service.web.answers import Outermost, answer_errors
 from dkgp.service.web.guard import CALLER_KEY, STILL_KEY, AuditedRequests, Guard, forbidden
 from dkgp.service.web.limits import BodyLimit, parse_json
@@ -51,6 +52,10 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (QueueFullError, "queue_full"),
     (DkgpError, "options"),
 )
+
+
+# Sources of an ingestion may be patterns; the job itself reports one without a match.
+_PATTERN = re.compile(r"[*?\[]")
 
 
 class Wakeable(Protocol):
@@ -114,6 +119,7 @@ class Service:
             request = request_from(value, self.settings.limits())
             check_idempotency_key(idempotency_key)
             check_places(self.roots, request.command, request.options)
+            self._require_inputs(request.command, request.options)
             record, is_new = self.queue.submit(
                 request.command,
                 request.options,
@@ -132,6 +138,19 @@ class Service:
             self.metrics.watch(record.id)
         self.supervisor.wake()
         return record, is_new
+
+    def _require_inputs(self, command: str, options: Mapping[str, Any]) -> None:
+        """Refuse a job whose local inputs are missing, unless the job itself or another one under way writes them."""
+        paths = job_paths(command, options)
+        written = {path.url for path in paths if path.access == "write"}
+        for path in paths:
+            if path.access == "write" or path.url in written or not is_local(path.url) or _PATTERN.search(path.url):
+                continue
+            if not exists(path.url) and not self.queue.is_output(path.url):
+                raise InputError(
+                    f"'{path.field}': there is nothing at '{path.url}', and no queued or running job writes it. Check "
+                    f"the path"
+                )
 
     def resume(self, job_id: str, caller: Caller) -> JobRecord:
         """Queue a job again. The roots may be others than when it was submitted."""

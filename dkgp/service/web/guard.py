@@ -136,8 +136,8 @@ def _in_turn(turns: asyncio.Semaphore, app: ASGIApp) -> ASGIApp:
 def forbidden(caller: Caller, refusal: str) -> str:
     """Say which request a token does not allow, and who can give another."""
     return (
-        f"the token '{caller.name}' has the scope '{caller.scope}', which {refusal}; whoever runs the service gives "
-        "another one with `dkgp token add`"
+        f"the token '{caller.name}' has the scope '{caller.scope}', which {refusal}. The administrator of the service "
+        "can make another one with `dkgp token add`"
     )
 
 

@@ -98,7 +98,8 @@ const plainState = (state) => state.replace("_", " ");
 function figure(value) {
   if (typeof value !== "number") return value === null || value === undefined ? "" : String(value);
   if (value === 0 || Number.isInteger(value) && Math.abs(value) < 1e7) return value.toLocaleString("en");
-  return Math.abs(value) >= 0.01 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+  const size = Math.abs(value);
+  return size >= 1e-4 && size < 1e12 ? value.toLocaleString("en", {maximumSignificantDigits: 6}) : value.toExponential(2);
 }
 
 function amount(progress) {
@@ -363,8 +364,36 @@ function showJob(job) {
     ["exit code", job.exit_code === null ? "" : String(job.exit_code)],
   ].filter(([, value]) => value !== ""));
   byId("result-part").hidden = !job.document;
-  showPairs(byId("result"), flat(job.document ?? {}));
+  showPairs(byId("result"), summary(job.document ?? {}));
+  showPairs(byId("figures"), flat(job.document ?? {}));
   showPairs(byId("options"), flat(job.options));
+}
+
+// Figures of a result in the words of the command line's tables, the most important first.
+const WORDS = {
+  converged: "converged", error_rate: "error", balanced_error: "balanced error", auc: "area under the curve",
+  log_loss: "log loss", rmse_raw: "root mean square error", mae_raw: "mean absolute error", r_squared: "R²",
+  nlpd_raw: "negative log predictive density", coverage_95: "coverage of 95 % intervals",
+  gradient_inf_norm: "largest error", noise_variance: "noise variance", seconds: "seconds",
+  peak_memory_bytes: "peak memory, all processes", report: "page", out: "stored",
+};
+const SHARES = new Set(["error_rate", "balanced_error"]);
+
+function summary(document) {
+  const way = document.choice?.way?.words;
+  const findings = (document.evaluation ?? document).verdict ?? [];
+  const rows = Object.entries(WORDS).flatMap(([name, words]) => {
+    const value = document[name] ?? document.evaluation?.[name];
+    return typeof value === "object" || value === undefined ? [] : [[words, worded(name, value)]];
+  });
+  const model = way ? [["model", way], ["why", document.choice.reason]] : [];
+  return [...model, ...rows, ...findings.map((finding) => ["verdict", `${finding.text}. ${finding.advice}.`])];
+}
+
+function worded(name, value) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (name.endsWith("_bytes")) return `${figure(Math.round(value / 2 ** 20))} MiB`;
+  return SHARES.has(name) ? `${(100 * value).toFixed(2)}%` : figure(value);
 }
 
 function flat(value, prefix = "") {

@@ -91,7 +91,8 @@ class PursuitSettings:
                 raise InputError(f"`{name}` must be a number that is not negative; got {value}")
         if self.tolerance is not None and self.candidates is not None:
             raise InputError(
-                "`tolerance` bounds the whole gradient, of which random `candidates` show a part; leave out one of them"
+                "`tolerance` bounds the whole gradient, and random `candidates` show only a part of it; leave out "
+                "one of them"
             )
         if self.stagnation is not None:
             window: Any = self.stagnation[0]
@@ -307,9 +308,7 @@ class Pursuit(Iteration):
         if settings.residual is not None and self._square is None:
             raise InputError("`residual` needs to know |y|^2: give the system its `square`, or its rows")
         if settings.stagnation is not None and self._square is None and judge is None:
-            raise InputError(
-                "`stagnation` needs scores: give the system its `square`, or something to judge the path by"
-            )
+            raise InputError("`stagnation` needs scores: give the system its `square`, or a `judge` of the path")
         targets = self._b.shape[1]
         self.factor = BorderedFactor(self._most, targets)
         self._order: list[int] = []

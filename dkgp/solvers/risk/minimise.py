@@ -69,9 +69,7 @@ def method_for(
     """
     if isinstance(method, RiskMethod):
         if method.risk.settings() != risk.settings():
-            raise UsageError(
-                f"the method is for {method.risk.settings()}; what is to be minimised is {risk.settings()}"
-            )
+            raise UsageError(f"the method is for {method.risk.settings()}; the risk to minimise has {risk.settings()}")
         return replace(method, risk=risk)
     if method != AUTO and method not in _NAMED:
         raise UsageError(f"there is no method {method!r} for a risk; there are {AUTO}, {', '.join(RISK_METHODS)}")

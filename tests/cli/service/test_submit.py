@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from dkgp.cli.service import SUBMITTABLE, of_cluster, submit
+from dkgp.cli.service import OF_SUBMISSION, SUBMITTABLE, of_cluster, submit
 from dkgp.commands.ingest import IngestJob
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
@@ -75,9 +75,28 @@ def test_the_options_are_the_commands_own_but_for_the_clusters(name: str) -> Non
     # Nor is there a standard input where jobs run.
     without = set(of_cluster(original)) | ({"stdin"} & names)
     assert names - {parameter.name for parameter in jobs.params} == without
-    assert [parameter for parameter in original.params if parameter.name not in without] == jobs.params
+    own = [parameter for parameter in jobs.params if getattr(parameter, "group", None) is not OF_SUBMISSION]
+    assert [parameter for parameter in original.params if parameter.name not in without] == own
+    present = {flag for parameter in own for flag in parameter.opts}
+    of_submission = {flag for parameter in submit.params for flag in parameter.opts}
+    assert {"--name", "--follow", "--service"} <= of_submission - present
+    assert {flag for each in jobs.params for flag in each.opts} == present | of_submission
     flags = {flag for parameter in jobs.params for flag in parameter.opts}
     assert not flags & {"--scheduler", "--cluster", "--workers", "--worker-memory", "--cluster-option"}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_options_of_the_submission_stand_before_or_after_the_command(service: FakeService, place: int) -> None:
+    options = ("--name", "nightly", "--deadline", "60")
+    words = ("submit", *options, *TRAIN) if place == 0 else ("submit", *TRAIN, *options)
+    run_json(*words, "--json")
+    sent = service.submitted[-1]
+    assert (sent["name"], sent["deadline_seconds"], sent["command"]) == ("nightly", 60.0, "train")
+
+
+def test_an_option_after_the_command_replaces_the_one_before_it(service: FakeService) -> None:
+    run_json("submit", "--name", "first", *TRAIN, "--name", "second", "--json")
+    assert service.submitted[-1]["name"] == "second"
 
 
 def test_every_command_that_the_service_knows_can_be_submitted() -> None:

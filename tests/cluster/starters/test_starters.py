@@ -258,7 +258,7 @@ def test_an_existing_kubernetes_cluster_is_left_there() -> None:
         ({"settings": {"image": "x", "resources": {}}, "threads_per_worker": 1}, "the setting 'resources'"),
         ({"settings": {"custom_cluster_spec": "f.yaml"}, "threads_per_worker": 1}, "the setting 'custom_cluster_spec'"),
         ({"settings": {"image": "x"}, "tls_ca": "a", "tls_cert": "b"}, "starts clusters without TLS"),
-        ({"settings": {"image": "x"}, "plain_text": False}, "whoever reaches their ports can run code there"),
+        ({"settings": {"image": "x"}, "plain_text": False}, "everyone who reaches their ports can run code there"),
     ],
 )
 def test_settings_of_kubernetes_that_cannot_be_used(options: dict[str, Any], words: str) -> None:

@@ -359,6 +359,44 @@ def test_bounds_are_named_worst_case_and_root_mean_square() -> None:
     assert sparse.endswith("(at the training samples root mean square 0.02)")
 
 
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        ({**TRAINED, "certificate": {"mean_error_bound_at_unit_variance": [0.5, 2.11e7]}}, "mean certified within"),
+        ({**PREDICTED, "largest_mean_error_bound": 9.0, "target_std": [2.0, 5.0]}, "mean certified within"),
+        ({**EVALUATED, "mean_error_bound": 2.11e7}, "mean certified within"),
+        ({**EVALUATED, "mean_error_bound": None, **JUDGED, "variance_gap_mean": 1.0}, "variances certified within"),
+        ({**PREDICTED, "variance": {**VARIANCE, "gap_mean": 0.999, "gap_max": 1.0}}, "variances certified within"),
+    ],
+)
+def test_a_bound_that_proves_nothing_is_not_informative(document: dict[str, Any], name: str) -> None:
+    assert shown(document)[name] == "not informative"
+
+
+def test_of_two_bounds_the_informative_one_is_shown() -> None:
+    bounds = {"mean_error_bound": 3e4, "mean_error_bound_rms": 0.3}
+    assert (
+        shown({**EVALUATED, **bounds})["mean certified within"]
+        == "root mean square 0.3 standard deviations of the target"
+    )
+    wide = {"largest_mean_error_bound": 3.0, "target_std": [1e3]}
+    assert shown({**PREDICTED, **wide})["mean certified within"] == "worst case 3 (units of the targets)"
+
+
+def test_bounds_of_classes_that_prove_nothing() -> None:
+    classes = {"method": "exact", "counts": {"a": 3, "b": 2}, "certified": 0, "largest_decision_error_bound": 2.11e7}
+    classes |= {
+        "interval_width_mean": 1.0,
+        "interval_width_max": 1.0,
+        "latent_variance": {"gap_mean": 1.0, "gap_max": 1.0},
+    }
+    rows = dict(predicted_class_rows(classes, 5))
+    for name in ("decisions", "probabilities", "latent variances"):
+        assert rows[f"{name} certified within"] == "not informative"
+    good = {**classes, "largest_decision_error_bound": 0.02, "interval_width_mean": 0.01}
+    assert dict(predicted_class_rows(good, 5))["decisions certified within"] == "0.02 (margins at -1 and 1)"
+
+
 def test_bounds_of_transformed_targets_are_on_their_scale() -> None:
     assert shown(PREDICTED)["mean certified within"].endswith("(units of the targets)")
     assert shown({**PREDICTED, "transformed": True})["mean certified within"].endswith(

@@ -224,10 +224,10 @@ def _forged(store: Path, **entry: Any) -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"shape": [40_000_000, 1], "chunk_rows": 1}, "do not make it up"),
+        ({"shape": [40_000_000, 1], "chunk_rows": 1}, "does not match"),
         ({"shape": [10**15, 1], "chunk_rows": 10**15}, "takes 8,000,000,000,000,000 bytes; at most"),
-        ({"chunk_rows": 0}, "do not make it up"),
-        ({"shape": [-5, 2]}, "do not make it up"),
+        ({"chunk_rows": 0}, "does not match"),
+        ({"shape": [-5, 2]}, "does not match"),
     ],
 )
 def test_a_manifest_that_promises_much_costs_little(tmp_path: Path, entry: dict[str, Any], words: str) -> None:

@@ -503,7 +503,7 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, one_thread: LocalExecuto
     with pytest.raises(InputError, match="`neighbours` must be at least 1; got 0"):
         SparseSettings("vif", neighbours=0)
     close = dataset_from_arrays(tmp_path / "close.zarr", np.linspace(0.0, 1.0, 200)[:, None], np.arange(200.0))
-    with pytest.raises(NumericalError, match="what the basis leaves of .* samples is not positive definite"):
+    with pytest.raises(NumericalError, match="the residual covariance of .* samples is not positive definite"):
         train_sparse(close, SquaredExponential((0.1,)), 1e-17, one_thread, SparseSettings("vif", 2))
 
 

@@ -429,3 +429,29 @@ def test_mistakes_of_parameters_are_told_up_to_a_number(shared: Stage) -> None:
     response = shared.client.get("/v1/jobs?" + "state=x&" * 300)
     assert response.status_code == 422
     assert response.text.count("Input should be") == 20
+
+
+def test_missing_inputs_are_refused_unless_a_job_under_way_writes_them(stage: Stage) -> None:
+    body = {"command": "train", "options": stage.options()}
+    (stage.root / "hyper.json").unlink()
+    status, message = error(stage.client.post("/v1/jobs", json=body))
+    assert status == 422
+    assert f"'hyper': there is nothing at '{stage.root / 'hyper.json'}'" in message
+    assert "no queued or running job writes it" in message
+    tuning = {"dataset": str(stage.root / "train.zarr"), "out": str(stage.root / "hyper.json")}
+    tuned = stage.client.post("/v1/jobs", json={"command": "tune", "options": tuning})
+    assert tuned.status_code == 201
+    assert stage.client.post("/v1/jobs", json=body).status_code == 201
+
+
+def test_a_file_inside_an_output_under_way_is_no_missing_input(stage: Stage) -> None:
+    stage.submit("made.zarr")
+    fit = {"prediction": str(stage.root / "made.zarr/inside"), "dataset": str(stage.root / "train.zarr")}
+    assert stage.client.post("/v1/jobs", json={"command": "evaluate", "options": fit}).status_code == 201
+
+
+def test_a_pattern_of_sources_is_left_to_the_job(stage: Stage) -> None:
+    options = {"sources": [str(stage.root / "part-*.csv")], "targets": ["y"], "out": str(stage.root / "o.zarr")}
+    answer = stage.client.post("/v1/jobs", json={"command": "ingest", "options": options})
+    assert answer.status_code in (201, 422)
+    assert "there is nothing" not in answer.text

@@ -514,7 +514,7 @@ def test_a_softmax_of_two_classes_is_a_logistic_of_twice_the_regularisation(exec
 def test_methods_that_there_are_not(executor: LocalExecutor) -> None:
     with pytest.raises(UsageError, match="there is no method 'sgd' for a risk; there are auto, kcg"):
         minimised(executor, LABELS, LogisticLoss(), method="sgd")
-    with pytest.raises(UsageError, match="the method is for .*'regularisation': 0.2.*; what is to be minimised is"):
+    with pytest.raises(UsageError, match="the method is for .*'regularisation': 0.2.*; the risk to minimise has"):
         minimised(executor, LABELS, LogisticLoss(), method=RiskConjugateGradient(Risk(LogisticLoss(), 0.2)))
     for weights in (np.zeros(200), np.full(200, -1.0)):
         with pytest.raises(InputError, match="the weights of samples must be"):

@@ -163,7 +163,7 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         if self.impute not in (None, "median"):
-            raise UsageError(f"`impute` is {self.impute!r}; expected median, which is all there is.")
+            raise UsageError(f"`impute` is {self.impute!r}; expected median.")
         dates = dict(self.date_formats)
         times = Counter([*self.categorical, *self.ordinal, *(name for name, _ in self.date_formats)])
         times.update([*self.drop, *self.numbers])

@@ -583,6 +583,6 @@ def _require_arrays(
         expected = layouts[name][0] if name in layouts else "no such array"
         if stored.shape != expected:
             raise StoreError(
-                f"The array '{name}' of '{url}' has shape {stored.shape}; its manifest tells of {expected}. Save the "
+                f"The array '{name}' of '{url}' has shape {stored.shape}; its manifest has {expected}. Save the "
                 "model again."
             )

@@ -59,21 +59,19 @@ POOL_CHOICE = Option(
     choices=PROTOTYPES,
     group=FIXED_SIZE,
 )
-MAX_BASIS = Option(
-    help="Choose so many prototypes at most.  [default: the pool]", metavar="K", least=1, group=FIXED_SIZE
-)
+MAX_BASIS = Option(help="Largest number of prototypes.  [default: the pool]", metavar="K", least=1, group=FIXED_SIZE)
 CANDIDATES = Option(
-    help="Look at so many of the pool, drawn at random, in each step; 59 in the paper.  [default: all]",
+    help="Number of prototypes of the pool, drawn at random, that each step examines; 59 in the paper.  [default: all]",
     metavar="RHO",
     least=1,
     group=FIXED_SIZE,
 )
-FOLDS = Option(help="Of cross-validation, stratified.", least=2, group=FIXED_SIZE)
+FOLDS = Option(help="Number of folds of the cross-validation, which are stratified.", least=2, group=FIXED_SIZE)
 SEARCH = Option(
-    help="For the factor of the kernel's length scales. shared: a line search, each width judged by a whole pool, of "
-    "which a few are taken in the end where they do nearly as well; grid: ten widths by ten noise variances, judged "
-    "and taken likewise; profile: each width judged by its best few; "
-    "annealing: coupled simulated annealing and Nelder-Mead, the paper's; none: the kernel as it starts.",
+    help="Search for the factor of the kernel's length scales. shared: a line search that scores each width with the "
+    "whole pool, and keeps few prototypes at the end if they score nearly as well; grid: ten widths by ten noise "
+    "variances, scored in the same way; profile: scores each width with its best few prototypes; annealing: coupled "
+    "simulated annealing and Nelder-Mead, as in the paper; none: the initial kernel.",
     choices=SEARCHES,
     group=FIXED_SIZE,
 )
@@ -84,13 +82,13 @@ NOISE_VARIANCES = Option(
     group=FIXED_SIZE,
 )
 CARDINALITY = Option(
-    help="How many prototypes: the fewest within a tenth of the folds' standard deviation of the least score; those of "
-    "the least score; the fewest within one standard error.",
+    help="Rule for the number of prototypes: the fewest whose score is within a tenth of the folds' standard deviation "
+    "of the best score; those of the best score; the fewest within one standard error.",
     choices=tuple(CARDINALITY_RULES),
     group=FIXED_SIZE,
 )
 STOP = Option(
-    help="End a path once so many steps improved the score by less than this share.",
+    help="End a path if the last STEPS steps improved the score by less than SHARE of it.",
     type=stop_rule,
     metavar="STEPS,SHARE|none",
     shown="10,0.001",
