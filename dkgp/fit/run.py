@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -350,7 +351,7 @@ class _Fit:
         for number, remedy in enumerate(remedies(first.kinds, first.way["name"], name), 1):
             if not attempts.taken.kinds:
                 break
-            choice = self.steps.run(f"remedy {number}", lambda remedy=remedy: self._remedy(remedy, first))
+            choice = self.steps.run(f"remedy {number}", partial(self._remedy, remedy, first))
             if choice["way"] is None:
                 attempts.not_tried.append({"model": remedy.words, "reason": choice["reason"]})
                 self.reporter.note(f"not tried: {remedy.words} ({choice['reason']})")

@@ -175,7 +175,8 @@ def test_what_a_user_function_leaves_unproven_is_said() -> None:
 
 def test_stopping_short_is_a_warning(problem: Problem) -> None:
     solver = dkgp.solvers.GreedyBlockCoordinateDescent(block_size=20)
-    with pytest.warns(ConvergenceWarning, match="not converged: .*column passes done.*valid for this solution, but wider than requested$") as caught:
+    words = "not converged: .*column passes done.*valid for this solution, but wider than requested$"
+    with pytest.warns(ConvergenceWarning, match=words) as caught:
         model = GPRegressor(KERNEL, noise_variance=NOISE, solver=solver, max_passes=0.2).fit(problem.X, problem.y)
     # Proven is what converged; of this one it is said what its bounds are worth.
     assert "proven" not in str(caught[0].message)
