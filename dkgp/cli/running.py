@@ -203,9 +203,11 @@ def _print_document(document: Document, output: Output, show: Callable[[Document
         from dkgp.commands.reporting.outputs import dump
 
         click.echo(dump(document))
+    elif output.quiet and WRITTEN & document.keys():
+        return
     elif show is not None:
         show(document, output)
-    elif not (output.quiet and WRITTEN & document.keys()):
+    else:
         from dkgp.commands.reporting.tables import tables
 
         print_parts(tables(document, verbose=output.verbose))

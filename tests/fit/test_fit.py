@@ -55,7 +55,7 @@ def test_a_messy_table_becomes_an_evaluated_model(fitted: dict[str, Any]) -> Non
     assert "variance" in prediction.variables
     assert json.loads((out / "fit.json").read_text())["evaluation"] == fitted["evaluation"]
     assert list(fitted["seconds_by_phase"]) == [
-        *("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")
+        *("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "compare", "report")
     ]
     assert fitted["transform"]["transform"] is None
 
