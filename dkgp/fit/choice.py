@@ -18,9 +18,11 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import Dataset
 from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.fit.classifiers import Comparison, basis_size
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.labels import labels_of
 from dkgp.models.context import RunContext
 from dkgp.models.refinement.candidates import MOST_SAMPLES, Candidate, Judge, Judged, draw_held_out
 from dkgp.models.sparse.near import SMALL
@@ -41,13 +43,15 @@ POOLS = (2000, 1000, 500, 250)
 COMPARED_BASIS, SHARE_OF_COMPARISON = 1000, 0.1
 # Of the time that is left: a forecast at nominal prices of less is good enough, and no machine is measured.
 CERTAIN_SHARE = 0.05
+# Kernel matrices that training by a likelihood holds at most.
+MATRICES = 3
 # Messages between threads of this process.
 THREADS = Network(round_trip_seconds=2e-4, task_seconds=2e-5, submit_seconds=1e-5, bytes_per_second=2e10)
 
 # Basis samples of the model with neighbours.
 NEAR_BASIS = BASIS_SIZES_OF_EVIDENCE["vif"]
 
-Name = Literal["exact", "vif", "sparse", "fixed-size"]
+Name = Literal["exact", "vif", "sparse", "fixed-size", "logistic", "gp"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Way:
             return "exact" if self.gap is None else f"exact, variances within {100 * self.gap:g} %"
         if self.name == "vif":
             return f"vif with {self.size:,} basis samples and neighbours"
+        if self.name in ("logistic", "gp"):
+            return f"{self.name} on {'all samples' if self.size is None else f'a basis of {self.size:,} samples'}"
         what = "basis samples" if self.name == "sparse" else "prototypes to choose among"
         return f"{self.name} with {self.size:,} {what}"
 
@@ -190,6 +196,8 @@ class Forecasts:
         Limit.
     cluster : ClusterOptions
         Whose caches count.
+    compared : Comparison, optional
+        Methods of classifiers, compared on held-out training samples.
     measured : bool
         Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
 
@@ -209,10 +217,12 @@ class Forecasts:
         cluster: ClusterOptions,
         reporter: Reporter,
         *,
+        compared: Comparison | None = None,
         measured: bool = True,
     ) -> None:
         self._dataset, self._tests, self._budget = dataset, tests, memory_bytes
         self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
+        self._compared = compared
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
         self.resident_bytes = int(psutil.Process().memory_info().rss)
         kernel, noise_variance = self._hyperparameters.kernel, self._hyperparameters.noise_variance
@@ -226,6 +236,8 @@ class Forecasts:
     def ways(self) -> Iterator[Way]:
         """Yield ways, best first; one that `train` would refuse for its memory is left out, and said."""
         if self._labelled:
+            compared = self._compared or Comparison()
+            yield from (self._likelihood(compared, name) for name in compared.ranked if name != "fixed-size")
             yield from (self._classifier(size) for size in self._sizes(POOLS))
             return
         for gap in GAPS:
@@ -285,6 +297,15 @@ class Forecasts:
         foreseen = foresee_classifier(self._dataset, self._hyperparameters, settings, self._cluster.cache_bytes)
         predicting = self._machine.prices.seconds(Work(double_entries=float(self._tests) * size))
         return Way("fixed-size", size, None, self._seconds(foreseen.phases), predicting, self._peak(foreseen))
+
+    def _likelihood(self, compared: Comparison, name: str) -> Way:
+        """Forecast a method with a likelihood from its time in the comparison; its memory by kernel matrices."""
+        n, tests = self._dataset.n_samples, self._tests
+        size, training = basis_size(name, n), compared.train_seconds(name, n)
+        entries, targets = n * float(size or n), labels_of(self._dataset).n_outputs
+        predicting = training * min(1.0, tests / n) * (targets if name == "gp" else 1)
+        peak = self.resident_bytes + int(8 * MATRICES * entries)
+        return Way("gp" if name == "gp" else "logistic", size, None, training, predicting, peak)
 
     def _peak(self, foreseen: Smaller) -> int:
         memory = foreseen.memory(1, self._fleet.threads, max(0, self._budget - self.resident_bytes))

@@ -191,6 +191,9 @@ def command_lines(
     predict: tuple[str, ...] = ("predict", model, test, "--out", predictions)
     if way["name"] == "fixed-size":
         lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *seed))
+    elif way["name"] in ("logistic", "gp"):
+        size = () if way["size"] is None else ("--basis-size", str(way["size"]))
+        lines.append(("classify", train, "--out", model, "--method", way["name"], *size, *seed))
     else:
         limited = "--all-samples-seconds" in tuning
         if not limited:

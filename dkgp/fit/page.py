@@ -240,9 +240,33 @@ def _model(document: Document) -> str:
     attempts = document.get("attempts")
     if attempts and (len(attempts["tried"]) > 1 or attempts["not_tried"]):
         content += _attempts(attempts)
+    if document["classifiers"]:
+        content += _methods(document["classifiers"], way["name"])
     warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
     known = set(document["ingest"]["warnings"])
     return content + _list(text for text in dict.fromkeys(warnings) if text not in known)
+
+
+def _methods(compared: Document, taken: str) -> str:
+    """Table of the compared methods of classifiers."""
+    rows = [
+        [
+            row["method"] + (" (taken)" if row["method"] == taken else ""),
+            _number(row["log_loss"], ".4f"),
+            *(f"{row[name]:.2%}" for name in ("error", "balanced_error")),
+            _number(row["seconds"], ".1f"),
+        ]
+        for row in compared["methods"]
+    ]
+    lead = (
+        f"Each method was trained on {compared['samples']:,} training samples and predicted {compared['held_out']:,} "
+        "others. The method with the smallest log loss was chosen if it is better than fixed-size by more than chance "
+        "and fits the limits."
+    )
+    left_out = _list(f"{name} was not compared: {reason}" for name, reason in compared["left_out"].items())
+    table = _grid(("method", "log loss", "error", "balanced error", "seconds"), rows)
+    lead = f'<p class="lead">{escape(lead)}</p>\n' if rows else ""
+    return f"<h3>Methods</h3>\n{lead}{table if rows else ''}{left_out}"
 
 
 def _compared(comparison: Document) -> str:

@@ -44,6 +44,7 @@ from dkgp.fit.choice import (
     is_certain,
     spoken,
 )
+from dkgp.fit.classifiers import Comparison, compare_methods
 from dkgp.fit.job import (
     HYPER,
     MODEL,
@@ -70,13 +71,15 @@ from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.verdict import rival_seconds
 from dkgp.models.warm_up import helped
 
-STEPS = ("ingest", "transform", "tune", "choose", "train", "predict", "evaluate", "report")
-OF_NUMBERS = ("transform", "tune")
+STEPS = ("ingest", "transform", "tune", "compare", "choose", "train", "predict", "evaluate", "report")
+OF_NUMBERS, OF_LABELS = ("transform", "tune"), ("compare",)
 FEW_SAMPLES_KERNEL = "rbf"
 # Share of the time for the comparison of kernels.
 SHARE_OF_KERNELS = 0.2
 # Share of the time for the evidence of all samples.
 SHARE_OF_ALL_SAMPLES = 0.25
+# Share of the time for the comparison of classifiers' methods.
+SHARE_OF_METHODS = 0.2
 # Share of the time for the comparison of the target's transforms, and the seconds below which there is none.
 SHARE_OF_TRANSFORMS, LEAST_SECONDS = 0.1, 1.0
 # Share of the time that training and predicting may take even if earlier steps took longer.
@@ -144,7 +147,8 @@ class _Fit:
             ingested = self._transformed(ingested, compared)
             kernel = self._kernel(ingested["n_train"])
             tuned = None if self.labelled else self._tune(kernel)
-            decision = self._step("choose", self._choose)
+            methods = self._step("compare", self._compare_methods) if self.labelled else None
+            decision = self._step("choose", lambda: self._choose(methods))
             attempts = self._attempts(kernel, decision, tuned)
             taken = attempts.taken
             trained, predicted, evaluated = taken.trained, taken.predicted, self._compared(taken.evaluated)
@@ -167,6 +171,7 @@ class _Fit:
                 "ingest": ingested,
                 "transform": compared,
                 "tune": tuned,
+                "classifiers": methods,
                 "choice": {**decision, "way": taken.way},
                 "attempts": attempts.to_json(),
                 "train": trained,
@@ -284,7 +289,18 @@ class _Fit:
         )
         return self.steps.command("tune", tuning)
 
-    def _choose(self) -> Document:
+    def _compare_methods(self) -> Document:
+        """Compare the methods of classifiers on training samples."""
+        job = self.job
+        compared = compare_methods(
+            open_dataset(job.place(TRAIN)),
+            seconds=SHARE_OF_METHODS * job.seconds,
+            seed=job.seed,
+            note=self.reporter.note,
+        )
+        return dict(to_json(compared))
+
+    def _choose(self, methods: Document | None) -> Document:
         job, train = self.job, open_dataset(self.job.place(TRAIN))
         hyperparameters = None if self.labelled else read_hyperparameters(job.place(HYPER))
         tests = open_dataset(job.place(TEST)).n_samples
@@ -292,11 +308,12 @@ class _Fit:
         # Where tuning took longer than it should have, a model is trained all the same.
         left = max(job.seconds - spent, SHARE_OF_MODEL * job.seconds)
 
+        compared = None if methods is None else from_json(Comparison, methods)
+
         def ways(*, measured: bool) -> Iterator[Way]:
-            memory, seed, cluster = self.memory_bytes, job.seed, job.cluster
-            return Forecasts(
-                train, hyperparameters, tests, memory, seed, cluster, self.reporter, measured=measured
-            ).ways()
+            more: dict[str, Any] = {"compared": compared, "measured": measured}
+            limits = (self.memory_bytes, job.seed, job.cluster, self.reporter)
+            return Forecasts(train, hyperparameters, tests, *limits, **more).ways()
 
         best = next(ways(measured=False))
         if is_certain(best, left, self.memory_bytes):
@@ -436,6 +453,10 @@ class _Fit:
         if way["name"] in ("sparse", "vif"):
             settings = SparseSettings(method="vif" if way["name"] == "vif" else "vfe", seed=job.seed)
             return self.steps.train(SparseJob(train, hyper, model, settings, basis_size=way["size"], **shared), step)
+        if way["name"] != "fixed-size":
+            seeded = FixedSizeSettings(seed=job.seed)
+            likelihood: dict[str, Any] = {"method": way["name"], "basis_size": way["size"], "settings": seeded}
+            return self.steps.train(ClassifyJob(train, model, **likelihood, **shared), step)
         classifier = FixedSizeSettings(pool=way["size"], seed=job.seed)
         return self.steps.train(ClassifyJob(train, model, settings=classifier, **shared), step)
 
@@ -512,7 +533,7 @@ class _Fit:
         return self.steps.run(name, work)
 
     def _say(self, name: str, step: str | None = None) -> None:
-        skipped = OF_NUMBERS if self.labelled else () if self._tries_transforms else ("transform",)
+        skipped = OF_NUMBERS if self.labelled else OF_LABELS if self._tries_transforms else ("transform", *OF_LABELS)
         names = [step for step in STEPS if step not in skipped]
         done = ", already done" if self.steps.is_done(step or name) else ""
         self.reporter.note(f"step {names.index(name) + 1} of {len(names)}: {name}{done}")

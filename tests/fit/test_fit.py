@@ -365,7 +365,15 @@ def test_labels_are_told_apart(tmp_path: Path) -> None:
     assert document["train"]["command"] == "classify"
     assert document["tune"] is None
     assert document["evaluation"]["error_rate"] <= 0.25  # by chance .5
-    assert list(document["seconds_by_phase"]) == ["ingest", "choose", "train", "predict", "evaluate", "report"]
+    assert list(document["seconds_by_phase"]) == [
+        "ingest",
+        "compare",
+        "choose",
+        "train",
+        "predict",
+        "evaluate",
+        "report",
+    ]
     assert [shlex.split(line)[1] for line in document["commands"]] == ["ingest", "classify", "predict", "evaluate"]
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
