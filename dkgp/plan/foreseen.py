@@ -51,7 +51,7 @@ from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
 from dkgp.models.variance.run import Request
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import SentRows, VarianceSettings
-from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, NEAR_PATIENCE, count_products
+from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, Forecast, Measured, count_products
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
@@ -402,7 +402,8 @@ def _foresee_neighbours(
     rows, settings = SentRows(_map_rows(model, tests, settings.seed)), replace(settings, batch_size=MAP_ROWS)
     try:
         subject = Subject(model, kernel, context, model)
-        run = NeighbourRun(Request(subject, None, rows, PlannedWorkers(1, 1), settings), NEAR_PATIENCE)
+        patience = Forecast(n, tests, kernel.n_features, 1, True, Measured.nominal(kernel.n_features)).patience()
+        run = NeighbourRun(Request(subject, None, rows, PlannedWorkers(1, 1), settings), patience)
     except InputError:  # too many neighbours
         return None
     finally:

@@ -89,8 +89,8 @@ LEAST_SHARED, WORSE = 4, 1.3
 # Share of a trial's samples that must meet the gap.
 LEAST_MET = 0.95
 # Least number of training samples for neighbours; their least core-seconds per test sample; least rank of a partial
-# factor that is compared with them; core-seconds of a trial.
-LEAST_NEAR, NEAR_SECONDS, LEAST_RANK, NEAR_PATIENCE = 20_000, 2e-4, 100, 15.0
+# factor that is compared with them; core-seconds of a trial, and their largest share of the whole factor's.
+LEAST_NEAR, NEAR_SECONDS, LEAST_RANK, NEAR_PATIENCE, TRIAL_SHARE = 4_000, 2e-4, 100, 15.0, 0.1
 # Wider gap whose time a message gives for comparison, and least seconds for a message.
 WIDER, WORTH_TELLING = 0.1, 3.0
 
@@ -173,7 +173,7 @@ def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     t, forecast = request.n_test, _nominal(request)
     request.executor.require_one_arithmetic()
     try:
-        run = NeighbourRun(request, NEAR_PATIENCE)
+        run = NeighbourRun(request, forecast.patience())
     except InputError:  # too many samples are near
         return None
     seconds = run.trial.seconds * t / forecast.threads
@@ -503,6 +503,10 @@ class Forecast:
             passes = 1.0 + layout.n_panels / 4.0 + math.ceil(t / 128.0)
             seconds += layout.disk_bytes * passes / DISK_BYTES / self.threads
         return seconds
+
+    def patience(self) -> float:
+        """Return the core-seconds that a trial of neighbours may take."""
+        return min(NEAR_PATIENCE, TRIAL_SHARE * self.whole() * self.threads)
 
     def alone(self, rank: int) -> float:
         """Return the seconds of a partial factor that suffices by itself."""

@@ -308,6 +308,13 @@ def test_tiles_on_disk_and_single_samples_take_more() -> None:
     assert forty.whole() < MANY.whole()
 
 
+def test_a_trial_of_neighbours_takes_a_tenth_of_the_factor_at_most() -> None:
+    small, large = (Forecast(n, 1000, 2, 2, True, Measured.nominal(2)) for n in (ways.LEAST_NEAR, 30_000))
+    assert small.patience() == pytest.approx(0.1 * 2 * small.whole())
+    assert 0.01 < small.patience() < 2.0
+    assert large.patience() == 15.0
+
+
 def test_the_worthwhile_rank_is_where_ways_meet() -> None:
     rank = MANY.worthwhile_rank(20_000)
     assert 1 < rank < 20_000
