@@ -227,3 +227,13 @@ def test_every_guide_opens_with_the_same_four_questions(page: Path) -> None:
     assert [answer and answer[1] for answer in answers] == list(QUESTIONS)
     # An answer is some sentences; more belongs into a section.
     assert all(answer is not None and len(answer[2].split()) <= 75 for answer in answers)
+
+
+def test_the_questions_repeat_the_bound_of_the_tour() -> None:
+    tour, questions = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tour.md", "faq.md"))
+    worst = re.search(r"worst case ([\d.]+), root mean square [\d.]+ \(units of the targets\)", tour)
+    said = re.search(r"in \[the tour\]\(tour\.md\) at most ([\d.]+), where", questions)
+    assert worst is not None
+    assert said is not None
+    assert f"proven to be within {said[1]} of" in tour
+    assert 0.0 <= float(said[1]) - float(worst[1]) < 0.01
