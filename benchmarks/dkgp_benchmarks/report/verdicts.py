@@ -190,7 +190,7 @@ def _paper(key: str, records: Sequence[Document]) -> list[str]:
         word = verdict["verdict"] if verdict["verdict"] == MET else f"**{verdict['verdict']}**"
         lines.append(_line([f"`{name}`", verdict["what"], verdict["paper"], verdict["here"], f"{word}{number}"]))
     lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(reasons, start=1))]
-    lines += ["", *_titles("part", "equal if", "size here", "measured in", "hours left")]
+    lines += ["", *_titles("part", "equal if", "size here", "measured in", "hours left for all draws")]
     for record in records:
         part = PARTS.find(record["part"])
         rule = "no figures printed" if part.judge is None else part.judge.rule

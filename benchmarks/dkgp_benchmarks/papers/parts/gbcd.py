@@ -49,9 +49,9 @@ SOLVER_REASONS = (
     ),
     (
         "seconds",
-        "GBCD as in the paper spends 84 % of its seconds on selecting one variable at a time and 13 % on kernel "
-        "columns; BCDC spends 77 % on kernel columns, which are evaluated in vectors here, so more passes cost it "
-        "less time.",
+        "On 2,000 samples of California GBCD as in the paper spends 84 % of its seconds on selecting one variable at a "
+        "time and 13 % on kernel columns; BCDC spends 77 % on kernel columns, which are evaluated in vectors here, so "
+        "more passes cost it less time.",
     ),
     (
         "^friedman1: correlation",
@@ -77,8 +77,8 @@ SPARSE_REASONS = (
 GROWTH_REASONS = (
     (
         "seconds",
-        "GBCD as in the paper spends 84 % of its seconds on selecting variables, BCDC 77 % on kernel columns, which "
-        "are evaluated in vectors here.",
+        "On 2,000 samples of California GBCD as in the paper spends 84 % of its seconds on selecting variables, BCDC "
+        "77 % on kernel columns, which are evaluated in vectors here.",
     ),
     ("passes", "Both methods need the same number of passes at both sizes: Friedman1 does not become harder."),
 )
