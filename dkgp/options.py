@@ -25,6 +25,8 @@ from dkgp.registry import Group, Option
 
 T = TypeVar("T")
 _HINTS: dict[type[Any], dict[str, Any]] = {}
+# Fields with an option, their annotations, and the options: completed, except those whose attributes come late.
+_DECLARATIONS: dict[type[Any], list[tuple[dataclasses.Field[Any], Any, Option]]] = {}
 
 # All parts of a job share it.
 SEED = Option("seed", "Seed of all random draws.", least=0)
@@ -75,11 +77,17 @@ def documented(kind: type[T]) -> type[T]:
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
     """Return the options that a dataclass declares, by field; those of its parts are not included."""
-    hints, options = hints_of(kind), {}
-    for field in fields_in_order(kind):
-        option = mark_of(hints[field.name], Option)
-        if option is not None:
-            options[field.name] = _completed(option, field, hints[field.name])
+    if kind not in _DECLARATIONS:
+        marked = ((field, hints_of(kind)[field.name]) for field in fields_in_order(kind))
+        _DECLARATIONS[kind] = [
+            (field, hint, option if option.late is not None else _completed(option, field, hint))
+            for field, hint in marked
+            if (option := mark_of(hint, Option)) is not None
+        ]
+    options = {
+        field.name: option if option.late is None else _completed(option, field, hint)
+        for field, hint, option in _DECLARATIONS[kind]
+    }
     # Options that are declared elsewhere, such as a solver's.
     return options | getattr(kind, "more_options", dict)()
 

@@ -21,7 +21,7 @@ import dask.config
 from dkgp.cluster.cache import budget_here
 from dkgp.cluster.client_executor import Announcer, LogAnnouncer, direct_results, executor_on, patience
 from dkgp.cluster.configuration import set_config_file
-from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor
+from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, QuickExecutor
 from dkgp.cluster.options import KINDS, ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.errors import ClusterError, DkgpError, InputError, UsageError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Below this many samples a round is shorter than the scheduler's round trip.
 SMALL_PROBLEM_SAMPLES = 20_000
+# Up to so many samples a round may be shorter than the start of a thread.
+QUICK_PROBLEM_SAMPLES = 1000
 WORKERS_WAIT_SECONDS = 120.0
 QUEUE_WAIT_SECONDS = 600.0
 # Processes that are started here do not sample their own stacks, nor look at themselves 50 times a second: on the cores
@@ -92,7 +94,8 @@ def open_executor(
         small = n_samples <= SMALL_PROBLEM_SAMPLES and options.performance_report is None
         if address is None and (KINDS.find(options.kind).start is None or (options.kind == "auto" and small)):
             threads = options.workers or options.threads_per_worker
-            executor: BlockExecutor = LocalExecutor(threads, budget_here(options.cache_tiles))
+            kind = QuickExecutor if n_samples <= QUICK_PROBLEM_SAMPLES else LocalExecutor
+            executor: BlockExecutor = kind(threads, budget_here(options.cache_tiles))
         else:
             executor = _dask(options, address, stack, announcer or LogAnnouncer(), interrupted)
         stack.callback(executor.close)

@@ -145,8 +145,9 @@ def single_threaded_blas() -> Iterator[None]:
         _of_thread.depth = getattr(_of_thread, "depth", 0) + 1
         if _depth == 1:
             for library in blas_libraries():
-                _restore.append((library, library.num_threads))
-                _set_blas_threads(library, 1)
+                if (threads := library.num_threads) != 1:
+                    _restore.append((library, threads))
+                    _set_blas_threads(library, 1)
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal
 
@@ -88,21 +89,27 @@ def check_parameters(estimator: Any, *names: str) -> None:
 
 def check_value(name: str, hint: Any, value: Any) -> None:
     """Refuse a value that an annotation does not allow; `InputError` names it."""
-    marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    takes = next((mark for mark in marks if isinstance(mark, Takes)), None)
-    option = next((mark for mark in marks if isinstance(mark, Option)), Option())
+    takes, option, kinds = _marks_of(hint)
     if takes is not None:
         if takes.passes(value):
             return
         words, advice = takes.words, takes.advice
     else:
-        kinds = _kinds_of(hint)
         if any(_fits(kind, value, option) for kind in kinds):
             return
         words, advice = _listed([word for kind in kinds for word in _words_of(kind, option)]), ""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else f"{shown[:76]}..."
     raise InputError(f"{name}= takes {words}; got {shown}{advice}")
+
+
+@lru_cache(256)
+def _marks_of(hint: Any) -> tuple[Takes | None, Option, tuple[Any, ...]]:
+    """Return the marks of an annotation, and its types."""
+    marks = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    takes = next((mark for mark in marks if isinstance(mark, Takes)), None)
+    option = next((mark for mark in marks if isinstance(mark, Option)), Option())
+    return takes, option, _kinds_of(hint)
 
 
 def _hints_of(kind: type[Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from numbers import Integral, Number
 from typing import Any
 
+import numpy as np
+
 from dkgp.data.numbers import dense
 from dkgp.errors import InputError, MissingExtraError
 from dkgp.estimators.inputs import numeric
@@ -42,6 +44,11 @@ def validate_data(estimator: Any, X: Any, *values: Any, **how: Any) -> Any:
     Inputs that have to be numbers (`dtype`), and targets (`y_numeric`), are read by `numeric` before: masked entries
     are NaN, dates and text are refused in words. Other errors are scikit-learn's own.
     """
+    if _is_clean(estimator, X, values, **how):
+        if how.get("reset", True):
+            estimator.n_features_in_ = X.shape[1]
+            vars(estimator).pop("feature_names_in_", None)
+        return (X, *values) if values else X
     X, values = dense(X, "X"), tuple(dense(y, "y") for y in values)
     if how.get("dtype") is not None:
         X = numeric(X, "X")
@@ -51,6 +58,32 @@ def validate_data(estimator: Any, X: Any, *values: Any, **how: Any) -> Any:
         if getattr(y, "ndim", None) == 0 or isinstance(y, Number):
             raise InputError(f"y is {y!r}; expected an array with a value for each sample")
     return checked_by_scikit_learn(estimator, X, *values, **how)
+
+
+def _is_clean(
+    estimator: Any,
+    X: Any,
+    values: tuple[Any, ...],
+    *,
+    dtype: Any = None,
+    reset: bool = True,
+    ensure_min_samples: int = 1,
+    **targets: bool,
+) -> bool:
+    """Return True for plain finite float64 arrays, of which scikit-learn would neither refuse nor convert any."""
+    if dtype is not np.float64 or not all(type(each) is np.ndarray and each.dtype == dtype for each in (X, *values)):
+        return False
+    if X.ndim != 2 or X.shape[1] < 1 or len(X) < ensure_min_samples:
+        return False
+    if not reset and (
+        X.shape[1] != getattr(estimator, "n_features_in_", None) or hasattr(estimator, "feature_names_in_")
+    ):
+        return False
+    if values and (targets != {"multi_output": True, "y_numeric": True} or len(values) > 1):
+        return False
+    if any(y.ndim not in (1, 2) or len(y) != len(X) for y in values):
+        return False
+    return all(bool(np.isfinite(each).all()) for each in (X, *values))
 
 
 class TakesSparse:

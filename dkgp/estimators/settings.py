@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -155,8 +156,14 @@ def about_fit(estimator: Any, dataset: Dataset, hyperparameters: Hyperparameters
         "raw_feature_names": list(dataset.raw_feature_names),
         "has_names": hasattr(estimator, "feature_names_in_"),
         "hyperparameters": hyperparameters.to_json(),
-        "settings": saved_settings(estimator.get_params(deep=False)),
+        "settings": saved_settings({name: getattr(estimator, name) for name in parameter_names(type(estimator))}),
     }
+
+
+@cache
+def parameter_names(kind: Hashable) -> list[str]:
+    """Return the names of an estimator's parameters, sorted as those of `get_params`, which reads the signature."""
+    return sorted(field.name for field in fields(cast(Any, kind)) if field.init)
 
 
 def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:

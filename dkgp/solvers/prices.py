@@ -45,6 +45,7 @@ class Work:
 
 
 NOTHING = Work()
+_KINDS = tuple(kind.name for kind in fields(Work))
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ class Prices(Work):
             dense=0.0036,
             read=20.0,
         )
-        return cls(**{kind.name: 1e-9 * getattr(nanoseconds, kind.name) for kind in fields(cls)})
+        return cls(**{name: 1e-9 * getattr(nanoseconds, name) for name in _KINDS})
 
     def seconds(self, work: Work) -> float:
         """Seconds of one core."""
-        return float(sum(getattr(self, kind.name) * getattr(work, kind.name) for kind in fields(Work)))
+        price, counts = self.__dict__, work.__dict__
+        return float(sum(price[name] * counts[name] for name in _KINDS))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dkgp.cluster import LocalExecutor
-from dkgp.cluster.executors.base import split_evenly
+from dkgp.cluster.executors.base import QuickExecutor, split_evenly
 from dkgp.cluster.executors.homes import Homes
 from dkgp.errors import StoreError
 
@@ -141,3 +141,32 @@ def test_rounds_of_the_same_workers_do_not_look_through_all_pieces() -> None:
     assert watched.looks == 0
     homes.groups({**workers, "one more": 1}, range(256))
     assert watched.looks > 0
+
+
+def test_quick_tasks_run_on_the_thread_that_submits_them_and_slow_ones_do_not() -> None:
+    executor, threads = QuickExecutor(2), []
+
+    def task(seconds: float, group: list[int]) -> list[int]:
+        threads.append(threading.current_thread())
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+        return [10 * block for block in group]
+
+    here = threading.current_thread()
+    assert executor.submit("quick", task, (0.0,), [[0], [1, 2]]).result() == [0, 10, 20]
+    assert threads == [here, here]
+    threads.clear()
+    assert executor.submit("slow", task, (0.005,), [[0], [1], [2]]).result() == [0, 10, 20]
+    assert executor.submit("slow", task, (0.005,), [[3], [4]]).result() == [30, 40]
+    assert threads.count(here) == 1  # the first task, which shows that they are slow
+    executor.close()
+
+
+def test_an_error_of_a_quick_task_is_raised_where_its_result_is_asked_for() -> None:
+    def task(group: list[int]) -> list[int]:
+        raise ValueError(f"block {group[0]}")
+
+    pending = QuickExecutor(1).submit("fails", task, (), [[3]])
+    with pytest.raises(ValueError, match="block 3"):
+        pending.result()
