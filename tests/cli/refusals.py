@@ -145,9 +145,9 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         (
             "--method vif --target-distance 0.1",
             3,
-            "the mean of vif is proven where it predicts alone: give a --basis-size",
+            "vif has bounds only where it predicts: give a --basis-size",
         ),
-        ("--method vif --basis-size auto --target-distance 0.1", 3, "proven where it predicts alone"),
+        ("--method vif --basis-size auto --target-distance 0.1", 3, "bounds only where it predicts"),
         ("--method vif --basis-size 100 --memory-limit 1MiB", 3, "100 basis samples is projected to need"),
         ("--basis-size 100 --memory-limit 1MiB", 3, "100 basis samples is projected to need"),
     ],

@@ -328,8 +328,8 @@ def text_error(name: str, text: str, place: str, expected: str = "a number") -> 
         advice = "It looks like a measurement beyond a detection limit; put a number in, or leave it empty."
     else:
         advice = (
-            "Put numbers in, leave it empty if the value is missing, or leave the column out. A target that names "
-            "classes can be taken: take it as `labels`."
+            "Put numbers in, leave it empty if the value is missing, or leave the column out. If it names "
+            "categories, give it to `categorical`; if it is the target, give it to `labels`."
         )
     return ColumnError(f"The column '{name}' holds the text '{shown}' in {place}; expected {expected}. {advice}")
 

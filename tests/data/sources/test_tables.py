@@ -160,7 +160,7 @@ def test_the_target_of_text_is_not_offered_as_a_feature(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,kind\n1,x\n2,y\n3,x\n")
     with pytest.raises(InputError) as caught:
         ingest(tmp_path / "t.csv", tmp_path / "t.zarr", target="kind")
-    assert "take it as `labels`" in str(caught.value)
+    assert "if it is the target, give it to `labels`" in str(caught.value)
     assert "--categorical" not in str(caught.value)
 
 
