@@ -60,7 +60,7 @@ TABLE_3_REASONS = (
     ),
 )
 TABLE_2_REASONS = (
-    (r"\(open\)$", "Two splits cannot tell the difference; `--draws 20` can."),
+    (r"\(open\)$", "So few splits cannot tell the difference; `--draws 20` can."),
     (
         "ringnorm: error with all",
         "The pool consists of the points farthest from each other, which all lie in the outer class; all samples as "
