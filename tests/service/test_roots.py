@@ -424,6 +424,7 @@ def test_a_model_that_names_what_is_outside_is_refused_with_its_job(stage: Stage
 def test_models_within_the_roots_and_models_that_are_not_there_yet_are_taken(stage: Stage) -> None:
     problem = make_problem(stage.root)
     within = model_by_reference(problem, stage.root / "within.zarr", problem.dataset)
+    stage.submit("later.zarr")
     for model in (within, stage.root / "later.zarr"):
         job = jobs(stage.root, model)[0]
         response = stage.client.post("/v1/jobs", json=job)

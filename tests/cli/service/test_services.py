@@ -227,8 +227,10 @@ class Idle:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """A folder with the inputs of the jobs that are submitted."""
     folder = tmp_path / "root"
-    folder.mkdir()
+    for name in ("d.zarr", "other.zarr"):
+        (folder / name).mkdir(parents=True)
     return folder
 
 
