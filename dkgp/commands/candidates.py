@@ -17,6 +17,7 @@ from dkgp.commands.run import Run
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.limits import should_finish
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.refinement.candidates import (
     HELD_OUT_SHARE,
@@ -130,6 +131,9 @@ class Choice:
         size, (resident, budget) = min(BASIS_SIZES["vif"], n), memory_budget()
         left = None if self._limit is None else self._limit - self._clock.seconds
         expected = forecast(n, self._slowness, len(judge.inputs))
+        if should_finish():
+            self._skip(origin, "there was no time")
+            return
         if left is not None and left < 0.5 * expected:
             self._skip(origin, f"forecast {expected:.3g} s of {max(0.0, left):.3g} s")
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
@@ -28,6 +27,7 @@ from dkgp.data import open_dataset
 from dkgp.data.remote.storage import is_folder
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
 from dkgp.kernels import Kernel
+from dkgp.limits import elapsed_clock, finishing_within
 from dkgp.models import (
     Hyperparameters,
     RunContext,
@@ -576,11 +576,11 @@ class KernelsRun(TuneRun):
 
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
         """Tune and score the kernels one by one until the time budget is spent."""
-        job, began = self.asked, time.perf_counter()
-        size = min(job.subset, COMPARED, self.dataset.n_samples)
+        job, clock = self.asked, elapsed_clock()
+        began, size = clock(), min(job.subset, COMPARED, self.dataset.n_samples)
         rows: list[dict[str, Any]] = []
         for kernel in COMPARED_KERNELS:
-            spent = time.perf_counter() - began
+            spent = clock() - began
             longest = max((row["seconds"] for row in rows), default=0.0)
             if rows and spent + longest > job.kernel_seconds:
                 left_out = COMPARED_KERNELS[len(rows) :]
@@ -589,7 +589,8 @@ class KernelsRun(TuneRun):
                     f"{job.kernel_seconds:.3g} s (`kernel_seconds`); not tried: {', '.join(left_out)}"
                 )
                 break
-            rows.append(self._scored(kernel, size, executor))
+            with finishing_within(job.kernel_seconds - spent):
+                rows.append(self._scored(kernel, size, executor))
         scored = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
         if not scored:
             raise NumericalError(
@@ -605,7 +606,8 @@ class KernelsRun(TuneRun):
 
     def _scored(self, kernel: str, size: int, executor: BlockExecutor) -> dict[str, Any]:
         """Return a kernel's held-out scores; they are None if the kernel could not be tuned."""
-        job, began = self.asked, time.perf_counter()
+        job, clock = self.asked, elapsed_clock()
+        began = clock()
         figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
         with self.reporter.search(f"compare {kernel}") as progress:
             try:
@@ -627,7 +629,7 @@ class KernelsRun(TuneRun):
             else:
                 assert tuned.scores is not None
                 figures = {name: tuned.scores["holdout"][name] for name in figures}
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         self.reporter.note(f"{kernel}: " + ("no result" if figures["nlpd"] is None else f"NLPD {figures['nlpd']:.4f}"))
         return {"kernel": kernel, **figures, "seconds": seconds}
 

@@ -5,6 +5,9 @@ checks a flag, and a system call continues after a handler that returns. The han
 `KeyboardInterrupt`. Python drops an exception that is raised in a callback of the garbage collector or in a finaliser.
 Such a signal is sent again until its exception has left the callback.
 
+A time limit (`dkgp.limits`) ends work in the same two steps: first the flag, which rounds check, then an exception in
+the main thread (`enforced`). The second step is for work that checks no flag.
+
 A supervised process may receive the same signal twice: from its supervisor, and from the program that ends them both.
 In such a process, signals after the first have no effect. SIGKILL ends it at once.
 """
@@ -22,15 +25,24 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from dkgp.errors import DkgpError, ExitCode
+from dkgp.errors import DkgpError, ExitCode, InterruptedRunError
+from dkgp.limits import Deadline, is_over, limited
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The signal that a thread of this process sends when a time limit is not heeded.
+_TIME_UP = signal.SIGUSR2
+_POLL_SECONDS, _AGAIN_SECONDS = 0.02, 5.0
+# Polls of the clock for each of the memory, and seconds that work has to end by itself when memory is short.
+_POLLS_OF_MEMORY, _MEMORY_GRACE_SECONDS = 5, 2.0
+# Time that work has to end by itself, as a share of its whole time.
+_GRACE_SHARE = 0.05
 _ANNOUNCE_SECONDS = 5.0
 _RESEND_SECONDS = 0.01
 _supervised = False
 _held: list[int] = []
 _open: Interruption | None = None  # that of the innermost open `interruptible`
 _dropped: int | None = None  # the signal whose exception Python dropped, until it is raised again
+_user_stops = 0  # stop signals so far
 _noting = False  # the main thread is noting that: an exception that is raised meanwhile is lost
 
 
@@ -51,15 +63,17 @@ class Interruption:
         self._announced = _thread.allocate_lock()
 
     def __call__(self) -> bool:
-        """Return True if a signal has arrived."""
-        return self._asked
+        """Return True if a signal has arrived or the time limit is over."""
+        return self._asked or is_over()
 
     def ask(self, number: int) -> None:
         """Set the flag, and announce the stop in another thread.
 
         The main thread may be writing to the same stream, and a handler must not re-enter that stream.
         """
+        global _user_stops
         self._asked = True
+        _user_stops += 1
         more = "" if _supervised else "; a second signal ends the command at once"
         message = f"{StopSignal(number)}: finishing this round and saving a checkpoint{more}"
         self._announced.acquire()
@@ -108,8 +122,80 @@ def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
 
 
 def stop_requested() -> bool:
-    """Return True if a signal has requested the current rounds to stop."""
-    return _open is not None and _open()
+    """Return True if a signal or the time limit has requested the current rounds to stop."""
+    return is_over() if _open is None else _open()
+
+
+class TimeUpError(Exception):
+    """The time or the memory of some work is over; it had no result. Only `enforced` raises it."""
+
+
+@contextmanager
+def enforced(deadline: Deadline, used_bytes: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """Apply a deadline to the work in the context; raise `TimeUpError` if the deadline ended it.
+
+    `used_bytes` is called now and then; it returns the memory in use if that ends the work too.
+
+    Work that checks the deadline ends by itself. Other work is interrupted in the main thread after a grace period,
+    except while it imports a module: a module that is half imported would remain unusable.
+    """
+    stops, began = _user_stops, deadline.clock()
+    over, fired = threading.Event(), threading.Event()
+    main, grace = threading.main_thread(), _GRACE_SHARE * max(0.0, deadline.stop - began)
+
+    def watch() -> None:
+        number, exceeded = 0, 0.0
+        while not over.wait(_AGAIN_SECONDS if fired.is_set() else _POLL_SECONDS):
+            number += 1
+            if not exceeded and number % _POLLS_OF_MEMORY == 0 and (used := used_bytes()) is not None:
+                deadline.measured["bytes"], exceeded = used, time.monotonic()
+            late = deadline.clock() >= deadline.stop + grace
+            if late or (exceeded and time.monotonic() - exceeded >= _MEMORY_GRACE_SECONDS):
+                signal.pthread_kill(main.ident or 0, _TIME_UP)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not over.is_set() and (_taken_back() or not _is_importing(frame)):
+            fired.set()
+            raise StopSignal(number)
+
+    watcher = threading.Thread(target=watch, name="dkgp-time-limit", daemon=True)
+    try:
+        with limited(deadline), _handlers(handle, (_TIME_UP,)):
+            if threading.current_thread() is main:
+                watcher.start()
+            try:
+                try:
+                    yield
+                finally:
+                    over.set()
+            finally:
+                # Its signal would end the process once the handler is gone.
+                over.set()
+                if watcher.ident is not None:
+                    watcher.join()
+    except StopSignal as stop:
+        if stop.number != _TIME_UP:
+            raise
+        raise TimeUpError from stop
+    except InterruptedRunError as error:
+        if _user_stops != stops:
+            raise
+        raise TimeUpError from error
+    except DkgpError:
+        raise
+    except Exception as error:
+        # An exception after the signal comes from code that it interrupted.
+        if not fired.is_set():
+            raise
+        raise TimeUpError from error
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -185,8 +271,10 @@ def _send_again(number: int) -> None:
 
 
 @contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Install the handler for the stop signals, and send a signal again if Python drops its exception."""
+def _handlers(
+    handler: Callable[[int, FrameType | None], Any], signals: tuple[signal.Signals, ...] = _SIGNALS
+) -> Iterator[None]:
+    """Install the handler for the signals, the stop signals by default; send a signal again if Python drops it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -201,7 +289,7 @@ def _handlers(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]
             hook_before(unraisable)
 
     hook_before, sys.unraisablehook = sys.unraisablehook, note_dropped
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:

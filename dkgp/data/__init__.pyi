@@ -4,7 +4,7 @@ from .sources.synthetic import friedman1, rbf_mixture, write_friedman1, write_rb
 from .sources.tables.learning import TableOptions
 from .stores.checkpoint import Checkpoint, CheckpointStore
 from .stores.dataset import Dataset, open_dataset
-from .stores.dataset_writer import DatasetWriter, dataset_from_arrays
+from .stores.dataset_writer import DatasetWriter, dataset_from_arrays, write_rows
 from .stores.factor_store import FactorRecord, FactorWriter, discard_factor, open_factor
 from .stores.manifest import is_committed, recognise
 from .stores.memory_dataset import append_rows, memory_dataset, standardised_inputs
@@ -93,4 +93,5 @@ __all__ = [
     "standardised_inputs",
     "write_friedman1",
     "write_rbf_mixture",
+    "write_rows",
 ]

@@ -7,7 +7,7 @@ variances' layout, and entries of sparse models and classifiers, at prices of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import psutil
@@ -24,12 +24,14 @@ from dkgp.models import Hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.context import RunContext
+from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.refinement.candidates import MOST_SAMPLES, Candidate, Judge, Judged, draw_held_out
 from dkgp.models.sparse.near import SMALL
 from dkgp.models.sparse.search import BASIS_SIZES as BASIS_SIZES_OF_EVIDENCE
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.tuning.tune import DEFAULT_SUBSET
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.ways import variance_memory
 from dkgp.plan.fleet import Fleet, project
 from dkgp.plan.foreseen import Smaller, foresee, foresee_classifier, foresee_sparse, foresee_variances
 from dkgp.plan.machine import MachineFigures, Network, measure_machine
@@ -69,6 +71,8 @@ class Way:
     train_seconds, predict_seconds
     memory_bytes
         The peak, including memory that this process holds already.
+    variance_memory_bytes
+        Working memory of variances under a memory limit; None without a limit.
     """
 
     name: Name
@@ -77,6 +81,7 @@ class Way:
     train_seconds: float
     predict_seconds: float
     memory_bytes: int
+    variance_memory_bytes: int | None = None
 
     derived: ClassVar = ("seconds", "words")
 
@@ -198,6 +203,8 @@ class Forecasts:
         Whose caches count.
     compared : Comparison, optional
         Methods of classifiers, compared on held-out training samples.
+    limited : bool
+        Whether the user set the memory limit, which variances then keep.
     measured : bool
         Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
 
@@ -219,8 +226,9 @@ class Forecasts:
         *,
         compared: Comparison | None = None,
         measured: bool = True,
+        limited: bool = False,
     ) -> None:
-        self._dataset, self._tests, self._budget = dataset, tests, memory_bytes
+        self._dataset, self._tests, self._budget, self._is_limited = dataset, tests, memory_bytes, limited
         self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
         self._compared = compared
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
@@ -250,6 +258,19 @@ class Forecasts:
             yield near
         yield from (self._sparse(size) for size in self._sizes(BASIS_SIZES))
 
+    def smaller(self, way: Way) -> Iterator[Way]:
+        """Yield cheaper models that replace one whose training takes too long, best first."""
+        if self._labelled:
+            most = way.size if way.name == "fixed-size" and way.size is not None else self._dataset.n_samples
+            yield from (self._classifier(size) for size in POOLS if size < most)
+            return
+        near = self.near() if way.name == "exact" else None
+        most = way.size if way.name == "sparse" and way.size is not None else self._dataset.n_samples
+        others = [self._sparse(size) for size in BASIS_SIZES if size < most]
+        for other in [*([] if near is None else [near]), *others]:
+            if other.train_seconds < way.train_seconds:
+                yield other
+
     def _sizes(self, sizes: Sequence[int]) -> list[int]:
         """Sizes below the number of samples; that number itself if it is below all sizes."""
         n = self._dataset.n_samples
@@ -262,16 +283,18 @@ class Forecasts:
         )
         cache = self._cluster.cache_bytes
         memory = foreseen.memory_plan(cache, self._budget)
-        variances = foresee_variances(
-            dataset, hyperparameters, VarianceSettings(gap=gap, seed=self._seed), self._tests, threads
-        )
+        settings = VarianceSettings(gap=gap, seed=self._seed)
+        if self._is_limited:
+            working = variance_memory(dataset.n_samples, max(0, self._budget - self.resident_bytes - RUNTIME_BYTES))
+            settings = replace(settings, memory_bytes=working)
+        variances = foresee_variances(dataset, hyperparameters, settings, self._tests, threads)
         run = variances.on(1, threads)
         work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
         training = self._seconds(work, foreseen.sizes)
         phases = variances.phases(run, foreseen.sizes, variances.single.count, variances.double.count)
-        predicting = variances.memory(run).worker_process_bytes(self.resident_bytes)
+        predicting = variances.peak_bytes(run, self.resident_bytes)
         peak = max(memory.coordinator_bytes + memory.worker_parts, predicting)
-        return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak)
+        return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak, settings.memory_bytes)
 
     def near(self) -> Way | None:
         """The model with neighbours (VIF), whose variances are its own; None for few samples."""

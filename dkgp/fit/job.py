@@ -21,7 +21,9 @@ from dkgp.registry import Option, byte_count
 
 RECORD, PAGE = "fit.json", "report.html"
 TRAIN, TEST, HYPER, MODEL, PREDICTIONS = "train.zarr", "test.zarr", "hyper.json", "model.zarr", "pred.zarr"
-STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE)
+# Held-out samples that are predicted if there is no time for all.
+TEST_SAMPLE = "test-sample.zarr"
+STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE, TEST_SAMPLE)
 DEFAULT_TEST_FRACTION, DEFAULT_SECONDS = 0.1, 600.0
 # Options of an ingestion that a fit decides itself, or has in another form.
 WITHOUT = ("out", "test_out", "overwrite", "like", "unseen", "chunk_rows", "transform", "covariates", "scale")
@@ -50,7 +52,8 @@ OUT = Option(
 )
 SECONDS = Option(
     help="Time limit for all steps, such as 90s, 5min or 2h. Forecasts decide between the exact model and smaller "
-    "ones. If a forecast is too low, the run still continues to its end.",
+    "ones. A step that takes longer than its share ends with a cheaper result, and the report lists what was given "
+    "up. The limit can be exceeded by up to a third.",
     type=duration,
     spellings=("--time",),
     metavar="TIME",
@@ -207,6 +210,8 @@ def command_lines(
         predict = (*predict, "--variance")
         if way["gap"] is not None:
             predict = (*predict, "--variance-gap", f"{way['gap']:g}")
+        if way.get("variance_memory_bytes") is not None:
+            predict = (*predict, "--variance-memory", str(way["variance_memory_bytes"]))
         predict = (*predict, *seed)
     lines.append(predict)
     lines = [(*line, "--overwrite", *(limit if line[0] in ("train", "sparse", "classify") else ())) for line in lines]

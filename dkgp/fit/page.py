@@ -22,7 +22,7 @@ from dkgp.commands.reporting.progress import typed
 from dkgp.commands.reporting.tables import nothing_wrong, rival_text, transform_text
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.fit.choice import spoken
-from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, TEST, FitJob
+from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob
 from dkgp.kernels import kernel_from_json, kernel_text
 from dkgp.models.classification.metrics import evaluate_classes
 from dkgp.models.hyperparameters import TunedParameter, stopped
@@ -64,12 +64,12 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: 4px
 Row = tuple[str, str]
 
 
-def write_page(job: FitJob, document: Document) -> Document:
+def write_page(job: FitJob, document: Document, *, with_pictures: bool = True) -> Document:
     """Write the page of a fit whose other steps are done; return where it is, and whether it has pictures."""
     drawable = importlib.util.find_spec("matplotlib") is not None
     pictures: dict[str, str] = {}
-    if drawable:
-        prediction, test = open_prediction(job.place(PREDICTIONS)), open_dataset(job.place(TEST))
+    if drawable and with_pictures:
+        prediction, test = open_prediction(job.place(PREDICTIONS)), open_dataset(document["predict"]["dataset"])
         draw = regression_pictures if job.ingestion.labels is None else class_pictures
         pictures = draw(prediction, test)
     write_text(job.place(PAGE), page(document, pictures, drawable=drawable))
@@ -84,6 +84,7 @@ def page(document: Document, pictures: dict[str, str], *, drawable: bool = True)
     title = f"{targets} from {ingested['d']} features"
     sections = [
         _section("Verdict", _verdict(document["evaluation"])),
+        _section("Left out to keep the limits", _given_up(document)),
         _section("On the held-out samples", _rows(_figures(document))),
         _section("Data", _data(document)),
         _section("Model", _model(document)),
@@ -138,6 +139,18 @@ def _verdict(evaluated: Document) -> str:
         more = f'<span class="advice">{escape(typed(str(advice)))}</span>' if advice else ""
         items.append(f"<li>{escape(str(finding['text']))}{more}</li>\n")
     return f'<ul class="verdict">\n{"".join(items)}</ul>\n'
+
+
+def _given_up(document: Document) -> str:
+    """List everything that was given up to keep the limits."""
+    lost = document.get("given_up") or []
+    if not lost:
+        return ""
+    lead = (
+        f"The time limit was {spoken(document['time_limit_seconds'])}. A longer <code>--time</code>, or more "
+        "<code>--memory</code>, would change the following."
+    )
+    return f"<p>{lead}</p>\n" + _list(f"{item['step']}: {item['text']}" for item in lost)
 
 
 def _number(value: float | None, form: str | None = None) -> str:

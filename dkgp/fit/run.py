@@ -29,10 +29,12 @@ from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import AUTO_KERNEL, LEAST_SAMPLES, TuneJob
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.remote.claims import locked
-from dkgp.data.remote.storage import read_object, remove_object, remove_tree
+from dkgp.data.remote.storage import exists, read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies
+from dkgp.fit.budget import CHOOSE, FORECAST, TRANSFORM, Budget
+from dkgp.fit.budget import LEAST_SECONDS as LEAST_ATTEMPT
 from dkgp.fit.choice import (
     COMPARED_BASIS,
     SHARE_OF_COMPARISON,
@@ -45,6 +47,7 @@ from dkgp.fit.choice import (
     spoken,
 )
 from dkgp.fit.classifiers import Comparison, compare_methods
+from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, Fallbacks, given_up
 from dkgp.fit.job import (
     HYPER,
     MODEL,
@@ -53,6 +56,7 @@ from dkgp.fit.job import (
     RECORD,
     STORES,
     TEST,
+    TEST_SAMPLE,
     TRAIN,
     FitJob,
     candidate_words,
@@ -62,6 +66,7 @@ from dkgp.fit.job import (
 )
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
+from dkgp.limits import Clock
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.memory import RUNTIME_BYTES
@@ -73,23 +78,24 @@ from dkgp.models.warm_up import helped
 
 STEPS = ("ingest", "transform", "tune", "compare", "choose", "train", "predict", "evaluate", "report")
 OF_NUMBERS, OF_LABELS = ("transform", "tune"), ("compare",)
-FEW_SAMPLES_KERNEL = "rbf"
 # Share of the time for the comparison of kernels.
 SHARE_OF_KERNELS = 0.2
 # Share of the time for the evidence of all samples.
 SHARE_OF_ALL_SAMPLES = 0.25
 # Share of the time for the comparison of classifiers' methods.
 SHARE_OF_METHODS = 0.2
-# Share of the time for the comparison of the target's transforms, and the seconds below which there is none.
-SHARE_OF_TRANSFORMS, LEAST_SECONDS = 0.1, 1.0
-# Share of the time that training and predicting may take even if earlier steps took longer.
-SHARE_OF_MODEL = 0.5
 # Share of the time for the comparison with simpler models, by a forecast.
 SHARE_OF_RIVALS = 0.1
+# Seconds of an idle machine that pictures take.
+PICTURE_SECONDS = 3.0
+# Seconds below which transforms of the target are not compared.
+LEAST_SECONDS = 1.0
 
 
-def run_fit(job: FitJob, reporter: Reporter) -> Document:
+def run_fit(job: FitJob, reporter: Reporter, clock: Clock = time.monotonic) -> Document:
     """Fit, and write everything into the folder; return the results of each step.
+
+    `clock` measures the time limit.
 
     Raises
     ------
@@ -100,16 +106,18 @@ def run_fit(job: FitJob, reporter: Reporter) -> Document:
     InterruptedRunError
         A signal asked for the end; `resume` goes on.
     """
-    return _Fit(job, reporter).run()
+    return _Fit(job, reporter, clock).run()
 
 
 class _Fit:
     """A fit that runs."""
 
     steps: Steps
+    _methods: Comparison | None = None
 
-    def __init__(self, job: FitJob, reporter: Reporter) -> None:
-        self.job, self.reporter, self.began = job, reporter, time.monotonic()
+    def __init__(self, job: FitJob, reporter: Reporter, clock: Clock = time.monotonic) -> None:
+        self.job, self.reporter, self.budget = job, reporter, Budget(job.seconds, clock, job.memory_bytes)
+        self.fallbacks = Fallbacks(self.budget, job.seed, reporter)
         self.record = job.folder / RECORD
         self.memory_bytes = job.memory_bytes or int(psutil.Process().memory_info().rss) + available_bytes()
 
@@ -136,6 +144,7 @@ class _Fit:
         before = read_object(self.record).decode() if self.record.exists() else None
         with PeakMemory() as memory, helped():
             self.steps = Steps("fit", self.record, job.settings(), earlier, memory, self.reporter)
+            self.budget.resume(sum(self.steps.seconds.values()))
             try:
                 ingested = self._step("ingest", self._ingest)
             except (InputError, UsageError):
@@ -177,13 +186,24 @@ class _Fit:
                 "train": trained,
                 "predict": predicted,
                 "evaluation": evaluated,
+                "time_limit_seconds": job.seconds,
+                "given_up": list(given_up([compared, tuned, decision, attempts.tried[0].trained, taken.predicted])),
                 "report": job.place(PAGE),
             }
-            self._step("report", lambda: write_page(job, document))
+            self._step("report", lambda: self._page(document))
         document["seconds"] = sum(self.steps.seconds.values())
         document["peak_memory_bytes"] = self.steps.peak_bytes
         document["warnings"] = list(self.reporter.warnings)
         return self.steps.finish(document)
+
+    def _page(self, document: Document) -> Document:
+        """Write the page; without pictures if they would exceed the time limit."""
+        with_pictures = self.budget.for_pictures >= PICTURE_SECONDS * self.budget.slowness()
+        if not with_pictures:
+            text = "the page has no pictures"
+            self.reporter.warn(f"to keep the limits: {text}")
+            document["given_up"].append({"step": "report", "text": text})
+        return write_page(self.job, document, with_pictures=with_pictures)
 
     # ------------------------------------------------------------------------------------------------- the steps
 
@@ -230,8 +250,17 @@ class _Fit:
         """Compare transforms of the target unless one is named."""
         if not self._tries_transforms:
             return None
-        seconds = SHARE_OF_TRANSFORMS * self.job.seconds
-        return self._step("transform", lambda: self._compare(ingested, seconds))
+        seconds = TRANSFORM * self.job.seconds
+        return self._step("transform", lambda: self._compare_in_time(ingested, seconds))
+
+    def _compare_in_time(self, ingested: Document, seconds: float) -> Document:
+        attempt = self.budget.attempt(lambda: self._compare(ingested, seconds), seconds, seconds)
+        if attempt.document is not None:
+            return attempt.document
+        text = f"the comparison of transforms of the target was ended after {spoken(attempt.seconds)}"
+        self.reporter.warn(f"to keep the limits: {text}")
+        lost = [{"step": "transform", "text": text}]
+        return {"transform": None, "reason": "there was no time", "findings": [], "compared": [], "given_up": lost}
 
     def _compare(self, ingested: Document, seconds: float) -> Document:
         job, kernel = self.job, self.job.kernel
@@ -287,46 +316,95 @@ class _Fit:
             overwrite=True,
             cluster=job.cluster,
         )
-        return self.steps.command("tune", tuning)
+        return self.steps.run("tune", lambda: self.fallbacks.tune(tuning))
 
     def _compare_methods(self) -> Document:
         """Compare the methods of classifiers on training samples."""
         job = self.job
-        compared = compare_methods(
-            open_dataset(job.place(TRAIN)),
-            seconds=SHARE_OF_METHODS * job.seconds,
-            seed=job.seed,
-            note=self.reporter.note,
-        )
-        return dict(to_json(compared))
+        limit = SHARE_OF_METHODS * job.seconds
+
+        def work() -> Document:
+            train = open_dataset(job.place(TRAIN))
+            return dict(to_json(compare_methods(train, seconds=limit, seed=job.seed, note=self.reporter.note)))
+
+        compared = self.budget.attempt(work, limit, limit).document
+        return dict(to_json(Comparison())) if compared is None else compared
 
     def _choose(self, methods: Document | None) -> Document:
+        self._methods = None if methods is None else from_json(Comparison, methods)
+        seconds = FORECAST * self.budget.for_model
+        slowness = self.budget.slowness()
+        busy = f"; the machine is busy: forecasts are {slowness:.2g} times those of an idle one"
+        best = next(self._ways(measured=False, slowness=slowness))
+        if is_certain(best, seconds, self.memory_bytes):
+            decision = decide([best], seconds, self.memory_bytes)
+        else:
+            self.reporter.note("measuring this machine to forecast time and memory of the possible models")
+            decision, later = self._decide(seconds, slowness)
+            decision = replace(decision, reason=decision.reason + (busy if slowness > 1.0 else ""))
+            if decision.way.name == "vif" and not self.labelled:
+                fits = [way for way in later if way.seconds <= seconds and way.memory_bytes <= self.memory_bytes]
+                hyperparameters = read_hyperparameters(self.job.place(HYPER))
+                other, limit = next(iter(fits), None), SHARE_OF_COMPARISON * self.job.seconds
+                attempt = self.budget.attempt(
+                    lambda: self._by_density(decision, other, hyperparameters, seconds), limit, limit
+                )
+                if attempt.document is not None:
+                    return attempt.document
+        self.reporter.note(f"the model: {decision.reason}")
+        return dict(to_json(decision))
+
+    def _decide(self, seconds: float, slowness: float) -> tuple[Decision, list[Way]]:
+        """Decide by measured prices, by nominal prices if the measurement takes too long; also return later ways."""
+        ways: list[Way] = []
+
+        def measured() -> Document:
+            for way in self._ways(measured=True, slowness=slowness):
+                ways.append(way)
+                fits = [one for one in ways if one.seconds <= seconds and one.memory_bytes <= self.memory_bytes]
+                # The model with neighbours may be compared with the next one.
+                if fits and (fits[0].name != "vif" or len(fits) > 1):
+                    break
+            return {}
+
+        limit = CHOOSE * self.job.seconds
+        attempt = self.budget.attempt(measured, limit, limit)
+        if attempt.document is None:
+            ways = list(self._ways(measured=False, slowness=slowness))
+        try:
+            decision = decide(ways, seconds, self.memory_bytes)
+            return decision, ways[ways.index(decision.way) + 1 :]
+        except InputError:
+            quick = min(ways, key=lambda way: way.seconds)
+            if slowness == 1.0 or quick.seconds > slowness * seconds:
+                raise
+            # The machine is busy at present. The model with the shortest forecast may still end in time.
+            reason = f"{quick.words} is forecast to take {quick.forecast}; it is the fastest model"
+            return Decision(quick, reason, tuple(way for way in ways if way is not quick)), []
+
+    def _forecasts(self, *, measured: bool) -> Forecasts:
         job, train = self.job, open_dataset(self.job.place(TRAIN))
         hyperparameters = None if self.labelled else read_hyperparameters(job.place(HYPER))
         tests = open_dataset(job.place(TEST)).n_samples
-        spent = sum(seconds for name, seconds in self.steps.seconds.items() if name != "choose")
-        # Where tuning took longer than it should have, a model is trained all the same.
-        left = max(job.seconds - spent, SHARE_OF_MODEL * job.seconds)
+        return Forecasts(
+            train,
+            hyperparameters,
+            tests,
+            self.memory_bytes,
+            job.seed,
+            job.cluster,
+            self.reporter,
+            compared=self._methods,
+            measured=measured,
+            limited=job.memory_bytes is not None,
+        )
 
-        compared = None if methods is None else from_json(Comparison, methods)
-
-        def ways(*, measured: bool) -> Iterator[Way]:
-            more: dict[str, Any] = {"compared": compared, "measured": measured}
-            limits = (self.memory_bytes, job.seed, job.cluster, self.reporter)
-            return Forecasts(train, hyperparameters, tests, *limits, **more).ways()
-
-        best = next(ways(measured=False))
-        if is_certain(best, left, self.memory_bytes):
-            decision = decide([best], left, self.memory_bytes)
-        else:
-            self.reporter.note("measuring this machine to forecast time and memory of the possible models")
-            foreseen = ways(measured=True)
-            decision = decide(foreseen, left, self.memory_bytes)
-            if decision.way.name == "vif" and hyperparameters is not None:
-                fits = (way for way in foreseen if way.seconds <= left and way.memory_bytes <= self.memory_bytes)
-                return self._by_density(decision, next(fits, None), hyperparameters, left)
-        self.reporter.note(f"the model: {decision.reason}")
-        return dict(to_json(decision))
+    def _ways(self, *, measured: bool, slowness: float) -> Iterator[Way]:
+        """Yield ways with forecasts for the current load of the machine, best first."""
+        for way in self._forecasts(measured=measured).ways():
+            yield replace(
+                way, train_seconds=slowness * way.train_seconds, predict_seconds=slowness * way.predict_seconds
+            )
 
     def _by_density(
         self, decision: Decision, other: Way | None, hyperparameters: Hyperparameters, left: float
@@ -374,24 +452,59 @@ class _Fit:
                 self.reporter.note(f"not tried: {remedy.words} ({choice['reason']})")
                 continue
             self.reporter.note(f"the model failed the verdict; trying {remedy.words}")
-            attempts.tried.append(self._another(number, remedy, choice["way"], attempts))
+            self._another_in_time(number, remedy, choice["way"], attempts)
         return attempts
+
+    def _another_in_time(self, number: int, remedy: Remedy, way: Document, attempts: Attempts) -> None:
+        """Add another model to the attempts, or the reason why there was no time or memory for it."""
+        tried: list[Attempt] = []
+
+        def work() -> Document:
+            tried.append(self._another(number, remedy, way, attempts))
+            return {}
+
+        limit = max(self.budget.for_predictions, LEAST_ATTEMPT)
+        attempt = self.budget.attempt(work, limit, limit)
+        if attempt.document is not None:
+            attempts.tried.extend(tried)
+            return
+        aside = self._aside(number)
+        if aside.exists():
+            self._move(aside, self.job.folder)
+            remove_tree(aside)
+        reason = f"ended after {spoken(attempt.seconds)} ({attempt.lack})"
+        attempts.not_tried.append({"model": remedy.words, "reason": reason})
+        self.reporter.note(f"not tried: {remedy.words} ({reason})")
+
+    def _aside(self, number: int) -> Path:
+        """The folder of the best model while another is tried."""
+        return self.job.folder / f"before-{number}"
+
+    @staticmethod
+    def _move(source: Path, target: Path) -> Document:
+        target.mkdir(exist_ok=True)
+        for name in (MODEL, PREDICTIONS):
+            if (source / name).exists():
+                remove_tree(target / name)
+                (source / name).rename(target / name)
+        return {}
 
     def _attempt(self, number: int, way: Document, hyper: str, tuning: Sequence[str]) -> Attempt:
         """Train, predict and evaluate by a way; `number` 0 is the first."""
         job, more = self.job, f" {number}" if number else ""
         names = [f"{name}{more}" for name in ("train", "predict", "evaluate")]
         trained = self._train(way, names[0], hyper)
-        predicted = self._predict(way, names[1])
+        predicted = self._predict(trained.get("way", way), names[1])
+        way = predicted.get("way", way)
         self._say("evaluate", names[2])
-        evaluated = self.steps.command(names[2], EvaluateJob(job.place(PREDICTIONS), job.place(TEST)))
+        evaluated = self.steps.command(names[2], EvaluateJob(job.place(PREDICTIONS), predicted["dataset"]))
         seconds = sum(self.steps.seconds.get(name, 0.0) for name in names)
         return Attempt(way, trained, predicted, evaluated, seconds, tuple(tuning))
 
     def _remedy(self, remedy: Remedy, first: Attempt) -> Document:
         """Return the way of a remedy, or None and the reason if its forecast exceeds the time that is left."""
         job = self.job
-        left = job.seconds - sum(self.steps.seconds.values())
+        left = self.budget.for_predictions
         train, tests = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST)).n_samples
         hyperparameters = read_hyperparameters(job.place(HYPER))
         forecasts = Forecasts(
@@ -412,16 +525,7 @@ class _Fit:
     def _another(self, number: int, remedy: Remedy, way: Document, attempts: Attempts) -> Attempt:
         """Try another model in the place of the best one, which comes back if it has the greater density."""
         job, best = self.job, attempts.taken
-        aside, names = job.folder / f"before-{number}", (MODEL, PREDICTIONS)
-
-        def move(source: Path, target: Path) -> Document:
-            target.mkdir(exist_ok=True)
-            for name in names:
-                if (source / name).exists():
-                    remove_tree(target / name)
-                    (source / name).rename(target / name)
-            return {}
-
+        aside = self._aside(number)
         hyper = HYPER
         if remedy.tuning:
             hyper = f"hyper-{number}.json"
@@ -429,64 +533,79 @@ class _Fit:
                 job.place(TRAIN), job.place(hyper), **remedy.options, seed=job.seed, overwrite=True, cluster=job.cluster
             )
             self.steps.command(f"tune {number}", tuning)
-        self.steps.run(f"set aside {number}", lambda: move(job.folder, aside))
+        self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside))
         attempt = self._attempt(number, way, hyper, remedy.tuning)
         better = attempt.nlpd < best.nlpd
         outcome = "chosen" if better else "the earlier model is kept"
         self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; {outcome}")
         if not better:
-            self.steps.run(f"restore {number}", lambda: move(aside, job.folder))
+            self.steps.run(f"restore {number}", lambda: self._move(aside, job.folder))
         remove_tree(aside)
         return attempt
 
-    def _train(self, way: Mapping[str, Any], step: str = "train", hyper_name: str = HYPER) -> Document:
-        job = self.job
+    def _train(self, way: Mapping[str, Any], step: str = "train", hyper: str = HYPER) -> Document:
         self._say("train", step)
+        taken = from_json(Way, _plain_way(way))
+        if step != "train":
+            return self.steps.train(self._training(taken, True, hyper), step)
+        return self.steps.run(step, lambda: to_json(self.fallbacks.train(taken, self._training, self._smaller)))
+
+    def _smaller(self, way: Way) -> Sequence[Way]:
+        return list(self._forecasts(measured=False).smaller(way))
+
+    def _training(self, way: Way, first: bool, hyper_name: str = HYPER) -> TrainJob | SparseJob | ClassifyJob:
+        """Return the job of a way; only the first attempt continues an earlier run."""
+        job = self.job
         train, hyper, model = job.place(TRAIN), job.place(hyper_name), job.place(MODEL)
         shared: dict[str, Any] = {
             "memory_limit_bytes": job.memory_bytes,
             "overwrite": True,
             "cluster": job.cluster,
         }
-        if way["name"] == "exact":
-            return self.steps.train(TrainJob(train, hyper, model, solver=SolverOptions(seed=job.seed), **shared), step)
-        if way["name"] in ("sparse", "vif"):
-            settings = SparseSettings(method="vif" if way["name"] == "vif" else "vfe", seed=job.seed)
-            return self.steps.train(SparseJob(train, hyper, model, settings, basis_size=way["size"], **shared), step)
-        if way["name"] != "fixed-size":
-            seeded = FixedSizeSettings(seed=job.seed)
-            likelihood: dict[str, Any] = {"method": way["name"], "basis_size": way["size"], "settings": seeded}
-            return self.steps.train(ClassifyJob(train, model, **likelihood, **shared), step)
-        classifier = FixedSizeSettings(pool=way["size"], seed=job.seed)
-        return self.steps.train(ClassifyJob(train, model, settings=classifier, **shared), step)
+        training: TrainJob | SparseJob | ClassifyJob
+        if way.name == "exact":
+            training = TrainJob(train, hyper, model, solver=SolverOptions(seed=job.seed), **shared)
+        elif way.name in ("sparse", "vif"):
+            settings = SparseSettings(method="vif" if way.name == "vif" else "vfe", seed=job.seed)
+            training = SparseJob(train, hyper, model, settings, basis_size=way.size, **shared)
+        elif way.name != "fixed-size":
+            likelihood: dict[str, Any] = {"method": way.name, "basis_size": way.size}
+            training = ClassifyJob(train, model, settings=FixedSizeSettings(seed=job.seed), **likelihood, **shared)
+        else:
+            training = ClassifyJob(train, model, settings=FixedSizeSettings(pool=way.size, seed=job.seed), **shared)
+        if not first:
+            self._remove([MODEL])
+        return replace(training, resume=first and self.steps.goes_on and training.begun)
 
     def _predict(self, way: Mapping[str, Any], step: str = "predict") -> Document:
-        job = self.job
+        job, taken, out = self.job, from_json(Way, _plain_way(way)), self.job.place(PREDICTIONS)
         self._say("predict", step)
         variance = None
         if not self.labelled:
-            variance = VarianceSettings(seed=job.seed)
-            if way["gap"] is not None:
-                variance = replace(variance, gap=way["gap"])
-        return self.steps.predict(
-            PredictJob(
-                job.place(MODEL),
-                job.place(TEST),
-                job.place(PREDICTIONS),
-                variance,
-                overwrite=True,
-                cluster=job.cluster,
-            ),
-            step,
-        )
+            variance = VarianceSettings(seed=job.seed, memory_bytes=taken.variance_memory_bytes)
+            if taken.gap is not None:
+                variance = replace(variance, gap=taken.gap)
+        predicting = PredictJob(job.place(MODEL), job.place(TEST), out, variance, overwrite=True, cluster=job.cluster)
+        if step != "predict":
+            return self.steps.predict(predicting, step)
+        predicting = replace(predicting, resume=self.steps.goes_on and exists(out))
+        sample = job.place(TEST_SAMPLE)
+        return self.steps.run(step, lambda: to_json(self.fallbacks.predict(predicting, taken, sample)))
 
     def _compared(self, evaluated: Document) -> Document:
-        """Evaluate again beside simpler models, boosting on all training rows included, if a forecast allows it."""
-        job = self.job
-        if self.labelled or rival_seconds(open_dataset(job.place(TRAIN))) > SHARE_OF_RIVALS * job.seconds:
+        """Evaluate again beside simpler models, boosting on all training rows included, if there is time for it."""
+        job, budget = self.job, self.budget
+        if self.labelled:
             return evaluated
-        comparison = EvaluateJob(job.place(PREDICTIONS), job.place(TEST), compare=True)
-        return self.steps.run("compare", lambda: run_evaluate(comparison, self.reporter))
+        limit = min(SHARE_OF_RIVALS * job.seconds, budget.for_predictions)
+        if rival_seconds(open_dataset(job.place(TRAIN))) * budget.slowness() > limit:
+            return evaluated
+        comparison = EvaluateJob(job.place(PREDICTIONS), evaluated["dataset"], compare=True)
+
+        def work() -> Document:
+            return budget.attempt(lambda: run_evaluate(comparison, self.reporter), limit, limit).document or evaluated
+
+        return self.steps.run("compare", work)
 
     # ------------------------------------------------------------------------------------------------ the folder
 
@@ -551,3 +670,8 @@ def _text_targets(survey: Survey) -> list[str]:
         if column.name in survey.targets and column.texts and not column.kind
         if not (column.gap_texts or column.reads_like_numbers)
     ]
+
+
+def _plain_way(way: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a way without derived values."""
+    return {name: value for name, value in way.items() if name not in Way.derived}

@@ -51,10 +51,19 @@ from dkgp.models.variance.neighbours.run import TRIED, NeighbourRun, serves
 from dkgp.models.variance.run import Request
 from dkgp.models.variance.scaled import Subject
 from dkgp.models.variance.settings import SentRows, VarianceSettings
-from dkgp.models.variance.ways import LEAST_MET, LEAST_NEAR, Forecast, Measured, count_products
+from dkgp.models.variance.ways import (
+    LEAST_MET,
+    LEAST_NEAR,
+    Forecast,
+    Measured,
+    count_products,
+    whole_memory_bytes,
+)
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.keeping import READ_TOGETHER, bytes_that_pay, saved_share
+from dkgp.operators.product_error import AUTO as AUTO_PRODUCTS
+from dkgp.operators.product_error import ProductMemory
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import PROBE_SAMPLES
 from dkgp.solvers.conjugate.preconditioner import conjugate_phases, shared_phases, variance_phases
@@ -102,6 +111,7 @@ class Foreseen:
     width: int  # the kernel's `feature_width`
     tiles_bytes: int  # size of all tiles of K's lower half, in the format in which they are kept
     needs_inputs: str | None  # name of the solver, if it needs all inputs at the coordinator
+    products: ProductMemory  # memory of products within a bound; nothing if they evaluate all entries
 
     def phases(self, count: float, *, spilled: float = 0.0, kept: float = 0.0) -> list[Phase]:
         """Return the work of a run that takes `count` products or passes.
@@ -134,6 +144,8 @@ class Foreseen:
         # Rows of a low-rank factor are divided among the workers. Building leaves takes the same memory in each worker.
         if not held.cached_bytes:
             held = replace(held, factor_bytes=-(-held.factor_bytes // workers))
+        bounded = self.products.kept_bytes + self.products.work_bytes
+        held = replace(held, factor_bytes=held.factor_bytes + bounded)
         return plan_within(
             budget_bytes or resident + available_bytes(),
             self.sizes.n,
@@ -155,7 +167,7 @@ class Foreseen:
 
     def tiles(self, wanted: TileBudget, workers: int, prices: Prices) -> Tiles:
         """Return the part of K that the workers keep, each within its budget; none if the run keeps no tiles."""
-        if self.sizes.double or not self.memory.repeats_products:
+        if self.sizes.double or not self.memory.repeats_products or self.products.kept_bytes:
             return Tiles()
         wanted = replace(wanted, products=None if self.choice is None else self.choice.products)
         part = -(-self.tiles_bytes // workers)
@@ -225,6 +237,7 @@ def foresee(
         width,
         _tiles_bytes(context),
         solver.name if named.needs(Need.INPUTS) else None,
+        AUTO_PRODUCTS.memory(hyperparameters.kernel, n, p, None) or ProductMemory(),
     )
 
 
@@ -324,6 +337,15 @@ class ForeseenVariances:
     def memory(self, run: IterativeRun) -> Memory:
         """Project the memory of a worker's process: features, factors, and the batches in progress."""
         return run.memory.plan(min(int(run.plan["batch_size"]), int(run.plan["together"])))
+
+    def peak_bytes(self, run: IterativeRun, resident_bytes: int) -> int:
+        """Return the peak of this process by the method with the most memory that may be chosen."""
+        threads, settings = run.threads, self.settings
+        whole = 0
+        if settings.way in ("auto", "cholesky") and not settings.is_iterative and settings.basis is None:
+            whole = whole_memory_bytes(self.dataset.n_samples, self.tests, threads, settings.memory_bytes)
+        memory = self.memory(run)
+        return max(memory.worker_process_bytes(resident_bytes), resident_bytes + memory.runtime_bytes + whole)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types."""

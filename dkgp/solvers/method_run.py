@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import require_single_threaded_blas, single_threaded_blas
 from dkgp.data.stores.checkpoint import Checkpoint
 from dkgp.errors import InputError, NumericalError
+from dkgp.limits import should_finish
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.solvers.base import Clock, Method, SolverState, nothing
 from dkgp.solvers.driver import NOBODY, Iteration, Loop, Watch
-from dkgp.solvers.stopping import Progress, Standstill, StoppingRule, StopReason, stands_still
+from dkgp.solvers.stopping import OUT_OF_TIME, Progress, Standstill, StoppingRule, StopReason, stands_still
 
 State = TypeVar("State", bound=SolverState)
 
@@ -467,7 +468,7 @@ class MethodRun(Iteration, Generic[State]):
         self.progress = progress
         record.history.append(progress)
         reason, self.state.needed_fall = self._rule.check(progress), self._rule.needed_fall(progress)
-        self._reason = reason or self._standing_still()
+        self._reason = reason or self._standing_still() or (OUT_OF_TIME if should_finish() else None)
 
     def verify(self, reason: StopReason) -> StopReason | None:
         """Check a reason to stop by a gradient computed in float64, unless the gradient is one."""

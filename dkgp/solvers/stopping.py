@@ -425,3 +425,6 @@ class MaxSeconds(_Effort):
         return StopReason(
             "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger `max_seconds`"
         )
+
+
+OUT_OF_TIME = StopReason("time", False, "the time limit of the run was near", "allow more time, or a larger tolerance")

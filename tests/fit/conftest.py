@@ -27,6 +27,7 @@ def machine() -> Any:
     """Foresee for the nominal machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dkgp.fit.choice.measure_machine", nominal_machine)
+        patch.setattr("dkgp.fit.budget.Budget.slowness", lambda budget: 1.0)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from dkgp.cluster import LocalExecutor
 from dkgp.cluster.cache import TileBudget
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data import Dataset, write_friedman1
+from dkgp.data import Dataset, dataset_from_arrays, write_friedman1
 from dkgp.errors import MemoryBudgetError, UsageError
 from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.exact import train
 from dkgp.models.memory import RUNTIME_BYTES, Processes, plan_training
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.keeping import LEAST_GAIN, READ_TOGETHER, worker_tiles
+from dkgp.operators.product_error import ProductError
 from dkgp.operators.vecchia.factor import vecchia_bytes
 from dkgp.plan.foreseen import Foreseen, Tiles, foresee
 from dkgp.plan.machine import ClusterFigures, MachineFigures, Network
@@ -157,6 +159,26 @@ def test_workers_share_what_is_kept(dataset: Dataset, hyper: Hyperparameters) ->
     # Block descent takes no such products, and what is kept is float32.
     for options in ({"solver": "gbcd"}, {"solver": "pcg", "rank": 100, "precision": "double"}):
         assert foreseen(dataset, hyper, count=9.0, **options).tiles(half, 1, prices) == Tiles()
+
+
+def test_products_within_a_bound_keep_no_tiles(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with such products holds their plan instead of kernel entries."""
+    X = rng.uniform(-1.0, 1.0, (3000, 2))
+    data = dataset_from_arrays(tmp_path / "d.zarr", X, X[:, 0])
+    hyper = read_hyperparameters(write_hyper(tmp_path / "hyper.json", [0.5] * 2, 0.04))
+    options = {"solver": "pcg", "halo": 0, "rank": 100, "count": 9.0}
+    wanted, prices = TileBudget(2**30), Prices.nominal(2)
+    exact = foreseen(data, hyper, **options)
+    monkeypatch.setattr("dkgp.plan.foreseen.AUTO_PRODUCTS", ProductError(1e-6))
+    bounded = foreseen(data, hyper, **options)
+    assert exact.tiles(wanted, 1, prices).most_bytes > 0
+    assert bounded.tiles(wanted, 1, prices) == Tiles()
+    more = ProductError(1e-6).memory(hyper.kernel, 3000, 1, None)
+    assert more is not None
+    plans = [found.memory_plan(2**30, 2**40, resident_bytes=2**28) for found in (exact, bounded)]
+    assert plans[1].worker_parts - plans[0].worker_parts == more.kept_bytes + more.work_bytes > 0
 
 
 def test_products_that_are_read_cost_what_reading_does(dataset: Dataset, hyper: Hyperparameters) -> None:

@@ -19,6 +19,8 @@ from dkgp.models.prediction.predict import predict
 from dkgp.models.variance.iterative import BatchLayout
 from dkgp.models.variance.neighbours import run
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.ways import variance_memory, whole_memory_bytes
+from dkgp.models.variance.whole_matrix import whole_layout
 from dkgp.plan.foreseen import ForeseenVariances, PlannedWorkers, foresee_variances
 from dkgp.solvers.prices import Phase, Prices, Sizes, core_seconds
 
@@ -172,3 +174,22 @@ def test_neighbours_are_tried_on_a_made_up_map(
     if planned.neighbours is not None:
         assert planned.neighbours.neighbours == 192
         assert 0.0 < planned.neighbours.seconds_per_sample < 1.0
+
+
+def test_the_peak_includes_a_whole_factor_that_may_be_chosen(dataset: Dataset, tmp_path: Path) -> None:
+    found, resident = hyper(ROUGH, tmp_path), 2**27
+    peaks = {}
+    for way in ("auto", "iterative"):
+        planned = foresee_variances(dataset, found, VarianceSettings(way=way, memory_bytes=2**28), TESTS)
+        peaks[way] = planned.peak_bytes(planned.run, resident)
+        assert peaks[way] >= planned.memory(planned.run).worker_process_bytes(resident)
+    tiles = whole_layout(N).disk_bytes
+    assert tiles >= 4 * N * N
+    assert whole_memory_bytes(N, TESTS, 1, 2**28) >= tiles
+    assert whole_memory_bytes(N, TESTS, 1, tiles - 1) == 0
+    large = whole_memory_bytes(50_000, TESTS, 1, 2**40)
+    assert large >= 4 * 50_000**2
+    # A limit leaves room for a factor that fits, and else for the usual working memory.
+    assert variance_memory(50_000, 2 * large) >= large
+    assert variance_memory(50_000, large) < large
+    assert variance_memory(N, 100) == 70

@@ -453,3 +453,28 @@ def _check_finite(block: FloatArray, names: tuple[str, ...], first_row: int) -> 
         f"{f', and {count - 1} more such values nearby' if count > 1 else ''}. "
         "Remove or fill in the rows with NaN or infinity."
     )
+
+
+def write_rows(dataset: Dataset, rows: IntArray, url: Location) -> Dataset:
+    """Write some rows of a store, in ascending order, to another store with the same standardisation; replace it."""
+    names = ColumnNames.checked(
+        dataset.raw_feature_names,
+        dataset.target_names,
+        dataset.classes,
+        dataset.weight_name,
+        noise=dataset.noise_name,
+    )
+    with DatasetWriter.of_names(url, names, overwrite=True, n_samples=len(rows)) as writer:
+        writer.encoding = dataset.encoding
+        for start, stop in dataset.row_chunks():
+            some = rows[(rows >= start) & (rows < stop)] - start
+            if not len(some):
+                continue
+            known = dataset.sample_noise(start, stop, standardised=False)
+            known = dataset.weights(start, stop) if known is None else known
+            writer.append(
+                dataset.raw_inputs(start, stop)[some],
+                dataset.targets(start, stop, standardised=False)[some],
+                None if known is None else known[some],
+            )
+        return writer.finish(dataset.standardisation)

@@ -33,6 +33,7 @@ from dkgp.data import (
 from dkgp.data.remote.claims import locked
 from dkgp.data.stores.models.classifier import find_any_model
 from dkgp.errors import InputError, InterruptedRunError
+from dkgp.limits import Pace
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.classes import ClassPosterior
 from dkgp.models.prediction.exact import ExactPosterior
@@ -317,8 +318,9 @@ class _TestNoise:
 class _RegionParts:
     """Parts of a region that are kept beside the store until the region is whole, and the watch over them."""
 
-    def __init__(self, writer: PredictionWriter, watch: Watch, start: int, stop: int, done: int) -> None:
-        self._writer, self._watch, self._start, self._stop, self._done = writer, watch, start, stop, done
+    def __init__(self, writer: PredictionWriter, watch: Watch, rows: tuple[int, int], done: int, pace: Pace) -> None:
+        self._writer, self._watch, (self._start, self._stop), self._done = writer, watch, rows, done
+        self._pace = pace
 
     def load(self, count: int) -> dict[int, FloatArray]:
         """Return the parts, of so many, that are kept there."""
@@ -335,8 +337,9 @@ class _RegionParts:
             self._watch.within(Progress("samples", self._done, self._writer.n_samples, "samples"))
 
     def interrupted(self) -> bool:
-        """Return True if interruption was requested."""
-        return self._watch.interrupted is not None and self._watch.interrupted()
+        """Return True if interruption was requested, or if the time limit would be missed."""
+        requested = self._watch.interrupted is not None and self._watch.interrupted()
+        return requested or self._pace.is_too_slow(self._done)
 
     def end(self) -> None:
         """Raise `InterruptedRunError`."""
@@ -387,12 +390,13 @@ def _write(
     )
     done = writer.n_samples - sum(stop - start for start, stop in todo)
     under_way: deque[tuple[int, int, Pending]] = deque()
+    pace = Pace(writer.n_samples, done)
     while todo or under_way:
-        if watch.interrupted is not None and watch.interrupted():
+        if pace.is_too_slow(done) or (watch.interrupted is not None and watch.interrupted()):
             raise _interrupted(writer, done)
         while todo and len(under_way) < posterior.depth:
             start, stop = todo.popleft()
-            parts = _RegionParts(writer, watch, start, stop, done)
+            parts = _RegionParts(writer, watch, (start, stop), done, pace)
             under_way.append((start, stop, posterior.submit(want.test, start, stop, parts)))
         start, stop, pending = under_way.popleft()
         values = pending.result() if noise is None else noise.added(pending.result(), start, stop)

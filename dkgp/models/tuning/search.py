@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
+from dkgp.limits import should_finish
 from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_switched_off
 from dkgp.models.trend import CENTRED, Drift, MeanValue
 from dkgp.models.tuning.families import KernelFamily, family_of
@@ -170,7 +171,7 @@ class LikelihoodSearch:
         """Whether the time is up, and there is a point to end with."""
         limit = self._settings.seconds
         some = self.best is not None or self._best_of_start is not None
-        return limit is not None and some and self._clock.seconds >= limit
+        return some and (should_finish() or (limit is not None and self._clock.seconds >= limit))
 
     def run(self, parameters: FloatArray, inverse_curvature: FloatArray | None = None) -> Optimum | None:
         """Search from one starting point (q,), within `max_evaluations`; return its best point, if it has any.
@@ -191,7 +192,7 @@ class LikelihoodSearch:
             optimum.inverse_curvature = self._inverse_curvature
             if not rested:
                 maximum = f"{self._settings.max_evaluations} evaluations"
-                optimum.limit = f"{self._settings.seconds:g} s" if self.late else maximum
+                optimum.limit = self._limit_in_time if self.late else maximum
             if self.best is None or optimum.value > self.best.value:
                 self.best = optimum
         self._begin()
@@ -251,6 +252,10 @@ class LikelihoodSearch:
     def _in_units(self, point: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = self._objective(point * self._units)
         return value, gradient * self._units
+
+    @property
+    def _limit_in_time(self) -> str:
+        return "the time limit" if self._settings.seconds is None else f"{self._settings.seconds:g} s"
 
     def _objective(self, free_parameters: FloatArray) -> tuple[float, FloatArray]:
         if self.late or self._evaluations_of_start >= self._settings.max_evaluations:
@@ -509,7 +514,7 @@ def switch_off(
     positions = candidates(space, best.parameters, feature_names)
     evaluations, passed, failed = 0, 0, len(positions) + 1
     reduced, (_, prior_slopes) = best, space.log_prior(best.parameters)
-    while failed - passed > 1:
+    while failed - passed > 1 and not should_finish():
         count = len(positions) if not evaluations else (passed + failed) // 2
         trial = best.parameters.copy()
         trial[positions[:count]] = -np.inf

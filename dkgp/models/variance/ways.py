@@ -72,6 +72,8 @@ from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Largest shares of the free or requested memory, and of the free disk space, for the whole factor.
 MEMORY_SHARE, DISK_SHARE = 0.5, 0.8
+# Share of the memory under a limit that variances may work in, beside the model and the batches.
+FREE_SHARE = 0.7
 # Core-seconds of a whole factor on a nominal machine below which no other method is tried: a trial would take as long.
 NO_QUESTION = 1.0
 # Test samples of a trial, and the number of runs of rows they come from; training and test samples of a small problem.
@@ -258,9 +260,7 @@ def _keeps_partial(request: Request) -> bool:
 def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
     """Return the place of a whole factor's tiles, and the reason if there is no room for them."""
     n = request.model.n_samples
-    needed = whole_layout(n).disk_bytes
-    limit = request.settings.memory_bytes
-    room = int(MEMORY_SHARE * psutil.virtual_memory().available) if limit is None else limit
+    needed, room = whole_layout(n).disk_bytes, _room(request.settings.memory_bytes)
     if _in_this_process(request.executor) and (are_held(request.context) or needed <= room):
         return held_tiles(request.context, request.model.noise_variance), None
     if not request.executor.sees_folder(tempfile.gettempdir()):
@@ -272,6 +272,25 @@ def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
         f"a Cholesky factor of {n:,} samples takes {needed / 1e9:.3g} GB; there are {room / 1e9:.3g} GB of memory for "
         f"it, and {free / 1e9:.3g} GB on the disk of temporary files"
     )
+
+
+def _room(limit: int | None) -> int:
+    return int(MEMORY_SHARE * psutil.virtual_memory().available) if limit is None else limit
+
+
+def whole_memory_bytes(n: int, tests: int, threads: int, limit: int | None) -> int:
+    """Return the bytes of a whole factor and of its batches in this process; 0 if its tiles do not fit there.
+
+    `limit` is the working memory that the settings allow; by default it is a share of the available memory.
+    """
+    tiles = whole_layout(n).disk_bytes
+    return tiles + 16 * threads * n * whole_batch(n, tests) if tiles <= _room(limit) else 0
+
+
+def variance_memory(n: int, free_bytes: int) -> int:
+    """Return the `memory_bytes` of variances within so many free bytes, with room for a whole factor if that fits."""
+    most = int(FREE_SHARE * free_bytes)
+    return max(1, most if whole_layout(n).disk_bytes <= most else min(most, default_memory_bytes(n)))
 
 
 def _in_this_process(executor: BlockExecutor) -> bool:

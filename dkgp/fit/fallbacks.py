@@ -1,0 +1,240 @@
+"""Steps of a fit that end in time: each tries the best way first, and falls back to a cheaper one.
+
+| step | falls back to |
+|---|---|
+| tune | the best values so far, then few samples and one kernel |
+| train | a looser tolerance, then the next smaller model |
+| predict | a wider gap of variances, then the factor alone, then a sample of the test rows, then means alone |
+
+The document of a step lists everything that was given up, in `given_up`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dkgp.commands.classify import ClassifyJob
+from dkgp.commands.predict import PredictJob
+from dkgp.commands.recipe import recipe_of
+from dkgp.commands.reporting.outputs import Document
+from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.sparse import SparseJob
+from dkgp.commands.train import TrainJob
+from dkgp.commands.tune import AUTO_KERNEL, TuneJob
+from dkgp.data import open_dataset, write_rows
+from dkgp.fit.budget import ATTEMPT, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
+from dkgp.fit.choice import GAPS, Way, spoken
+from dkgp.models.variance.settings import VarianceSettings
+
+# Samples and kernel of the fallback of tuning.
+FEW_SAMPLES, FEW_SAMPLES_KERNEL = 500, "rbf"
+# Largest gradient of a solve that ended early, in standard deviations of the target, whose model is used.
+LOOSEST = 0.02
+# Share of the time to stop at which a solve should finish.
+FINISH = 0.85
+# Test samples of a sample, if the speed is unknown, and at least.
+SAMPLED, FEWEST_SAMPLED = 200, 50
+# Share of the remaining time for the first variances, and for the means of a sample, which have no alternative.
+FIRST_VARIANCES = 0.6
+# Work with a shorter forecast on an idle machine is not ended: imports and compilation take longer than it does, and
+# alternatives have the same.
+FIXED_SECONDS = 0.5
+# Seconds of the limit that predictions have at least, however long training took.
+LEAST_PREDICTING = 0.05
+
+Job = TrainJob | SparseJob | ClassifyJob
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to predict; `sampled`: only some of the test rows."""
+
+    variance: VarianceSettings | None
+    words: str
+    sampled: bool = False
+
+    @property
+    def needs_factor(self) -> bool:
+        """True for variances whose intervals have to reach a gap."""
+        return self.variance is not None and not self.sampled and self.variance.max_passes > 0.0
+
+
+def variants(way: Way, variance: VarianceSettings | None) -> list[Variant]:
+    """Return the ways to predict, best and slowest first."""
+    if variance is None:
+        return [Variant(None, "predictions"), Variant(None, "predictions of a sample of the test rows", sampled=True)]
+    ways = []
+    if way.name == "exact":
+        widest = max(variance.gap, GAPS[-1])
+        ways = [Variant(replace(variance, gap=gap), _gap_words(gap)) for gap in dict.fromkeys((variance.gap, widest))]
+        quick = replace(variance, gap=widest, max_passes=0.0)
+        ways.append(Variant(quick, "variances by a partial factor alone, whose intervals can be wide"))
+    else:
+        quick = variance
+        ways.append(Variant(variance, "variances"))
+    return [
+        *ways,
+        Variant(quick, f"{ways[-1].words}, of a sample of the test rows", sampled=True),
+        Variant(None, "means without variances"),
+        Variant(None, "means of a sample of the test rows, without variances", sampled=True),
+    ]
+
+
+def _gap_words(gap: float) -> str:
+    return f"variances within {100 * gap:g} %"
+
+
+class Fallbacks:
+    """The steps of a fit that have alternatives.
+
+    Parameters
+    ----------
+    budget : Budget
+        The time of the fit.
+    seed : int
+        Seed of samples of the test rows.
+    """
+
+    def __init__(self, budget: Budget, seed: int, reporter: Reporter) -> None:
+        self._budget, self._seed, self._reporter = budget, seed, reporter
+        self._given_up: list[dict[str, str]] = []
+
+    def tune(self, job: TuneJob) -> Document:
+        """Tune within the share of the time; on few samples if there is no result by then."""
+        budget, limit = self._budget, self._budget.seconds
+        finish = max(0.0, min(TUNE * limit, (TUNE + TUNE_END) * limit - budget.elapsed))
+        attempt = budget.attempt(lambda: self._run(job), finish, finish + TUNE_END * limit)
+        if attempt.document is None:
+            kernel = FEW_SAMPLES_KERNEL if job.kernel == AUTO_KERNEL else job.kernel
+            self._give_up(
+                "tune",
+                f"tuning ended without result after {spoken(attempt.seconds)} ({attempt.lack}); the values are from a "
+                f"short search of the kernel {kernel} on {FEW_SAMPLES} samples",
+            )
+            small = replace(job, kernel=kernel, subset=FEW_SAMPLES, resume=False)
+            return self._ended(budget.attempt(lambda: self._run(small), TUNE_END * limit))
+        if attempt.finished_early and not attempt.document["converged"]:
+            self._give_up(
+                "tune",
+                f"the search for hyperparameters ended after {attempt.document['evaluations']} evaluations and "
+                f"{spoken(attempt.seconds)}, with the best values so far",
+            )
+        return self._ended(attempt)
+
+    def train(
+        self, way: Way, training: Callable[[Way, bool], Job], smaller: Callable[[Way], Sequence[Way]]
+    ) -> Document:
+        """Train the model of a way, or a smaller one; the document has the `way` that was taken.
+
+        Parameters
+        ----------
+        training : callable
+            Returns the job of a way, and whether it is the first attempt.
+        smaller : callable
+            Returns the smaller ways, largest first.
+        """
+        budget = self._budget
+        share, first = way.train_seconds / max(way.seconds, 1e-9), True
+        while True:
+            others = smaller(way)
+            stop = (min(MOST_TRAINING, max(LEAST_TRAINING, share)) if first else ATTEMPT) * budget.for_model
+            if way.train_seconds <= FIXED_SECONDS * budget.slowness():
+                stop = math.inf
+            job = training(way, first)
+            attempt = budget.attempt(partial(self._run, job), FINISH * stop, stop if others else None)
+            document = attempt.document
+            if document is not None and (not others or _is_usable(document, attempt)):
+                if attempt.finished_early and not document["converged"]:
+                    self._give_up(
+                        "train",
+                        f"training of {way.words} ended after {spoken(attempt.seconds)} before its tolerance"
+                        + (f", at a gradient of {document['gradient_inf_norm']:.2g}" if _gradient(document) else ""),
+                    )
+                return {**self._ended(attempt), "way": way}
+            slowness = max(budget.slowness(), attempt.seconds / max(way.train_seconds, 1e-9))
+            needed = max(attempt.seconds, way.train_seconds * budget.slowness())
+            taken = next((w for w in others if w.seconds * slowness <= ATTEMPT * budget.for_model), others[-1])
+            self._give_up(
+                "train",
+                f"training of {way.words} was ended after {spoken(attempt.seconds)} of at least {spoken(needed)}"
+                f"{f' ({attempt.lack})' if attempt.lack else ''}; the model is {taken.words}",
+            )
+            way, first = taken, False
+
+    def predict(self, job: PredictJob, way: Way, sample: str) -> Document:
+        """Predict; the document has the `way` of the variances, and the `dataset` that was predicted.
+
+        Parameters
+        ----------
+        sample : str
+            Where to write a sample of the test rows.
+        """
+        budget, tests = self._budget, open_dataset(job.dataset).n_samples
+        todo = variants(way, job.variance)
+        needed: float | None = None
+        for number, variant in enumerate(todo):
+            if number and needed is None and variant.needs_factor:
+                continue  # preparations alone took too long, and a wider gap has the same
+            left = max(budget.for_predictions, LEAST_PREDICTING * budget.seconds)
+            stop = (ATTEMPT if number else FIRST_VARIANCES) * left
+            if not number and way.predict_seconds <= FIXED_SECONDS * budget.slowness():
+                stop = math.inf
+            now = replace(job, variance=variant.variance, resume=job.resume and number == 0)
+            if variant.sampled:
+                count = SAMPLED if needed is None else int(ATTEMPT * stop / needed * tests)
+                count = min(tests, max(FEWEST_SAMPLED, count))
+                rows = np.sort(np.random.default_rng([self._seed, 11]).permutation(tests)[:count])
+                now = replace(now, dataset=write_rows(open_dataset(job.dataset), rows, sample).url)
+            last = number == len(todo) - 1
+            attempt = budget.attempt(partial(self._run, now), stop, None if last else stop)
+            if attempt.document is not None:
+                if number:
+                    rows_words = f" ({count:,} of {tests:,} rows, drawn at random)" if variant.sampled else ""
+                    self._give_up("predict", f"predicted instead: {variant.words}{rows_words}")
+                gap = None if variant.variance is None else variant.variance.gap
+                taken = replace(way, gap=gap if way.name == "exact" else None)
+                return {**self._ended(attempt), "way": taken}
+            needed = attempt.needed
+            expected = "" if needed is None else f" of {spoken(needed)} that it would take at the measured speed"
+            self._give_up(
+                "predict", f"{variant.words}: ended after {spoken(attempt.seconds)}{expected} ({attempt.lack})"
+            )
+        raise AssertionError("the last variant has no limit")
+
+    def _run(self, job: Any) -> Document:
+        document: Document = recipe_of(job).run(job, self._reporter)
+        return document
+
+    def _give_up(self, step: str, text: str) -> None:
+        self._reporter.warn(f"to keep the limits: {text}")
+        self._given_up.append({"step": step, "text": text})
+
+    def _ended(self, attempt: Attempt) -> Document:
+        """Return the document of an attempt, with everything that the step gave up."""
+        assert attempt.document is not None
+        given_up, self._given_up = self._given_up, []
+        return {**attempt.document, "given_up": given_up}
+
+
+def given_up(documents: Sequence[Document | None]) -> Iterator[dict[str, str]]:
+    """Yield everything that the steps gave up."""
+    for document in documents:
+        yield from (document or {}).get("given_up", [])
+
+
+def _gradient(document: Document) -> float | None:
+    gradient = document.get("gradient_inf_norm")
+    return None if gradient is None else float(gradient)
+
+
+def _is_usable(document: Document, attempt: Attempt) -> bool:
+    """Return True for a model that a fit goes on with; only time may end a solve in a model that is not."""
+    if document["converged"] or not attempt.finished_early:
+        return True
+    return (_gradient(document) or math.inf) <= LOOSEST

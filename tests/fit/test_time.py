@@ -1,0 +1,355 @@
+"""The time limit of a fit: shares, attempts, and whole runs whose clock is fast in one step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dkgp.cluster.threads import available_cores
+from dkgp.commands.ingest import IngestJob
+from dkgp.commands.predict import PredictJob
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.signals import TimeUpError, enforced
+from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
+from dkgp.errors import InterruptedRunError, MemoryBudgetError
+from dkgp.fit.budget import Budget
+from dkgp.fit.choice import Way
+from dkgp.fit.fallbacks import Fallbacks, variants
+from dkgp.fit.job import FitJob
+from dkgp.fit.run import _Fit
+from dkgp.limits import Deadline, Pace, elapsed_clock, finishing_within, is_over, limited, should_finish
+from dkgp.models.tuning.tune import tune
+from dkgp.models.variance.settings import VarianceSettings
+from tests.fit.html import check_page
+
+
+class Hand:
+    """A clock that stands where it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FastIn(SilentReporter):
+    """A reporter with a clock that runs `factor` times as fast in one step.
+
+    It counts processor seconds, so that other load on the machine does not end other steps.
+    """
+
+    def __init__(self, step: str, factor: float) -> None:
+        super().__init__()
+        self.step, self.factor, self.rate = step, factor, 1.0
+        self.total, self.since, self.lock = 0.0, time.process_time(), threading.Lock()
+
+    def __call__(self) -> float:
+        with self.lock:
+            now = time.process_time()
+            self.total, self.since = self.total + self.rate * (now - self.since), now
+            return self.total
+
+    def note(self, message: str, figures: str | None = None) -> None:
+        if message.startswith("step "):
+            self()
+            self.rate = self.factor if message.partition(": ")[2] == self.step else 1.0
+
+
+def test_a_deadline_is_read_by_the_work_within_it() -> None:
+    clock = Hand()
+    assert not should_finish()
+    assert not is_over()
+    with limited(Deadline(2.0, 5.0, clock)):
+        assert elapsed_clock() is clock
+        with finishing_within(1.0):
+            clock.now = 1.0
+            assert should_finish()
+        assert not should_finish()
+        with limited(Deadline(50.0, 60.0, clock)):
+            clock.now = 2.0
+            assert should_finish()
+            assert not is_over()
+        clock.now = 5.0
+        assert is_over()
+    assert not is_over()
+
+
+def test_a_measured_speed_ends_work_before_its_deadline() -> None:
+    clock = Hand()
+    with limited(Deadline(100.0, 100.0, clock)) as deadline:
+        pace = Pace(50, 10)
+        clock.now = 5.0
+        assert not pace.is_too_slow(11)  # too early to tell
+        clock.now = 20.0
+        assert not pace.is_too_slow(18)
+        assert not pace.is_too_slow(10)
+        assert pace.is_too_slow(17)
+    assert deadline.measured["seconds"] == pytest.approx(20.0 / 7.0 * 40.0)
+    assert not Pace(10).is_too_slow(1)
+
+
+def test_shares_of_the_limit() -> None:
+    clock = Hand()
+    budget = Budget(100.0, clock)
+    assert budget.for_model == pytest.approx(92.0)
+    clock.now = 60.0
+    assert budget.for_model == pytest.approx(32.0)
+    budget.resume(30.0)
+    assert budget.elapsed == pytest.approx(90.0)
+    assert budget.for_model == pytest.approx(20.0)  # a model is trained all the same
+    assert budget.for_predictions == pytest.approx(2.0)
+
+
+def test_attempts_end_in_an_orderly_way_if_the_work_heeds_the_limit() -> None:
+    clock = Hand()
+    budget = Budget(100.0, clock)
+
+    def heeding() -> dict[str, Any]:
+        clock.now += 50.0
+        assert is_over()
+        raise InterruptedRunError("interrupted")
+
+    attempt = budget.attempt(heeding, 10.0, 20.0)
+    assert attempt.document is None
+    assert attempt.seconds == pytest.approx(50.0)
+    assert budget.attempt(lambda: {"is_over": is_over()}, 10.0).document == {"is_over": False}
+
+    def failing() -> dict[str, Any]:
+        raise ValueError("an error of its own")
+
+    with pytest.raises(ValueError, match="of its own"):
+        budget.attempt(failing, 10.0, 20.0)
+
+
+def test_work_that_does_not_heed_the_limit_is_interrupted_and_others_are_not() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeUpError), enforced(Deadline(began + 0.1, began + 0.1)):
+        time.sleep(20.0)
+    assert time.monotonic() - began < 10.0
+    with enforced(Deadline(began, time.monotonic() + 60.0)):
+        time.sleep(0.05)
+
+
+def test_the_search_for_hyperparameters_ends_at_the_best_so_far(rng: np.random.Generator) -> None:
+    inputs = rng.standard_normal((80, 2))
+    targets = np.sin(2.0 * inputs[:, 0]) + 0.1 * rng.standard_normal(80)
+    whole = tune(inputs, targets)
+    clock = Hand()
+
+    def tick(progress: Any) -> None:
+        clock.now += 1.0
+
+    with limited(Deadline(4.0, np.inf, clock)):
+        ended = tune(inputs, targets, progress=tick)
+    assert ended.evaluations == 4 < (whole.evaluations or 0)
+    assert not ended.converged
+    assert ended.log_marginal_likelihood < whole.log_marginal_likelihood
+
+
+def test_variances_fall_back_from_narrow_intervals_to_none() -> None:
+    way = Way("exact", None, 0.01, 1.0, 1.0, 1)
+    todo = variants(way, VarianceSettings(gap=0.01))
+    assert [None if one.variance is None else one.variance.gap for one in todo] == [0.01, 0.1, 0.1, 0.1, None, None]
+    assert [one.sampled for one in todo] == [False, False, False, True, False, True]
+    assert todo[2].variance is not None
+    assert todo[2].variance.max_passes == 0.0
+    sparse = variants(Way("sparse", 100, None, 1.0, 1.0, 1), VarianceSettings())
+    assert [one.sampled for one in sparse] == [False, True, False, True]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(5)
+    inputs = rng.uniform(-2.0, 2.0, (600, 3))
+    targets = np.sin(2.0 * inputs[:, 0]) * inputs[:, 1] + 0.1 * rng.standard_normal(600)
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    np.savetxt(path, np.column_stack([inputs, targets]), delimiter=",", header="a,b,c,y", comments="")
+    return path
+
+
+class Steps(Fallbacks):
+    """Attempts whose commands end by themselves, after the seconds of the clock that they take."""
+
+    def __init__(self, budget: Budget, clock: Hand, takes: Callable[[Any], float]) -> None:
+        super().__init__(budget, 0, SilentReporter())
+        self.clock, self.takes, self.jobs = clock, takes, list[Any]()
+
+    def _run(self, job: Any) -> dict[str, Any]:
+        self.jobs.append(job)
+        pace, took = Pace(100), self.takes(job)
+        for number in range(1, 101):
+            self.clock.now += took / 100
+            if is_over() or pace.is_too_slow(number):
+                raise InterruptedRunError("interrupted")
+        return {"converged": True, "dataset": getattr(job, "dataset", None)}
+
+
+def sparse(size: int) -> Way:
+    return Way("sparse", size, None, 0.01 * size, 1.0, 1)
+
+
+@pytest.mark.parametrize(("slowness", "taken"), [(0.5, None), (3.0, 1000), (100.0, 100)])
+def test_a_model_that_takes_too_long_gives_way_to_one_that_fits(slowness: float, taken: int | None) -> None:
+    clock = Hand()
+    budget = Budget(100.0, clock)
+    steps = Steps(budget, clock, lambda way: slowness * (60.0 if way.size is None else 0.01 * way.size))
+    exact = Way("exact", None, 0.02, 60.0, 20.0, 1)
+    others = [sparse(size) for size in (4000, 1000, 100)]
+    document = steps.train(
+        exact,
+        lambda way, first: way,  # type: ignore[arg-type, return-value]
+        lambda way: [other for other in others if (other.size or 0) < (way.size or 10_000)],
+    )
+    assert document["way"].size == taken
+    assert len(document["given_up"]) == len(steps.jobs) - 1
+    # The smallest model has no alternative, and runs to its end.
+    assert clock.now <= 92.0 + (100.0 if taken == 100 else 0.0)
+    if taken is not None:
+        assert "training of exact, variances within 2 % was ended after" in document["given_up"][0]["text"]
+
+
+@pytest.mark.parametrize(("seconds", "variant"), [((20.0,), 0), ((1000.0, 20.0), 1), ((1e3, 1e3, 20.0), 2)])
+def test_predictions_fall_back_to_cheaper_ones_in_time(
+    seconds: tuple[float, ...], variant: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    dataset_from_arrays(str(tmp_path / "test.zarr"), rng.standard_normal((300, 2)), rng.standard_normal(300))
+    clock = Hand()
+    steps = Steps(Budget(100.0, clock), clock, lambda job: seconds[len(steps.jobs) - 1])
+    job = PredictJob("model", str(tmp_path / "test.zarr"), "out", VarianceSettings())
+    way = Way("exact", None, 0.02, 10.0, 20.0, 1)
+    document = steps.predict(job, way, str(tmp_path / "sample.zarr"))
+    expected = variants(way, VarianceSettings())[variant]
+    assert steps.jobs[-1].variance == expected.variance
+    assert document["way"].gap == (0.02 if variant == 0 else 0.1)
+    assert document["dataset"] == job.dataset
+    assert clock.now < 92.0
+    assert len(document["given_up"]) == (0 if variant == 0 else variant + 1)
+    if variant:
+        assert "that it would take at the measured speed" in document["given_up"][0]["text"]
+
+
+def test_a_wider_gap_is_not_tried_if_preparations_alone_take_too_long(tmp_path: Path, rng: np.random.Generator) -> None:
+    dataset_from_arrays(str(tmp_path / "test.zarr"), rng.standard_normal((300, 2)), rng.standard_normal(300))
+    clock = Hand()
+    steps = Steps(Budget(100.0, clock), clock, lambda job: 1e5 if len(steps.jobs) == 1 else 1.0)
+    job = PredictJob("model", str(tmp_path / "test.zarr"), "out", VarianceSettings())
+    steps.predict(job, Way("exact", None, 0.02, 1.0, 1.0, 1), str(tmp_path / "sample.zarr"))
+    assert [each.variance.max_passes for each in steps.jobs] == [20.0, 0.0]
+
+
+def test_a_sample_of_the_test_rows_is_as_large_as_the_time_allows(tmp_path: Path, rng: np.random.Generator) -> None:
+    inputs, targets = rng.standard_normal((1000, 2)), rng.standard_normal(1000)
+    dataset_from_arrays(str(tmp_path / "test.zarr"), inputs, targets)
+    clock = Hand()
+    rows: list[int] = []
+
+    def takes(job: PredictJob) -> float:
+        rows.append(open_dataset(job.dataset).n_samples)
+        return 0.1 * rows[-1]
+
+    steps = Steps(Budget(100.0, clock), clock, takes)
+    job = PredictJob("model", str(tmp_path / "test.zarr"), "out", VarianceSettings())
+    document = steps.predict(job, Way("exact", None, 0.02, 1.0, 1.0, 1), str(tmp_path / "sample.zarr"))
+    assert rows[:3] == [1000] * 3
+    assert len(rows) == 4
+    assert 50 <= rows[3] < 500
+    assert clock.now < 92.0
+    assert f"{rows[3]:,} of 1,000 rows, drawn at random" in document["given_up"][-1]["text"]
+    sample, whole = open_dataset(document["dataset"]), open_dataset(job.dataset)
+    known = {(*row, target) for row, target in zip(inputs, targets, strict=True)}
+    assert {
+        (*row, *target)
+        for row, target in zip(
+            sample.raw_inputs(0, rows[3]), sample.targets(0, rows[3], standardised=False), strict=True
+        )
+    } <= known
+    np.testing.assert_array_equal(sample.standardisation.input_mean, whole.standardisation.input_mean)
+
+
+def test_an_attempt_ends_when_memory_is_short_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [100]
+    monkeypatch.setattr("dkgp.fit.budget._used_bytes", lambda: used[0] * 2**20)
+    budget = Budget(600.0, memory_bytes=1000 * 2**20)
+
+    def growing() -> dict[str, Any]:
+        used[0] = 990
+        until = time.monotonic() + 20.0
+        while not is_over() and time.monotonic() < until:
+            time.sleep(0.01)
+        raise InterruptedRunError("interrupted")
+
+    attempt = budget.attempt(growing, 10.0, 20.0)
+    assert attempt.document is None
+    assert attempt.lack == "memory limit, 0.97 GiB in use"
+
+    def refusing() -> dict[str, Any]:
+        raise MemoryBudgetError("too large")
+
+    assert budget.attempt(refusing, 10.0, 20.0).lack == "memory limit: too large"
+    with pytest.raises(MemoryBudgetError):
+        budget.attempt(refusing, 10.0)
+
+
+LIMIT = 30.0
+
+
+def fit(table: Path, out: Path, clock: FastIn, **options: Any) -> dict[str, Any]:
+    job = FitJob(IngestJob((str(table),), targets=("y",)), out=str(out), seconds=LIMIT, kernel="rbf", **options)
+    document = _Fit(job, clock, clock).run()
+    check_page(Path(document["report"]).read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["transform", "tune", "choose", "train", "predict", "evaluate", "report"])
+def test_a_fit_keeps_its_limit_however_slow_a_step_is(
+    step: str, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    clock = FastIn(step, 20.0)
+    document = fit(rows, tmp_path / "fit", clock)
+    assert clock() <= 1.3 * LIMIT
+    assert document["evaluation"]["rmse"] < 0.9
+    steps = {item["step"] for item in document["given_up"]}
+    print(step, clock(), document["given_up"], document["seconds_by_phase"])
+    assert steps <= {step, "report"}
+    page = Path(document["report"]).read_text(encoding="utf-8")
+    assert ("Left out to keep the limits" in page) == bool(document["given_up"])
+    assert (
+        open_prediction(document["predict"]["out"]).n_samples == open_dataset(document["predict"]["dataset"]).n_samples
+    )
+
+
+@pytest.mark.slow
+def test_a_fit_keeps_its_limit_on_a_busy_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.undo()
+    inputs = rng.uniform(-2.0, 2.0, (6000, 3))
+    targets = np.sin(2.0 * inputs[:, 0]) * inputs[:, 1] + 0.1 * rng.standard_normal(6000)
+    table = tmp_path / "rows.csv"
+    np.savetxt(table, np.column_stack([inputs, targets]), delimiter=",", header="a,b,c,y", comments="")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * available_cores())]
+    try:
+        # Imports and compilation alone take some processor seconds.
+        limit = max(40.0, 20.0 * Budget(1.0).slowness())
+        began = time.monotonic()
+        job = FitJob(IngestJob((str(table),), targets=("y",)), out=str(tmp_path / "fit"), seconds=limit)
+        document = _Fit(job, SilentReporter()).run()
+        elapsed = time.monotonic() - began
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    print(limit, elapsed, document["given_up"], document["choice"]["reason"], document["seconds_by_phase"])
+    assert elapsed <= 1.3 * limit
+    assert document["evaluation"]["rmse"] < 0.9
