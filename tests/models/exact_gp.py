@@ -102,6 +102,8 @@ def entry(kernel: k.Kernel, x: Row, z: Row) -> Any:
         value = mp.exp(-s)
     elif isinstance(kernel, k.RationalQuadratic):
         value = (1 + s / mp.mpf(kernel.alpha)) ** (-mp.mpf(kernel.alpha))
+    elif isinstance(kernel, k.Stable):
+        value = mp.exp(-((2 * s) ** (mp.mpf(kernel.alpha) / 2)))
     elif isinstance(kernel, k.Spherical | k.Cubic | k.Wendland):
         u = min(mp.sqrt(2 * s), mp.mpf(1))
         value = {
