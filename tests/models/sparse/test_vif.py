@@ -164,7 +164,7 @@ def test_refusals(one_thread: LocalExecutor) -> None:
         VifObjective(ArrayInputs(X), Y[:, 0], one_thread)
     doubled = np.concatenate([X, X])
     tried = VifObjective(ArrayInputs(doubled), np.concatenate([Y, Y]), one_thread, Neighbours(4, 20))
-    with pytest.raises(NumericalError, match="not positive definite with the noise, 1e-30: rounding exceeds it"):
+    with pytest.raises(NumericalError, match="not positive definite with the noise 1e-30: rounding exceeds the noise"):
         tried(KERNEL, 1e-30, Z)
 
 

@@ -479,7 +479,7 @@ def test_a_forecast_goes_by_counts_and_memory_and_gives_its_reason(monkeypatch: 
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
         pays, reason = told(CROSS_KERNELS["smooth"], 800_000, 4_000_000)
         assert pays == pays_too
-        assert pays or f"evaluate every kernel entry, 3.2e+12 in all: others keep {needed:,} bytes" in reason
+        assert pays or f"evaluate every kernel entry, 3.2e+12 in all: other sums need {needed:,} bytes" in reason
     for kernel, error, why in (
         (SquaredExponential((1.0,) * 4), 1e-3, "3 features"),
         (CROSS_KERNELS["smooth"], 1e-9, "no other bound"),
