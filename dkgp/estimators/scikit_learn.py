@@ -70,7 +70,7 @@ def _is_clean(
     ensure_min_samples: int = 1,
     **targets: bool,
 ) -> bool:
-    """Return True for plain finite float64 arrays, of which scikit-learn would neither refuse nor convert any."""
+    """Return True for plain finite float64 arrays, which scikit-learn would neither refuse nor convert."""
     if dtype is not np.float64 or not all(type(each) is np.ndarray and each.dtype == dtype for each in (X, *values)):
         return False
     if X.ndim != 2 or X.shape[1] < 1 or len(X) < ensure_min_samples:
