@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -160,10 +159,9 @@ def about_fit(estimator: Any, dataset: Dataset, hyperparameters: Hyperparameters
     }
 
 
-@cache
-def parameter_names(kind: Hashable) -> list[str]:
+def parameter_names(kind: Any) -> list[str]:
     """Return the names of an estimator's parameters, sorted as those of `get_params`, which reads the signature."""
-    return sorted(field.name for field in fields(cast(Any, kind)) if field.init)
+    return sorted(field.name for field in fields(kind) if field.init)
 
 
 def saved_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
