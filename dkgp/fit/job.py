@@ -52,8 +52,8 @@ OUT = Option(
 )
 SECONDS = Option(
     help="Time limit for all steps, such as 90s, 5min or 2h. Forecasts decide between the exact model and smaller "
-    "ones. A step that takes longer than its share ends with a cheaper result, and the report lists what was given "
-    "up. A busy machine can exceed the limit.",
+    "ones. A step that takes longer than its share ends with a cheaper result, and the report lists these "
+    "steps. A busy machine can exceed the limit.",
     type=duration,
     spellings=("--time",),
     metavar="TIME",
