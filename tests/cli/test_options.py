@@ -190,7 +190,7 @@ def test_the_commands_of_this_release() -> None:
     }
     assert below["bench"] == {"tiles", "products", "solve", "overhead", "scaling", "messages", *ELSEWHERE}
     assert below["token"] == {"add", "list", "revoke"}
-    assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate", "fit"}
+    assert below["submit"] == {"train", "sparse", "classify", "tune", "predict", "evaluate", "fit", "krige"}
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
@@ -204,7 +204,9 @@ def test_help_shows_an_example_and_every_option_is_explained(names: tuple[str, .
             assert parameter.help, f"{parameter.name} has no help"
 
 
-@pytest.mark.parametrize("names", [n for n in ALL if n not in (("bench",), ("token",), ("krige",))], ids=" ".join)
+@pytest.mark.parametrize(
+    "names", [n for n in ALL if n not in (("bench",), ("token",), ("krige",), ("submit", "krige"))], ids=" ".join
+)
 def test_every_command_takes_the_common_options(names: tuple[str, ...]) -> None:
     options = {option for parameter in ALL[names].params for option in parameter.opts}
     assert {"--json", "--quiet", "--verbose", "--debug"} <= options
