@@ -22,7 +22,7 @@ from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.data import memory_dataset
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
-from dkgp.models.classification.labels import LabelledData, decided, label_weights, rare_class, stratified_folds
+from dkgp.models.classification.labels import LabelledData, decided, stratified_folds
 from dkgp_benchmarks.classify.many.problems import MANY, Classes, IntArray, ManyProblem, classes_of
 from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.rivals import CACHE_MIB
@@ -53,14 +53,12 @@ def default_classifier(classes: Classes, seed: int) -> tuple[IntArray, dict[str,
     """Train as `dkgp classify` does: classes of the test samples, and what was chosen."""
     labels = classes.labels
     dataset = memory_dataset(classes.inputs, labels.codes.astype(np.float64), classes=labels.classes)
-    considered = label_weights(labels, "balanced") if rare_class(labels) is not None else None
     with closing(LocalExecutor(available_cores())) as executor:
         settings = FixedSizeSettings(seed=seed)
-        trained = train_fixed_size(LabelledData(dataset, labels), settings, executor, considered=considered)
+        trained = train_fixed_size(LabelledData(dataset, labels), settings, executor)
     summary = trained.summary
-    remark = f"{summary['passes']} passes" + (", class weights" if summary["weighted"] else "")
     decisions = trained.model.decisions(dataset.standardisation.inputs(classes.test_inputs))
-    return decided(decisions), {"size": summary["cardinality"], "remark": remark}
+    return decided(decisions), {"size": summary["cardinality"], "remark": f"{summary['passes']} passes"}
 
 
 def support_vectors(classes: Classes, seed: int) -> tuple[IntArray, dict[str, Any]]:
