@@ -213,8 +213,9 @@ def test_bits_of_runs_and_of_resumed_ones_are_those_on_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kind, out, looks = RUNS[name], tmp_path / "out", iter(range(1, 10**9))
+    words = kind.typed(stores, out)  # makes the stores that it names, which nothing interrupts
     with monkeypatch.context() as patch:
         patch.setattr(Interruption, "__call__", lambda _: next(looks) >= (4 if kind.rounds > 1 else 2))
-        document_of(run(*kind.typed(stores, out)), 130)
+        document_of(run(*words), 130)
     run_json(*kind.typed(stores, out), "--resume")
     recorded(f"run: {name}", left_by(out))
