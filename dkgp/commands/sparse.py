@@ -13,7 +13,6 @@ from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference, identity, to_json
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.commands.recipe import command
-from dkgp.commands.reporting.layout import proven
 from dkgp.commands.reporting.outputs import Document, RecordLog
 from dkgp.commands.reporting.plots import plot_basis
 from dkgp.commands.reporting.progress import Reporter
@@ -429,6 +428,8 @@ class SparseRun(TrainingRun):
                 log.write({"iteration": progress.round, **to_json(progress)})
 
             def after_rung(rung: Rung) -> None:
+                from dkgp.commands.reporting.layout import proven  # loads Rich, which help does not need
+
                 gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
                 told = f"{rung.size:,} basis samples: proven distance {proven(f'{rung.distance:.3g}', rung.distance)}"
                 self.reporter.note(told, told + gap)

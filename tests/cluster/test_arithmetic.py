@@ -46,6 +46,7 @@ PORTABLE = {
     "box_task", "codes_task", "moments_task", "polynomials_task", "nearest_task",
     "counted_task",  # runs another one, whose mark counts
     "counted_totals_task",
+    "sums_task",
 }  # fmt: skip
 MARKED = {
     "gram_task", "project_task", "expand_task", "candidates_task", "residual_task",
@@ -59,6 +60,7 @@ MARKED = {
     "row_project_task", "row_columns_task", "row_candidates_task",
     "summary_task", "evaluate_task", "fold_task", "holdout_task",
     "neighbour_task", "local_task", "misfit_task",
+    "bounded_sums_task",
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def _info(model: str) -> tuple[dict[str, Any], str]:
 def test_a_kept_factor_is_told(model: str, rng: np.random.Generator) -> None:
     before, shown = _info(model)
     assert (before["variance_factor"], before["variance_factor_bytes"]) == (None, 0)
-    assert "variance_factor" in shown
+    assert "size of the stored factor" in shown
     factor = _keep(model, rng)
     document, shown = _info(model)
     assert document["variance_factor"] == {"rank": RANK, "seed": 3}
@@ -55,7 +55,7 @@ def test_a_kept_factor_is_told(model: str, rng: np.random.Generator) -> None:
         **before,
         "stored_bytes": 0,
     }
-    assert "rank: 7" in shown
+    assert "rank: 7" in shown or "rank 7" in shown
 
 
 def test_a_damaged_factor_does_not_hide_the_model(model: str, rng: np.random.Generator) -> None:
@@ -65,7 +65,7 @@ def test_a_damaged_factor_does_not_hide_the_model(model: str, rng: np.random.Gen
     assert document["n"] == N
     assert "Chunk lower/c/0/0" in document["variance_factor"]["damaged"]
     assert document["variance_factor_bytes"] is None
-    assert "unknown" in shown
+    assert "damaged: " in shown
 
 
 def test_an_unfinished_factor_is_none(model: str) -> None:
@@ -79,6 +79,6 @@ def test_a_dataset_tells_its_ids(tmp_path: Path) -> None:
     ingest(tmp_path / "t.csv", store, target="y", ids=["no"])
     document, shown = _info(str(store))
     assert document["ids"] == ["no"]
-    assert "ids no" in " ".join(shown.split())
+    assert "id columns no" in " ".join(shown.split())
     ingest(tmp_path / "t.csv", store, target="y", table=TableOptions(drop=("no",)), overwrite=True)
     assert "ids" not in _info(str(store))[0]

@@ -92,6 +92,8 @@ def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
         assert service.client.get("/healthz").json() == {"status": "ok"}
         assert httpx.get(f"{service.url}/v1/jobs", trust_env=False).status_code == 401
         options = {name: str(tmp_path / name) for name in ("dataset", "hyper", "out")}
+        for name in ("dataset", "hyper"):
+            Path(options[name]).mkdir()
         job_id = service.client.post("/v1/jobs", json={"command": "train", "options": options}).json()["id"]
         with service.client.stream("GET", f"/v1/jobs/{job_id}/events?follow=true") as response:
             lines = response.iter_lines()

@@ -448,6 +448,7 @@ except urllib.error.HTTPError as error:
 def test_serve_then_submit_by_the_same_user_just_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On any port, by hand or by default; for another user there is no way in, and no token on the way."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "no.zarr").mkdir()
     with service_here(ServiceSettings("queue", port=0)) as url:
         token = (tmp_path / "queue" / "token").read_text().strip()
         assert stat.S_IMODE((tmp_path / "queue" / "token").stat().st_mode) == 0o600

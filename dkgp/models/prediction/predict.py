@@ -264,9 +264,6 @@ def predict(
                 **({} if noise is None else {"noise": test.noise_name}),
             }
             variables = posterior.variables if noise is None else (*posterior.variables, "noise")
-            if stored is not None:
-                # The fingerprint tells models apart; one is stored anew for the workers of each run.
-                attributes["model"] = stored["model"]
             if writer is None:
                 rows = posterior.region_rows if out.chunk_rows is None else out.chunk_rows
                 writer = PredictionWriter.create(

@@ -489,7 +489,7 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, one_thread: LocalExecuto
     model = trained(dataset, KERNEL_MODEL, one_thread, 8)
     with pytest.raises(InputError, match="a model by vif cannot take in new samples"):
         update_sparse(opened_sparse(sparse_record(model, dataset)), dataset)
-    with pytest.raises(InputError, match="the mean of vif is proven where it predicts alone"):
+    with pytest.raises(InputError, match="vif has bounds only where it predicts"):
         climb(
             SparseProblem.of(dataset, KERNEL_MODEL, S2_MODEL),
             one_thread,
