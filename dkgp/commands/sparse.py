@@ -431,8 +431,8 @@ class SparseRun(TrainingRun):
                 from dkgp.commands.reporting.layout import proven  # loads Rich, which help does not need
 
                 gap = "" if rung.gap is None else f", gap {rung.gap:.3g}"
-                told = f"{rung.size:,} basis samples: proven distance {proven(f'{rung.distance:.3g}', rung.distance)}"
-                self.reporter.note(told, told + gap)
+                text = f"{rung.size:,} basis samples: proven distance {proven(f'{rung.distance:.3g}', rung.distance)}"
+                self.reporter.note(text, text + gap)
                 if not job.is_greedy:
                     log.write({"iteration": rung.size, **to_json(rung)})
 

@@ -72,17 +72,17 @@ def compare_methods(
     """
     labels = labels_of(train)
     most = max(2 * labels.n_classes, int(TRAINED / labels.n_outputs ** (1.0 / 3.0)))
-    chosen = drawn_by_class(labels, max(4, min(most, train.n_samples // 2)), seed)
-    rest = np.random.default_rng([seed, 8]).permutation(np.setdiff1d(np.arange(train.n_samples), chosen))[:PREDICTED]
+    drawn = drawn_by_class(labels, max(4, min(most, train.n_samples // 2)), seed)
+    rest = np.random.default_rng([seed, 8]).permutation(np.setdiff1d(np.arange(train.n_samples), drawn))[:PREDICTED]
     if len(rest) < LEAST_PREDICTED:
         return Comparison(left_out=dict.fromkeys(("logistic", "gp"), "too few samples for a held-out set"))
     common: dict[str, Any] = {"random_state": seed}
     methods = {
         "fixed-size": FixedSizeLSSVC(**common),
-        "logistic": KernelLogisticClassifier(subset_size=len(chosen), **common),
-        "gp": GPClassifier(subset_size=len(chosen), **common),
+        "logistic": KernelLogisticClassifier(subset_size=len(drawn), **common),
+        "gp": GPClassifier(subset_size=len(drawn), **common),
     }
-    inputs, new, codes = train.input_rows(chosen), train.input_rows(np.sort(rest)), labels.codes[np.sort(rest)]
+    inputs, new, codes = train.input_rows(drawn), train.input_rows(np.sort(rest)), labels.codes[np.sort(rest)]
     began, last = time.perf_counter(), 0.0
     rows, losses, left_out = list[ComparedMethod](), dict[str, FloatArray](), dict[str, str]()
     for name, estimator in methods.items():
@@ -92,7 +92,7 @@ def compare_methods(
             note(f"method {name} is not compared: too little time")
             continue
         try:
-            fitted = estimator.fit(inputs, labels.codes[chosen])
+            fitted = estimator.fit(inputs, labels.codes[drawn])
             shares = np.asarray(fitted.predict_proba(new))
         except (InputError, NumericalError) as error:
             left_out[name] = str(error)
@@ -109,7 +109,7 @@ def compare_methods(
             ComparedMethod(name, float(losses[name].mean()), float(wrong.mean()), float(np.mean(by_class)), last)
         )
         note(f"method {name}: log loss {rows[-1].log_loss:.4f}, error {rows[-1].error:.2%}")
-    return Comparison(len(chosen), len(codes), tuple(rows), _ranked(losses), left_out)
+    return Comparison(len(drawn), len(codes), tuple(rows), _ranked(losses), left_out)
 
 
 def _ranked(losses: dict[str, FloatArray]) -> tuple[str, ...]:

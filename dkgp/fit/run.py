@@ -504,7 +504,7 @@ class _Fit:
     def _remedy(self, remedy: Remedy, first: Attempt) -> Document:
         """Return the way of a remedy, or None and the reason if its forecast exceeds the time that is left."""
         job = self.job
-        left = self.budget.for_predictions
+        remaining = self.budget.for_predictions
         train, tests = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST)).n_samples
         hyperparameters = read_hyperparameters(job.place(HYPER))
         forecasts = Forecasts(
@@ -518,8 +518,8 @@ class _Fit:
         # By the speed that was measured: the first model's time over its forecast.
         slowness = max(1.0, first.seconds / max(1e-9, first.way["seconds"]))
         seconds = slowness * way.seconds + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
-        if seconds > left:
-            return {"way": None, "reason": f"forecast {spoken(seconds)} of {spoken(max(0.0, left))} left"}
+        if seconds > remaining:
+            return {"way": None, "reason": f"forecast {spoken(seconds)} of {spoken(max(0.0, remaining))} left"}
         return {"way": to_json(way), "reason": ""}
 
     def _another(self, number: int, remedy: Remedy, way: Document, attempts: Attempts) -> Attempt:

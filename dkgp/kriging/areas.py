@@ -45,7 +45,7 @@ def rectangle_variance(sides: tuple[float, float], variogram: Variogram, width: 
     order = 32
     while True:
         order *= 2
-        own, square = lattice_variance(columns, order, variogram)
+        sum_variance, square = lattice_variance(columns, order, variogram)
         if square <= width * total or order == FINEST_RECTANGLE:
             break
     corners = 0.5 * np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]) @ columns.T
@@ -53,8 +53,8 @@ def rectangle_variance(sides: tuple[float, float], variogram: Variogram, width: 
     centres = lattice_centres(columns / order, order)[: order**2 // 2]
     values, errors = covariances(Outline.of([corners], 8.0 * EPS * half), centres, variogram, 1.0)
     unsure = float(errors.mean()) + len(values) * EPS
-    slack = 2.0 * unsure + (1e-12 * own + 8.0 * changes(1e-10 * half, variogram)) / total
-    low = 2.0 * float(values.mean()) - own / total
+    slack = 2.0 * unsure + (1e-12 * sum_variance + 8.0 * changes(1e-10 * half, variogram)) / total
+    low = 2.0 * float(values.mean()) - sum_variance / total
     return max(low - slack, 0.0), low + slack + square / total
 
 
@@ -64,7 +64,7 @@ def polygon_variance(shape: Any, variogram: Variogram, width: float) -> tuple[fl
     while True:
         order *= 2
         cells = Cells.of(shape, order, variogram)
-        own, square = _sums(cells, variogram)
+        sum_variance, square = _sums(cells, variogram)
         missed = (np.sqrt(square) + step(cells.shift, variogram) + 2.0 * cells.astray * np.sqrt(total)) ** 2
         if missed <= width * total or order == FINEST_POLYGON:
             break
@@ -74,9 +74,9 @@ def polygon_variance(shape: Any, variogram: Variogram, width: float) -> tuple[fl
     values, errors = covariances(Outline.of(rings, cells.shift), places, variogram, 1.0)
     weights = np.concatenate([np.full(len(cells.full), cells.share), cells.shares])
     slack = 2.0 * float(weights @ errors) + (4.0 * len(weights) + 16.0) * EPS
-    # Nodes as computed, and their weights, are those of the sum: they have no error of their own.
+    # Nodes as computed, and their weights, are those of the sum: they have no error.
     slack += 4.0 * changes(64.0 * EPS * float(np.abs(places).max()), variogram) / total + 1e-12
-    low = 2.0 * float(weights @ values) - own / total
+    low = 2.0 * float(weights @ values) - sum_variance / total
     return max(low - slack, 0.0), low + slack + missed / total * (1.0 + 1e-9)
 
 
@@ -89,7 +89,7 @@ def _sums(cells: Cells, variogram: Variogram) -> tuple[float, float]:
     distance = np.linalg.norm(offsets, axis=1)
     pairs = counts[rows, columns] * cells.share**2
     size = np.array([cells.radius])
-    own = float(pairs @ variogram.covariance(distance))
+    sum_variance = float(pairs @ variogram.covariance(distance))
     missed = float(pairs @ kappa(distance, (size, size), 2.0 * rise(size, variogram), variogram))
     places = np.concatenate([cells.full, cells.clipped])
     weights = np.concatenate([np.full(len(cells.full), 2.0 * cells.share), cells.shares])
@@ -101,11 +101,11 @@ def _sums(cells: Cells, variogram: Variogram) -> tuple[float, float]:
         some = slice(first, first + together)
         distance = _distances(cells.clipped[some], places)
         of_edge = cells.shares[some]
-        own += float(of_edge @ variogram.covariance(distance) @ weights)
+        sum_variance += float(of_edge @ variogram.covariance(distance) @ weights)
         radii = cells.radii[some, None], radius[None, :]
         bound = kappa(distance, radii, root[edge][some, None] * root[None, :], variogram)
         missed += float(of_edge @ bound @ weights)
-    return own, missed
+    return sum_variance, missed
 
 
 def _distances(left: FloatArray, right: FloatArray) -> FloatArray:

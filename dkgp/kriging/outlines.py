@@ -126,21 +126,25 @@ def _integrals(start: FloatArray, end: FloatArray, points: FloatArray, one: Vari
     result, error = np.zeros(d.shape), np.zeros(d.shape)
     waiting = np.full(d.shape, True)
     for least, count in _RULES:
-        chosen = np.nonzero(waiting & inner & (size >= least))
-        waiting[chosen] = False
+        pairs_here = np.nonzero(waiting & inner & (size >= least))
+        waiting[pairs_here] = False
         nodes, weights = np.polynomial.legendre.leggauss(count)
-        foot, h = d[chosen], half[chosen]
-        middle, total = low[chosen] + h, np.zeros(len(foot))
+        foot, h = d[pairs_here], half[pairs_here]
+        middle, total = low[pairs_here] + h, np.zeros(len(foot))
         for node, weight in zip(nodes, weights, strict=True):
             total += weight * _averages(one, np.sqrt(foot**2 + (middle + node * h) ** 2))
-        result[chosen] = foot * h * total
+        result[pairs_here] = foot * h * total
         missed = 8.0 * most * least ** (1.0 - 2.0 * count) / (least - 1.0)
-        error[chosen] = h * (missed * np.abs(foot) + _ROUNDINGS * farthest[chosen] * total)
-    chosen = np.nonzero(waiting & inner)
-    result[chosen], error[chosen] = _near(one, most, (d[chosen], low[chosen], high[chosen], farthest[chosen]))
+        error[pairs_here] = h * (missed * np.abs(foot) + _ROUNDINGS * farthest[pairs_here] * total)
+    pairs_here = np.nonzero(waiting & inner)
+    result[pairs_here], error[pairs_here] = _near(
+        one, most, (d[pairs_here], low[pairs_here], high[pairs_here], farthest[pairs_here])
+    )
     if series is not None:
-        chosen = np.nonzero(~inner)
-        result[chosen], error[chosen] = _closed(series, d[chosen], low[chosen], high[chosen], farthest[chosen])
+        pairs_here = np.nonzero(~inner)
+        result[pairs_here], error[pairs_here] = _closed(
+            series, d[pairs_here], low[pairs_here], high[pairs_here], farthest[pairs_here]
+        )
     return result.sum(axis=0), error.sum(axis=0) + len(edges) * EPS * np.abs(result).sum(axis=0)
 
 
