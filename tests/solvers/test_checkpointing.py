@@ -226,9 +226,22 @@ def test_stopped_short_it_can_be_resumed_with_more(run: Resuming[Solution], whol
     assert resumed.progress.kernel_evaluations > short.progress.kernel_evaluations
 
 
-def any_after(done: list[bool], products: int) -> bool:
-    """Return whether a product was told of after so many were done."""
-    return sum(done[:-1]) >= products
+class WishInProduct:
+    """A user who asks for the end within a product, once so many are done.
+
+    A product on a busy machine may be told of once only, at its end: the wish has to be there before this call.
+    """
+
+    def __init__(self, products: int) -> None:
+        self._products_left, self._questions = products, 0
+
+    def hear(self, work: Any) -> None:
+        self._products_left -= work.done == work.total
+
+    def asked(self) -> bool:
+        # The first question after a product is the one between two rounds.
+        self._questions += self._products_left <= 0
+        return self._questions > 1
 
 
 @pytest.mark.parametrize(
@@ -250,12 +263,9 @@ def test_interrupted_in_a_product_no_finished_round_is_lost(
     assert len(ends) > 4
     assert all(phase == "product" for phase, *_ in heard[: ends[3]])
 
-    done: list[bool] = []
+    wish = WishInProduct(3)
     with pytest.raises(InterruptedRunError, match=f"interrupted {when}; state saved in") as caught:
-        # The wish comes with the first tasks of the fourth product.
-        run.start(
-            within=lambda work: done.append(work.done == work.total), interrupted=lambda: any_after(done, 3), **options
-        )
+        run.start(within=wish.hear, interrupted=wish.asked, **options)
     assert caught.value.checkpoint == run.store.url
     run.require_same(whole, **options)
 
