@@ -92,5 +92,7 @@ default_role = "py:obj"
 html_theme = "furo"
 html_title = f"dkgp {release}"
 html_extra_path = ["_root"]
+html_static_path = ["_static"]
+html_css_files = ["dkgp.css"]
 html_copy_source = False
 html_show_copyright = False
