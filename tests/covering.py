@@ -1,8 +1,11 @@
-"""Tests of many combinations: `make test` runs as many as hold every value or pair, and `make test-slow` all others.
+"""Choose the cases of a test that `make test` runs; the marks of the other cases leave them to other targets.
 
-`@pytest.mark.covering` stands above the `parametrize` marks of a test whose cases are a product. A case that brings no
-value of a mark, with `covering(2)` no pair of values of two marks, that the others do not bring is marked slow; in the
-rooms of `make test-portable` it is marked portable, and run there.
+- `@pytest.mark.covering` selects, from a product of cases, enough that each value occurs. `covering(2)` does so for
+  each pair of values. The other cases are marked slow.
+- `@pytest.mark.spread(3)` selects three cases from a list whose cases take the same path through the code. The other
+  cases are marked long, so continuous integration runs them.
+
+In the rooms of `make test-portable`, the other cases are marked portable instead, and run there.
 """
 
 from __future__ import annotations
@@ -51,21 +54,33 @@ def axes_of(item: pytest.Function) -> Axes:
     return axes | {(name,): (value,) for name, value in params.items()}
 
 
+def spread(cases: int, number: int) -> list[int]:
+    """Return the places of at most `number` cases at equal distances, the first and the last included."""
+    if number >= cases:
+        return list(range(cases))
+    return [place * (cases - 1) // max(1, number - 1) for place in range(number)]
+
+
 def thin_out(items: list[pytest.Item]) -> None:
-    """Mark as slow, or as portable, what of the tests marked `covering` adds nothing; what is slow covers nothing."""
-    tests: dict[str, list[pytest.Function]] = {}
-    for item in items:
-        covers = item.get_closest_marker("covering") is not None and item.get_closest_marker("slow") is None
-        if covers and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, cases in tests.items():
-        mark = cases[0].get_closest_marker("covering")
-        assert mark is not None
-        chosen = set(covering([axes_of(case) for case in cases], *(mark.args or (1,))))
-        rest = pytest.mark.portable if name.startswith(PORTABLE) else pytest.mark.slow
-        for place, case in enumerate(cases):
-            if place not in chosen:
-                case.add_marker(rest)
+    """Mark the cases of `covering` tests, then those of `spread` tests, that were not selected.
+
+    A case that another mark leaves out of `make test` is not counted.
+    """
+    for kind, elsewhere in (("covering", ("slow",)), ("spread", ("slow", "portable", "long"))):
+        tests: dict[str, list[pytest.Function]] = {}
+        for item in items:
+            counts = item.get_closest_marker(kind) and not any(item.get_closest_marker(name) for name in elsewhere)
+            if counts and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+                tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for name, cases in tests.items():
+            mark = cases[0].get_closest_marker(kind)
+            assert mark is not None
+            if kind == "covering":
+                chosen, rest = covering([axes_of(case) for case in cases], *(mark.args or (1,))), pytest.mark.slow
+            else:
+                chosen, rest = spread(len(cases), *mark.args), pytest.mark.long
+            for place in set(range(len(cases))).difference(chosen):
+                cases[place].add_marker(pytest.mark.portable if name.startswith(PORTABLE) else rest)
 
 
 def few(names: Iterable[str], *quick: str) -> list[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from tests.covering import Axes, covering
+from tests.covering import Axes, covering, spread, thin_out
 
 
 def cases(*sizes: int) -> list[Axes]:
@@ -33,3 +34,54 @@ def test_each_pair_comes(sizes: tuple[int, ...]) -> None:
             pairs = {(case[str(one),], case[str(two),]) for case in chosen}
             assert len(pairs) == sizes[one] * sizes[two]
     assert len(chosen) < len(every)
+
+
+@pytest.mark.parametrize(
+    ("cases", "number", "places"),
+    [(9, 3, [0, 4, 8]), (7, 2, [0, 6]), (5, 1, [0]), (3, 3, [0, 1, 2]), (2, 4, [0, 1]), (10, 4, [0, 3, 6, 9])],
+)
+def test_a_few_of_many_cases_lie_at_equal_distances(cases: int, number: int, places: list[int]) -> None:
+    assert spread(cases, number) == places
+
+
+ROOM = """
+import pytest
+
+@pytest.mark.spread(2)
+@pytest.mark.parametrize("value", [pytest.param(0, marks=pytest.mark.slow), 1, 2, 3, 4, 5])
+def test_cases(value):
+    pass
+"""
+
+
+@pytest.mark.parametrize(("room", "target"), [("models", "long"), ("kernels", "portable")])
+def test_other_cases_are_left_to_another_target(tmp_path: Path, room: str, target: str) -> None:
+    file = tmp_path / "tests" / room / "test_room.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(ROOM)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  slow\n  long\n  portable\n  spread\n")
+    marked = {}
+
+    class Recorder:
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            thin_out(items)
+            marked.update({item.name: {mark.name for mark in item.iter_markers()} for item in items})
+
+    options = [
+        "-q",
+        "--collect-only",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(tmp_path / "pytest.ini"),
+        str(file),
+    ]
+    assert pytest.main(options, plugins=[Recorder()]) == 0
+    assert {name for name, marks in marked.items() if target in marks} == {
+        "test_cases[2]",
+        "test_cases[3]",
+        "test_cases[4]",
+    }
+    assert "slow" in marked["test_cases[0]"]

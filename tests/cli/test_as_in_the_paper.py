@@ -116,6 +116,7 @@ def test_kernel_cg_is_algorithm_1_to_the_gap(tmp_path: Path, log: Callable[[], l
     np.testing.assert_allclose(open_model(str(tmp_path / "m.zarr")).alpha[:, 0], alpha, rtol=0, atol=1e-8)
 
 
+@pytest.mark.long
 def test_sggp_is_smola_and_bartletts_algorithm_1(tmp_path: Path, log: Callable[[], list[dict[str, Any]]]) -> None:
     """One choice a round from 59 of those left, for Q and for Q*, refitted, until gap(alpha, alpha*) is 0.025."""
     problem = Stored(tmp_path, 150, 0.5, 0.2)
@@ -325,6 +326,7 @@ def test_every_round_is_the_papers(name: str, n: int, gamma: float, noise: float
         assert len({tuple(B) for B in moved}) > count // 4
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize(("n", "gamma", "noise"), PROBLEMS)
 @pytest.mark.parametrize("name", ["bcdc", "bcdg", "smo", "cg"])

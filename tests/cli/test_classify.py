@@ -357,6 +357,7 @@ def exact_decisions(stores: Places) -> np.ndarray:
     return np.asarray(KERNEL(T, X) @ alpha)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("options", ["", "--product-error 1e-2"], ids=["every entry", "within a bound"])
 def test_the_exact_probability_lies_in_its_interval(shell: Shell, exact_decisions: np.ndarray, options: str) -> None:
     found = shell.json(f"predict @logistic @labels --out @p --cluster none {options}")

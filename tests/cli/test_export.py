@@ -71,6 +71,7 @@ def reference(prediction: Prediction, truth: np.ndarray | None) -> dict[str, np.
     }
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("with_truth", [True, False])
 def test_a_table_holds_the_store_to_the_bit(shell: Shell, predicted: Path, suffix: str, with_truth: bool) -> None:
@@ -131,6 +132,7 @@ def test_classes_have_their_names(labels: tuple[str, ...], suffix: str, shell: S
     assert f"p{suffix}.partial.zarr" not in shell.names
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("suffix", [".csv.gz", ".parquet"])
 def test_an_interrupted_table_is_resumed_to_the_same_bytes(
     shell: Shell, suffix: str, monkeypatch: pytest.MonkeyPatch

@@ -295,6 +295,7 @@ def test_a_good_sparse_model_saves_passes(shell: Shell) -> None:
     assert warm["objective"] == pytest.approx(cold["objective"], rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_start_that_is_farther_off_than_zero_is_not_taken(shell: Shell) -> None:
     """Of a large kernel with little noise, and a basis that cannot follow it."""
     shell["h.json"].write_text(json.dumps({**json.loads(shell["hyper"].read_text()), "noise_variance": 1e-3}))
@@ -307,6 +308,7 @@ def test_a_start_that_is_farther_off_than_zero_is_not_taken(shell: Shell) -> Non
         assert warm[name] == cold[name]
 
 
+@pytest.mark.long
 def test_a_sparse_model_of_other_hyperparameters_or_data_is_no_start(shell: Shell) -> None:
     shell.json("sparse @train --hyper @hyper --basis-size 50 --out @start")
     noise = read_hyperparameters(shell["hyper"]).noise_variance

@@ -141,6 +141,7 @@ def test_what_is_read_is_the_old_or_the_new(
     assert predicted(tmp_path / "model.zarr", tmp_path / "test.zarr", tmp_path / "out.zarr") in places["whole"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("number", [1, 5, ROWS // CHUNK])
 def test_a_store_that_is_replaced_between_two_chunks_is_told(
     number: int, places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -181,6 +181,7 @@ def test_every_solver_and_setting_comes_to_the_same_model(pipeline: dict[str, An
     assert np.linalg.norm(open_model(shell["m"]).alpha - expected) <= bound
 
 
+@pytest.mark.long
 def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(pipeline: dict[str, Any], shell: Shell) -> None:
     line = "train @train --hyper @hyper --solver cg --cluster none --cache-tiles"
     found = {said: shell.json(f"{line} {said} --out @{said} --quiet") for said in ("none", "300KiB", "1GiB", "auto")}
@@ -205,6 +206,7 @@ def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(pipeline: dict[str,
         assert words in shown
 
 
+@pytest.mark.long
 def test_methods_of_the_paper_are_as_they_are_there(shell: Shell) -> None:
     def settings(options: str, name: str) -> Any:
         found = shell.json(f"{TRAIN} --max-passes 1 --block-size 60 --overwrite {options}", code=4)
@@ -289,6 +291,7 @@ def test_an_automatic_choice_is_made_again_on_resuming(friedman: Callable[[int],
 # ---------------------------------------------------------------------------------------------------------------- demo
 
 
+@pytest.mark.long
 def test_demo_from_nothing_and_again(shell: Shell) -> None:
     line, folder = "demo --out @demo --samples 300 --test-samples 100", shell["demo"]
     first = shell.json(line)

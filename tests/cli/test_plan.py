@@ -76,6 +76,7 @@ def test_a_plan_for_1_to_256_workers(shell: Shell) -> None:
     assert again["workers"][0]["limit"] == "messages"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_no_link_is_faster_than_what_the_coordinator_moves(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(1e-3, 1e-3, 1e-4, 5e8)
@@ -146,6 +147,7 @@ def test_other_models_are_foreseen_beside_the_exact_one(shell: Shell) -> None:
         shell.refuses(f"plan @{options} {more}", words)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("options", "solver", "phases"),

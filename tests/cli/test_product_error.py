@@ -154,6 +154,7 @@ def test_the_model_and_what_its_certificate_says(shell: Shell, solver: str) -> N
     assert more >= N * (8 * 2 + 16)
 
 
+@pytest.mark.long
 def test_decisions_keep_their_bounds(shell: Shell) -> None:
     classify = CLASSIFY.replace("@hyper", "@ground").replace("--tol 0.01", "--solver cg")
     found = shell.json(f"{classify} --product-error 1e-7 --out @m")
@@ -275,6 +276,7 @@ def test_the_service_takes_and_checks_it() -> None:
 # ---------------------------------------------------------------------------------------------------------- predictions
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("model", "variable", "exact"), [("height", "mean", exact_mean), ("kind", "decision", exact_decision)]
 )
@@ -316,6 +318,7 @@ def test_any_workers_come_to_the_same_bits(shell: Shell, model: str) -> None:
     shell.refuses(f"{line} --product-error 1e-5 --cluster none --out @one --resume")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "variable"), [("rough", "mean"), ("rough_kind", "decision")])
 @pytest.mark.usefixtures("small_leaves")
 def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(

@@ -105,6 +105,7 @@ def test_a_gap_and_a_distance_that_are_not_met_end_with_code_4_and_a_model(shell
     assert "<= 50" in near["reason"]
 
 
+@pytest.mark.long
 def test_a_gap_that_the_certificate_proves_in_the_end_is_met(shell: Shell) -> None:
     line = f"{SPARSE} --method sggp --basis-size 60 --certify-passes 8 --overwrite --gap"
     loose = shell.json(f"{line} 1e-9", code=4)
@@ -134,6 +135,7 @@ def test_rounds_are_logged_and_drawn(shell: Shell) -> None:
     assert all(record["risk"] >= record["least"] for record in records)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [pytest.param("vfe", marks=pytest.mark.slow), "sggp"])
 def test_a_basis_grows_until_the_distance_is_proven(shell: Shell, method: str) -> None:
     line = f"{SPARSE} --method {method} --basis-size auto --target-distance 0.2 --largest-basis 600"
@@ -325,6 +327,7 @@ def test_subset_of_regressors_is_overconfident_and_said_to_be(rough: Places, tmp
     assert "variances by sr" in shown.stderr
 
 
+@pytest.mark.long
 def test_the_distance_that_is_reported_is_no_less_than_that_of_the_exact_model(rough: Places, tmp_path: Path) -> None:
     shell = Shell(tmp_path, rough)
     exact = shell.json("predict @exact @test --out @exact.p --cluster none --variance")

@@ -100,6 +100,7 @@ def written(path: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- the file and the tables
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["subsets", "bound", pytest.param("vif", marks=pytest.mark.long)])
 def test_any_cluster_gives_the_same_file(name: str, shell: Shell, found: Callable[[str], dict[str, Any]]) -> None:
     other = shell.json(f"{SEARCHES[name]} --out @hyper.json --cluster local --workers 3")
@@ -392,6 +393,7 @@ def test_by_default_all_samples_of_a_small_store_are_the_basis(
 # -------------------------------------------------------------------------------------------------------------- kernels
 
 
+@pytest.mark.long
 def test_scores_are_those_of_each_kernel_by_itself(shell: Shell, found: Callable[[str], dict[str, Any]]) -> None:
     comparison, data = found("kernels")["comparison"], open_dataset(str(shell["rough"]))
     assert [row["kernel"] for row in comparison["kernels"]] == list(COMPARED_KERNELS)
@@ -448,6 +450,7 @@ def test_what_does_not_go_with_a_comparison_is_refused(shell: Shell) -> None:
 # -------------------------------------------------------------------------------------------------------------- refined
 
 
+@pytest.mark.long
 def test_the_subsets_result_is_refined(shell: Shell) -> None:
     result = shell.run(f"tune @coasts --out @hyper.json --subset 60 --refine {REFINE} --json")
     document = document_of(result)

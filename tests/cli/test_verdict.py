@@ -56,6 +56,7 @@ def test_prices_whose_noise_grows_are_told_to_be_transformed(plain: tuple[Path, 
     assert f"{document['nlpd_raw']:.4f}" in shown
 
 
+@pytest.mark.long
 def test_a_good_model_and_its_rivals(inputs: np.ndarray, tmp_path: Path) -> None:
     price = np.sin(2.0 * inputs[:, 0]) + inputs[:, 1] + 0.2 * np.random.default_rng(7).normal(size=len(inputs))
     out, test = predicted(tmp_path, price, inputs)

@@ -148,6 +148,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield executor
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", WORK)
 def test_it_has_the_bits_of_one_thread(

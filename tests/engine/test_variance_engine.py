@@ -154,6 +154,7 @@ def test_no_tiles_are_put_where_workers_do_not_see_them(
     predict(model, tests, str(tmp_path / "p"), processes, variance=VarianceSettings(gap=1e-3, batch_size=30))
 
 
+@pytest.mark.portable
 def test_the_plan_decides_and_not_the_bits_alone(
     model: ModelRecord, tests: Dataset, expected: Expected, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_coefficients_are_the_dense_gps(world: World, tight: TrainedModel) -> No
     assert tight.solution.converged
 
 
+@pytest.mark.long
 def test_targets_solved_together_or_alone_agree(world: World, tight: TrainedModel, executor: BlockExecutor) -> None:
     for column, name in enumerate(TARGETS):
         raw = np.concatenate([world.train.raw_inputs(*rows) for rows in world.train.row_chunks()])

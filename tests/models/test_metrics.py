@@ -440,6 +440,7 @@ def exact_inverse(of: TargetTransform, t: mpmath.mpf) -> mpmath.mpf:
     return mpmath.sign(t) * mpmath.expm1(exponent)
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("parameter", [None, 0.0, 1e-300, 1e-9, 0.0517, 0.37, 1.0, 1.6, 2.0 - 2.0**-52, 2.0])
 @pytest.mark.parametrize("bound", [0.0, 1e-17, 1e-12, 1e-3])
 def test_bounds_of_medians_hold_in_fifty_digits(

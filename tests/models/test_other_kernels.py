@@ -86,6 +86,7 @@ def test_intervals_hold_the_exact_variance(fitted: Fitted, settings: VarianceSet
         assert summary.variance["unmet"] == 0
 
 
+@pytest.mark.spread(1)
 def test_a_kept_factor_gives_the_same_intervals(fitted: Fitted, executor: BlockExecutor) -> None:
     first, _ = fitted.predicted("kept", executor, VarianceSettings(gap=1e-3, rank=40, keep_factor=True))
     assert open_factor(fitted.model.url, fingerprint=fitted.model.fingerprint) is not None

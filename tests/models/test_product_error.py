@@ -74,6 +74,7 @@ def trained(terrain: Dataset, executor: Any, **options: Any) -> TrainedModel:
     return train(terrain, KERNEL, NOISE, in_context(executor, given), **given)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("name", few(SOLVERS, "gbcd", "cg", "pcg"))
 def test_the_certificate_holds_for_the_dense_solution(
     terrain: Dataset, dense: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +187,7 @@ def test_errors_by_row_and_column_are_within_the_certificate_in_fifty_digits(
     np.testing.assert_allclose(older, np.sqrt(12.0) * errors.max(), rtol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few(SOLVERS, "cg"))
 def test_the_same_bits_on_any_number_of_threads(terrain: Dataset, name: str) -> None:
     found = set()

@@ -141,6 +141,7 @@ def test_inputs_far_from_the_origin_are_centred(solver: Solver) -> None:
     assert np.linalg.norm(true - solution.gradient) <= certificate.residual_rounding[0] <= 1e-10
 
 
+@pytest.mark.long
 def test_a_gradient_is_evaluated_anew_before_it_is_reported() -> None:
     rng = np.random.default_rng(2)
     X, kernel = rng.standard_normal((60, 2)), SquaredExponential((1.0, 1.0))

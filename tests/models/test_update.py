@@ -45,6 +45,7 @@ def updated(
     return update(more, KERNEL, NOISE, LocalExecutor(2), (solution.alpha, solution.gradient), solver=SOLVER, **options)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("columns_bytes", [None, 0], ids=["columns kept", "columns not kept"])
 def test_solution_is_the_dense_one(
     samples: tuple[np.ndarray, np.ndarray], trained: tuple[Dataset, TrainedModel], columns_bytes: int | None

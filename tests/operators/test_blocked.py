@@ -355,6 +355,7 @@ def test_token_of_a_forgotten_array_says_so() -> None:
         stray.inputs(0, 1)
 
 
+@pytest.mark.portable
 def test_token_in_another_process_says_so() -> None:
     source = ArrayInputs(np.zeros((4, 1)))
     script = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).inputs(0, 1)"

@@ -134,6 +134,7 @@ class Counting:
         return SimpleNamespace(result=lambda progress: totals | {COUNTS: np.zeros(3, np.int64)})
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("n", "workers"),
     [

@@ -64,6 +64,7 @@ def test_small_halos_are_looked_at_where_large_ones_take_too_long(monkeypatch: p
     assert choice.products < 12
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(
     ("kernel", "noise", "n", "spared"),
     [
@@ -172,6 +173,7 @@ def test_products_of_an_allowed_error_get_a_factor_that_suits_their_price() -> N
     assert (few.solver, few.options) == ("pcg", {})
 
 
+@pytest.mark.long
 def test_products_that_a_forecast_does_not_take_leave_the_choice_alone() -> None:
     short, wide = SquaredExponential(gamma=(200.0, 200.0)), SquaredExponential(gamma=(0.1,) * 4)
     for kernel, n, same in ((short, 5000, True), (wide, 100_000, True), (short, 100_000, False)):
@@ -287,6 +289,7 @@ def test_identical_samples_can_be_looked_at() -> None:
     assert {doubled.solver, constant.solver} <= {"pcg", "gbcd"}
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("d", "measured"), [(2, {64: 30, 128: 22, 300: 17}), (3, None)])
 def test_halos_in_few_dimensions_are_foreseen_as_measured(d: int, measured: dict[int, int] | None) -> None:
     """Matern 3/2, length a tenth of a cube's side, noise .01, n = 200,000 in a square and 50,000 in a cube."""

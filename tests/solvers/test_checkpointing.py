@@ -100,6 +100,7 @@ def test_the_problem_is_refreshed_on_the_way(refreshes: list[int], whole: Soluti
     assert 2 < refreshes[0] < len(whole.history) - 2
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5, 9])
 def test_resumed_from_any_round_it_is_the_same(run: Resuming[Solution], whole: Solution, rounds: int) -> None:
     error = run.interrupt(rounds)
@@ -135,6 +136,7 @@ def test_resumed_with_selection_during_the_round_it_is_the_same(
     np.testing.assert_array_equal(resumed.gradient, whole.gradient)
 
 
+@pytest.mark.long
 def test_float32_breakdown_does_not_change_what_a_resumed_run_finds(
     run: Resuming[Solution], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_single_precision_tiles_end_in_a_true_gradient(solver: Any, whole: Calla
     np.testing.assert_allclose(solution.gradient, true, rtol=0, atol=1e-10)
 
 
+@pytest.mark.spread(11)
 @pytest.mark.parametrize("largest", [1e39, 1e150, 1e300])
 @all_but(*CHOICES, "gbcd-growing", "gbcd-paper", "pcg-nystrom")
 def test_noise_beyond_float32_ends_in_the_answer_or_in_words(
@@ -206,6 +207,7 @@ def test_the_same_bits_on_any_number_of_threads(solver: Any, whole: Callable[[An
     executor.close()
 
 
+@pytest.mark.spread(6)
 @every_solver
 def test_broken_off_anywhere_and_resumed_it_ends_in_the_same_bits(
     solver: Any, executor: LocalExecutor, whole: Callable[[Any], Solution], tmp_path: Path
@@ -417,6 +419,7 @@ def test_a_selection_under_way_sees_the_noise_of_its_candidates(executor: LocalE
     assert found.alpha.tobytes() == solve(blocked(executor), Y, solver=solver, stopping=stopping).alpha.tobytes()
 
 
+@pytest.mark.long
 def test_kept_columns_and_approximate_products(executor: LocalExecutor) -> None:
     flat = SquaredExponential((6.0, 5.0), 1.5).on((0, 2), 3)
     matrix = flat(X, X) + np.diag(NOISE_BY_SAMPLE)

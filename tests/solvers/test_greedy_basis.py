@@ -478,6 +478,7 @@ class SmolaBartlett:
                 return S, S_star, gaps
 
 
+@pytest.mark.spread(4)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("kappa", [9, CANDIDATES])  # the paper's 59 are all but one of so few samples
 @pytest.mark.parametrize("p", [1, 3])
@@ -529,6 +530,7 @@ def test_algorithm_3_of_scdp_to_the_letter(one_thread: LocalExecutor) -> None:
     print(f"\nAlgorithm 3: {steps} directions, weights differ by {np.max(np.abs(found.weights[:, 0] - w[s])):.1e}")
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_all_scores_of_all_kernels_are_naive_ones(name: str, one_thread: LocalExecutor) -> None:
     """Every candidate of every round by refitting it densely: one and three targets, one noise and the samples' own."""

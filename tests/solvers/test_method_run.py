@@ -542,6 +542,7 @@ class TestDrift:
         # Not at the price of a refresh every round.
         assert solution.refreshes < 0.1 * len(solution.history)
 
+    @pytest.mark.long
     def test_double_precision_is_verified_too(self, executor) -> None:
         solver = replace(SOLVER, precision="double")
         stopping = GradientInfNorm(self.TOLERANCE)
@@ -579,6 +580,7 @@ def test_nearly_equal_samples_with_little_noise_do_not_diverge(executor, precisi
 
 
 # Nothing, what a few of a block's selection steps take, and everything.
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("affordable", "precision", "targets", "in_core"),
     [  # every pair of settings meets

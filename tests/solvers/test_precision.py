@@ -570,6 +570,7 @@ class TestTheLook:
         # The few alone, which are positive definite in float32 by far, say nothing of it.
         assert least_in_float32(kernel) > 1e-5 * variance
 
+    @pytest.mark.long
     def test_the_least_eigenvalue_of_all_is_foreseen_from_the_few(self) -> None:
         inputs = np.random.default_rng(1).standard_normal((2000, 8))
         matrix = SquaredExponential((0.2,) * 8)(inputs, inputs)

@@ -158,6 +158,7 @@ def test_a_gap_is_reached_or_said_to_be_missed(problem: Problem) -> None:
         )
 
 
+@pytest.mark.long
 def test_a_basis_grows_until_the_distance_is_proven(problem: Problem, fitted: GPRegressor) -> None:
     small: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": "auto", "target_distance": 1e-3}
     with pytest.warns(ConvergenceWarning, match="times as long as the exact model"):

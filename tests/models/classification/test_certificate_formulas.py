@@ -826,6 +826,7 @@ class Worst:
         return abs(float(decision[0] - exact)), float(bound[0, 0])
 
 
+@pytest.mark.long
 def test_residuals_of_the_worst_directions_are_within_the_bound_and_reach_it() -> None:
     rng = np.random.default_rng(0)
     ratios = []

@@ -93,6 +93,7 @@ def attacks() -> dict[str, LabelProblem]:
     }
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("name", attacks())
 def test_attacks(name: str) -> None:
     problem = attacks()[name]

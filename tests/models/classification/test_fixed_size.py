@@ -61,6 +61,7 @@ def trained(X: Any, labels: Labels, executor: Any, **options: Any) -> TrainedFix
     return train_fixed_size(data, FixedSizeSettings(**kept), in_context(executor, options), **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_rings_are_told_apart(rng: np.random.Generator, one_thread: LocalExecutor, classes: int) -> None:
     X, labels = rings(rng, 600, classes)
@@ -131,6 +132,7 @@ def test_an_interruption_says_what_was_saved(
         trained(X, labels, one_thread, **options)
 
 
+@pytest.mark.long
 def test_any_number_of_workers_and_of_kernels_in_a_pass(rng: np.random.Generator) -> None:
     X, labels = rings(rng, 900, 3)
     options = {"pool": 120, "folds": 5, "weights": rng.uniform(0.5, 1.5, 900)}
@@ -237,6 +239,7 @@ def test_the_median_distance(rng: np.random.Generator) -> None:
     assert median_kernel(memory_dataset(np.ones((9, 2)), np.arange(9.0))).parameters()[0].value == 1.0
 
 
+@pytest.mark.long
 def test_the_labels_tell_length_scales_where_there_is_something_to_tell(rng: np.random.Generator) -> None:
     X = rng.standard_normal((1100, 4))
     codes = (np.sin(2.0 * X[:, 1]) > 0.0).astype(int)

@@ -202,6 +202,7 @@ def objective(
     return LabelVifObjective(ArrayInputs(X), columns, executor, Neighbours(leaf, halo))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("basis", [0, 8])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -269,6 +270,7 @@ def test_whole_weights_are_repeated_samples(executor: BlockExecutor) -> None:
     np.testing.assert_allclose(weighted.gradient, repeated.gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_it_goes_on_from_the_last_modes(executor: BlockExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     X, signs, _, Z = columns_of_labels(120)
     taken = []

@@ -330,6 +330,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dkgp.operators.cells.plan.LEAF", (8,))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("n_classes", [2, 4])
 @pytest.mark.parametrize("name", KERNELS)
@@ -361,6 +362,7 @@ def test_the_tolerance_that_a_refusal_names_works() -> None:
     assert trained_within(found, 1e-5, tolerance=tolerance).summary["converged"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-6])
 @pytest.mark.parametrize("n_classes", [2, 4])
@@ -388,6 +390,7 @@ def test_the_limit_follows_from_the_risk() -> None:
     assert product_limit(data, found.kernel, replace(settings, gap=1e-3)) is None
 
 
+@pytest.mark.long
 def test_a_gap_that_products_do_not_reach_is_told_with_its_remedy() -> None:
     made = trained_within(bounded_problem(KERNELS["steep"]), 1e-4, gap=1e-9)
     assert not made.summary["converged"]
@@ -577,6 +580,7 @@ def test_variances_are_as_precise_as_averages_have_use_for(
     assert widths.mean() <= 1.05 * at_most.mean()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [pytest.param(VarianceSettings(batch_size=16), marks=pytest.mark.slow), None])
 def test_stores_are_resumed_and_have_the_same_bits_on_any_number_of_workers(
     settings: VarianceSettings | None, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ def trained(
     )
 
 
+@pytest.mark.long
 def test_each_class_is_a_problem_of_its_own(rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     """Against the rest: to the bits of two classes."""
     dataset, labels = noisy_sine(rng, 150, 3)
@@ -267,6 +268,7 @@ def test_an_interruption_is_heeded_within_a_step_and_between_two(
         trained(dataset, labels, one_thread, context={"interrupted": lambda: True})
 
 
+@pytest.mark.long
 def test_held_noise_is_resumed_with(rng: np.random.Generator, one_thread: LocalExecutor, tmp_path: Path) -> None:
     """Neighbours so few, and an amplitude so large, that steps go to and fro; interrupted after each step."""
     dataset, labels = noisy_sine(rng, 100)
@@ -563,6 +565,7 @@ def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) ->
     assert state.change > 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("link", "amplitude", "scale"),
     [("probit", 6.0, 0.3), pytest.param("logit", 1e4, 1.0, marks=pytest.mark.long)],
@@ -682,6 +685,7 @@ def test_no_bit_depends_on_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({record["kernel_evaluations"] for record in found.history[1:]}) == 1
 
 
+@pytest.mark.long
 def test_a_cluster_keeps_it_too() -> None:
     expected = trained_keeping(LocalExecutor(1), 0)
     with on_dask(2, processes=False) as (executor, _):

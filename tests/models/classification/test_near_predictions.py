@@ -165,6 +165,7 @@ def test_with_all_samples_near_predictions_are_dense_laplaces(
     np.testing.assert_array_equal(values["class"].astype(int), codes)
 
 
+@pytest.mark.long
 def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
     tmp_path: Path, one_thread: LocalExecutor
 ) -> None:
@@ -183,6 +184,7 @@ def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
     assert off[2] < 0.2 * float(everything.std())  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_store_predicts_what_memory_does_to_the_bit(n_classes: int, unseen: Dataset, tmp_path: Path) -> None:
     """Without the training set, on threads or workers; averaged or plugged in."""
@@ -259,6 +261,7 @@ def test_what_has_no_meaning_is_refused(unseen: Dataset, tmp_path: Path, one_thr
         _ = in_memory(dataset, found)(np.zeros((1, 2)))["certified"]
 
 
+@pytest.mark.long
 def test_memory_counts_each_functions_noise_and_triangle(
     unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

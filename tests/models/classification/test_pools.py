@@ -327,6 +327,7 @@ def trained(
     return train_fixed_size(LabelledData(dataset, labels), settings, context, kernel=kernel), records
 
 
+@pytest.mark.long
 def test_many_classes_take_the_whole_pool_in_the_passes_that_were_foreseen(
     rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_any_number_of_workers_chooses_the_same(
     np.testing.assert_array_equal(theirs, Z)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", PROTOTYPES)
 def test_another_seed_chooses_others(name: str, one_thread: LocalExecutor) -> None:
     X = inputs(9000)  # more than stand for all

@@ -72,6 +72,7 @@ def ratios(problem: Problem, latent: bool | None = None) -> tuple[np.ndarray, np
     return over, relative
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("text", KERNELS)
 def test_solutions_that_are_all_but_exact(text: str, rng: np.random.Generator) -> None:
     solved = problem(text, rng)

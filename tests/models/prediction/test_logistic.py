@@ -44,6 +44,7 @@ def unseen(rng: np.random.Generator, tmp_path: Path) -> Dataset:
     return dataset_from_arrays(tmp_path / "test.zarr", X, None, chunk_rows=200)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("multi_class", "by_reference"), [("softmax", True), ("ovr", False)])
 def test_a_stored_models_predictions_are_those_of_the_dense_minimiser(
     train: Dataset, unseen: Dataset, tmp_path: Path, multi_class: MultiClass, by_reference: bool

@@ -25,6 +25,7 @@ SPECTRAL = (
 )
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("text", SPECTRAL)
 def test_prior_functions_have_the_kernel_as_covariance(text: str, rng: np.random.Generator) -> None:
     kernel = parse_kernel(text, 2)

@@ -83,6 +83,7 @@ def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return content(url)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize("method", ["vfe", "sr", "sd"])
@@ -170,6 +171,7 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers(
     assert not (tmp_path / "q").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variance", [False, True])
 def test_the_plan_holds_what_predicting_takes(variance: bool, tmp_path: Path) -> None:
     """NumPy's arrays are traced: opening a model, and a piece of rows."""

@@ -116,6 +116,7 @@ def test_the_solvers_error_covers_what_a_loose_solve_leaves(rng: np.random.Gener
     assert loose.column_passes < tight.column_passes
 
 
+@pytest.mark.long
 def test_a_warm_start_saves_passes_and_changes_nothing(rng: np.random.Generator, executor: LocalExecutor) -> None:
     data = draw(rng, SquaredExponential((3.0, 3.0)), 0.01, 500)
     options = {"preconditioner": FactorPreconditioning(0, rank=10), "tolerance": 1e-3}
@@ -228,6 +229,7 @@ def test_errors_of_products_hardly_show(rng: np.random.Generator, executor: Any)
     assert (np.abs(found.gradient - exact.gradient) < 0.05 * exact.standard_error).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rough", pytest.param("sum", marks=pytest.mark.long)])
 def test_gradients_with_a_product_error_are_those_of_every_entry(
     name: str, rng: np.random.Generator, executor: Any

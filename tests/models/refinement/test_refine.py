@@ -514,6 +514,7 @@ def test_memory_is_planned() -> None:
     assert fewer["vectors_bytes"] < 0.5 * plan["vectors_bytes"]
 
 
+@pytest.mark.long
 def test_memory_is_what_was_planned(executor: LocalExecutor, rng: np.random.Generator) -> None:
     n, d = 2000, 2
     X = 0.5 * rng.normal(size=(n, d))

@@ -115,6 +115,7 @@ def test_what_is_said_holds_or_is_refused_in_words(name: str, one_thread: LocalE
     print(f"\n{name}: {checked} statements hold, {len(refused)} models refused")
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(
     st.integers(0, 10**6),

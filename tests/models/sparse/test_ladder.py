@@ -146,6 +146,7 @@ def test_a_target_that_is_met_is_true_of_the_dense_exact_model(
     assert found.model.m < N
 
 
+@pytest.mark.long
 def test_a_gap_is_met_by_all_targets_together(one_thread: LocalExecutor) -> None:
     found = climbed(one_thread, LadderTarget(gap=0.02), SMOOTH, method="sggp", candidates=10)
     assert found.converged
@@ -234,6 +235,7 @@ def test_any_number_of_threads_climbs_the_same(settings: dict[str, Any], one_thr
     two.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "kernel", "distance"),
     [

@@ -39,6 +39,7 @@ def trained(known: Dense, executor: Any, settings: SparseSettings, **options: An
     )
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_takes_it(method: str, one_thread: LocalExecutor, tmp_path: Path) -> None:
     known = problem()

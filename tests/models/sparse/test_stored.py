@@ -190,6 +190,7 @@ def test_it_is_the_fit_to_all_samples(method: str, tmp_path: Path, one_thread: L
     assert updated.record.fingerprint not in (found.opened.record.fingerprint, "")
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.parametrize("kernel", list(KERNELS))

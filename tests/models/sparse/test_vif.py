@@ -425,6 +425,7 @@ def test_the_exact_mean_is_within_what_is_proven(
     assert (variance <= found["variance_upper"] * (1.0 + 1e-9)).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kernel", [pytest.param(KERNEL_MODEL, marks=pytest.mark.slow), SUM_MODEL], ids=["one distance", "sum"]
 )
@@ -507,6 +508,7 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, one_thread: LocalExecuto
         train_sparse(close, SquaredExponential((0.1,)), 1e-17, one_thread, SparseSettings("vif", 2))
 
 
+@pytest.mark.long
 def test_a_limited_search_says_of_how_many_it_may_have_missed_nearer_ones(
     tmp_path: Path, one_thread: LocalExecutor
 ) -> None:

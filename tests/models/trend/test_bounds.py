@@ -74,6 +74,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_bounds_hold(name: str) -> None:
     ratio, wrong = ATTACKS[name].violations()

@@ -369,6 +369,7 @@ def test_a_solve_that_says_nothing_of_the_coefficients_is_no_model() -> None:
         _ = case.trained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kernel",
     [pytest.param(SquaredExponential((1.0, 0.5), 0.3), marks=pytest.mark.slow), parse_kernel("periodic + rbf", 2)],

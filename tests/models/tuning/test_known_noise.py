@@ -132,6 +132,7 @@ def with_column(tmp_path: Path) -> Dataset:
     return ingest(tmp_path / "d.csv", tmp_path / "d.zarr", target="y", noise_column="v").train
 
 
+@pytest.mark.long
 def test_refining_on_all_samples_knows_their_noise(with_column: Dataset, executor: Any) -> None:
     """The gradient on all samples, by dense algebra, is near zero where the refinement ended."""
     known = with_column.all_sample_noise()

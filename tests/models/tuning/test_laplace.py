@@ -147,6 +147,7 @@ def curvature(probabilities, weights):
     return W
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_mode_evidence_and_predictions_are_those_of_the_whole_matrix(weighted, rng):
     n, classes = 30, 3

@@ -138,6 +138,7 @@ def test_the_noise_is_found(noise: str, kind: str, off: float) -> None:
     assert tuned.log_marginal_likelihood > start.log_marginal_likelihood + 50.0  # type: ignore[operator]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("noise", ["linear", "bump"])
 def test_auto_takes_what_held_out_samples_say(noise: str) -> None:
     _, tuned = found(drawn(noise, 2)[0], "auto")
@@ -271,6 +272,7 @@ def test_weights_are_those_of_variational_expectations(sure: bool) -> None:
         assert weighed.latent[i] == pytest.approx(latent, abs=1e-8)
 
 
+@pytest.mark.long
 def test_scale_and_degrees_are_those_of_the_noise() -> None:
     rng = np.random.default_rng(2)
     x = rng.uniform(-2.0, 2.0, (600, 2))

@@ -466,6 +466,7 @@ def gammas(found: Hyperparameters) -> FloatArray:
     return np.array(found.kernel.gamma)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kernel", ["rbf", "matern52"])

@@ -87,6 +87,7 @@ def test_irrelevant_features_get_a_small_gamma(rng: np.random.Generator) -> None
     assert found.gamma[relevant].min() > 20.0 * np.delete(found.gamma, relevant).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "initial_noise_variance", [search._INITIAL_NOISE_VARIANCE, pytest.param(0.1, marks=pytest.mark.slow)]
 )

@@ -69,6 +69,7 @@ SOME_ASKED = (
 )
 
 
+@pytest.mark.spread(6)
 @pytest.mark.covering
 @pytest.mark.parametrize("rank", [1, pytest.param(4, marks=pytest.mark.slow), 50])
 @pytest.mark.parametrize("name", REGIMES)
@@ -363,6 +364,7 @@ def test_relative_gap_is_of_the_upper_bound(first: float, second: float) -> None
     assert found == pytest.approx((upper - lower) / upper if upper > lower else 0.0)
 
 
+@pytest.mark.long
 def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What more samples take, without what a batch takes anyway; NumPy reports its arrays to tracemalloc."""
     monkeypatch.setattr(block, "PIECE_ROWS", 300)  # as short against n as they are where memory matters
@@ -377,6 +379,7 @@ def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) ->
     assert 0.8 * batch_bytes(3000, 100) < peaks[2] - peaks[1] < 1.15 * batch_bytes(3000, 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [pytest.param("single", marks=pytest.mark.slow), "double"])
 def test_cuts_into_runs_and_pieces_change_rounding_alone(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Each run, piece and tile is shorter than the problem here, as they are on large ones."""

@@ -168,6 +168,7 @@ def test_intervals_hold_for_any_z(name: str, size: float, rng: np.random.Generat
     assert (risen <= 1.001 * found.lost + 1e-9 * problem.kernel.variance).all()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["smooth", "rough", "clusters", "small amplitude", "little noise"])
 def test_weights_are_the_solution_the_best_to_more_digits(name: str) -> None:
     """(F'F + s2 I)^-1 F'k_x in long arithmetic, from the inputs alone but for the factor's own L."""
@@ -207,6 +208,7 @@ def test_a_factor_that_loses_digits_takes_the_best_weights_at_once(
     assert taken == 2 * [("best" if loses else "plain", len(problem.T))]
 
 
+@pytest.mark.long
 def test_where_rounding_is_the_width_the_best_weights_take_it_off() -> None:
     """A hundredth of a thousandth of the amplitude as noise: F'k_x has lost the digits that latent variances need."""
     problem = draw(70, 600, 3, gamma=0.3, noise=1e-5)
@@ -571,6 +573,7 @@ def spread(factor: NystromFactor, v: np.ndarray, *, grouped: bool = True) -> np.
     return total**2
 
 
+@pytest.mark.spread(6)
 @pytest.mark.covering
 @pytest.mark.parametrize("group", [7, GROUP, LARGE_GROUP])
 @pytest.mark.parametrize("name", REGIMES)

@@ -96,6 +96,7 @@ def test_it_is_algorithm_1_to_the_letter(kernel: Any, gap: float, rng: np.random
     search.close()
 
 
+@pytest.mark.spread(5)
 @pytest.mark.covering
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("gap", [0.3, 1e-4])
@@ -128,6 +129,7 @@ class Off:
         return self._true.row_errors(X) + (0.5 * abs(self._share) / EPS if self._told else 0.0)
 
 
+@pytest.mark.long
 def test_roundings_of_entries_are_counted() -> None:
     """With half of their digits wrong intervals hold, and they would not if the bounds did not know of it."""
     problem, wrong = KINDS["smooth"], {True: 0, False: 0}
@@ -161,6 +163,7 @@ def few(world: World, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return dataset_from_arrays(where, X[:FEW], y[:FEW], chunk_rows=5, feature_names=NAMES, target_names=TARGETS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("latent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_predictions_hold_the_dense_gps_variances(
     world: World, few: Dataset, executor: BlockExecutor, tmp_path: Path, latent: bool

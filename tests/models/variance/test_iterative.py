@@ -651,6 +651,7 @@ def test_a_kept_factor_that_does_not_say_what_it_leaves_is_not_used(
     assert found == expected
 
 
+@pytest.mark.long
 def test_another_rank_is_another_factor(
     world: World, executor: BlockExecutor, model: ModelRecord, tmp_path: Path
 ) -> None:
@@ -691,6 +692,7 @@ def test_an_overwritten_models_factor_is_not_used(
     assert found == fresh
 
 
+@pytest.mark.long
 def test_resuming_with_a_factor_kept_meanwhile(
     world: World, executor: BlockExecutor, model: ModelRecord, tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def test_noise_too_far_apart_is_refused(executor: LocalExecutor) -> None:
         exact_posterior(model, "refused", VarianceSettings())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kernel", [SquaredExponential((0.5, 0.4), 1.3), pytest.param(Linear((1.0, 0.5), 0.7), marks=pytest.mark.slow)]
 )

@@ -33,6 +33,7 @@ def combinations() -> list[Any]:
     ]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("shape", "kernel", "d", "tolerance"), combinations())
 def test_no_entry_is_beyond_its_bound(
     rng: np.random.Generator, shape: Any, kernel: str, d: int, tolerance: float
@@ -74,6 +75,7 @@ def test_targets_apart(rng: np.random.Generator, kernel: str, d: int) -> None:
     assert outcome.broken == 0
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("distance", [1e5, 1e10, 1e13])
 @pytest.mark.parametrize("kernel", ["spherical", "wendland", "Matern 3/2", "squared exponential"])
 def test_points_that_lie_far_from_another_one(rng: np.random.Generator, kernel: str, distance: float) -> None:
@@ -127,6 +129,7 @@ def test_no_sum_at_other_inputs_is_beyond_its_bound(kind: str, kernel: str, d: i
     assert outcome.exact >= 6
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "row",
     [

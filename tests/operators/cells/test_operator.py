@@ -68,6 +68,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_products_are_within_the_error_and_its_bounds_by_row(name: str, executor: LocalExecutor) -> None:
     X, _ = ground()
@@ -171,6 +172,7 @@ def test_watchers_hear_of_products_and_end_them(executor: LocalExecutor) -> None
         assert operator.matmat(V).shape == V.shape
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("halo", [64, 0])
 @pytest.mark.parametrize("name", ["matern32", "rbf"])
 def test_solves_are_as_with_every_entry(name: str, halo: int, executor: LocalExecutor) -> None:
@@ -303,6 +305,7 @@ def test_errors_that_underflow_beside_the_weights_take_every_entry(
         assert operator.error_bound == 0.0
 
 
+@pytest.mark.portable
 def test_rounds_that_deceive_take_more_accurate_products(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +384,7 @@ def is_same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_workers_changes_no_bit(workers: int, dataset: Dataset, expected: list[np.ndarray]) -> None:
     with dask_executor(workers, processes=False) as (executor, _):

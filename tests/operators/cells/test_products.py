@@ -103,6 +103,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("name", KERNELS)
 def test_bounds_hold_and_keep_the_tolerance(rng, d, name):
@@ -123,6 +124,7 @@ def test_targets_apart_from_sources(rng, d):
     assert check(Matern32.from_length_scales([0.2] * d), X, V, 1e-6, Z) < 2e-6
 
 
+@pytest.mark.portable
 def test_each_term_looks_at_its_own_features(rng):
     kernel = (
         Matern12.from_length_scales([0.2, 0.4]).on((0, 3), 5)
@@ -151,6 +153,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.spread(9)
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("name", INPUTS)
 def test_bounds_hold_for_odd_inputs(rng, name, d):
@@ -196,6 +199,7 @@ def test_bounds_hold_for_odd_length_scales(rng, scale):
     check(Matern32(gamma=0.5 * scale**-2 if scale > 1e-100 else 1e300, n_features=2), X, V, 1e-8)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_results_do_not_depend_on_ranges(rng, d):
     X, V = clustered(rng, 1500, d), rng.standard_normal((1500, 2))
@@ -347,6 +351,7 @@ def targets(rng: np.random.Generator, X: np.ndarray) -> np.ndarray:
     return np.concatenate([rng.uniform(size=(150, d)), around, corners, far, X[:10], np.full((1, d), -1e60)])
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("name", "error"), [*((name, 1e-1) for name in CROSS_KERNELS), ("smooth", 1e-6)])
 def test_sums_are_within_their_bounds_wherever_the_targets_lie(
     rng: np.random.Generator, name: str, error: float
@@ -365,6 +370,7 @@ def test_sums_are_within_their_bounds_wherever_the_targets_lie(
     worker_cache().discard_run(context.run_id)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("d", [1, 3])
 def test_one_and_three_features(rng: np.random.Generator, d: int) -> None:
     kernel = Matern32.from_length_scales([0.7] * d)
@@ -402,6 +408,7 @@ def test_a_sum_of_few_or_equal_points() -> None:
         assert (np.abs(np.asarray(values - dense(kernel, T, X, V), dtype=float)) <= bounds).all()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("name", "d"),
     [

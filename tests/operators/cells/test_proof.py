@@ -66,6 +66,7 @@ def kernel(name: str, parameter: float, side: float, offset: tuple[int, ...], w:
     return mp.mpf(formula(s, mp.mpf(parameter), mp))
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(("name", "parameter", "side", "offset", "tolerance"), CASES)
 def test_no_pair_of_points_breaks_the_bound(
     rng: np.random.Generator, name: str, parameter: float, side: float, offset: tuple[int, ...], tolerance: float
@@ -125,6 +126,7 @@ def searched(expansion: Expansion, name: str, parameter: float, rng: np.random.G
     return float(error(points).max())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("d", "tolerance"),
     [(2, 1e-3), pytest.param(2, 1e-7, marks=pytest.mark.long), pytest.param(3, 1e-3, marks=pytest.mark.long)],

@@ -409,6 +409,7 @@ def preconditioned_spectrum(inverse: np.ndarray, matrix: np.ndarray) -> np.ndarr
     return np.linalg.eigvalsh(L.T @ inverse @ L)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("by_sample", [False, True])
 def test_it_inverts_the_matrix_that_interpolation_makes(d: int, by_sample: bool) -> None:
@@ -450,6 +451,7 @@ def test_the_error_falls_with_the_order_and_the_side() -> None:
     assert cut_box(np.array([1.0]), 8, 4) == (1,)
 
 
+@pytest.mark.portable
 def test_smooth_kernels_take_high_orders_and_the_condition_number_holds() -> None:
     rng = np.random.default_rng(2)
     X, noise = rng.uniform(0.0, 1.0, (900, 2)), 1e-3

@@ -107,6 +107,7 @@ def steps(K: np.ndarray, y: np.ndarray, apply: Callable[[np.ndarray], np.ndarray
     return 300
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("marks", [None, MARKS])
 @pytest.mark.parametrize(("halo", "leaf"), [(90, 40), (0, 25), (100, 700)])
@@ -132,6 +133,7 @@ def test_with_everything_before_it_for_a_halo_it_is_the_inverse(make: MakeOperat
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
 
 
+@pytest.mark.portable
 def test_steps_fall_as_halos_grow(make: MakeOperator) -> None:
     X = np.random.default_rng(3).uniform(-3.0, 3.0, (900, 2))
     operator = make(SquaredExponential(gamma=(4.0, 4.0)), 1e-3, X)

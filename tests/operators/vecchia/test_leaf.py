@@ -226,6 +226,7 @@ def test_a_distance_without_features_is_a_constant(
 # Foreseen bytes against those that factors take.
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("halo", "leaf", "rank"), [(200, 100, 0), (0, 130, 40), (150, 75, 64), (5000, 500, 0)])
 def test_bytes_kept_are_foreseen(one_thread: LocalExecutor, halo: int, leaf: int, rank: int) -> None:
     n = 1500

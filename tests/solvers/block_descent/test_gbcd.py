@@ -94,6 +94,7 @@ def test_exhaustive_search_takes_the_rounds_of_the_letter(executor) -> None:
     assert rounds_of(problem, executor, m, GreedySelection(prefitting=True, exhaustive=True)) <= letter
 
 
+@pytest.mark.long
 def test_one_variable_a_step_takes_the_rounds_of_the_letter(executor) -> None:
     """On average, with another generator's draws."""
     problem, m, seeds = smooth_problem(120, 3), 15, range(8)
@@ -200,6 +201,7 @@ def test_greedy_needs_fewer_passes_than_cyclic_and_gradient_selection(executor) 
     assert greedy < 0.8 * passes(problem, executor, selection=GradientSelection())
 
 
+@pytest.mark.long
 def test_memory_saves_passes(executor) -> None:
     problem = arm_problem(1200)
     assert passes(problem, executor, memory=5) < 0.85 * passes(problem, executor, memory=0)

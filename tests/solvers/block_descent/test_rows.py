@@ -264,6 +264,7 @@ def test_what_is_chosen_meanwhile_is_what_is_chosen_afterwards(
         np.testing.assert_array_equal(found.gradient, expected.gradient)
 
 
+@pytest.mark.long
 def test_a_block_that_was_prepared_is_given_up_when_the_gradient_is_renewed(
     executor: LocalExecutor, overlapping: OverlappingExecutor
 ) -> None:

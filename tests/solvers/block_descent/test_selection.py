@@ -98,6 +98,7 @@ def test_exhaustive_steps_of_several_variables_fill_the_block(size: int, per_ste
     assert len(set(chosen.tolist())) == len(chosen) == size
 
 
+@pytest.mark.spread(10)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize(

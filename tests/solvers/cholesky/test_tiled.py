@@ -289,6 +289,7 @@ def test_too_little_memory_is_refused_with_numbers(executor: LocalExecutor) -> N
         solved(executor, replace(SOLVER, memory_bytes=least - 1))
 
 
+@pytest.mark.long
 def test_it_holds_few_tiles_at_a_time() -> None:
     problem = smooth_problem(2000, 3)
     executor = LocalExecutor(2)

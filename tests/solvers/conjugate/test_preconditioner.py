@@ -223,6 +223,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
     executor: LocalExecutor, whole: Solution, tmp_path: Path, build: int, monkeypatch: pytest.MonkeyPatch
@@ -251,6 +252,7 @@ def test_killed_while_a_larger_factor_is_built_it_resumes_to_the_same_bits(
     kept.require_same(whole, operator=PROBLEM.blocked(executor))
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_broken_off_anywhere_it_resumes_to_the_same_bits(
     executor: LocalExecutor, whole: Solution, tmp_path: Path, share: float
@@ -304,6 +306,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     worker_cache().clear()
 
 
+@pytest.mark.spread(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -311,6 +314,7 @@ def test_tiles_kept_or_not(whole_places: Solution, threads: int, share: float) -
     require_same_bits(solved_places(threads, int(share * kept_bytes_of(1000))), whole_places)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("budget", "tiles"),
     [(10**9, 0), (10**9, 10**9), (FEW_BYTES, 0), (FEW_BYTES, 10**9), pytest.param(NO_BYTES, 0, marks=pytest.mark.slow)],
@@ -353,6 +357,7 @@ def test_a_scratch_disk_that_is_full(
     assert made[0] > 2 * LEAVES
 
 
+@pytest.mark.long
 def test_broken_off_on_a_full_disk_and_resumed_with_room(
     whole_places: Solution, made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,6 +461,7 @@ def test_few_samples(executor: LocalExecutor, n: int, factor: FactorPrecondition
     solved_hostile(executor, np.ones((n, 3)) if equal else drawn(n), factor=factor)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering
 @pytest.mark.parametrize(
     "factor",

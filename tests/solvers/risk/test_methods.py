@@ -89,6 +89,7 @@ def test_methods_meet_one_risk(loss: Any, executor: LocalExecutor) -> None:
         assert max(one.lower_bound[0], other.lower_bound[0]) <= min(one.risk[0], other.risk[0]) * (1 + 1e-13)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("method", "precision", "loss"),
     [
@@ -115,6 +116,7 @@ def test_stopped_after_any_round_it_ends_in_the_same_bits(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["newton", *(pytest.param(each, marks=slow) for each in FAST if each != "newton")])
 def test_threads_change_no_bits(method: str) -> None:
     X, labels = np.tile(PROBLEM.X, (8, 1)) + np.repeat(np.arange(8.0), 240)[:, None] / 9.0, np.tile(LABELS, 8)
@@ -303,6 +305,7 @@ class RoughOperator(DenseKernelOperator):
         return super().matmat(V, precision) + self.rough * np.sign(np.sin(1e6 * V + np.arange(len(V))[:, None]))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("loss", [LogisticLoss(), HuberLoss(0.3), SoftmaxLoss()], ids=["logistic", "huber", "softmax"])
 @pytest.mark.parametrize("rough", [0.1, pytest.param(1e-3, marks=slow), 1e-7])
 @pytest.mark.parametrize("method", ["newton", *(pytest.param(each, marks=slow) for each in FAST if each != "newton")])

@@ -301,6 +301,7 @@ def test_it_is_told_when_factors_of_the_whole_matrix_took_over(executor: LocalEx
     assert not minimised(executor, "noisy", "smooth", "logit", **options).solution.converged
 
 
+@pytest.mark.long
 def test_steps_have_half_of_the_products_where_no_whole_matrix_is_to_come(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +325,7 @@ def test_steps_have_half_of_the_products_where_no_whole_matrix_is_to_come(
     assert passes["auto"] <= 1.5 * passes["kcg"]
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("stop", [9, 14, 30, 55])
 def test_stopped_about_the_hand_over_it_ends_in_the_same_bits(
     stop: int, executor: LocalExecutor, tmp_path: Path

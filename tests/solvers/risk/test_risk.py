@@ -462,6 +462,7 @@ every_loss_and_its_targets = pytest.mark.parametrize(
 every_method = pytest.mark.parametrize("method", RISK_METHODS)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering
 @every_loss_and_its_targets
 @every_method

@@ -33,6 +33,7 @@ def rows(n: int = N, d: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return X, Y, np.concatenate([X[:: n // M][: M - 3], rng.standard_normal((3, d))])
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("fitc", [False, True], ids=["bound", "fitc"])
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def expected(dataset: Dataset) -> list[bytes]:
     return found
 
 
+@pytest.mark.long
 def test_any_number_of_threads_gives_the_same_bits(dataset: Dataset, expected: list[bytes]) -> None:
     for executor in (LocalExecutor(2), LocalExecutor(5), HereExecutor(1), HereExecutor(3)):
         assert everywhere(dataset, executor) == expected

@@ -90,6 +90,7 @@ def test_what_is_found_is_a_maximum_and_never_above_the_likelihood(dataset: Data
     assert at.value < exact
 
 
+@pytest.mark.long
 def test_bases_are_chosen_again_while_the_bound_grows(dataset: Dataset, one_thread: LocalExecutor) -> None:
     told: list[str] = []
     found = searched(dataset, one_thread, basis_size=6, note=told.append)
@@ -124,6 +125,7 @@ def test_more_starting_points_keep_the_best(dataset: Dataset, one_thread: LocalE
     assert three.sparse["basis_size"] == len(three.sparse["samples"]) == best["basis_size"]
 
 
+@pytest.mark.long
 def test_kernels_bounds_fixed_values_priors_and_white_noise(dataset: Dataset, one_thread: LocalExecutor) -> None:
     found = searched(
         dataset,
@@ -199,6 +201,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return calls
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 7, 60])
 def test_a_search_that_is_interrupted_is_resumed_to_the_same_bits(
     dataset: Dataset, one_thread: LocalExecutor, tmp_path: Path, after: int, evaluated: list[float]

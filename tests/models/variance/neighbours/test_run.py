@@ -81,6 +81,7 @@ def one(one_thread: BlockExecutor) -> BlockExecutor:
     return one_thread
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("mean", ["centred", "linear"])
 @pytest.mark.parametrize("known", [False, True])
 def test_stored_intervals_contain_the_exact_variance(
@@ -405,6 +406,7 @@ KERNELS: tuple[tuple[type[Any], dict[str, float]], ...] = (
 )
 
 
+@pytest.mark.spread(10)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda pair: pair[0].__name__)
@@ -454,6 +456,7 @@ def test_a_part_of_the_samples_gives_narrow_intervals(
 # ------------------------------------------------------------------------------------------------------- mutations
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("mutation", ["nothing", "far samples", "error of far samples"])
 def test_a_proof_without_one_of_its_terms_breaks(mutation: str, small: pytest.MonkeyPatch) -> None:
     """The tests above see each term: without it some interval no longer contains the exact variance."""
