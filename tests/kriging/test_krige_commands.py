@@ -13,7 +13,10 @@ import pytest
 import xarray
 from scipy.spatial.distance import cdist
 
+from dkgp.commands.reporting.layout import rows_of
 from dkgp.kriging import rasters
+from dkgp.kriging.commands.further import tables_krige_blocks
+from dkgp.kriging.commands.krige import MAP_FIGURES
 from dkgp.kriging.commands.options import CellOptions, round_spacing
 from dkgp.kriging.field import Field
 from dkgp.kriging.kriging import Kriging
@@ -203,6 +206,26 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
     run_json(*line)
     with xarray.open_zarr(folder / "all.zarr") as first, xarray.open_zarr(folder / "again.zarr") as again:
         assert first.identical(again)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.5, "{bound:.3g}"), (1.0, "not informative"), (np.nan, "not informative")]
+)
+def test_a_bound_above_the_deviation_of_the_field_is_not_informative(
+    made: dict[str, Any], share: float, words: str
+) -> None:
+    document, title = made["grid"], "bound on the error of a mean, largest"
+    deviation = Variogram.from_dict(made["fit"]["variogram"]).field_variance ** 0.5
+    assert document["prior_deviation"] == pytest.approx(deviation, rel=1e-14)
+    bound = share * deviation
+    expected = words.format(bound=bound)
+    assert dict(rows_of(MAP_FIGURES, {**document, "mean_error_bound": bound}))[title] == expected
+    blocks = {"out": "b.csv", "blocks": 2, "interval_width": 0.1, "seconds": 1.0, "mean_error_bound_of": "north"}
+    (sheet,) = tables_krige_blocks({**blocks, "mean_error_bound": bound, "prior_deviation": deviation})
+    assert dict(sheet.rows)[title] == (f"{expected}, of north" if share == 0.5 else expected)
+    # Documents of earlier versions do not have the deviation.
+    earlier = {name: value for name, value in document.items() if name != "prior_deviation"}
+    assert dict(rows_of(MAP_FIGURES, earlier))[title] == f"{document['mean_error_bound']:.3g}"
 
 
 def test_info_describes_the_field_in_map_units(shell: Shell, made: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
-from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME, FieldRun
+from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME, FieldRun, mean_bound_text
 from dkgp.kriging.commands.options import COVARIATES, FIELD, OF, TIME, CellOptions, opened_rasters, raster_sources
 from dkgp.kriging.field import Quantity
 from dkgp.kriging.grids import Grid
@@ -214,7 +214,7 @@ def tables_krige_blocks(document: Document) -> list[Any]:
     """Return figures of all areas."""
     figures = (
         Figure("table", "{out}: {blocks:,} areas"),
-        Figure("bound on the error of a mean, largest", "{mean_error_bound:.3g}, of {mean_error_bound_of}"),
+        Figure("bound on the error of a mean, largest", mean_bound_text),
         Figure("interval of a variance, widest", "{interval_width:.2%} of its upper end"),
         Figure("seconds", "{seconds:.1f}"),
     )

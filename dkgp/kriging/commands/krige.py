@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.codec import difference
 from dkgp.commands.job_options import OVERWRITE, TrainingJob
 from dkgp.commands.recipe import command
-from dkgp.commands.reporting.layout import Figure, grid, may, sheet_of, titled
+from dkgp.commands.reporting.layout import Figure, grid, may, proven, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.plots import plot_convergence
@@ -660,8 +661,13 @@ class FieldRun(Run):
         )
 
     def cost(self, seconds: float, peak_bytes: int) -> Document:
-        """Return the last figures of a document."""
-        return {"seconds": seconds, "peak_memory_bytes": peak_bytes, "warnings": list(self.reporter.warnings)}
+        """Return the last figures of a document, and the field's deviation without samples, the scale of bounds."""
+        return {
+            "prior_deviation": math.sqrt(self.kriging.variogram_.field_variance),
+            "seconds": seconds,
+            "peak_memory_bytes": peak_bytes,
+            "warnings": list(self.reporter.warnings),
+        }
 
 
 class KrigeGridRun(FieldRun):
@@ -738,6 +744,13 @@ def _variances_text(document: Document) -> str:
     return "no cells" if share is None else f"{share:.2%} of the intervals are within {document['variance_gap']:.3g}"
 
 
+def mean_bound_text(document: Document) -> str:
+    """Return the largest bound of a mean, with its area's name; "not informative" beside the root of the sill."""
+    bound, deviation = document["mean_error_bound"], document.get("prior_deviation")
+    of = f", of {document['mean_error_bound_of']}" if "mean_error_bound_of" in document else ""
+    return proven(f"{bound:.3g}{of}", bound / deviation if deviation else 0.0)
+
+
 MAP_FIGURES = (
     Figure("map", "{out} ({format})"),
     Figure("quantity", "{of}"),
@@ -745,7 +758,7 @@ MAP_FIGURES = (
     Figure("spacing", _spacing_text),
     Figure("reference system", reference_text),
     Figure("cells left empty", lambda of: f"{of['empty_cells']:,}" if of["empty_cells"] else None),
-    Figure("bound on the error of a mean, largest", "{mean_error_bound:.3g}"),
+    Figure("bound on the error of a mean, largest", mean_bound_text),
     Figure("variances", _variances_text),
     Figure("seconds", "{seconds:.1f}"),
     may("peak memory, all processes", "{peak_memory_bytes:size}"),

@@ -15,7 +15,7 @@ from dkgp.cluster import ClusterOptions
 from dkgp.commands.chained import Steps, earlier_record
 from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.recipe import command
-from dkgp.commands.reporting.layout import Figure, rows_of, sheet_of, titled
+from dkgp.commands.reporting.layout import NOT_INFORMATIVE, Figure, rows_of, sheet_of, titled
 from dkgp.commands.reporting.layout import grid as table_grid
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, plain, write_text
@@ -37,6 +37,7 @@ from dkgp.kriging.commands.krige import (
     KrigeVariogramJob,
     empirical_of,
     figure_text,
+    mean_bound_text,
     model_heads,
     model_rows,
 )
@@ -304,11 +305,10 @@ def _pictures(job: KrigeMapJob, table: SampleTable, document: Document) -> dict[
         f"the {name} is {figure_text(np.nanmin(each))} to {figure_text(np.nanmax(each))}"
         for name, each in layers.items()
     ]
-    bound = float(document["grid"]["mean_error_bound"])
-    title = (
-        f"The map in coarse cells, samples as dots: {' and '.join(ends)} in units of {target}. Each mean is proven to "
-        f"be within {bound:.2g} of exact kriging with this variogram"
-    )
+    bound = mean_bound_text(document["grid"])
+    title = f"The map in coarse cells, samples as dots: {' and '.join(ends)} in units of {target}"
+    if bound != NOT_INFORMATIVE:
+        title += f". Each mean is proven to be within {bound} of exact kriging with this variogram"
     pictures[title] = inlined(
         lambda path: plot_map(path, grid, layers, samples, target, unit=target, axes=labels), "map"
     )
