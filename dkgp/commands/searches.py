@@ -575,22 +575,22 @@ class KernelsRun(TuneRun):
         self.job = self.asked
 
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
-        """Tune and score the kernels one by one until the time budget is spent."""
+        """Tune and score the kernels one by one and share the time limit among them."""
         job, clock = self.asked, elapsed_clock()
         began, size = clock(), min(job.subset, COMPARED, self.dataset.n_samples)
         rows: list[dict[str, Any]] = []
         for kernel in COMPARED_KERNELS:
-            spent = clock() - began
-            longest = max((row["seconds"] for row in rows), default=0.0)
-            if rows and spent + longest > job.kernel_seconds:
-                left_out = COMPARED_KERNELS[len(rows) :]
+            others, time_left = len(COMPARED_KERNELS) - len(rows), job.kernel_seconds - (clock() - began)
+            if rows and time_left <= 0.0:
                 self.reporter.warn(
                     f"compared {len(rows)} of {len(COMPARED_KERNELS)} kernels within the time limit of "
-                    f"{job.kernel_seconds:.3g} s (`kernel_seconds`); not tried: {', '.join(left_out)}"
+                    f"{job.kernel_seconds:.3g} s (`kernel_seconds`); not tried: {', '.join(COMPARED_KERNELS[-others:])}"
                 )
                 break
-            with finishing_within(job.kernel_seconds - spent):
-                rows.append(self._scored(kernel, size, executor))
+            # Time that a kernel does not use is shared among those after it.
+            share = max(0.0, time_left / others)
+            with finishing_within(share):
+                rows.append(self._scored(kernel, size, executor, share))
         scored = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
         if not scored:
             raise NumericalError(
@@ -604,8 +604,8 @@ class KernelsRun(TuneRun):
         )
         return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
 
-    def _scored(self, kernel: str, size: int, executor: BlockExecutor) -> dict[str, Any]:
-        """Return a kernel's held-out scores; they are None if the kernel could not be tuned."""
+    def _scored(self, kernel: str, size: int, executor: BlockExecutor, limit: float) -> dict[str, Any]:
+        """Return a kernel's held-out scores, tuned within `limit` seconds; they are None if it could not be tuned."""
         job, clock = self.asked, elapsed_clock()
         began = clock()
         figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
@@ -621,6 +621,7 @@ class KernelsRun(TuneRun):
                     learn_variance=job.learn_variance,
                     tolerance=job.tolerance,
                     holdout=HELD_OUT,
+                    seconds=limit,
                     progress=progress,
                     **job.named(),
                 )

@@ -37,7 +37,7 @@ KERNEL = Option(
     metavar="TEXT",
 )
 KERNEL_SECONDS = Option(
-    help="For `kernel` auto: time limit. A kernel is only tried if it is expected to finish within it.",
+    help="For `kernel` auto: time limit, shared by the kernels. A search ends at its best point after its share.",
     above=0,
     group=FURTHER,
 )

@@ -9,8 +9,9 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.errors import UsageError
 from dkgp_benchmarks.boosting.problems import PROBLEMS, samples_of
-from dkgp_benchmarks.boosting.race import CONTENDERS, available, measure
+from dkgp_benchmarks.boosting.race import CONTENDERS, available, compared, measure
 from dkgp_benchmarks.library import Library
+from dkgp_benchmarks.records import Record
 
 COLUMNS = (
     Column("problem", "problem", text=True),
@@ -21,6 +22,10 @@ COLUMNS = (
     Column("nlpd", "neg. log density", ".3f"),
     Column("coverage", "95 % covers", ".3f"),
     Column("width", "width", ".3g"),
+    Column("nlpd_gain", "density gain", "+.3f"),
+    Column("nlpd_gain_error", "+-", ".3f"),
+    Column("rmse_gain", "RMSE gain %", "+.1f"),
+    Column("rmse_gain_error", "+-", ".1f"),
     Column("seconds", "seconds", ",.1f"),
     Column("cpu_seconds", "of cores", ",.1f"),
     Column("remark", "", text=True),
@@ -29,7 +34,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchBoostingJob:
-    """Problems by name, files of a folder among them; `n` and `n_test` samples at most, `fit_seconds` for a fit."""
+    """Problems by name, files of a folder among them; `n` and `n_test` samples at most, `fit_seconds` for a fit.
+
+    `limit` is the processor time of a contender in seconds. `record` is the file from which a later run continues.
+    """
 
     data: str | None = None
     problems: tuple[str, ...] = ()
@@ -37,7 +45,9 @@ class BenchBoostingJob:
     n: int | None = None
     n_test: int = 2000
     fit_seconds: float = 120.0
+    limit: int = 1800
     seed: int = 0
+    record: str | None = None
     out: str | None = None
 
 
@@ -61,13 +71,20 @@ def run_bench_boosting(job: BenchBoostingJob, reporter: Reporter) -> Document:
     names = job.problems or tuple(PROBLEMS)
     units = [(name, method) for method in available(job.methods or tuple(CONTENDERS), reporter.warn) for name in names]
     units.sort(key=lambda unit: names.index(unit[0]))
+    shared = ("n", "n_test", "fit_seconds", "limit", "seed")
+    record = Record(job.record, {option: getattr(job, option) for option in shared}, "boosting")
     rows = []
     with reporter.work("boosting") as show:
         for number, (name, method) in enumerate(units):
-            show(WorkProgress(f"{name}: {method}", number, len(units), "runs"))
-            samples = samples_of(name, library, job.n, job.n_test, job.seed)
-            rows.append(measure(name, method, samples, job.fit_seconds, job.seed))
+            key = f"{name}: {method}"
+            show(WorkProgress(key, number, len(units), "runs"))
+            row = record.get(key)
+            if row is None:
+                samples = samples_of(name, library, job.n, job.n_test, job.seed)
+                row = measure(name, method, samples, job.fit_seconds, job.seed, job.limit)
+                record.add(key, row)
+            rows.append(row)
     title = (
         "dkgp fit beside GPBoost, SVGP, boosting and a linear model: error, density and 95 % intervals on test samples"
     )
-    return write_record(report("boosting", title, COLUMNS, rows, {}, **vars(job)), job.out)
+    return write_record(report("boosting", title, COLUMNS, compared(rows), {}, **vars(job)), job.out)

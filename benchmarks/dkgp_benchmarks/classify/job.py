@@ -28,7 +28,6 @@ from dkgp_benchmarks.classify.methods import ABLATION, ABLATION_DEFAULT, DEFAULT
 from dkgp_benchmarks.classify.plot import plot_errors
 from dkgp_benchmarks.classify.problems import PROBLEMS, load, problem_names
 from dkgp_benchmarks.classify.published import TABLE_3
-from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.rivals import boosting_library
 from dkgp_benchmarks.classify.tables import (
     Figures,
@@ -39,6 +38,7 @@ from dkgp_benchmarks.classify.tables import (
     probability_table,
     time_table,
 )
+from dkgp_benchmarks.records import Record
 
 SPLITS, FULL_SPLITS, PARTITIONS = 20, 100, 5
 # Tables of problems of any number of classes, and the problems of each where none is named.

@@ -23,9 +23,9 @@ from dkgp.errors import NumericalError
 from dkgp.models.classification.metrics import ClassTally
 from dkgp_benchmarks.classify.methods import MethodSpec
 from dkgp_benchmarks.classify.problems import PROBLEMS, ClassProblem, Samples, load, splits
-from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.trial import Classifier, Trial, trial_of
 from dkgp_benchmarks.peers.interpreters import PeerError
+from dkgp_benchmarks.records import Record
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -21,6 +21,9 @@ section.SECTIONS.add(
 
         Every method tunes itself on the training samples alone, boosting six settings by three folds. Generated tables
         are smooth, of few samples, of many features, rough, with outliers, of steps, and of categories.
+
+        Each method runs in its own process with one OpenMP thread. Gains are differences to GPBoost's best setting
+        on the same test samples, with their standard errors.
         """,
         _run,
         (
@@ -35,8 +38,8 @@ section.SECTIONS.add(
             ),
             Option(
                 "methods",
-                '"dkgp fit", gpboost, svgp (GPyTorch), boosting (scikit-learn) or linear.  [default: all whose library '
-                "is installed]",
+                '"dkgp fit", gpboost, "gpboost vecchia", "gpboost default" (Vecchia, one length scale), svgp '
+                "(GPyTorch), boosting (scikit-learn) or linear.  [default: all whose library is installed]",
                 spellings=("--method",),
                 multiple=True,
                 metavar="NAME",
@@ -53,7 +56,20 @@ section.SECTIONS.add(
             Option(
                 "fit_seconds", "What `dkgp fit` may take, by its forecasts.", type=float, default=120.0, metavar="S"
             ),
+            Option(
+                "limit",
+                "Processor time of a method on a problem; a method that needs more is ended.",
+                type=int,
+                default=1800,
+                least=1,
+                metavar="S",
+            ),
             section.SEED,
+            Option(
+                "record",
+                "Append each result to this file as soon as it is measured, and measure only those that it lacks.",
+                metavar="FILE.jsonl",
+            ),
             section.OUT,
         ),
         examples=(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError, UsageError
-from dkgp_benchmarks.boosting import race
+from dkgp_benchmarks.boosting import job, race
 from dkgp_benchmarks.boosting.job import BenchBoostingJob, run_bench_boosting
 from dkgp_benchmarks.boosting.problems import PROBLEMS, TableSamples, samples_of
 from dkgp_benchmarks.library import Library
@@ -81,16 +83,66 @@ def test_scores_are_those_of_a_naive_loop() -> None:
     assert race._scored(samples, mean, 2.0, ends, "").width == pytest.approx(0.4)
 
 
+def _row(method: str, losses: list[float], squares: list[float]) -> dict[str, Any]:
+    return {"problem": "p", "method": method, "losses": losses, "squares": squares, "nlpd": float(np.mean(losses))}
+
+
+def test_gains_are_paired_differences_to_the_best_setting_of_gpboost() -> None:
+    rng = np.random.default_rng(0)
+    losses, squares = rng.random((4, 40)), rng.random((4, 40))
+    losses[1] -= 1.0
+    methods = ("gpboost", "gpboost vecchia", "dkgp fit", "linear")
+    measured = [_row(m, list(a), list(b)) for m, a, b in zip(methods, losses, squares, strict=True)]
+    rows = race.compared([*measured, {"problem": "p", "method": "svgp", "remark": "ended"}])
+    assert [row["method"] for row in rows] == [*methods, "svgp"]
+    assert all("losses" not in row and "squares" not in row for row in rows)
+    assert all("nlpd_gain" not in rows[index] for index in (1, 4))  # the reference, and a contender without figures
+    for index in (0, 2, 3):
+        gains = losses[1] - losses[index]
+        assert rows[index]["nlpd_gain"] == pytest.approx(gains.sum() / 40.0)
+        assert rows[index]["nlpd_gain_error"] == pytest.approx(np.sqrt(np.sum((gains - gains.mean()) ** 2) / 39 / 40))
+        # A small change of the root: (sqrt(a) - sqrt(b)) / sqrt(a) is (a - b) / (2 a).
+        change = (squares[1].mean() - squares[index].mean()) / (2.0 * squares[1].mean())
+        assert rows[index]["rmse_gain"] == pytest.approx(100.0 * change)
+
+
+def test_a_record_is_continued_and_has_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def measure(name: str, method: str, samples: TableSamples, *more: Any) -> dict[str, Any]:
+        measured.append(method)
+        if method == "boosting":
+            raise KeyboardInterrupt
+        return {"problem": name, "method": method, "rmse": 1.0}
+
+    monkeypatch.setattr(job, "measure", measure)
+    asked = BenchBoostingJob(problems=("few",), methods=("linear", "boosting"), n=60, record=str(tmp_path / "r.jsonl"))
+    with pytest.raises(KeyboardInterrupt):
+        run_bench_boosting(asked, SilentReporter())
+    with pytest.raises(KeyboardInterrupt):
+        run_bench_boosting(asked, SilentReporter())
+    assert measured == ["linear", "boosting", "boosting"]
+    with pytest.raises(InputError, match="was taken with another n"):
+        run_bench_boosting(replace(asked, n=70), SilentReporter())
+
+
+@pytest.mark.slow
+def test_a_contender_that_exceeds_its_time_is_ended_and_shown() -> None:
+    samples = samples_of("few", Library.of(None), 300, 60, 0)
+    row = race.measure("few", "boosting", samples, 60.0, 0, 1)
+    assert row["remark"] == "ended: more than 1 processor seconds, or no memory"
+    assert "rmse" not in row
+    assert "cpu_seconds" not in row
+
+
 @pytest.mark.long
-def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_contender_is_measured() -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(race, "RATES", (0.1,))
-    monkeypatch.setattr(race, "LEAVES", (7,))
     reporter = SilentReporter()
     document = run_bench_boosting(BenchBoostingJob(problems=("few",), n=150, n_test=60), reporter)
     rows = {row["method"]: row for row in document["rows"]}
     missing = [name for name in race.CONTENDERS if name not in rows]
-    assert [line.split()[0] for line in reporter.warnings] == missing
+    assert [line.partition(" is left out")[0] for line in reporter.warnings] == missing
     assert set(missing) <= set(race.MODULES)
     spread = float(np.std(samples_of("few", Library.of(None), 150, 60, 0).test_targets))
     for row in rows.values():
@@ -99,6 +151,17 @@ def test_every_contender_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["cpu_seconds"] > 0.0
     # What the comparison is for: few samples of a smooth function.
     assert rows["dkgp fit"]["rmse"] < min(rows["boosting"]["rmse"], rows["linear"]["rmse"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("power", [1.0, 3.0])
+def test_figures_of_samples_have_the_means_of_the_evaluation(power: float) -> None:
+    samples = samples_of("few", Library.of(None), 150, 60, 0)
+    targets, test_targets = (np.exp(power * values / 10.0) for values in (samples.targets, samples.test_targets))
+    outcome = race.gaussian_process(replace(samples, targets=targets, test_targets=test_targets), 60.0, 0)
+    assert np.mean(outcome.losses) == pytest.approx(outcome.nlpd, rel=1e-9)
+    assert np.sqrt(np.mean(outcome.squares)) == pytest.approx(outcome.rmse, rel=1e-9)
+    assert outcome.choices["attempts"]["tried"]
 
 
 def test_what_is_not_here_is_refused() -> None:

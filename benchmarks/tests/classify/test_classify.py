@@ -30,9 +30,9 @@ from dkgp_benchmarks.classify.published import (
     judge_partition,
     judge_size,
 )
-from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.rivals import boosting_library
 from dkgp_benchmarks.classify.tables import error_table, mended_table, time_table
+from dkgp_benchmarks.records import Record
 
 
 @pytest.fixture

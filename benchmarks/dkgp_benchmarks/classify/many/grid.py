@@ -31,9 +31,9 @@ from dkgp.models.classification.fixed_size.train import TrainedFixedSize, train_
 from dkgp.models.classification.labels import LabelledData, decided, stratified_folds
 from dkgp_benchmarks.classify.many.problems import MANY, Classes, IntArray, ManyProblem, classes_of
 from dkgp_benchmarks.classify.many.race import table_of
-from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.rivals import CACHE_MIB
 from dkgp_benchmarks.classify.trial import median_gamma
+from dkgp_benchmarks.records import Record
 
 FOLDS = 5
 # Of the whole grid of `SVC`, seconds that go by; they are looked at after a setting for each core.

@@ -24,9 +24,9 @@ from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.fixed_size.train import train_fixed_size
 from dkgp.models.classification.labels import LabelledData, decided, stratified_folds
 from dkgp_benchmarks.classify.many.problems import MANY, Classes, IntArray, ManyProblem, classes_of
-from dkgp_benchmarks.classify.records import Record
 from dkgp_benchmarks.classify.rivals import CACHE_MIB
 from dkgp_benchmarks.classify.trial import median_gamma
+from dkgp_benchmarks.records import Record
 
 # Of the support vector machine: twelve settings, gamma as factors of one over the median squared distance.
 GRID_FOLDS = 3

@@ -32,7 +32,7 @@ from dkgp.models.tuning.search import Choices, SearchSettings
 from dkgp_benchmarks.classify.many.problems import MANY, classes_of
 from dkgp_benchmarks.classify.many.race import table_of
 from dkgp_benchmarks.classify.problems import PROBLEMS, load, problem_names
-from dkgp_benchmarks.classify.records import Record
+from dkgp_benchmarks.records import Record
 
 # Training and test samples at most, and by what their kernel is found.
 SAMPLES, TESTED = 5000, 3000

@@ -1,4 +1,4 @@
-"""A record of what was measured, one JSON object a line: a table that takes hours goes on where it was stopped."""
+"""A record of measured units, one JSON object a line: an interrupted benchmark continues from it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from dkgp.errors import InputError
 
 
 class Record:
-    """Figures of units by their key, in a file that each is added to as soon as it is done.
+    """Figures of units by their key; each is appended to a file as soon as it is measured.
 
     Parameters
     ----------
     path : str or None
-        The file; nothing is kept where it is None.
+        The file; None keeps no record.
     identity : dict
-        What all units of a file share; its first line.
+        Settings that all units of a file share; its first line.
+    benchmark : str
+        Name of the benchmark, which the first line has too.
 
     Raises
     ------
@@ -29,7 +31,8 @@ class Record:
         The file holds something else, or units of another identity.
     """
 
-    def __init__(self, path: str | None, identity: dict[str, Any]) -> None:
+    def __init__(self, path: str | None, identity: dict[str, Any], benchmark: str = "classify") -> None:
+        self._kind = f"bench {benchmark}"
         self.path = None if path is None else Path(path).expanduser()
         self._found: dict[str, dict[str, Any]] = {}
         identity = plain(identity)
@@ -40,7 +43,7 @@ class Record:
         else:
             with translate_write_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"record": "bench classify", "identity": identity})
+            self._append({"record": self._kind, "identity": identity})
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Figures of a unit, or None."""
@@ -70,8 +73,8 @@ class Record:
                 break
             lines.append(line)
             whole += len(raw)
-        if not lines or lines[0].get("record") != "bench classify":
-            raise InputError(f"`record` '{path}' is no record of `dkgp bench classify`; name another file")
+        if not lines or lines[0].get("record") != self._kind:
+            raise InputError(f"`record` '{path}' is no record of `dkgp {self._kind}`; name another file")
         if (other := difference(lines[0]["identity"], identity)) is not None:
             raise InputError(f"`record` '{path}' was taken with another {other}; name another file")
         for line in lines[1:]:
