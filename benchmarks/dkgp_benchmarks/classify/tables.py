@@ -83,6 +83,8 @@ ABLATION_COLUMNS = (
     Column("difference_error", "+-", ".2f"),
     Column("size", "vectors", ",.1f"),
     Column("fit_ms", "training, ms", ",.2f"),
+    Column("fit_ratio", "/ default's", ".3f"),
+    Column("fit_ratio_error", "+-", ".3f"),
     Column("tune_seconds", "search, s", ",.2f"),
 )
 MENDED_COLUMNS = (
@@ -234,6 +236,7 @@ def ablation_table(figures: Figures, variants: Iterable[tuple[str, str, str]], d
                 row = {"problem": problem, "parameter": parameter, "value": value, **_errors(runs)}
                 row |= _difference(runs, figures.get((problem, default), ()))
                 row |= {"size": _size(runs), "fit_ms": 1e3 * _median(runs, "fit_core_seconds")}
+                row |= _ratio(runs, figures.get((problem, default), ()))
                 rows.append(row | {"tune_seconds": _median(runs, "tune_seconds")})
     title = "Table 2: the parameters of the pursuit, one changed at a time"
     return _section("table_2", title, ABLATION_COLUMNS, rows, {"default": default})
@@ -299,6 +302,17 @@ def _difference(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str,
     difference = errors - other
     error = float(difference.std(ddof=1) / np.sqrt(len(errors))) if len(errors) > 1 else None
     return {"difference": float(difference.mean()), "difference_error": error}
+
+
+def _ratio(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Geometric mean of the ratios of training seconds on the same splits, and its standard error."""
+    seconds, other = ({run["split"]: run["fit_core_seconds"] for run in each} for each in (runs, others))
+    logarithms = np.log([seconds[split] / other[split] for split in seconds if split in other])
+    if len(logarithms) < 2:
+        return {}
+    ratio = float(np.exp(logarithms.mean()))
+    error = ratio * float(logarithms.std(ddof=1) / np.sqrt(len(logarithms)))
+    return {"fit_ratio": ratio, "fit_ratio_error": error}
 
 
 def _pairs(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> tuple[FloatArray, FloatArray]:

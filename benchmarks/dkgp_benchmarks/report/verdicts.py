@@ -17,9 +17,9 @@ from dkgp import __version__
 from dkgp.commands.reporting.outputs import Document, dump
 from dkgp.data.remote.storage import write_object
 from dkgp.errors import InputError
-from dkgp_benchmarks.papers.part import PARTS
+from dkgp_benchmarks.papers.part import PARTS, Part
 from dkgp_benchmarks.papers.published import PAPERS
-from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, OPEN
+from dkgp_benchmarks.papers.verdicts.verdict import BEYOND, MET, MISSED, OPEN, UNEXPLAINED
 from dkgp_benchmarks.report.folder import DONE, ReportFolder
 
 WORDS = (MET, BEYOND, MISSED, OPEN)
@@ -180,8 +180,8 @@ def _paper(key: str, records: Sequence[Document]) -> list[str]:
     measured = {record["part"] for record in records}
     absent = [part for part in PARTS.all().values() if part.paper == key and part.name not in measured]
     judged = [(record["name"], verdict) for record in records for verdict in record.get("verdicts", ())]
-    missing = {"paper": "", "here": "", "verdict": OPEN, "why": NOT_MEASURED}
-    judged += [(part.name, {**missing, "what": part.title}) for part in absent]
+    missing = {"paper": "", "here": "", "verdict": OPEN}
+    judged += [(part.name, {**missing, "what": part.title, "why": _why_absent(part)}) for part in absent]
     # Many rows share a reason: it has a number.
     reasons = list(dict.fromkeys(verdict["why"] for _, verdict in judged if verdict["why"]))
     lines += _titles("part", "figure or claim", "the paper", "here", "state")
@@ -199,6 +199,11 @@ def _paper(key: str, records: Sequence[Document]) -> list[str]:
         cells = [f"`{record['name']}`", rule if is_first else "as above", size, duration(record["seconds"])]
         lines.append(_line([*cells, hours_left(record)]))
     return lines
+
+
+def _why_absent(part: Part) -> str:
+    reason = UNEXPLAINED if part.judge is None else part.judge.reason(f": {part.title} (open)")
+    return NOT_MEASURED if reason == UNEXPLAINED else reason
 
 
 def _titles(*titles: str) -> list[str]:

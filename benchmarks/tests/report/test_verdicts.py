@@ -15,6 +15,7 @@ from dkgp.commands.reporting.measurements import Column
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.errors import InputError, UsageError
+from dkgp_benchmarks.classify.tables import ablation_table
 from dkgp_benchmarks.papers.papers import BenchPapersJob, run_bench_papers
 from dkgp_benchmarks.papers.part import PARTS, Part, Shown, Work
 from dkgp_benchmarks.papers.tables import section
@@ -273,6 +274,39 @@ def test_parameters_are_held_against_the_default_over_the_same_splits() -> None:
     assert judged(one) == [OPEN, MET, MET]
     # A row of other splits is not compared.
     assert judged([rows[0], *one[1:]]) == []
+
+
+def test_milliseconds_are_worse_beyond_two_standard_errors_alone() -> None:
+    def judged(*seconds: float) -> tuple[str, str]:
+        own = [{"split": split, "error": 0.1, "size": 5, "tune_seconds": 1.0} for split in range(len(seconds))]
+        variants = {
+            "scdp-pool": [{**run, "fit_core_seconds": 2.0 + run["split"]} for run in own],
+            "scdp-pool,max_basis=5": [
+                {**run, "fit_core_seconds": ratio * (2.0 + run["split"])}
+                for run, ratio in zip(own, seconds, strict=True)
+            ],
+        }
+        figures = {("banana", method): runs for method, runs in variants.items()}
+        places = (("as it comes", "", "scdp-pool"), ("k_m", "5", "scdp-pool,max_basis=5"))
+        found = ablation_table(figures, places, "scdp-pool")
+        (verdict,) = (each for each in pursuit.parameters([found], "banana") if "milliseconds" in each.what)
+        return verdict.verdict, verdict.here
+
+    # Splits differ in their milliseconds, which the ratio on the same split leaves out.
+    assert judged(1.04, 1.04, 1.04) == (MISSED, "1.04 ± 0.00")
+    # Logarithms of 0.96 and 1.12 have the mean 0.036 and the standard error 0.077.
+    assert judged(0.96, 1.12) == (MET, "1.04 ± 0.08")
+    assert judged(1.10, 1.20, 1.15, 1.12) == (MISSED, "1.14 ± 0.02")
+    assert judged(0.5, 0.5) == (MET, "0.50 ± 0.00")
+    # One split has no standard error.
+    assert judged(1.04) == (MISSED, "1.04")
+
+
+def test_a_part_without_a_record_has_its_own_reason() -> None:
+    from dkgp_benchmarks.report.verdicts import NOT_MEASURED, _why_absent
+
+    assert "two hours" in _why_absent(PARTS.find("scdp-figure-6"))
+    assert _why_absent(PARTS.find("scdp-figure-8")) == _why_absent(PARTS.find("scdp-figure-4")) == NOT_MEASURED
 
 
 def test_figures_of_the_pursuit() -> None:

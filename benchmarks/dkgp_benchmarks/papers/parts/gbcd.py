@@ -49,18 +49,24 @@ SOLVER_REASONS = (
     ),
     (
         "seconds",
-        "On 2,000 samples of California GBCD as in the paper spends 84 % of its seconds on selecting one variable at a "
-        "time and 13 % on kernel columns; BCDC spends 77 % on kernel columns, which are evaluated in vectors here, so "
-        "more passes cost it less time.",
+        "A pass of GBCD as in the paper takes 18 to 24 times as long as one of BCDC, as 84 % of its seconds choose one "
+        "variable at a time; with dkgp's default choice of many at a time BCDC takes 3.7 times GBCD's seconds on "
+        "California, 1.3 times on Friedman1 (the paper: 3.6, 1.15).",
     ),
     (
         "^friedman1: correlation",
-        "Half of Friedman1's features are noise, so neighbours by the distance in all ten features are not neighbours "
-        "for the tuned kernel.",
+        "Half of Friedman1's features are noise: gradients of neighbours by the tuned kernel's distance correlate by "
+        "0.08 (y) and 0.66 (k_*), by the distance in all ten features by 0.02 and 0.34.",
+    ),
+    (
+        "^kin40k: RMSE of Cholesky",
+        "Of one draw: over four draws of 10,000 samples the error is 0.105 to 0.110, 0.107 on average, which is within "
+        "the band.",
     ),
     (
         "RMSE of Cholesky",
-        "The paper prints neither its hyperparameters nor its choice of 10,000 samples.",
+        "Over four draws of 10,000 samples the error is 0.021 to 0.026, and half the tuned gamma with 0.7 of the noise "
+        "lowers it by 8 %; the paper prints neither its samples nor its hyperparameters.",
     ),
 )
 VARIANCE_REASONS = (
@@ -77,10 +83,13 @@ SPARSE_REASONS = (
 GROWTH_REASONS = (
     (
         "seconds",
-        "On 2,000 samples of California GBCD as in the paper spends 84 % of its seconds on selecting variables, BCDC "
-        "77 % on kernel columns, which are evaluated in vectors here.",
+        "A pass of GBCD as in the paper takes 23 (10,000 samples) and 30 times (20,000) as long as one of BCDC, as it "
+        "chooses one variable at a time.",
     ),
-    ("passes", "Both methods need the same number of passes at both sizes: Friedman1 does not become harder."),
+    (
+        "passes",
+        "GBCD needs 3.1 passes at both sizes, BCDC 10.5 and 10.2: Friedman1 does not become harder as it grows.",
+    ),
 )
 
 

@@ -38,7 +38,8 @@ TABLE_3_REASONS = (
     ),
     (
         "^made-ringnorm: scdp-pool: (error|vectors)",
-        "The points that are farthest from each other all lie in the outer class; a pool drawn at random mends it.",
+        "Of the pool's 120 points, which are farthest from each other, 119 lie in the outer class; a pool drawn at "
+        "random errs by a point less on ringnorm.",
     ),
     (
         "^made-ringnorm: .*error",
@@ -63,8 +64,8 @@ TABLE_2_REASONS = (
     (r"\(open\)$", "So few splits cannot tell the difference; `--draws 20` can."),
     (
         "ringnorm: error with all",
-        "The pool consists of the points farthest from each other, which all lie in the outer class; all samples as "
-        "pool mend it.",
+        "Of the pool's 120 points, which are farthest from each other, 119 lie in the outer class; all samples as pool "
+        "err by 2.21 % instead of 3.19 %, a random pool by 2.22 %.",
     ),
     (
         "milliseconds",
@@ -85,6 +86,10 @@ TABLE_5_REASONS = (
 )
 FIGURE_6_REASONS = (
     (
+        "^: Figure 6",
+        "`--part scdp-figure-6` measures it in two hours of a core: 800 signals of 8.6 s, each kept when it is done.",
+    ),
+    (
         "variance",
         'The paper counts a signal as recovered "after appropriate thresholding"; here the 160 largest numbers must '
         "be at the spikes.",
@@ -93,15 +98,15 @@ FIGURE_6_REASONS = (
 FIGURE_7_REASONS = (
     (
         "prototypes",
-        "The paper says that the error does not improve much; here it counts from the size whose error is within a "
-        "tenth of the folds' spread of the least.",
+        "The paper says that more prototypes improve the error little: with its 11 the cross-validated error is 15.0 % "
+        "here, with 20 it is 12.3 %, a tenth of the folds' spread (7.1) from the least.",
     ),
 )
 HOMOTOPY_REASONS = (
     (
         "seconds",
-        "LARS, LASSO and matching pursuit are optimised as far as SCDP here: LARS takes one product of the chosen "
-        "columns a step, as SCDP does, and matching pursuit one column.",
+        "The paper's factor is mainly the de-biasing that SCDP does without: on 4,000 samples of magic and a "
+        "pool of 2,000 400 steps take SCDP, LARS and matching pursuit 0.2 processor s each, and de-biasing adds 0.5 s.",
     ),
 )
 
@@ -251,7 +256,7 @@ _table(
         "The paper's table is in words: all samples as pool and no early stop leave the error where it is, within half "
         "of the paper's standard deviation and two standard errors of the difference over the same splits; errors by "
         "59 candidates are nearer to those of a choice among all than errors by ten; k_m bounds the model's size, and "
-        "training.",
+        "training with it takes at most the default's processor time, within two standard errors of the ratio.",
         verdicts.parameters,
         TABLE_2_REASONS,
     ),

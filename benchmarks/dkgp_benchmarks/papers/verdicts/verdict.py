@@ -67,11 +67,12 @@ class Judge:
         verdicts = []
         for verdict in self.judged(sections, variant):
             label = f"{variant}: {verdict.what}" + (" (open)" if verdict.verdict == OPEN else "")
-            why = "" if verdict.verdict in (MET, BEYOND) else self._reason(label)
+            why = "" if verdict.verdict in (MET, BEYOND) else self.reason(label)
             verdicts.append({**asdict(verdict), "why": why})
         return verdicts
 
-    def _reason(self, what: str) -> str:
+    def reason(self, what: str) -> str:
+        """Return the first reason that fits, or `UNEXPLAINED`."""
         return next((prose for pattern, prose in self.reasons if re.search(pattern, what)), UNEXPLAINED)
 
 
