@@ -11,9 +11,11 @@ function. The noise is added last, so that a much smaller function variance keep
 `dkgp.models.variance.bounds` hold for any v and are evaluated in float64. The search's products and vectors are
 float32, twice as fast and half as large. A product evaluates each kernel entry once for `COLUMNS_AT_ONCE` columns. The
 first directions are local: each test sample's solution on its nearest training samples alone, by a small Cholesky
-factor. The next directions are preconditioned residuals, conjugate to the previous ones. All samples share the
-directions. A sample leaves the search once float64 is likely to certify it to the gap, and takes its last step without
-a product. The search ends when all samples have left, or when float32 makes no more progress.
+factor. Neighbouring test samples share the factor of the union of their nearest samples where that takes fewer
+operations; such solutions are at least as good. The next directions are preconditioned residuals, conjugate to the
+previous ones. All samples share the directions. A sample leaves the search once float64 is likely to certify it to the
+gap, and takes its last step without a product. The search ends when all samples have left, or when float32 makes no
+more progress.
 
 References
 ----------
@@ -26,7 +28,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -54,7 +56,8 @@ from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.operators.full_products import FullProducts
-from dkgp.operators.vecchia.leaves import gathered
+from dkgp.operators.vecchia.halos import kd_order
+from dkgp.operators.vecchia.leaves import gathered, lower_half
 from dkgp.solvers.conjugate.gradient import BlockDirections, add_product, row_pieces
 from dkgp.solvers.conjugate.preconditioner import COLUMNS_AT_ONCE, Preconditioner
 
@@ -433,8 +436,11 @@ SingleArray = NDArray[np.float32]
 LOCAL_TASKS = 4
 # Vectors that are preconditioned at once: their memory in float64 should not grow with n.
 MOST_VECTORS, LEAST_VECTORS, NUMBERS_AT_ONCE = 64, 8, 2_000_000
-# Local solutions take a tenth of the operations of a product for as many samples: s^3 / 3 = n^2 / 5.
+# Local solutions that share no factor take a tenth of the operations of a product: s^3 / 3 = n^2 / 5.
 LOCAL_SHARE = 0.6
+# Test samples whose nearest training samples are chosen at once; largest union of these, over those of one test sample;
+# operations that take as long as a kernel entry.
+NEAREST_AT_ONCE, LARGEST_UNION, ENTRY_OPERATIONS = 16, 4, 16.0
 # Samples leave once this share of them is expected to meet the gap: with fewer samples, directions cost more for each.
 LEAVING_SHARE = 0.2
 # Factor by which a step is assumed to narrow a width before a step has been measured; its least value; and the factor
@@ -556,7 +562,7 @@ def search(
     todo = np.arange(r.shape[1])
     floor = (SINGLE_FLOOR * np.sqrt(column_dots(r, r, threads))) ** 2 / factor.noise_variance
     directions = BlockDirections(np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32), threads)
-    z, along = single.local(inputs), np.zeros(r.shape[1])
+    z, along = single.local(r, inputs), np.zeros(r.shape[1])
     pace, products, taken = _Pace(), 0, np.zeros(r.shape[1])
     explained = np.zeros(r.shape[1])
     while products < limit:
@@ -698,45 +704,91 @@ class _Single:
         in_parallel(add, len(self._rows), self._threads)
         return np.asarray(parts.sum(axis=0))
 
-    def local(self, inputs: FloatArray) -> SingleArray:
-        """Return the solutions on each sample's nearest training samples alone: (n, t)."""
+    def local(self, columns: SingleArray, inputs: FloatArray) -> SingleArray:
+        """Return solutions on nearby training samples alone for the columns k_x (n, t) of test samples: (n, t)."""
         factor, executor = self._factor, self._work.executor
-        solutions = np.zeros((factor.n, len(inputs)), np.float32)
-        groups = split_evenly(range(len(inputs)), LOCAL_TASKS * executor.parallelism)
-        values: dict[Hashable, Any] = {"prior": factor.prior}
-        needs = [["prior"]] * len(groups)
-        arguments = (factor.context, factor.noise_variance, inputs)
-        pending = executor.start(RoundTasks(local_task, arguments, groups, None, "klocal", values, needs))
-        for index, (nearest, solution) in enumerate(pending.result()):
-            solutions[nearest, index] = solution
+        solutions = np.zeros(columns.shape, np.float32)
+        nearest = nearest_samples(columns, factor.prior, self._threads)
+        groups = joint_groups(nearest, factor.n, self._order(inputs))
+        pieces = [(samples, inputs[tests]) for tests, samples in groups]
+        tasks = split_evenly(pieces, LOCAL_TASKS * executor.parallelism)
+        pending = executor.start(RoundTasks(local_task, (factor.context, factor.noise_variance), tasks, name="klocal"))
+        for (tests, samples), solution in zip(groups, pending.result(), strict=True):
+            solutions[np.ix_(samples, tests)] = solution
         return solutions
+
+    def _order(self, inputs: FloatArray) -> IndexArray:
+        """Return the test samples in an order by place, by the kernel's scaled features."""
+        test = self._evaluator.prepare(inputs)
+        points = np.ascontiguousarray(test.values[:, : test.n].T)
+        return kd_order(points, 1)[0].astype(np.intp) if points.shape[1] else np.arange(test.n)
+
+
+def nearest_samples(columns: SingleArray, prior: FloatArray, threads: int = 1) -> NDArray[np.int32]:
+    """Return each test sample's nearest training samples, (t, `local_samples`), from the columns k_x (n, t).
+
+    They have the largest k(x, x_i)^2 / k(x_i, x_i).
+    """
+    n, tests = columns.shape
+    count, scale = local_samples(n), prior.astype(np.float32)
+    nearest = np.empty((tests, count), np.int32)
+
+    def choose(piece: int) -> None:
+        rows = slice(piece * NEAREST_AT_ONCE, min((piece + 1) * NEAREST_AT_ONCE, tests))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            likeness = np.nan_to_num(np.square(columns[:, rows].T, order="C") / scale)
+        nearest[rows] = np.argpartition(likeness, n - count)[:, n - count :]
+
+    in_parallel(choose, -(-tests // NEAREST_AT_ONCE), threads)
+    return nearest
+
+
+def joint_groups(nearest: NDArray[np.int32], n: int, order: IndexArray) -> list[tuple[IndexArray, IndexArray]]:
+    """Return groups of test samples with the union of their nearest training samples, both ascending.
+
+    Groups are runs of `order` from repeated halving. Two halves are joined if one factor for both takes fewer
+    operations. No union has more than `LARGEST_UNION` times as many samples as one test sample has.
+    """
+    largest = LARGEST_UNION * nearest.shape[1]
+
+    def grouped(start: int, stop: int) -> tuple[float, list[tuple[IndexArray, IndexArray]], NDArray[np.bool_] | None]:
+        if stop - start == 1:
+            mask = np.zeros(n, np.bool_)
+            mask[nearest[order[start]]] = True
+            cost, parts, joint = math.inf, [], mask  # a sample alone is a group
+        else:
+            middle = (start + stop) // 2
+            (left, some, first), (right, others, second) = grouped(start, middle), grouped(middle, stop)
+            cost, parts = left + right, some + others
+            if first is None or second is None or np.count_nonzero(first | second) > largest:
+                return cost, parts, None
+            joint = first | second
+        count = int(np.count_nonzero(joint))
+        together = count**2 * (count / 3.0 + 2.0 * (stop - start) + ENTRY_OPERATIONS)
+        if together <= cost:
+            cost, parts = together, [(np.sort(order[start:stop]), np.flatnonzero(joint))]
+        return cost, parts, joint
+
+    return grouped(0, len(order))[1] if len(order) else []
 
 
 @needs_one_arithmetic
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def local_task(
-    context: BlockContext, noise_variance: float, inputs: FloatArray, values: dict[str, FloatArray], tests: list[int]
-) -> list[tuple[IndexArray, SingleArray]]:
-    """Return the nearest training samples of each test sample, and the solution of the system of these samples alone.
-
-    The nearest samples have the largest k(x, x_i)^2 / k(x_i, x_i).
-    """
-    evaluator, count, results = context.evaluator("single"), local_samples(context.n), []
-    prior = values["prior"].astype(np.float32)
-    for index in tests:
-        test = evaluator.prepare(inputs[index : index + 1])
-        blocks = [context.block_features(block, "single") for block in range(context.n_blocks)]
-        column = np.concatenate([evaluator.tile(rows, test)[:, 0] for rows in blocks])
-        likeness = np.nan_to_num(column * column / prior)
-        nearest = np.sort(np.argpartition(likeness, context.n - count)[context.n - count :])
-        rows = gathered(context, nearest.astype(np.int32), "single")
-        matrix = np.asfortranarray(evaluator.tile(rows, rows))
-        matrix[np.diag_indices(count)] += np.float32(noise_variance)
-        right = np.asfortranarray(column[nearest])
-        # If the matrix is indefinite in float32, the sample uses only the directions of the other samples.
-        trouble = lapack("potrf", b"L", count, matrix, count) or lapack(
-            "potrs", b"L", count, 1, matrix, count, right, count
+    context: BlockContext, noise_variance: float, pieces: list[tuple[IndexArray, FloatArray]]
+) -> list[SingleArray]:
+    """Return the solutions (m, g) of the systems of m training samples alone for g test samples, for each piece."""
+    evaluator, results = context.evaluator("single"), []
+    for samples, inputs in pieces:
+        rows = gathered(context, samples.astype(np.int32), "single")
+        matrix, diagonal = lower_half(evaluator, rows)
+        diagonal += np.float32(noise_variance)
+        right = np.asfortranarray(evaluator.tile(rows, evaluator.prepare(inputs)))
+        count, stride = len(samples), matrix.shape[1]
+        # If the matrix is indefinite in float32, the test samples use only the directions of others.
+        trouble = lapack("potrf", b"U", count, matrix, stride) or lapack(
+            "potrs", b"U", count, len(inputs), matrix, stride, right, count
         )
         solved = not trouble and bool(np.isfinite(right).all())
-        results.append((nearest, right) if solved else (nearest[:0], right[:0]))
+        results.append(right if solved else np.zeros_like(right))
     return results

@@ -136,7 +136,7 @@ def factor_leaf(
     """
     count = features.n
     rows, dtype = count - halo, evaluator.dtype
-    matrix, diagonal = _lower_half(evaluator, features)
+    matrix, diagonal = lower_half(evaluator, features)
     if dtype == np.float32 and takes_double(count, float(np.min(noise)), float(diagonal.max())):
         return None
     stride = matrix.shape[1]
@@ -176,7 +176,7 @@ def factor_leaf(
     return leaf if np.isfinite(leaf.values).all() else None
 
 
-def _lower_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
+def lower_half(evaluator: TileEvaluator, features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     """K_II with the entries of each row up to the diagonal, (m, padded m); and its diagonal, a view."""
     count, dtype = features.n, evaluator.dtype
     matrix = np.empty((count, features.values.shape[1]), dtype)

@@ -246,7 +246,7 @@ def variance_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
         solutions = t * LEAF_ALGEBRA * local**3 / 3.0
         work.append(
             Work(
-                entries=single * entries + t * (2.0 * n + local * local) + 2.0 * single * groups * n * rank,
+                entries=single * entries + t * (n + local * local / 2.0) + 2.0 * single * groups * n * rank,
                 operations=single * (2.0 * n * n * t + algebra) + applications + expected + solutions,
                 vectors=2.0 * t,
             )
@@ -284,7 +284,7 @@ def shared_phases(sizes: Sizes, batches: Batches) -> list[Phase]:
     phases = [_landmarks(sizes, rank), factor]
     if single:
         local = float(min(batches.local, sizes.n))
-        solutions = Work(entries=t * (n + local * local), operations=t * LEAF_ALGEBRA * local**3 / 3.0)
+        solutions = Work(entries=t * local * local / 2.0, operations=t * LEAF_ALGEBRA * local**3 / 3.0)
         phases.append(Phase("local solutions", 1.0, solutions, rounds=groups, pieces=batches.tests))
         phases.append(product_phase("products", wide, single * turns))
         if halo:

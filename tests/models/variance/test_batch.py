@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import tracemalloc
 from typing import Any
@@ -584,18 +585,57 @@ def test_f_that_is_not_held_is_f(rng: np.random.Generator, monkeypatch: pytest.M
         np.testing.assert_allclose(*widths, rtol=0.02)
 
 
-def test_local_solutions_are_those_of_the_nearest_samples(rng: np.random.Generator) -> None:
+def local_solutions(problem: VarianceProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Local solutions of all test samples, and their columns k_x: (n, t) each."""
+    single = batch._Single(BatchWork(made(problem, 10).factor(), HereExecutor()))
+    columns = single.columns(problem.T)
+    return single.local(columns, problem.T), columns
+
+
+def test_local_solutions_are_those_of_nearby_samples_alone(rng: np.random.Generator) -> None:
     problem = draw(54, 500, 3, gamma=2.0, noise=0.1)
-    factor = made(problem, 10).factor()
-    found = batch._Single(BatchWork(factor, HereExecutor())).local(problem.T)
-    count = local_samples(500)
-    kernel = problem.kernel(problem.X, problem.T)
+    found, _ = local_solutions(problem)
+    kernel, count = problem.kernel(problem.X, problem.T), local_samples(500)
     for index in range(len(problem.T) - 1):  # the last is far from all
-        near = np.sort(np.argsort(kernel[:, index])[-count:])
-        assert np.array_equal(np.flatnonzero(found[:, index]), near)
-        own = problem.kernel(problem.X[near], problem.X[near]) + problem.noise_variance * np.eye(count)
+        near = np.flatnonzero(found[:, index])
+        assert np.isin(np.argsort(kernel[:, index])[-count:], near).all()
+        own = problem.kernel(problem.X[near], problem.X[near]) + problem.noise_variance * np.eye(len(near))
         exact = np.linalg.solve(own, kernel[near, index])
         np.testing.assert_allclose(found[near, index], exact, atol=1e-3 * np.abs(exact).max())
+
+
+def test_neighbouring_test_samples_share_a_factor(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer factors, and solutions that explain at least as much of each variance."""
+    problem = draw(55, 2000, 2, gamma=2.0, noise=0.1)
+    near = problem.X[:1] + 0.02 * rng.normal(size=(30, 2))
+    problem = dataclasses.replace(problem, T=np.concatenate([near, problem.X[1:4] + 1e-3]))
+    systems: list[int] = []
+    potrf = batch.lapack
+
+    def counted(name: str, *arguments: object) -> object:
+        systems.extend([int(arguments[1])] if name == "potrf" else [])  # type: ignore[call-overload]
+        return potrf(name, *arguments)
+
+    monkeypatch.setattr(batch, "lapack", counted)
+    shared, columns = local_solutions(problem)
+    assert len(systems) < 10
+    assert max(systems) <= batch.LARGEST_UNION * local_samples(2000)
+    systems.clear()
+    monkeypatch.setattr(batch, "LARGEST_UNION", 0)
+    alone, _ = local_solutions(problem)
+    assert systems == [local_samples(2000)] * len(problem.T)
+    explained = [np.einsum("it,it->t", columns, v) for v in (alone, shared)]
+    assert (explained[1] >= explained[0] - 1e-5).all()
+
+
+@pytest.mark.parametrize("tests", [0, 1, 2, 7])
+def test_groups_of_test_samples_are_a_partition(rng: np.random.Generator, tests: int) -> None:
+    nearest = np.stack([rng.permutation(40)[:6] for _ in range(tests)]) if tests else np.zeros((0, 6))
+    groups = batch.joint_groups(nearest.astype(np.int32), 40, rng.permutation(tests))
+    members = np.concatenate([np.zeros(0, np.intp), *(which for which, _ in groups)])
+    assert sorted(members) == list(range(tests))
+    for which, samples in groups:
+        assert np.array_equal(samples, np.unique(nearest[which]))
 
 
 @pytest.mark.slow
