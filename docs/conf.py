@@ -1,4 +1,4 @@
-"""How the documentation site is built (`make docs`): from Markdown, docstrings and click's own help, by Sphinx.
+"""Settings of the documentation site (`make docs`), which Sphinx builds from Markdown, docstrings and click's help.
 
 The source folder is the repository's root, of which `include_patterns` names the pages: so a relative link from one
 page to another is the same on the site and on a code host. Nothing that is built loads anything from elsewhere.

@@ -1,4 +1,4 @@
-"""What all tests share: seeded random numbers, and settings under which runs repeat."""
+"""Fixtures of all tests: seeded random numbers, and settings that make runs repeatable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel and a source distribution of dkgp hold: `python -m tests.distribution dist/*`, as in `make dist`."""
+"""Contents of dkgp's wheel and source distribution: `python -m tests.distribution dist/*`, as in `make dist`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names_of(path: Path) -> set[str]:
 
 
 def wrong_with_wheel(path: Path) -> list[str]:
-    """What is missing in a wheel, too much, or not what `pyproject.toml` says."""
+    """Return the files that a wheel lacks or should not have, and metadata that differ from `pyproject.toml`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version, names = project["version"], names_of(path)
     info = f"dkgp-{version}.dist-info"
@@ -53,7 +53,7 @@ def wrong_with_wheel(path: Path) -> list[str]:
 
 
 def wrong_with_source(path: Path) -> list[str]:
-    """What is missing in a source distribution, or too much: all that is needed to build, test and document."""
+    """Return the files that a source distribution lacks or should not have; it must build, test and document dkgp."""
     names = names_of(path)
     top = {name.partition("/")[0] for name in names if "/" in name}
     found = [f"the source distribution has the folder {name}" for name in sorted(top - FOLDERS)]

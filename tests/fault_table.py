@@ -13,7 +13,7 @@ FAULT = "fault"
 
 
 def fault_name(nodeid: str) -> str:
-    """What a test is about, from its name: `test_a_worker_killed[kblock]` becomes "a worker killed (kblock)"."""
+    """Return the subject of a test from its name: `test_a_worker_killed[kblock]` becomes "a worker killed (kblock)"."""
     name = nodeid.rsplit("::", 1)[-1]
     found = re.fullmatch(r"test_(\w+?)(?:\[(.*)\])?", name)
     if found is None:

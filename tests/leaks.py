@@ -1,4 +1,4 @@
-"""What a test must not leave behind: processes, threads, listening ports, open files, temporary files.
+"""Leaks that tests must not cause: processes, threads, listening ports, open files, temporary files.
 
 A room's conftest takes the fixtures: `from tests.leaks import no_module_leaks as no_module_leaks` and so on.
 """
@@ -72,7 +72,7 @@ def _counts(process: psutil.Process) -> bool:
 
 
 def complaints(before: Held, after: Held, shared: tuple[str, ...] = ()) -> list[str]:
-    """What is there that was not, in words; threads of pools whose names hold one of `shared` may be.
+    """Return the leaks in words; threads of pools whose names contain one of `shared` are allowed.
 
     One in the place of another that has gone is none: a cluster that a module's tests share replaces its workers.
     """

@@ -26,7 +26,7 @@ def install(folder: Path, group: str, module: str, content: str) -> dict[str, st
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended and what it printed."""
+    """Exit code and output of a command."""
 
     exit_code: int
     stdout: str

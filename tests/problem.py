@@ -22,7 +22,7 @@ def write_hyper(path: Path, gamma: Sequence[float], noise_variance: float, varia
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a data set and hyperparameters lie."""
+    """Paths of a data set and of hyperparameters."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""What is released: the wheel as it is built, how dkgp is cited, the conda recipe, and one version in all of them."""
+"""Releases of dkgp: the wheel as it is built, how dkgp is cited, the conda recipe, and one version in all of them."""
 
 from __future__ import annotations
 

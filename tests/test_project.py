@@ -44,7 +44,7 @@ def pyproject() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def benchmarks() -> dict[str, Any]:
-    """What the distribution in benchmarks/ says of itself."""
+    """Metadata of the distribution in benchmarks/."""
     project: dict[str, Any] = tomllib.loads((BENCHMARKS / "pyproject.toml").read_text())["project"]
     return project
 
@@ -55,7 +55,7 @@ def sources(folder: Path) -> list[Path]:
 
 @dataclass
 class Told:
-    """What tests ask of a file's syntax tree, which is not kept: those of all files are a million objects."""
+    """Facts about a file's syntax tree, which is not kept: the trees of all files are a million objects."""
 
     imports: list[str] = field(default_factory=list)  # dotted names, whether of modules or of names from them
     packages: set[str] = field(default_factory=set)  # imported at the top of the file
@@ -324,6 +324,13 @@ def test_indirect_words_are_counted_in_comments_and_docstrings() -> None:
     function = 'def f():\n    """The same."""\n'
     assert [number for number, _ in wording.places_in(module + function)] == [2, 3, 3, 1, 5]
     assert list(wording.places_in('"""Rows of a file, whatsoever."""\n')) == []
+
+
+def test_docstrings_of_tests_and_benchmarks_name_their_subject() -> None:
+    """dkgp's are counted by room; the other folders have none that open with a question word, "Of" or "The same"."""
+    paths = [path for folder in ("tests", "benchmarks", "docs") for path in sources(ROOT / folder)]
+    assert paths
+    assert [f"{path}: {line}" for path in paths for line in told(path).docstrings if wording.OPENING.match(line)] == []
 
 
 def test_every_dependency_is_pinned_to_an_admissible_version(

@@ -220,7 +220,7 @@ class PreparedData:
 
     @property
     def n_samples(self) -> int:
-        """The same, as a data set says it."""
+        """Number of training samples."""
         return self.n
 
     @property

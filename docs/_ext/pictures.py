@@ -107,7 +107,7 @@ def draw_convergence(path: Path) -> None:
 
 
 def draw_intervals(path: Path) -> None:
-    """How narrow the proven intervals of variances are after 0, 1, 2 ... passes."""
+    """Draw the width of the variances' proven intervals after 0, 1, 2 ... passes."""
     X, y = friedman1(2000, noise_std=0.3, seed=1)
     dataset, test = memory_dataset(X, y), memory_dataset(*friedman1(100, noise_std=0.3, seed=1, test=True))
     kernel = parse_kernel("rbf(length_scale=3)", n_features=10)

@@ -23,7 +23,7 @@ LOADS = re.compile(
 
 
 def loads_from_elsewhere(text: str) -> list[str]:
-    """What a page, style sheet or script has a browser fetch from another host."""
+    """Return the references of a page, style sheet or script to files on other hosts."""
     return LOADS.findall(text)
 
 

@@ -110,7 +110,7 @@ def echo() -> Iterator[tuple[str, int]]:
 
 
 def there_and_back(port: int, data: bytes) -> tuple[bytes, float]:
-    """What comes back of some data, and the seconds that takes."""
+    """Return the echo of the data, and the seconds of the round trip."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
 
         def send() -> None:

@@ -73,7 +73,7 @@ def labelled_csv(path: Path, labels: tuple[str, ...], n: int, seed: int) -> Path
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
-    """What `dkgp ingest` tells of so many classes' training and test stores, made once."""
+    """Record of `dkgp ingest` for training and test stores of the given number of classes, computed once."""
     made: dict[int, dict[str, Any]] = {}
     names = {2: ("sit", "run"), 3: ("walk", "sit", "run")}
 
@@ -115,7 +115,7 @@ def stores(
     wide: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Places:
-    """Where data and models of every kind lie, by name; made when first used."""
+    """Paths of data and models of every kind, by name; each is made at its first use."""
     folder = tmp_path_factory.mktemp("stores")
 
     def made(name: str, command: str) -> Path:
@@ -174,7 +174,7 @@ def shell(stores: Places, tmp_path: Path) -> Shell:
 
 @pytest.fixture(scope="session")
 def whole(stores: Places, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | Run], Path]:
-    """What a run makes that nothing interrupts, made once."""
+    """Return the result of an uninterrupted run, computed once."""
 
     @cache
     def of(name: str | Run) -> Path:

@@ -272,7 +272,7 @@ def test_a_small_disk_fills_up_among_predictions(
 
 @pytest.mark.long
 def test_a_disk_that_fills_up_in_a_search_with_neighbours(shell: Shell) -> None:
-    """Where evaluations cannot be written, the search ends; where its result cannot, none is evaluated again."""
+    """The search ends if evaluations cannot be written. If its result cannot, no evaluation is repeated."""
     line = "tune @train --objective vif --basis-size 8 --tol 0.3 --cluster none --workers 1 --out"
     searched = shell.json(f"{line} @whole.json")
     for part in ("hyper.json.checkpoint/", "hyper.json$"):

@@ -297,7 +297,7 @@ def test_a_good_sparse_model_saves_passes(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_a_start_that_is_farther_off_than_zero_is_not_taken(shell: Shell) -> None:
-    """Of a large kernel with little noise, and a basis that cannot follow it."""
+    """The kernel is large, the noise small, and the basis cannot follow the function."""
     shell["h.json"].write_text(json.dumps({**json.loads(shell["hyper"].read_text()), "noise_variance": 1e-3}))
     shell.json("sparse @train --hyper @h.json --basis-size 5 --out @start")
     cold = shell.json(f"train @train --hyper @h.json {GBCD} --max-passes 2 --out @cold", code=4)

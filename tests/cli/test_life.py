@@ -72,7 +72,7 @@ def some_rows(count: int, seed: int) -> np.ndarray:
 
 @dataclass
 class World:
-    """Where the stores lie, and how a run is cut short when it has saved so many checkpoints."""
+    """Paths of the stores, and the interruption of a run after a number of checkpoints."""
 
     folder: Path
     place: Callable[[str], str]

@@ -1,4 +1,4 @@
-"""What the tests of clusters share: certificates, software of other versions, a listener to messages."""
+"""Helpers for tests of clusters: certificates, other versions of the software, a listener to messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers compute with: compared where bits depend on it, at the start and of those that join later."""
+"""Arithmetic of the workers: compared where bits depend on it, at the start and for workers that join later."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_threads_of_one_process_compute_alike(client: Client, monkeypatch: pytes
 def test_an_unlike_worker_that_joins_late_leaves_before_it_has_taken_a_task(
     start_process: StartProcess, tmp_path: Path
 ) -> None:
-    """Where the run needs one arithmetic; it may stay where it does not, unless it has no fused multiply-adds."""
+    """It leaves if the run needs one arithmetic. Otherwise it leaves only if it lacks fused multiply-adds."""
     address = start_scheduler(start_process, tmp_path)
     worker = ("dask", "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny")
     worker += ("--local-directory", str(tmp_path))

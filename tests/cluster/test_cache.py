@@ -27,7 +27,7 @@ def never() -> Value:
 
 
 def held(cache: FeatureCache, *keys: object) -> list[object]:
-    """Which of the keys are there, found out without changing the order of use."""
+    """Return the keys in the cache, in the order of the request, without changing the order of use."""
     return [key for key in keys if key in cache._values]
 
 

@@ -1,4 +1,4 @@
-"""Which cluster is taken, what happens where there is none, and who closes what."""
+"""The choice of the cluster, errors if there is none, and who closes it."""
 
 from __future__ import annotations
 

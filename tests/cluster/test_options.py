@@ -1,4 +1,4 @@
-"""What may be said about a cluster, on the command line, in files and in the environment; and what is refused."""
+"""Options of clusters on the command line, in files and in the environment, and their errors."""
 
 from __future__ import annotations
 

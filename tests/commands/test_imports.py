@@ -1,4 +1,4 @@
-"""What work brings into its process, and what it leaves out; a process of its own, since others share this one."""
+"""Modules that a command imports, counted in a process of its own."""
 
 from __future__ import annotations
 

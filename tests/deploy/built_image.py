@@ -56,7 +56,7 @@ class Image:
 
     @property
     def command(self) -> list[str | Path]:
-        """How every command line begins."""
+        """Return the first words of every command line."""
         return [
             "buildah",
             "--storage-driver",
@@ -114,7 +114,7 @@ def _pip_configuration() -> str:
 
 @dataclass
 class ImageWiring(Wiring):
-    """The same services, each a process in the image: its programs, its user, its environment, a /tmp of its own."""
+    """The services as processes in the image, with its programs, user, environment and a /tmp of their own."""
 
     image: Image | None = None
     container: str = ""
@@ -148,7 +148,7 @@ class ImageWiring(Wiring):
         ]
 
     def scratch(self, name: str, replica: int = 0) -> Path:
-        """What the container has as /tmp."""
+        """Return the folder that the container sees as /tmp."""
         return self.folder / f"scratch-{name}-{replica}"
 
     def environment(self, name: str, replica: int = 0) -> dict[str, str]:

@@ -21,7 +21,7 @@ def operator() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def made(operator: ModuleType) -> list[dict[str, Any]]:
-    """What the operator makes of the Dask kinds, by its own functions."""
+    """Return the objects that the operator derives from the Dask resources, by its own functions."""
     objects = []
     for document in DASK:
         name, spec = document["metadata"]["name"], document["spec"]

@@ -1,4 +1,4 @@
-"""What lies in deploy/ and docker-compose.yml, read the way the tools read it, and the command lines in all of it."""
+"""Contents of deploy/ and docker-compose.yml, parsed as the tools parse them, and all their command lines."""
 
 from __future__ import annotations
 

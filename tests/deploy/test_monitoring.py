@@ -60,7 +60,7 @@ def parse(text: str) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """What a scheduler, a worker and a service serve here and now."""
+    """Return the metrics that a scheduler, a worker and a service serve here."""
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed (pip install 'dkgp[service]')")
     from distributed import LocalCluster
 

@@ -1,4 +1,4 @@
-"""Who may reach whom on Kubernetes: network policies on the labels that pods have, and what kustomize makes."""
+"""Network policies on Kubernetes: allowed connections by the labels of pods, in the output of kustomize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the image comes from: packages by hash, a base by digest, and a bill of both."""
+"""Supply of the image: packages by hash, a base by digest, and bills of materials for both."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def check_certificates(wiring: Wiring) -> None:
 
 
 def check_monitoring(wiring: Wiring) -> None:
-    """What prometheus.yml says to ask, asked: the service with its token, the scheduler, each worker."""
+    """Request each target of prometheus.yml: the service with its token, the scheduler, each worker."""
     config = from_yaml(DEPLOY / "prometheus" / "prometheus.yml")[0]
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
     token_file = wiring.here(jobs["dkgp-service"]["authorization"]["credentials_file"], "prometheus")

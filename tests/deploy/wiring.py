@@ -154,7 +154,7 @@ class Wiring:
         return [self.here(word, name, replica) for word in [*entry_point, *(more or service["command"])]]
 
     def environment(self, name: str, replica: int = 0) -> dict[str, str]:
-        """What the service finds in its environment, and what any process needs."""
+        """Return the service's environment variables, and those of any process."""
         service = self.services[name]
         own = {key: self.here(value, name, replica) for key, value in service.get("environment", {}).items()}
         return {

@@ -1,4 +1,4 @@
-"""What README and the pages show works as it stands: Python runs, commands parse, links lead somewhere."""
+"""Examples of README and pages work: Python runs, commands parse, links lead to a place."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a code host, and MyST, make of the headings."""
+    """Return the anchors that a code host and MyST give to the headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What the engine tests share: a small problem, the bits that must not change, clusters to run it on."""
+"""Helpers of the engine's tests: a small problem, the bits that must not change, clusters to run it on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Problem:
 
 
 def bits(trained: TrainedModel) -> Bits:
-    """What must not depend on who computed it: coefficients, gradient, and the number of rounds."""
+    """Return the results that must not depend on the workers: coefficients, gradient, number of rounds."""
     solution = trained.solution
     return solution.alpha.tobytes(), solution.gradient.tobytes(), solution.progress.iteration
 

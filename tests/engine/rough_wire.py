@@ -16,7 +16,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass
 class Trouble:
-    """What befalls the connections, old and new.
+    """Fault of the connections, old and new.
 
     "reset" and "truncate" let so many more bytes pass, in either direction, and end the connection then: by a reset,
     or in good order in the middle of a message. "silence" lets nothing pass from then on, and ends nothing. "delay"

@@ -56,7 +56,7 @@ def train_with(problem: Problem, executor: Any, options: SolverOptions, **more: 
 
 
 def solver_command(problem: Problem, folder: Path, options: SolverOptions, *more: object) -> list[str]:
-    """The same as a command, without `dkgp`: a checkpoint after every round."""
+    """Return the solver's command line without `dkgp`, with a checkpoint after every round."""
     given: tuple[object, ...] = ("train", problem.dataset.url, "--hyper", hyperparameters(problem, folder))
     given += ("--out", folder / "model.zarr", "--solver", options.solver, "--tol", options.tolerance)
     for name in ("block_size", "halo", "leaf", "rank", "max_passes"):

@@ -1,4 +1,4 @@
-"""The same bits whoever computes: threads, workers, processes; with all inputs at the coordinator or with none."""
+"""Bits are equal on threads, workers and processes, with all inputs at the coordinator or with none."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Undisturbed:
     sent: tuple[str, ...]
 
     def place(self, stage: str, number: int, after: str, times: int) -> int:
-        """How many rounds of tasks went out until `number` of a stage had, after as many of another."""
+        """Return the number of task rounds until `number` rounds of one stage followed as many of another."""
         left = number
         for index, name in enumerate(self.sent):
             times -= times > 0 and name == after

@@ -84,7 +84,7 @@ def probabilities(dataset: Dataset, executor: Any) -> Bits:
 
 @dataclass(frozen=True)
 class Model:
-    """How it is trained, and rounds in which a worker is killed: their name, and the how-manieth."""
+    """Arguments of the training, and the rounds in which a worker is killed, by name and number."""
 
     train: Callable[[Dataset, Any], Bits]
     kills: tuple[tuple[str, int], ...] = ()

@@ -109,7 +109,7 @@ def lethal(group: list[int]) -> list[int]:
 
 @pytest.mark.usefixtures("no_cores")
 def test_a_task_that_kills_every_worker_is_an_error_that_says_so() -> None:
-    """What ends each worker that it meets must not be tried for ever: distributed gives up after `allowed-failures`."""
+    """A task that kills each of its workers is given up: distributed counts `allowed-failures`."""
     with opened("processes", 2, round_deadline_seconds=90.0) as executor:
         pending: Any = executor.submit("lethal", lethal, (), [[1], [2]])
         began = time.monotonic()

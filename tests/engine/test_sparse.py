@@ -43,7 +43,7 @@ def settings_of(method: str, basis: str) -> SparseSettings:
 
 
 def everything(problem: Problem, executor: BlockExecutor, method: str, basis: str) -> dict[str, Any]:
-    """What a model is, and what is said of it."""
+    """Return the model and its summary."""
     trained = train_sparse(problem.dataset, problem.kernel, 0.05, executor, settings_of(method, basis))
     model = trained.model
     arrays = {"prototypes": model.prototypes, "weights": model.weights, "lower": model.lower}
@@ -70,7 +70,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 
 @pytest.fixture(scope="module")
 def expected(problem: Problem) -> Iterator[Callable[[str, str], dict[str, Any]]]:
-    """Of one thread, computed once."""
+    """Results of one thread, computed once."""
     executor = LocalExecutor(1)
     yield cache(partial(everything, problem, executor))
     executor.close()

@@ -1,4 +1,4 @@
-"""What every estimator keeps to: copied, kept, sent elsewhere and handed workers, it answers the same."""
+"""Conformance of estimators: a copied, stored, pickled or distributed estimator answers the same."""
 
 from __future__ import annotations
 

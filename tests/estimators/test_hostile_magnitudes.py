@@ -80,7 +80,7 @@ def samples(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def finite_or_refused(estimator: Any, X: np.ndarray, y: np.ndarray, *asked: str) -> int:
-    """How many answers there were: warnings are errors, and so is whatever dkgp did not refuse itself."""
+    """Return the number of finite answers. A warning, or an error that is not dkgp's, fails the test."""
     answers = 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -268,7 +268,7 @@ def test_pipeline_and_grid_search(problem: Problem) -> None:
 def test_means_alone_take_no_variance_and_no_thread(
     problem: Problem, fitted: GPRegressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model that is loaded: no factor is looked for, and one sample is the work of the thread that asks."""
+    """A loaded model looks for no factor, and one sample is computed on the calling thread."""
     fitted.save(tmp_path / "model.zarr")
     loaded = GPRegressor.load(tmp_path / "model.zarr")
 

@@ -356,7 +356,7 @@ def test_what_does_not_go_together_is_refused(curve: Any) -> None:
 
 
 def test_covariates_enter_the_mean_alone(tmp_path: Path) -> None:
-    """The same model from arrays, frames and dask arrays, of columns by index and name; kept, pickled and updated."""
+    """Arrays, frames and dask arrays, columns by index and name, stored, pickled and updated models agree."""
     rng = np.random.default_rng(7)
     X, T = (
         np.column_stack([rng.uniform(0.0, high, n), rng.uniform(0.0, 4.0, (n, 2))])

@@ -35,7 +35,7 @@ _SLOW_DOWN = (
 
 @dataclasses.dataclass
 class Fault:
-    """What goes wrong, and for which requests.
+    """Fault of the storage, and the requests that meet it.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class S3Proxy:
         self._http.server_close()
 
     def fault_of(self, method: str, path: str) -> Fault | None:
-        """What goes wrong with this request."""
+        """Return the fault of this request, if any."""
         with self._lock:
             self.requests.append(f"{method} {path}")
             for pattern, event in self._watched:

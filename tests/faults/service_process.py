@@ -81,12 +81,12 @@ class ServiceProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Address of the service."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> Path:
-        """What its latest process printed."""
+        """File with the output of its latest process."""
         return self.root / f"{self.name}-{self._starts}.log"
 
     def start(self) -> None:

@@ -40,7 +40,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 
 @pytest.fixture(scope="module")
 def uninterrupted(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the long training comes to when nothing happens to it."""
+    """Return the result of the long training without interruptions."""
     out = tmp_path_factory.mktemp("uninterrupted") / "model.zarr"
     run_job(job_from_options("train", problem.long_training(out, checkpoint_seconds=1e9)), SilentReporter())
     return open_model(out)

@@ -29,7 +29,7 @@ LIMIT = 1024**2
 
 @dataclass(frozen=True)
 class Level:
-    """What a service's process holds while nothing is asked of it."""
+    """Resources of an idle service's process."""
 
     handles: int
     resident: int

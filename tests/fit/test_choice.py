@@ -1,4 +1,4 @@
-"""Which way is taken, by forecasts that are those of `dkgp plan`."""
+"""The choice among models, by the forecasts of `dkgp plan`."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_noise_that_grows_gets_a_transform_and_both_figures(rng: np.random.Gener
 
 
 def test_a_density_is_of_the_target_in_its_own_units(rng: np.random.Generator) -> None:
-    """Of a logarithm it is scipy's log-normal one, at a dense posterior written out."""
+    """For the logarithm it is scipy's log-normal density at a dense posterior."""
     case = samples(rng, lognormal)
     found = compared(case)
     logs = np.log(case.targets)

@@ -50,7 +50,7 @@ def _reset_peak() -> None:
 
 
 def complaints(subject: Subject, folder: Path, seed: int) -> tuple[list[str], dict[str, Any]]:
-    """What is wrong with how a command took a damaged input; and the case."""
+    """Return the faults in a command's answer to a damaged input, and the case."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     place = subject.copied(folder)

@@ -1,4 +1,4 @@
-"""What holds for every kernel: the table in `table.py`, against formulas, scikit-learn, differences and NumPy."""
+"""Rules of every kernel in `table.py`, against formulas, scikit-learn, finite differences and NumPy."""
 
 from __future__ import annotations
 

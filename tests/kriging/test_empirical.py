@@ -102,7 +102,7 @@ def test_sampled_pairs_are_within_their_errors_of_all_pairs(monkeypatch: Any, es
 
 
 def test_sampled_pairs_are_uniform_over_a_bin(monkeypatch: Any) -> None:
-    """Of clustered samples, where cells have very different numbers of points."""
+    """The samples are clustered: cells have very different numbers of points."""
     rng = np.random.default_rng(6)
     x = np.concatenate([rng.random((100, 2)) * 10, 5 + 0.5 * rng.random((100, 2))]).T
     z = np.where(np.arange(200) < 100, 0.0, 10.0) + rng.standard_normal(200)

@@ -181,7 +181,7 @@ class ExactGP:
 
     @property
     def variance(self) -> list[Any]:
-        """Of the function: t numbers."""
+        """Return the t variances of the function."""
         return self._solved[1]
 
     def gradient(self, alpha: np.ndarray) -> list[Row]:
@@ -208,7 +208,7 @@ STEP = mp.mpf(10) ** -15
 
 @dataclass(frozen=True, eq=False)
 class ExactGradients:
-    """Of `gp`, at its test samples, on the standardised scale."""
+    """Gradients of `gp` at its test samples, on the standardised scale."""
 
     gp: ExactGP
 

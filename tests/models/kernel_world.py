@@ -54,7 +54,7 @@ class Fitted:
     def predicted(
         self, name: str, executor: BlockExecutor, variance: VarianceSettings | None = None
     ) -> tuple[dict[str, np.ndarray], PredictSummary]:
-        """What a prediction store holds, standardised; and what the run said of itself."""
+        """Return the standardised content of a prediction store, and the summary of the run."""
         url = str(self.folder / f"{name}.zarr")
         summary = predict(
             self.model, self.test, Destination(url, chunk_rows=TESTS, overwrite=True), executor, variance=variance

@@ -189,7 +189,7 @@ def test_every_term_as_the_proofs_add_them_up(rng: np.random.Generator, with_ste
 
 
 def test_terms_that_row_errors_outweigh_show_where_there_are_none() -> None:
-    """The same without errors of entries: sums, the noise's product, the gradient's length, the targets', in turn."""
+    """Without errors of entries: sums, the noise's product, the gradient's norm and the targets', in turn."""
     n, u = 9, 2.0**-53
     zero, ones = np.zeros((n, 1)), np.ones((n, 1))
     no_errors, rho = np.zeros(n), product_roundings(n) * u

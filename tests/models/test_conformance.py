@@ -1,4 +1,4 @@
-"""What every trainer of a model keeps to: whoever computes, whenever it is stopped, whatever it is told."""
+"""Conformance of trainers: the result does not depend on workers, interruptions or options."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def data() -> LabelledData:
 
 @pytest.fixture(scope="module")
 def whole(data: LabelledData, executor: BlockExecutor) -> Whole:
-    """What the trainer of a name makes of the data on two threads, trained once."""
+    """Return the model of the named trainer, trained once on two threads."""
     return functools.cache(lambda name: TRAINERS[name](data, RunContext(executor)))
 
 

@@ -236,7 +236,7 @@ def test_passes_come_to_what_sums_do(method: str, dataset: Dataset, executor: Lo
 
 @pytest.mark.parametrize("by_passes", [False, True])
 def test_random_draws(by_passes: bool, dataset: Dataset, executor: LocalExecutor) -> None:
-    """Of as many candidates as features the path is that of all; of one it is random, by the seed alone."""
+    """With as many candidates as features the path is that of all; with one it is random and set by the seed."""
     reading = reading_bytes(8 * 64 * D, RowSystem(dataset, executor).block_bytes, 2)
     settings: dict[str, Any] = {"cardinality": 5, "memory_bytes": reading + 2000 if by_passes else PLENTY}
     all_of_them = fitted(dataset, executor, **settings)
@@ -267,7 +267,7 @@ def test_the_same_bits_on_any_number_of_workers(dataset: Dataset) -> None:
 
 
 def test_a_feature_that_is_constant_but_in_one_fold(executor: LocalExecutor, tmp_path: Path) -> None:
-    """What the sums of the other folds leave of it is rounding, and must not be taken for a feature."""
+    """The remainder of the other folds' sums is rounding, and must not count as a feature."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((60, 3)) + 1e3
     X[:, 1] = 0.1

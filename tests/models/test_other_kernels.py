@@ -1,4 +1,4 @@
-"""What is downstream of a kernel, for kernels that are no bare squared exponential, against dense float64 algebra."""
+"""Training and predictions for other kernels than a squared exponential, against dense float64 algebra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is proven, against exact solutions in 50 digits: hand-made attacks, and cases drawn at random.
+"""Proven bounds, against exact solutions in 50 digits: hand-made attacks, and cases drawn at random.
 
 All by the public path, from raw numbers by training, certificate and prediction to intervals in the targets' units.
 """

@@ -115,7 +115,7 @@ def within(tests: Sequence[Ran], seconds: float) -> list[Ran]:
 
 
 class Results:
-    """What is known of mutants, by file; a file that has changed starts anew."""
+    """Results of mutants, by file; those of a changed file are discarded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -146,7 +146,7 @@ class Results:
 
 
 def summary(file: str, results: Iterable[dict[str, Any]], table: Sequence[Equivalent], n_sites: int) -> dict[str, Any]:
-    """What the record says of a file."""
+    """Return the recorded results of a file."""
     rows = sorted(results, key=lambda row: row["line"])
     named = [row for row in rows if any(entry.covers(file, row) for entry in table)]
     survivors = [row for row in rows if not row["killed"] and row not in named]

@@ -169,7 +169,7 @@ class Copy:
         return TestFile(name, [Ran(**test) for test in document["tests"]], document["failed"])
 
     def _stamp(self, name: str) -> str:
-        """Of the package, of what tests share, and of the file itself."""
+        """Return the digest of the package, of the tests' shared code, and of the file."""
         digest = hashlib.sha256()
         files = (self.base / "tests").rglob("*.py")
         shared = [path for path in files if not path.name.startswith("test_") and path.parent.name != "mutants"]
@@ -229,7 +229,7 @@ class Copy:
             time.sleep(LOOK_SECONDS)
 
     def _become(self, folder: Path, work: Callable[[], int], seconds: float) -> None:
-        """What the forked process does: it never returns."""
+        """Run the forked process; this never returns."""
         status = 70
         try:
             output = os.open(self._work / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

@@ -168,7 +168,7 @@ class Mutant:
 
 
 class _Places:
-    """Where a file's code is what tests can see, and the statement that each place is in."""
+    """Places of a file's code that tests can reach, and the statement of each."""
 
     def __init__(self, source: str) -> None:
         self._lines = source.splitlines()

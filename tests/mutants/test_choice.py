@@ -1,4 +1,4 @@
-"""Which tests a mutant meets, in which order, and what the table of equivalent ones may hold."""
+"""The tests of a mutant, their order, and the contents of the table of equivalent mutants."""
 
 from __future__ import annotations
 

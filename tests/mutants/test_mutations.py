@@ -1,4 +1,4 @@
-"""Which changes are made, where none is, and that the same ones are drawn again."""
+"""The changes that are made and left out, and that a seed draws the same ones again."""
 
 from __future__ import annotations
 

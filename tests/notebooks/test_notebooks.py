@@ -23,7 +23,7 @@ ROOT = FOLDER.parent
 
 @dataclass(frozen=True)
 class Ran:
-    """What a notebook showed.
+    """Output of a notebook.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What only the blocked operator promises: the cut into blocks, the same bits everywhere, few messages."""
+"""Promises of the blocked operator: the cut into blocks, the same bits everywhere, few messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kernel operator must do, against the dense matrix; a new one is a line in `OPERATORS`."""
+"""Rules of every kernel operator, against the dense matrix; a new one is a line in `OPERATORS`."""
 
 from __future__ import annotations
 

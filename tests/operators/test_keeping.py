@@ -1,4 +1,4 @@
-"""What `auto` keeps: by the seconds of a whole run, added up one by one; and what it does where these were wrong."""
+"""Tiles that `auto` keeps, by the seconds of a whole run, and its corrections if these were wrong."""
 
 from __future__ import annotations
 

@@ -72,5 +72,5 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def console(driver: Chrome) -> list[str]:
-    """What the console has said since it was asked last, but for what is of no weight."""
+    """Return the console's new messages, without those of no weight."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

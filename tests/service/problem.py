@@ -19,7 +19,7 @@ WAIT_SECONDS = 120.0
 
 
 class Problem(Stored):
-    """Where its files lie."""
+    """Paths of the problem's files."""
 
     def training(self, out: object, **more: Any) -> dict[str, Any]:
         """Options of a training that converges within a second."""

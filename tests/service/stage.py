@@ -84,7 +84,7 @@ class Stage:
         return record
 
     def events(self, job_id: str) -> EventWriter:
-        """What the job's process would write its events with."""
+        """Return the writer of events of the job's process."""
         return EventWriter(self.queue.folder_of(job_id) / "events.jsonl")
 
 

@@ -214,7 +214,7 @@ class User:
         return ["setpriv", "--reuid", number, "--regid", number, "--clear-groups", *map(str, words)]
 
     def surroundings(self, **more: str) -> dict[str, Any]:
-        """What a process of this user finds."""
+        """Return the environment of this user's processes."""
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "no_proxy": "*", **more}
         return {"env": environment, "cwd": self.home, "text": True}
 

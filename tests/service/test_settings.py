@@ -522,7 +522,7 @@ def test_a_folder_that_was_given_away_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_link_is_followed_once(tmp_path: Path) -> None:
-    """What it points to is what is checked and used, wherever it points later."""
+    """Its target is checked and used, even if the link points elsewhere later."""
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert ServiceSettings(str(tmp_path / "link"), roots=(str(tmp_path),)).folder == str(tmp_path / "real")

@@ -76,7 +76,7 @@ def commands(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(queue: JobQueue, roots: list[str], command: str, options: dict[str, Any]) -> Any:
-    """What became of a job that ran in this process as in one of its own."""
+    """Run a job in this process, and return its result."""
     return outcome_of(queue, queue.submit(command, options)[0].id, roots)
 
 

@@ -306,7 +306,7 @@ def test_threads_and_stopping_may_change_between_runs(run: Resuming[Solution], w
 
 
 def test_an_older_checkpoint_has_fewer_numbers() -> None:
-    """Of a method's own: they begin as in a fresh run. What all methods have is asked for."""
+    """Missing numbers of a single method begin as in a fresh run. Missing numbers of all methods are an error."""
     written, read = (AutoState(np.zeros(3), np.zeros(3), np.zeros(3)) for _ in range(2))
     written.iteration, written.descents, written.poor, written.hasty = 7, 5, 1, 2
     numbers = written.metadata()

@@ -379,7 +379,7 @@ def test_entries_of_a_million_do_not_keep_them_from_the_tolerance(name: str, exe
 
 
 def test_a_few_large_entries_do_not_cost_a_block_its_float32_factor(executor: LocalExecutor) -> None:
-    """What counts is the largest trace that a block may have, not its size times the largest entry."""
+    """The largest trace of a block counts, not its size times the largest entry."""
     X, _ = problem(outliers=15.0)
     kernel = parse_kernel("polynomial(degree=3)", D)
     diagonal = np.sort(kernel.diagonal(X)) + 5.0
@@ -602,7 +602,7 @@ def test_what_selection_and_subproblem_evaluate_by_hand(executor: LocalExecutor,
 
 
 def test_a_block_of_a_tenth_takes_three_squares_a_pass_beside_it(executor: LocalExecutor) -> None:
-    """What passes alone hide, at kappa = 60 and m = n / 10: 10 rounds of 60 m^2 / 2 candidates' entries."""
+    """Costs that passes alone hide, at kappa = 60 and m = n / 10: 10 rounds of 60 m^2 / 2 candidates' entries."""
     selection = GreedySelection(variables_per_step=1)
     solver = GBCD(block_size=PROBLEM_ENTRIES.n // 10, memory=0, selection=selection, precision="double")
     progress = solve(

@@ -201,7 +201,7 @@ def test_candidates_that_were_kept_leave_every_draw_its_own(one_thread: LocalExe
 @pytest.mark.parametrize("by_sample", [False, True])
 @pytest.mark.parametrize("rows", [None, 120])
 def test_candidates_that_are_screened(rows: int | None, by_sample: bool, one_thread: LocalExecutor) -> None:
-    """Of each draw the best three by `single`, on a sample of rows and the candidate's own, go on to `refit`.
+    """The best three of each draw by `single`, on a sample of rows and the candidate's own, go on to `refit`.
 
     Whom an earlier draw sent, a later one leaves out.
     """
@@ -568,7 +568,7 @@ def test_all_samples_are_the_exact_model(kind: Any, p: int, by_sample: bool, one
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_kept_candidates_and_screens_with_several_targets(kind: Any, one_thread: LocalExecutor) -> None:
-    """What is kept joins every draw; of each run the best by `single` are scored: together, with three targets."""
+    """Kept candidates join every draw; the best of each run by `single` are scored together, with three targets."""
     problem = Problem(n=N_TO_THE_LETTER, p=3, by_sample=True, kernel=KERNELS["rational quadratic"])
     settings = GreedySettings(8, score=kind, candidates=6, per_round=2, kept=3, screen=2, seed=1)
     found = chosen_to_the_letter(problem, one_thread, settings)

@@ -312,7 +312,7 @@ def test_lies_of_float32_begin_the_solve_again_in_float64(lies: float) -> None:
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])
 def test_a_recursion_that_hopes_too_soon_goes_on(precision: Any) -> None:
-    """What stops a solve as converged is the true gradient."""
+    """The true gradient alone stops a solve as converged."""
     method = Descent(precision=precision, hopes_at=3)
     solution, _ = solved(method, GradientInfNorm(1e-6))
     assert solution.converged

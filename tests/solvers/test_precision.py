@@ -100,7 +100,7 @@ def ranked(rank: int, precision: str = "mixed") -> ConjugateGradient:
 
 
 class TestAFirstProductInDouble:
-    """Where the first step would drift above the tolerance, and the ones after it would not."""
+    """The first step would drift above the tolerance, and the later ones would not."""
 
     @pytest.mark.parametrize(
         ("rank", "tolerance", "products"),
@@ -353,7 +353,7 @@ class TestWhenItIsDue:
 
 
 class TestWhetherFloat32IsToBeBelieved:
-    """Of a solve that began at an objective of -10 (n = 400, two targets): none is above it, but for rounding."""
+    """For a solve from an objective of -10 (n = 400, two targets) no later one is higher, up to rounding."""
 
     @staticmethod
     def begun(**differing: Any) -> tuple[PrecisionPolicy, ConjugateGradientState, Progress]:

@@ -27,7 +27,7 @@ STOP_SECONDS = 15.0
 
 
 def missing() -> str | None:
-    """Why there can be no hosts here, or None."""
+    """Return the reason why hosts cannot be started here, or None."""
     if shutil.which("ip") is None:
         return "needs the command `ip` (Debian: iproute2)"
     if os.geteuid() != 0:
@@ -90,7 +90,7 @@ class Host:
         )
 
     def log(self, name: str) -> str:
-        """What a process has said."""
+        """Return the output of a process."""
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -35,7 +35,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Problem(Stored):
-    """Where the problem lies, and the coefficients that it must give, by the options they came from."""
+    """Paths of the problem, and its expected coefficients, by the options that give them."""
 
     references: dict[tuple[str, ...], bytes]
 

@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def missing() -> str | None:
-    """Why there can be no site here, or None."""
+    """Return the reason why a site cannot be started here, or None."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         return f"needs SLURM and munge (Debian: slurmctld slurmd slurm-client munge); missing: {', '.join(absent)}"

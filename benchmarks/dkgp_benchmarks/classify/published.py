@@ -168,7 +168,7 @@ def judge_error(error: float, published: Published, splits: int, *, same_data: b
 
 
 def judge_partition(error: float, published: Published) -> str:
-    """The same for Table 5, within half a percentage point."""
+    """Judge a row of Table 5, within half a percentage point."""
     return _within(error, published.error, TABLE_5_BAND)
 
 

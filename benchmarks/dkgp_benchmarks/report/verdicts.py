@@ -144,7 +144,7 @@ def _compact(record: Mapping[str, Any]) -> Document:
 
 
 def _rounded(value: Any) -> Any:
-    """The same JSON with fewer digits; whole numbers, counts among them, keep theirs."""
+    """Return the JSON document with fewer digits; whole numbers keep all of theirs."""
     if isinstance(value, Mapping):
         return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):

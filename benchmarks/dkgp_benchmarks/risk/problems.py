@@ -62,7 +62,7 @@ class RiskProblem:
         return np.array(evaluator.tile(evaluator.prepare(rows), evaluator.prepare(others)))
 
     def with_gamma(self, gamma: float) -> RiskProblem:
-        """The same with k = exp(-gamma r^2)."""
+        """Return the problem with the kernel exp(-gamma r^2)."""
         return replace(self, kernel=SquaredExponential(gamma=(gamma,) * self.inputs.shape[1]))
 
 

@@ -143,7 +143,7 @@ def exact(description: dict[str, Any], dataset: Dataset, found: Hyperparameters)
 
 
 def processor_seconds() -> float:
-    """Of this process' threads and of its processes that have ended, so far."""
+    """Return the processor seconds of this process's threads and of its ended child processes."""
     taken = os.times()
     return taken.user + taken.system + taken.children_user + taken.children_system
 

@@ -65,7 +65,7 @@ class SparseSpec:
         return self.settings.sparse_method.variance != "subset" or self.settings.basis_name != "k-means"
 
     def on(self, basis: str) -> SparseSpec:
-        """The same on a basis of that name; on its own where it names one, or chooses greedily."""
+        """Return the specification on the named basis, or on its own one if it names one or selects it greedily."""
         if self.settings.basis is not None or self.settings.basis_name == "greedy":
             return self
         if basis not in BLIND_BASES:

@@ -59,7 +59,7 @@ class WayProblem:
     rough: bool = False  # Matern 3/2 instead of a squared exponential
 
     def kernel(self, d: int) -> Kernel:
-        """Of d features."""
+        """Kernel of d features."""
         scales = self.gamma(d)
         if self.rough:
             return Matern32(tuple(1.0 / np.sqrt(2.0 * gamma) for gamma in scales), 1.0)

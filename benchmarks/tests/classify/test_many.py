@@ -106,7 +106,7 @@ def test_a_grid_is_gone_over_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_kernels_by_all_labels_and_by_a_subset_that_is_all_of_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the subset has all samples, and neighbours are all, both find the same."""
+    """Both searches agree if the subset and the neighbours are all samples."""
     for name, value in (("SAMPLES", 120), ("TESTED", 80)):
         monkeypatch.setattr(tuned, name, value)
     job = BenchClassifyJob(tables=("tuned",), problems=("htru2-like",), record=str(tmp_path / "record.jsonl"))

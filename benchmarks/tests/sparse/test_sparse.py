@@ -172,7 +172,7 @@ def test_speed_needs_no_search_and_its_kernel_is_rough() -> None:
 
 
 def test_bare_products_are_those_of_the_fit_and_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed, scaled up to what is not, comes to 2 n m^2 and 2 n k q operations."""
+    """The timed products, scaled to the full size, have 2 n m^2 and 2 n k q operations."""
     counted: list[float] = []
 
     def blas(routine: str, *arguments: Any) -> None:

@@ -20,7 +20,7 @@ HERE = ClusterOptions(kind="none")
 
 @pytest.mark.long
 def test_both_searches_are_scored_by_one_model(tmp_path: Path) -> None:
-    """Of a rough function, which 60 samples know less of than 600."""
+    """The function is rough: 60 samples describe it less well than 600."""
     rng = np.random.default_rng(0)
     X = rng.uniform(-2.0, 2.0, (700, 1))
     np.savez(tmp_path / "airfoil.npz", X=X, y=np.sin(9.0 * X[:, 0]) + 0.1 * rng.standard_normal(700))

@@ -29,7 +29,7 @@ from dkgp.models.rounding import LOST, UNIT, known
 from dkgp.operators.base import FloatArray
 
 Entries: TypeAlias = "FloatArray | float"
-"""Of a matrix or a diagonal; a number where all entries are one"""
+"""Entries of a matrix or a diagonal; a number if all are equal"""
 Pullback: TypeAlias = Callable[[FloatArray], FloatArray]
 """weights W (a, b) -> sum_ij W_ij dk_ij / dtheta, (q,)"""
 

@@ -110,7 +110,7 @@ def late_from_the_sixth(group: list[int]) -> list[int]:
 @pytest.mark.long
 @pytest.mark.parametrize("takes_too_long", [False, True])
 def test_results_are_fetched_once_and_while_the_rest_is_computed(client: Client, takes_too_long: bool) -> None:
-    """Where fetching takes too long, it is tried again."""
+    """A fetch that takes too long is repeated."""
     released.clear()
     pending: Any = DaskExecutor(client).submit("blocks", late_from_the_sixth, (), [[item] for item in range(12)])
     gather, asked = client.gather, []

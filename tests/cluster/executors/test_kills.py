@@ -45,7 +45,7 @@ def mortal_workers(count: int, allowed_failures: int = 0) -> Iterator[tuple[Dask
 
 
 def end_this_worker() -> None:
-    """What the scheduler sees of a worker that dies in mid-task."""
+    """End the process as a worker that dies during a task."""
     removal = scheduler.remove_worker(get_worker().address, expected=False, stimulus_id="a test")
     asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
 
@@ -175,7 +175,7 @@ def slow(group: list[int]) -> list[str]:
 
 
 def killed(*keys: tuple[int, int]) -> dict[Any, KilledWorker]:
-    """What the scheduler says of tasks by index and move."""
+    """Return the errors of workers that died, by index and move of the task."""
     told = {"server_id": "1", "services": {}, "versions": {}, "extra": {}, "local_directory": "", "nanny": ""}
     counts = {"pid": 1, "nthreads": 1, "memory_limit": 1}
     worker = WorkerState(address="tcp://10.0.0.1:1", status="closed", name="1", scheduler=None, **counts, **told)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is handed to the classes that start clusters, held against these classes' own signatures and job scripts."""
+"""The arguments of cluster classes, compared with the classes' signatures and job scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {"workers": 3, "threads_per_worker": 4, "worker_memory_b
 
 @pytest.fixture(autouse=True)
 def jobqueue_defaults() -> Iterator[None]:
-    """What dask-jobqueue itself is configured with, whatever this user's files say."""
+    """Use dask-jobqueue's own configuration, without the user's files."""
     import dask_jobqueue  # noqa: F401
 
     with dask.config.set(

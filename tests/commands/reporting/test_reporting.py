@@ -1,4 +1,4 @@
-"""What commands report: tables, documents, plots, record logs and other small files."""
+"""Reports of commands: tables, documents, plots, record logs and other small files."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import zarr
 
 @dataclass(frozen=True)
 class Form:
-    """How a table becomes a source: `format` is the declared format's name; `named` if columns keep their names."""
+    """Form of a table as a source: `format` is its declared format, `named` tells if columns keep their names."""
 
     format: str
     file: str

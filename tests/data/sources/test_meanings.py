@@ -470,7 +470,7 @@ def test_ingest_keeps_values_and_names_what_it_refuses(tmp_path: Path, form: str
 
 
 def _fit(folder: Path, path: Path) -> dict[str, Any]:
-    """What `dkgp fit` reads, with the options that it finds by itself."""
+    """Return the table that `dkgp fit` reads with the options that it derives."""
     job = FitJob(IngestJob((str(path),), targets=("y",)), out=str(folder / "fit"))
     job.folder.mkdir()
     return {**_Fit(job, SilentReporter())._ingest(), "train": open_dataset(job.place("train.zarr"))}

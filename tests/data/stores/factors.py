@@ -27,7 +27,7 @@ def random_factor(rng: np.random.Generator) -> Factor:
 
 
 def small(factor: Factor) -> Factor:
-    """What `commit` takes: all but the columns."""
+    """Return the arguments of `commit` without the columns."""
     return {name: values for name, values in factor.items() if name != "columns"}
 
 

@@ -82,7 +82,7 @@ def test_a_chunk_that_was_never_written_is_no_value(tmp_path: Path, dtype: Store
 @pytest.mark.long
 @pytest.mark.parametrize("refused", ["values/zarr.json", "values/c/0/0", "values/c/2/0"])
 def test_nothing_arrives_after_a_refusal(tmp_path: Path, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is removed after a failed write stays removed: no other object is on its way by then."""
+    """Objects removed after a failed write stay removed: no write is under way then."""
     late: list[str] = []
 
     def slowed(put: Any) -> Any:

@@ -40,7 +40,7 @@ Written = Callable[[StoreKind], dict[str, np.ndarray]]
 
 @pytest.fixture(scope="module")
 def masters(training: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoreKind], Any]:
-    """Where a store of each kind lies, and what was written into it; each is written once."""
+    """Return the path and the written content of a store of the kind; each is written once."""
     made: dict[int, tuple[Path, dict[str, np.ndarray]]] = {}
 
     def of(store: StoreKind) -> tuple[Path, dict[str, np.ndarray]]:

@@ -324,7 +324,7 @@ def test_predictions(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @of_kind(r"(?!prediction|dataset|labels|checkpoint)")
 def test_models(name: str, tmp_path: Path) -> None:
-    """What they hold to the bit, and what they predict as they did, but for roundings of a newer arithmetic."""
+    """They hold the same bits, and predict the same up to roundings of a newer arithmetic."""
     store, expected = unpacked(name, tmp_path)
     opens = open_linear_model if "linear" in name else open_any_model
     model, arrays = opens(str(store)), expected["arrays"]

@@ -24,7 +24,7 @@ class Labelled:
 
     @property
     def two(self) -> np.ndarray:
-        """The same with two classes."""
+        """Labels of the same inputs with two classes."""
         return np.where(self.y == "ape", "ape", "other")
 
 
@@ -45,13 +45,13 @@ def labelled() -> Labelled:
 
 @pytest.fixture(scope="session")
 def exact(labelled: Labelled) -> LSSVC:
-    """Of three classes, with hyperparameters that are given; not to be changed by a test."""
+    """A classifier of three classes with fixed hyperparameters; tests must not change it."""
     return LSSVC(KERNEL, noise_variance=NOISE, tol=1e-8).fit(labelled.X, labelled.y)
 
 
 @pytest.fixture(scope="session")
 def fixed(labelled: Labelled) -> FixedSizeLSSVC:
-    """The same of a few prototypes."""
+    """A classifier of three classes with a few prototypes; tests must not change it."""
     return FixedSizeLSSVC(KERNEL, noise_variance=NOISE, pool=40, folds=3, search="none").fit(labelled.X, labelled.y)
 
 

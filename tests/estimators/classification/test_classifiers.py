@@ -398,7 +398,7 @@ def test_models_of_the_command_line_open(labelled: Labelled, exact: LSSVC, tmp_p
 
 @pytest.mark.parametrize("estimator", [LSSVC, FixedSizeLSSVC])
 def test_a_stores_own_weights(labelled: Labelled, tmp_path: Path, rng: np.random.Generator, estimator: type) -> None:
-    """Those of a store are as if they were given, and those that are given take their place."""
+    """Weights of a store act like passed ones, and passed ones replace them."""
     classes, codes = np.unique(labelled.y, return_inverse=True)
     weights = rng.uniform(0.1, 3.0, len(codes))
     names = [str(name) for name in classes]

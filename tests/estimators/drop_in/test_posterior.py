@@ -1,4 +1,4 @@
-"""What is proven of predictions in memory, attacked in 60 digits; and the engine against the dense way."""
+"""Proven bounds of predictions in memory, attacked in 60 digits, and the engine against the dense way."""
 
 from __future__ import annotations
 

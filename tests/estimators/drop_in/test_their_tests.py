@@ -16,7 +16,7 @@ AT_LEAST = {"test_gpr.py": (125, "GaussianProcessRegressor"), "test_gpc.py": (36
 
 
 def outcomes(file: Path) -> dict[str, int]:
-    """How many tests of a file passed, failed and so on, in a process of their own, by scikit-learn's settings."""
+    """Return the numbers of passed, failed and other tests of a file, run in a process with scikit-learn's settings."""
     options = ["-q", "-p", "sklearn.conftest", "-p", "no:cacheprovider", "-p", "no:randomly"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(file.parent), *options, file.name],

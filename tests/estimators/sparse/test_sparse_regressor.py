@@ -43,7 +43,7 @@ KEPT = [0, 2, 3]  # of the features: one is constant
 
 
 def dense(problem: Problem, model: SparseGPRegressor, noise: Any = NOISE, targets: Any = None) -> Dense:
-    """The same problem on the standardised scale, with the estimator's basis."""
+    """The problem on the standardised scale, with the estimator's basis."""
     y = problem.y if targets is None else targets
     y = y.reshape(len(y), -1)
     X, T = problem.X[:, KEPT], problem.X_new[:, KEPT]

@@ -21,7 +21,7 @@ RADIAL = (EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC, STABLE, *COMPA
 
 @dataclass(frozen=True)
 class ProgramKernel:
-    """What a `TileEvaluator` asks of a kernel, for any program."""
+    """The methods of a kernel that a `TileEvaluator` calls, for any program."""
 
     n_features: int
     program: TileProgram

@@ -102,7 +102,7 @@ def _one_by_one(values, floor):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_vectors_have_the_bits_of_single_values(dtype: type) -> None:
-    """Of any length, a piece of an array and one with strides among them, the floor and what lies below it too."""
+    """Vectors of any length, slices, strided slices, and values at and below the floor."""
     floor = -math.log2(1.0 / FLOOR["single" if dtype == np.float32 else "double"])
     hard = [0.0, -0.0, -0.5, np.nextafter(-0.5, 0.0), -1.0, floor, floor - 0.25, 10.0 * floor, -np.inf, np.nan]
     powers = np.concatenate([hard, floor * np.random.default_rng(3).random(151)]).astype(dtype)

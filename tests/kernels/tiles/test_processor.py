@@ -46,7 +46,7 @@ def test_without_it_nothing_runs(name: str, features: str) -> None:
 
 @pytest.mark.portable
 def test_a_name_alone_keeps_the_features_of_the_host() -> None:
-    """What Numba does with `NUMBA_CPU_NAME`: the check must ask what is compiled for, not what a name stands for."""
+    """Numba reads `NUMBA_CPU_NAME` alone: the check must use the compiled features, not those of the name."""
     require_targets()
     host = binding.get_host_cpu_features().flatten()
     assert evaluate(NUMBA_CPU_NAME="nehalem", NUMBA_CPU_FEATURES=host).stdout == "made\n"

@@ -39,7 +39,7 @@ def test_only_kernels_without_derivative_are_left_out() -> None:
 
 @pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case.name)
 def test_sums_are_central_differences_of_naive_ones(case: Case, rng: np.random.Generator) -> None:
-    """Of one block and a little, for several weights, with one row that is a column as well."""
+    """More than one block, several weights, and one row that is also a column."""
     d, n = features_of(case), SLOPE_COLUMNS + 7
     X, Z, weights = rng.standard_normal((3, d)), rng.standard_normal((n, d)), rng.standard_normal((n, 2))
     Z[SLOPE_COLUMNS + 2] = X[1]

@@ -146,7 +146,7 @@ def test_misuse_is_told() -> None:
 def test_few_rows_have_the_bits_of_many(
     rng: np.random.Generator, case: Case, precision: Precision, expanded: bool | None
 ) -> None:
-    """Those of their own product are the first of a larger one's, whatever the number of columns and targets."""
+    """Rows of a small product equal the first rows of a larger one, for any number of columns and targets."""
     d = features_of(case)
     kernel = case.kernel if case.kernel.n_features else case.kernel.on(range(3), 3)
     evaluator = TileEvaluator(kernel, precision, expanded=expanded)

@@ -24,7 +24,7 @@ KERNEL = Matern32((1.5, 0.7), 9.0)
 
 
 class Step(NamedTuple):
-    """Where a step leads; how often it was halved, the whole way, and its noise."""
+    """Result of a step: its number of halvings, its full length, and its noise."""
 
     values: np.ndarray
     weights: np.ndarray

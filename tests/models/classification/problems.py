@@ -44,7 +44,7 @@ from tests.watching import in_context
 
 
 class Problem:
-    """What follows from raw inputs (n, d), codes (n,) and raw test inputs (r, d)."""
+    """Problem derived from raw inputs (n, d), codes (n,) and raw test inputs (r, d)."""
 
     X: np.ndarray
     codes: np.ndarray

@@ -202,7 +202,7 @@ def dense_decisions(
 def digits_decisions(
     X: np.ndarray, signs: np.ndarray, T: np.ndarray, kernel: Kernel, noise: float | np.ndarray, intercept: bool = True
 ) -> list[list[Any]]:
-    """The same in 50 digits: r rows of t numbers."""
+    """Return the decisions in 50 digits: r rows of t numbers."""
     n, rows, tests = len(X), numbers(X), numbers(T)
     each = np.broadcast_to(np.asarray(noise, dtype=np.float64), (n,))
     size = n + int(intercept)
@@ -259,5 +259,5 @@ class Approximation:
 
     @property
     def product_errors(self) -> np.ndarray:
-        """The same error in each entry; empty where products are exact."""
+        """Return the error of each entry of a product; empty if products are exact."""
         return np.full(self.gradient.shape, self.product_error) if self.product_error else np.zeros((0, 0))

@@ -70,7 +70,7 @@ class Sample:
         self.scale = [mp.sqrt(diagonal[i]) * (1 + 4 * U * e[i]) for i in range(n)]
 
     def certificate(self, columns: int | None = None) -> DecisionCertificate:
-        """Of so many columns of the solution; by default of all."""
+        """Return the certificate of the given number of columns, by default of all."""
         stepped = np.zeros((0, 0)) if self.stepped is None else self.stepped[:, :columns]
         found = Approximation(self.solved[:, :columns], self.gradient[:, :columns], stepped, self.product)
         return DecisionCertificate.of(self.alpha, self.intercept, found, self.noise, self.diagonal, self.errors)
@@ -351,7 +351,7 @@ class Case:
         return MORE * mp.fdot(self.scale, sizes), MORE * spread
 
     def off(self, vector: np.ndarray, image: np.ndarray) -> list[Any]:
-        """What entries of a product are off by."""
+        """Return the error of a product's entries."""
         (size, spread), e, rho = self.sums(vector), many(self.errors), mp.mpf(product_roundings(self.n)) * U
         v, w, s = many(vector), many(image), self.scale
         entries = [s[i] * (rho * size + 2 * U * (e[i] * size + spread)) for i in range(self.n)]
@@ -369,7 +369,7 @@ class Case:
         return mp.sqrt(max(square, mp.zero))
 
     def entries(self, column: int) -> list[Any]:
-        """What the gradient's entries are off by."""
+        """Return the error of the gradient's entries."""
         away = self.off(self.alpha[:, column], self.values[:, column])
         result = []
         for i in range(self.n):
@@ -484,7 +484,7 @@ def test_bounds_of_risk_decisions_as_the_proofs_add_them_up(extra: Any) -> None:
 
 @pytest.mark.parametrize("radius", [1e-3, 1.0, 1e3])
 def test_coupled_decisions_share_a_radius_of_any_size(radius: float) -> None:
-    """Of two that are together within the radius, the difference is within the root of two of it, and no less."""
+    """If both are within the radius, the difference is within sqrt(2) of it, and no less."""
     certificate = RiskCertificate(1, (radius,) * 3, (0.0,) * 3, (0.0,) * 3, coupled=True)
     for ahead, sure in ((math.sqrt(2.0) * (1.0 - 1e-9), False), (math.sqrt(2.0) * (1.0 + 1e-9), True)):
         decisions = np.array([[ahead * radius, 0.0, -9.0 * radius]])
@@ -732,7 +732,7 @@ def test_a_slope_that_is_not_the_losses_is_seen(rng: np.random.Generator) -> Non
 
 
 def test_roundings_of_the_decision_alone(rng: np.random.Generator) -> None:
-    """Of a certificate without a radius, the bound is what k_x'alpha rounds."""
+    """Without a radius, the bound is the rounding error of k_x'alpha."""
     n, kernel = 60, SquaredExponential((1e-3, 1e-3))
     X, T = rng.normal(size=(n, 2)), rng.normal(size=(20, 2))
     alpha = rng.normal(size=(n, 2)) * 1e7
@@ -865,7 +865,7 @@ def test_roundings_of_an_exact_gradient_alone(rng: np.random.Generator) -> None:
 
 
 def test_roundings_of_an_exact_decision_alone(rng: np.random.Generator) -> None:
-    """Of a certificate without any residual, the bound is what k_x'alpha + b rounds."""
+    """Without any residual, the bound is the rounding error of k_x'alpha + b."""
     n, kernel = 60, SquaredExponential((1e-3, 1e-3))
     X, T = rng.normal(size=(n, 2)), rng.normal(size=(20, 2))
     alpha, intercept = rng.normal(size=(n, 2)) * 1e7, np.array([0.3, -1e9])

@@ -216,7 +216,7 @@ def test_one_against_the_rest_is_normalised(name, rng):
 
 
 def test_softmax_equals_quadrature_in_two_dimensions():
-    """Of three classes only differences count: a product rule in their plane."""
+    """For three classes only differences count: a product rule in their plane."""
     mean, root = np.array([0.5, -1.0, 0.2]), np.array([[1.5, 0.0, 0.0], [0.4, 1.0, 0.0], [-0.3, 0.2, 2.0]])
     z, weights = np.polynomial.hermite_e.hermegauss(60)
     grid = np.stack(np.meshgrid(z, z, z), axis=-1).reshape(-1, 3)
@@ -298,7 +298,7 @@ def test_ends_of_a_mean_are_rounded_outward(sign, rng):
 
 @pytest.mark.parametrize("classes", [3, 8, 40])
 def test_shares_of_a_sum_are_rounded_outward(classes, rng, monkeypatch):
-    """What division by the sum of all rounds off, against fractions, where averages themselves are exact."""
+    """Rounding errors of the division by the sum, against fractions, with exact averages."""
     r = 60
     found = rng.uniform(0.0, 1.0, (r, classes)) * 10.0 ** rng.uniform(-6.0, 0.0, (r, classes))
     monkeypatch.setattr(averages, "_average", lambda likelihood, mean, variance: (found, 1.0 - found))

@@ -357,7 +357,7 @@ def weights_of(weighted: bool) -> np.ndarray | None:
 
 
 def far_on_the_wrong_side(labels: ColumnLabels) -> ColumnState:
-    """Of the exact covariance, f = K a, at values up to 18."""
+    """Return a state with the exact covariance, f = K a, at values up to 18."""
     X, y, _ = rows()
     a = -0.2 * y
     f = np.asarray(KERNEL(X, X)) @ a
@@ -491,7 +491,7 @@ def test_a_curvature_has_a_floor_and_a_weight_of_zero_leaves_a_sample_out(one_th
 
 
 def test_labels_that_are_told_apart_without_an_end_end_by_steps(one_thread: LocalExecutor) -> None:
-    """Of a function that may be as large as it likes; each step goes about one further."""
+    """The function has no upper limit; each step raises it by about one."""
     X, _, _ = rows()
     labels = column_labels("logit", np.where(X[:, 0] > 0.0, 1.0, -1.0))
     with searching(one_thread, EVERYTHING, Matern32((0.1, 0.1), 1e8)) as found:
@@ -541,7 +541,7 @@ def test_held_noise_falls_where_labels_say_far_more(one_thread: LocalExecutor) -
 
 
 def test_a_step_that_no_halving_helps_is_not_taken(one_thread: LocalExecutor) -> None:
-    """Where psi is zero every rise is too much: coefficients that are of another covariance."""
+    """psi is zero and each step raises the objective: the coefficients belong to another covariance."""
     _, y, _ = rows()
     calls = []
 

@@ -169,7 +169,7 @@ def test_with_all_samples_near_predictions_are_dense_laplaces(
 def test_few_neighbours_are_nearer_to_the_exact_model_than_the_basis_alone(
     tmp_path: Path, one_thread: LocalExecutor
 ) -> None:
-    """What there is another model for: each neighbour more counts."""
+    """The error falls with each further neighbour."""
     dataset, T = training_set(tmp_path), np.random.default_rng(6).standard_normal((60, 2))
     labels, off = labels_of(dataset), []
     everything = None
@@ -309,7 +309,7 @@ def test_nothing_near_is_as_far_as_the_prior_reaches(tmp_path: Path) -> None:
 
 
 def test_kernels_of_one_distance_only_are_not_presumed(tmp_path: Path, one_thread: LocalExecutor) -> None:
-    """Of a sum the store has the landmarks that tell what is near."""
+    """For a sum of kernels the store keeps the landmarks that define proximity."""
     dataset = training_set(tmp_path)
     labels = labels_of(dataset)
     kernel = Matern32((2.0, 0.5), 4.0) + Matern32((0.3, 3.0), 4.0)

@@ -1,4 +1,4 @@
-"""What every posterior keeps to, in every sink: stores, rows in memory, lines, sources of tasks, any workers."""
+"""Conformance of posteriors in every sink: stores, rows in memory, lines, sources of tasks, any workers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_solutions_that_are_all_but_exact(text: str, rng: np.random.Generator) -
 
 @pytest.mark.parametrize("text", ["rbf", "matern32 * linear"])
 def test_solves_that_stopped_early(text: str, rng: np.random.Generator) -> None:
-    """Of one block of the coordinates: nothing like the exact solution, and the bound holds."""
+    """The solve covers one block of the coordinates: far from the exact solution, and the bound holds."""
     solver = GreedyBlockCoordinateDescent(block_size=4)
     for tolerance in (0.5, 0.05):
         over, relative = ratios(problem(text, rng, solver=solver, tolerance=tolerance))
@@ -251,7 +251,7 @@ def test_no_factor_is_built_for_the_mean(rng: np.random.Generator) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("text", ["rbf", "matern52 * linear + rq", "periodic(period=0.3) * rbf"])
 def test_roundings_of_a_sum_that_cancels_are_counted(text: str, rng: np.random.Generator) -> None:
-    """Of weights of 1e9 and both signs the sum has lost digits, some of those that are counted, and no more."""
+    """With weights of 1e9 and both signs the sum loses some of the counted digits, and no more."""
     kernel = parse_kernel(text, 2)
     X, T = rng.normal(size=(700, 2)), rng.normal(size=(2, 2))
     weights = 1e9 * rng.normal(size=(700, 1))
@@ -354,7 +354,7 @@ def test_a_root_is_as_far_off_as_its_interval_lets_it_be() -> None:
 
 
 def test_units_round_outward(rng: np.random.Generator) -> None:
-    """Of standardised derivatives that are exact, what the two roundings may do is bounded, and little else."""
+    """For exact standardised derivatives the bound covers the two roundings and little else."""
     model = model_of(SquaredExponential((0.5, 0.3)), rng)
     to, standardised = model.standardisation, rng.normal(size=(200, 1, 2))
     gradient, error = module.in_units(model, standardised, np.zeros_like(standardised), 2)

@@ -62,7 +62,7 @@ def draw(rng: np.random.Generator, kernel: Kernel, noise_variance: float, n: int
 
 
 def log_likelihood(kernel: Kernel, noise: float | FloatArray, X: FloatArray, y: FloatArray) -> float:
-    """Of p targets, by dense algebra."""
+    """Return the log likelihood of p targets, by dense algebra."""
     matrix = kernel(X, X) + np.diag(np.broadcast_to(noise, len(X)))
     sign, determinant = np.linalg.slogdet(matrix)
     assert sign > 0

@@ -229,7 +229,7 @@ def test_written_and_read_it_is_the_same(share: float) -> None:
 def test_directions_and_shares_by_dense_algebra(
     rng: np.random.Generator, one_thread: LocalExecutor, by_sample: bool
 ) -> None:
-    """What the proofs by F are made of, on a basis that L says something of."""
+    """The terms of the proofs by F, on a basis that L partly determines."""
     n, chosen = 40, np.arange(0, 40, 4)
     X, y = rng.standard_normal((n, 2)), rng.standard_normal((n, 2))
     kernel, each = SquaredExponential(gamma=(2.0, 3.0), variance=1.5), np.full(n, 0.2)

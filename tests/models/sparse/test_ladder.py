@@ -303,7 +303,7 @@ def certificate(m: int, risk: float, least: float = 0.0) -> SparseCertificate:
 
 
 def moves(plan: LadderPlan, risks: list[float], least: float, steps: list[Step]) -> list[Any]:
-    """What comes after each rung, the ladder having been there before."""
+    """Return the decisions after each rung of the ladder."""
     rungs: list[Rung] = []
     found: list[Any] = []
     for number, risk in enumerate(risks):

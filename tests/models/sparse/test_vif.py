@@ -204,7 +204,7 @@ def of_basis(
 @pytest.mark.parametrize("basis", [0, 8])
 @pytest.mark.parametrize("by_sample", [False, True])
 def test_they_are_the_joint_gaussians(basis: int, by_sample: bool, one_thread: LocalExecutor) -> None:
-    """What remains of a new sample and of its nearest ones, given what they all share, and that given all targets."""
+    """The residuals of a new sample and of its nearest ones, given the shared basis and all targets."""
     X, Y, Z = rows()
     Z, size = Z[:basis], 7
     noise = S2 * np.random.default_rng(2).uniform(0.5, 2.0, N) if by_sample else np.full(N, S2)
@@ -403,7 +403,7 @@ def test_with_all_samples_near_it_is_the_exact_model(
 def test_the_exact_mean_is_within_what_is_proven(
     neighbours: int, by_sample: bool, tmp_path: Path, one_thread: LocalExecutor
 ) -> None:
-    """Of samples, too, and of inputs far from all."""
+    """For samples, and for inputs far from all samples."""
     dataset = problem(tmp_path)
     T = np.concatenate([np.random.default_rng(6).standard_normal((40, 2)), [[9.0, -9.0], [1e3, 0.0]]])
     T = np.concatenate(
@@ -539,7 +539,7 @@ def test_a_limited_search_says_of_how_many_it_may_have_missed_nearer_ones(
 @pytest.mark.long
 @pytest.mark.parametrize("d", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_memory_is_what_is_planned_at_most(d: int, tmp_path: Path, one_thread: LocalExecutor) -> None:
-    """Of a fit, and of predictions, whose neighbours the plan takes to be all different: peaks are not far below."""
+    """The plan assumes that all neighbours differ; peaks of a fit and of predictions are a little below it."""
     n, m, p = 20_000, 60, 2
     dataset, kernel = problem(tmp_path, n=n, d=d), Matern32((0.5,) * d)
     settings = SparseSettings("vif", m, "uniform")

@@ -1,4 +1,4 @@
-"""What is proven of means with coefficients, against 50 digits: attacks made by hand, and cases drawn at random."""
+"""Proven bounds of means with coefficients, against 50 digits: attacks made by hand, and cases drawn at random."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ def test_a_rest_with_a_slope_is_no_optimum_and_said(
 
 
 def test_a_stiff_parameter_may_have_a_slope_that_promises_nothing() -> None:
-    """Of -1e6 (t - u)^2 / 2 - (s - 1)^2 / 2: small steps leave t any slope, and Newton's gain is what is left."""
+    """For -1e6 (t - u)^2 / 2 - (s - 1)^2 / 2 small steps leave any slope in t; Newton's gain remains."""
     u = 0.123456789
 
     def objective(parameters: FloatArray) -> tuple[float, FloatArray]:

@@ -1,4 +1,4 @@
-"""Which samples are tuned on: disjoint where the data suffice, the same for the same seed, never those held out."""
+"""Samples of the tuning: disjoint if the data suffice, the same for the same seed, never held-out ones."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_restarts_only_improve(rng: np.random.Generator) -> None:
 
 @dataclass
 class ArrayDataset:
-    """What `tune_dataset` needs of a dataset, on arrays."""
+    """The part of a dataset that `tune_dataset` reads, on arrays."""
 
     all_inputs: FloatArray
     all_targets: FloatArray

@@ -367,7 +367,7 @@ def test_relative_gap_is_of_the_upper_bound(first: float, second: float) -> None
 
 @pytest.mark.long
 def test_bytes_of_a_batch_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What more samples take, without what a batch takes anyway; NumPy reports its arrays to tracemalloc."""
+    """The memory of further samples alone; NumPy reports its arrays to tracemalloc."""
     monkeypatch.setattr(block, "PIECE_ROWS", 300)  # as short against n as they are where memory matters
     problem = draw(40, 3000, 3, gamma=3.0, noise=0.1, fresh=187)
     factor = problem.factor(landmarks(problem, 8))
@@ -640,7 +640,7 @@ def test_groups_of_test_samples_are_a_partition(rng: np.random.Generator, tests:
 
 @pytest.mark.slow
 def test_bytes_of_a_search_are_those_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What more samples take; NumPy reports its arrays to tracemalloc."""
+    """The memory of further samples alone; NumPy reports its arrays to tracemalloc."""
     monkeypatch.setattr(block, "PIECE_ROWS", 300)
     monkeypatch.setattr(batch, "MOST_VECTORS", 8)
     monkeypatch.setattr(batch, "COLUMNS_AT_ONCE", 8)

@@ -58,7 +58,7 @@ def some_landmarks(problem: VarianceProblem, rank: int) -> np.ndarray:
 
 
 def interval(problem: VarianceProblem, factor: NystromFactor) -> tuple[np.ndarray, np.ndarray]:
-    """Of a new observation."""
+    """Return the interval of a new observation's variance."""
     test = Queries.of(factor, problem.T)
     found = factor_interval(factor, test, plain_weights(factor, test))
     return found.lower + problem.noise_variance, found.upper + problem.noise_variance
@@ -366,7 +366,7 @@ def problem() -> VarianceProblem:
 
 
 def landmark_terms(problem: VarianceProblem, factor: Any, beta: np.ndarray, double: bool) -> tuple[Any, Any]:
-    """What K_nI beta rounds, over w_i, and beta' K_II beta at most."""
+    """Return the rounding error of K_nI beta over w_i, and the largest beta' K_II beta."""
     chosen = np.arange(12)
     scaled, rank, largest = factor.landmark_scale @ np.abs(beta), len(chosen), factor.largest
     rounding = 1.01 * ((rank + 4) * U + ENTRY_ERROR * EPS) * largest * scaled
@@ -486,7 +486,7 @@ class VaryingProblem(VarianceProblem):
 
     @property
     def digit(self) -> np.ndarray:
-        """What the reference itself may be off by."""
+        """Return a bound on the reference's own error."""
         return 1e-13 * (self.prior + self.noise_variance)
 
 

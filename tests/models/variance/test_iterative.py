@@ -124,7 +124,7 @@ def test_relative_error_on_friedman1(executor: BlockExecutor, tmp_path: Path, ga
 
 @pytest.fixture(scope="module")
 def whole(world: World, executor: BlockExecutor) -> tuple[Path, PredictSummary]:
-    """What an undisturbed run makes of QUICK."""
+    """Return the predictions of an uninterrupted run of QUICK."""
     summary = predict(world.model, world.test, str(world.folder / "whole"), executor, variance=QUICK)
     return world.folder / "whole", summary
 
@@ -594,7 +594,7 @@ KEPT_SMOOTH = VarianceSettings(gap=0.5, batch_size=30, keep_factor=True)
 def run(
     model: ModelRecord, world: World, executor: BlockExecutor, url: Path, settings: VarianceSettings
 ) -> tuple[dict[str, bytes], str]:
-    """What the store holds, and what was said about the factor."""
+    """Return the content of the store, and the messages about the factor."""
     notes: list[str] = []
     predict(model, world.test, str(url), executor, variance=settings, note=notes.append)
     return content(url), notes[0]

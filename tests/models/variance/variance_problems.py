@@ -63,7 +63,7 @@ class VarianceProblem:
         return Long(self.kernel.variance) - explained
 
     def exact_of(self, latent: bool) -> np.ndarray:
-        """What an interval must contain: (t,) longdouble."""
+        """Return the exact variances that the intervals must contain: (t,) longdouble."""
         return self.exact if latent else self.exact + Long(self.noise_variance)
 
     def source(self, landmarks: Any, **options: Any) -> FactorSource:
@@ -124,7 +124,7 @@ def exact_in_50_digits(problem: VarianceProblem) -> list[decimal.Decimal]:
 
 
 def query_inputs(X: FloatArray, rng: np.random.Generator, fresh: int = 6) -> FloatArray:
-    """Of all kinds: like the training samples, equal to some, close to some, far from all."""
+    """Return inputs like the training samples, equal to some, close to some, and far from all."""
     some = X[rng.integers(0, len(X), 4)]
     kinds = [rng.normal(size=(fresh, X.shape[1])), some, some[:2] + 1e-3 * rng.normal(size=(2, X.shape[1]))]
     return np.concatenate([*kinds, np.full((1, X.shape[1]), 60.0)])

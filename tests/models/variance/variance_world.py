@@ -48,7 +48,7 @@ def draw(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dense_variance(X: np.ndarray, y: np.ndarray, X_test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the functions, and of the noise, in the targets' units; nothing of dkgp in it."""
+    """Return the variances of the functions and of the noise in the targets' units, without dkgp's code."""
     Z, Z_test = ((values - X.mean(axis=0)) / X.std(axis=0) for values in (X, X_test))
 
     def k(A: np.ndarray, B: np.ndarray) -> np.ndarray:

@@ -195,7 +195,7 @@ def test_solves_are_as_with_every_entry(name: str, halo: int, executor: LocalExe
 def test_products_that_cells_reach_later_evaluate_every_entry(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a forecast chose cells; a named error is reached by them whatever it takes."""
+    """A forecast chose cells; they reach an error that the caller names at any cost."""
     X, V = ground(2000)
     monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
     with (

@@ -74,7 +74,7 @@ def test_sums(kernel: Kernel, by_sample: bool, few: bool, rng: np.random.Generat
 def grown(
     source: Any, executor: Any, between_rounds: Callable[[int], None] = lambda number: None
 ) -> tuple[list[np.ndarray], list[int]]:
-    """What the passes of a basis that grows by seven return, and the entries that each evaluated."""
+    """Return the passes' products for a basis that grows by seven, and the entries that each evaluated."""
     rng = np.random.default_rng(3)
     X, V, noise = rng.standard_normal((60, D)), rng.standard_normal((N, T)), rng.uniform(0.1, 0.2, N)
     operator = BlockedKernelOperator(KERNELS[0], noise, source, executor)

@@ -77,7 +77,7 @@ def test_it_is_the_inverse_of_the_low_rank_matrix(held: bool, by_sample: bool, r
 def test_its_parts_are_those_of_dense_algebra(
     held: bool, by_sample: bool, weighed: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of blocks in several pieces each: F'WF, F'V and F Z, with F's rows times the roots of the noise's shares."""
+    """Blocks of several pieces: F'WF, F'V and F Z, with F's rows times the roots of the noise's shares."""
     monkeypatch.setattr(factor_module, "PIECE_ROWS", 100)
     noise = 0.01 * np.exp(rng.standard_normal(N)) if by_sample else 0.01
     operator, found = preconditioner(2, noise)
@@ -313,7 +313,7 @@ def unfinished(X: np.ndarray, rank: int) -> RandomlyPivotedCholesky:
 
 
 def test_where_no_pivot_is_left_the_factor_has_ended() -> None:
-    """Of powers of two, which round nothing, one pivot leaves nothing, whatever seems to be left."""
+    """With powers of two nothing is rounded: one pivot leaves a residual of zero."""
     factor = unfinished(2.0 ** (np.arange(60) % 7)[:, None], 20)
     while not factor.complete:
         factor.extend()
@@ -413,7 +413,7 @@ def preconditioned_spectrum(inverse: np.ndarray, matrix: np.ndarray) -> np.ndarr
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("by_sample", [False, True])
 def test_it_inverts_the_matrix_that_interpolation_makes(d: int, by_sample: bool) -> None:
-    """Where cells are small beside the length scales that is the kernel matrix itself."""
+    """If cells are small beside the length scales, this is the kernel matrix itself."""
     rng = np.random.default_rng(0)
     n = 500
     X = rng.uniform(-1.0, 1.0, (n, d + 1))

@@ -18,7 +18,7 @@ N, D, KERNEL = 700, 5, SquaredExponential((0.3,) * 5)
 
 
 def report() -> dict[str, object]:
-    """Of little noise, and of less, which takes float64."""
+    """Return the bits for little noise, and for less noise, which takes float64."""
     rng = np.random.default_rng(0)
     X, y, r = rng.standard_normal((N, D)), rng.standard_normal((N, 1)), rng.standard_normal((N, 20))
     executor, hashes, largest = LocalExecutor(2), {}, 0.0

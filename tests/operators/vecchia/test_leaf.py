@@ -161,7 +161,7 @@ def squared_distances(points: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("text", ["linear", "polynomial(degree=2)", "linear + constant"])
 def test_distances_are_the_kernels_own(text: str, rng: np.random.Generator, one_thread: LocalExecutor) -> None:
-    """Of a kernel of low rank, exactly: |phi/|phi| - phi'/|phi'||^2 = 2 - 2 k(x, x') / sqrt(k(x, x) k(x', x'))."""
+    """For a kernel of low rank it is exact: |phi/|phi| - phi'/|phi'||^2 = 2 - 2 k(x, x') / sqrt(k(x, x) k(x', x'))."""
     X, kernel = rng.normal(size=(200, D)), parse_kernel(text, D)
     assert not is_one_distance(TileEvaluator(kernel, "single"))
     K = kernel(X, X)

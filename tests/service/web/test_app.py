@@ -359,7 +359,7 @@ def test_every_answer_carries_the_security_headers(shared: Stage) -> None:
 
 
 def test_answers_fit_the_description(stage: Stage, shared: Stage) -> None:
-    """What /openapi.json promises is what comes, and every status seen in these tests is promised."""
+    """Answers match /openapi.json, which lists every status seen in these tests."""
     described = shared.anonymous().get("/openapi.json").json()
     assert described["openapi"].startswith("3.1")
     first, second = stage.submit("1.zarr")["id"], stage.submit("2.zarr", name="x")["id"]

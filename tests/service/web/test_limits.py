@@ -127,7 +127,7 @@ def test_strangers_bodies_are_not_even_read(shared: Stage) -> None:
 
 
 def run_limited(*messages: dict[str, Any], seconds: float = 30.0, headers: Any = ()) -> tuple[int | None, bytes | None]:
-    """What a limit of 10 bytes answers by itself, and what it lets through."""
+    """Return the answer of a limit of 10 bytes, and the body that it passes on."""
     seen: list[bytes] = []
     answered: list[int] = []
     waiting = iter(messages)

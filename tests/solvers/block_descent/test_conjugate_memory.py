@@ -83,7 +83,7 @@ def test_what_is_saved_is_remembered(rng: np.random.Generator) -> None:
 
 
 def test_a_step_that_the_memory_all_but_cancels_is_taken_as_it_comes(rng: np.random.Generator) -> None:
-    """What is left of a target's step after the last one is taken out: a 20,000th of it, or a 5,000th."""
+    """The remainder of a target's step without its last one is a 20,000th of it, or a 5,000th."""
     everyone, lower = np.arange(90), np.linalg.cholesky(A)
     last, other = (np.linalg.solve(lower.T, unit)[:, None] for unit in np.linalg.qr(rng.normal(size=(90, 2)))[0].T)
     memory = ConjugateMemory(90, 2, 2)

@@ -306,7 +306,7 @@ def test_a_quick_solve_keeps_its_blocks(executor: LocalExecutor) -> None:
 
 @pytest.fixture(scope="module")
 def expected(executor: LocalExecutor) -> Solution:
-    """Of the first rounds."""
+    """Return the solution of the first rounds."""
     return solved(HARD, executor, stopping=MaxIterations(24))
 
 

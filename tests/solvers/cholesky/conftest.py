@@ -10,7 +10,7 @@ from tests.solvers.cholesky.tiles import Writes
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where folders that nobody named are made, for a test to look into."""
+    """Folder for temporary folders without a name, for a test to look into."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

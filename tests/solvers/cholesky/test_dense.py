@@ -308,7 +308,7 @@ def placed(array: np.ndarray, offset: int) -> np.ndarray:
 
 
 def in_place(change: Callable[..., Any], which: int = 0) -> Callable[..., np.ndarray]:
-    """What a function that changes an argument leaves there."""
+    """Return the argument as the function leaves it."""
 
     def changed(*arrays: np.ndarray) -> np.ndarray:
         change(*arrays)

@@ -83,7 +83,7 @@ def test_preconditioned_iterates_are_the_textbooks(executor: LocalExecutor) -> N
 
 @by_noise
 def test_kernel_cg_is_algorithm_1(executor: LocalExecutor, noise: Any) -> None:
-    """Of the risk whose squares W weighs: its functional gradient is W (K alpha - y) + s2 alpha."""
+    """For the risk with squares weighted by W the functional gradient is W (K alpha - y) + s2 alpha."""
     s2 = np.min(noise)
     K = PROBLEM.matrix - PROBLEM.noise_variance * np.eye(300)
     W = np.diag(s2 / np.broadcast_to(noise, 300))
@@ -427,7 +427,7 @@ class TestDirections:
         assert step.shape == (0, 2)
 
     def test_directions_without_curvature_are_left_out(self, rng: np.random.Generator) -> None:
-        """Of an indefinite matrix, as float32 may make of one, a step goes where it goes down."""
+        """For an indefinite matrix, which float32 may produce, a step goes downhill."""
         matrix, right = np.diag(np.where(np.arange(30) < 10, -1.0, 2.0)), rng.normal(size=(30, 30))
         directions = BlockDirections()
         step = directions.advance(right.copy(), right, lambda vectors: matrix @ vectors)

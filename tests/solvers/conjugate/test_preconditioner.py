@@ -348,7 +348,7 @@ def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_scratch_disk_that_is_full(
     whole_places: Solution, made: list[int], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What finds no place is made again for each use."""
+    """Parts without space on the disk are computed anew for each use."""
     left = full_after(room, monkeypatch)
     monkeypatch.setattr(worker_cache(), "budget_bytes", FEW_BYTES)
     worker_cache().clear()

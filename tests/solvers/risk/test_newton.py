@@ -1,4 +1,4 @@
-"""What risk methods decide by: projections of "auto", steps of length zero in float32, doubt, and memory.
+"""Decisions of risk methods: projections of "auto", steps of length zero in float32, doubt, and memory.
 
 Penalties far below what a low-rank factor or float32 tells apart: the least risk is reached all the same.
 
@@ -124,7 +124,7 @@ def test_a_step_of_no_length_in_float32_asks_for_float64(
 def test_in_float64_a_step_of_no_length_ends_at_the_minimum_along_the_gradient(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What K g has no digits of is taken off alpha: alpha = -l' / lambda, as at the minimum."""
+    """The part of alpha below the digits of K g is removed: alpha = -l' / lambda, as at the minimum."""
     operator = PROBLEM.dense()
     solver = kind(RISK, "double").resolved(40, 2)
     state = solver.start(operator, LABELS)

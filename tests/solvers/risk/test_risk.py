@@ -99,7 +99,7 @@ class Lines:
         return float(np.sum((pull * self.image)[:, own]))
 
     def noise(self, place: int) -> float:
-        """What roundings leave of the slope at the start, and so of a difference from it."""
+        """Return the rounding error of the slope at the start, and of a difference from it."""
         own = slice(None) if self.loss.coupled else slice(place, place + 1)
         pull = self.weights[:, None] * self._slope(self.targets, self.values) + self.risk.regularisation * self.alpha
         return 30.0 * EPS * float(np.sum(np.abs(pull * self.image)[:, own]))
@@ -186,7 +186,7 @@ def test_logistic_steps_from_zero_are_not_newtons_first() -> None:
 
 @every_loss
 def test_values_far_out_come_back(name: str) -> None:
-    """Where every curvature but the penalty's underflows, Newton's step is longer by orders of magnitude."""
+    """If every curvature but the penalty's underflows, Newton's step is longer by orders of magnitude."""
     for start in (1e3, 1e6):
         lines = Lines(name, 7, start=start, regularisation=1e-8, scales=np.array([1.0, 1e-3, 1e3]))
         for place, step in enumerate(lines.steps()):
@@ -258,7 +258,7 @@ def test_the_end_of_a_straight_stretch_is_bracketed_by_doubling(target: float) -
 
 
 def test_no_step_is_longer_than_the_longest() -> None:
-    """Where the least is at 2^103 the step ends on its way down; at 2^99 it is reached."""
+    """With the minimum at 2^103 the step ends on its way down; at 2^99 it is reached."""
     targets, nothing, one = np.array([[1e60]]), np.zeros((1, 1)), np.ones((1, 1))
     for far, least, most in ((2.0**103, 2.0**98, 2.0**100), (2.0**99, 2.0**99, 2.0**99)):
         (step,) = line_minima(Risk(HuberLoss(0.25), 0.25 / far), targets, nothing, nothing, one, one)
@@ -430,7 +430,7 @@ def test_equal_samples_close_the_gap(executor: LocalExecutor, precision: str) ->
 def test_the_bound_by_the_gradient_is_as_near_as_proven(
     loss: Any, targets: np.ndarray, rng: np.random.Generator
 ) -> None:
-    """Of any alpha: finite, below the least risk, and within ||grad R||^2 / (2 lambda) of the risk."""
+    """For any alpha it is finite, below the least risk, and within ||grad R||^2 / (2 lambda) of the risk."""
     risk, y, least = Risk(loss, 0.1), targets[:, None], dense_least(loss, targets, 0.1)
     for scale in (0.0, 0.1, 10.0):
         alpha = scale * rng.standard_normal((200, 1))

@@ -111,7 +111,7 @@ class Classes:
 
 
 def many_problems(folder: Path | None) -> list[str]:
-    """Those that are here."""
+    """Return the names of the problems whose data are present."""
     return [
         name
         for name, problem in MANY.items()

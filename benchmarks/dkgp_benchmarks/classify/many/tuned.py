@@ -57,7 +57,7 @@ COLUMNS = (
 
 
 def tuned_problems(folder: Path | None) -> list[str]:
-    """Those that are here."""
+    """Return the names of the problems whose data are present."""
     here = {*MANY, *problem_names(folder, 5), *problem_names(folder, 3), "made-twonorm", "made-ringnorm"}
     return [name for name in NAMES if name in here]
 

@@ -260,7 +260,7 @@ def _friedman1(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _with_published_figures(library: Library, problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of Table 3, whose figures the paper prints."""
+    """Return the problems of Table 3 with figures in the paper."""
     known = {name for names in FILES.values() for name in names}
     return tuple(name for name in data_sets(library, problems) if name in known)
 

@@ -58,7 +58,7 @@ def dataset(tmp_path: Path, arrays: Arrays) -> Dataset:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where a model is written."""
+    """Return the path of a new model."""
     return tmp_path / "model.zarr"
 
 

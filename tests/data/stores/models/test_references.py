@@ -1,4 +1,4 @@
-"""What a store's content names is opened only where it is a plain place on storage, within what limits there are."""
+"""References in a store are opened only if they are plain places on storage within the limits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DIGITS, STEP = 60, mpmath.mpf(10) ** -25
 def evidence(
     logs: list[Any], X: np.ndarray, Y: np.ndarray, Z: np.ndarray, share: float, fitc: bool, amplitude: bool = True
 ) -> Any:
-    """Of a squared exponential with parameters log gamma_1 .. log gamma_d, log v, log s2."""
+    """Return the evidence for a squared exponential with parameters log gamma_1 .. log gamma_d, log v, log s2."""
     gamma, v, s2 = [mpmath.exp(value) for value in logs[:-2]], mpmath.exp(logs[-2]), mpmath.exp(logs[-1])
 
     def kernel(left: np.ndarray, right: np.ndarray) -> Any:
