@@ -111,8 +111,8 @@ class BenchMessagesJob:
         rate = self.bytes_per_second
         if self.latency_seconds < 0.0 or (rate is not None and rate <= 0.0):
             raise UsageError(
-                f"a link needs a `latency` of at least 0 s and a `bandwidth` above 0 bytes a second; got "
-                f"{self.latency_seconds:g} and {'none' if rate is None else f'{rate:g}'}"
+                "a link needs a `latency` of at least 0 s and a `bandwidth` above 0 bytes per second; "
+                f"got {self.latency_seconds:g} and {'none' if rate is None else f'{rate:g}'}"
             )
 
     def threads_for(self, count: int) -> int:

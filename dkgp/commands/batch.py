@@ -214,8 +214,8 @@ def batch_script(command: Sequence[str], *, name: str, settings: Mapping[str, st
         raise UsageError(f"dkgp {called} runs on one node; got nodes={nodes}. Leave nodes out")
     if several and chooses_cluster:
         raise UsageError(
-            f"with nodes={nodes} the script starts a Dask cluster on them, and the command names another; "
-            "leave out either nodes or the command's cluster options"
+            f"nodes={nodes} starts a Dask cluster on these nodes, but the command names another cluster. Leave "
+            "out nodes, or the command's cluster options"
         )
     resumable = recipe is not None and recipe.as_job and recipe.resumes
     if resume and not resumable:
@@ -283,21 +283,19 @@ def submit_batch_script(script: str, folder: str | Path) -> str:
         )
     except FileNotFoundError:
         raise UsageError(
-            "there is no `sbatch` on this machine's PATH; submit from a login node of a SLURM cluster, or write the "
-            "script to a file and hand it over there"
+            "there is no `sbatch` on this machine's PATH; submit from a login node of a SLURM cluster, or write "
+            "the script to a file and submit that file there"
         ) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"sbatch has not answered for {SBATCH_SECONDS:.0f} s; see whether SLURM is up (`sinfo`) and whether the "
-            "job is in the queue after all (`squeue --me`) before submitting again"
+            f"sbatch has not answered for {SBATCH_SECONDS:.0f} s. Before you submit again, check whether SLURM "
+            "works (`sinfo`) and whether the job is in the queue (`squeue --me`)"
         ) from None
     # The job id, followed by the cluster's name if SLURM has several clusters.
     identifier = answer.stdout.strip().split(";")[0]
     if answer.returncode != 0 or not identifier.isdigit():
         answer_text = (answer.stderr.strip() or answer.stdout.strip()) or f"nothing, exit code {answer.returncode}"
-        raise UsageError(
-            f"SLURM did not take the job; sbatch says: {answer_text}. Change the job's settings accordingly"
-        )
+        raise UsageError(f"SLURM refused the job; sbatch says: {answer_text}. Change the settings that it names")
     return identifier
 
 
@@ -306,10 +304,12 @@ def _arguments(command: Sequence[str]) -> list[str]:
     if arguments and Path(arguments[0]).name == "dkgp":
         arguments = arguments[1:]
     if not arguments:
-        raise UsageError("there is no command to run; expected one such as `train DATASET --out MODEL`")
+        raise UsageError("there is no command to run; expected for example `train DATASET --out MODEL`")
     for argument in arguments:
         if "\n" in argument or "\0" in argument:
-            raise UsageError(f"the argument {argument!r} holds a line break, which a batch script cannot; rename it")
+            raise UsageError(
+                f"the argument {argument!r} contains a line break, which a batch script cannot contain; rename it"
+            )
     return arguments
 
 
@@ -363,9 +363,9 @@ def _check_setting(key: str, value: str) -> None:
             f"{key!r} is no SLURM setting; expected a long option of sbatch without its dashes, such as partition"
         )
     if key in _REFUSED:
-        raise UsageError(f"the SLURM setting {key} is not to be had: {_REFUSED[key]}")
+        raise UsageError(f"the SLURM setting {key} cannot be used: {_REFUSED[key]}")
     if not value.isprintable():
-        raise UsageError(f"the SLURM setting {key} holds a line break or control character: {value!r}; remove it")
+        raise UsageError(f"the SLURM setting {key} contains a line break or control character: {value!r}; remove it")
     # sbatch splits a directive at blanks and treats text after '#' as a comment.
     if key not in OWN_SETTINGS and (re.search(r"[\s#\"'\\]", value) or value.startswith("-")):
         raise UsageError(

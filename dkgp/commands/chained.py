@@ -54,7 +54,7 @@ def earlier_record(command: str, file: Path, settings: Document, reporter: Repor
     Raises `InputError` if the record has other settings.
     """
     if not is_document(file, command):
-        reporter.warn(f"there is no {command} in '{file.parent}' to resume; it starts from the beginning")
+        reporter.warn(f"there is no {command} in '{file.parent}' to resume; the {command} starts from the beginning")
         return None
     earlier: Document = json.loads(read_object(file))
     other = difference(earlier.get("settings", {}), settings)
@@ -158,7 +158,7 @@ OUT = Option(help="Folder for everything; results of an earlier demo are replace
 SAMPLES = Option(help="Training samples.", spellings=("--samples", "--n"))
 TEST_SAMPLES = Option(help="Test samples.", spellings=("--test-samples", "--n-test"))
 QUICK = Option(help="5,000 training samples: seconds instead of minutes.")
-RESUME = Option(help="Go on with a demo that was stopped or killed.")
+RESUME = Option(help="Continue a demo that was stopped or killed.")
 
 
 @command(
@@ -223,11 +223,11 @@ def _run(job: DemoJob, reporter: Reporter) -> Document:
     try:
         check_plot_file(plot_file)
     except MissingExtraError as error:
-        reporter.note(f"{error}. The demo goes on without its picture")
+        reporter.note(f"{error}. The demo continues without a plot")
         draws = False
     earlier = earlier_record("demo", record_file, job.settings(), reporter) if job.resume else None
     if earlier is not None and earlier["finished"]:
-        reporter.note(f"the demo in '{folder}' is done")
+        reporter.note(f"the demo in '{folder}' is already complete")
         return earlier
     # The record is written first. A folder with a record belongs to the demo, and its other content can be recomputed.
     replaceable = job.overwrite or is_document(record_file, "demo")

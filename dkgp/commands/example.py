@@ -59,7 +59,7 @@ def run_example(job: ExampleJob, reporter: Reporter) -> Document:
             columns[:] = block
             progress(Progress("write", rows, job.samples, "rows"))
 
-    with reporter.work("write") as progress:
+    with reporter.work("example") as progress:
         write_table(job.out, blocks())
     return {"command": "example", "out": job.out, "n": job.samples, "columns": columns, "target": "price"}
 

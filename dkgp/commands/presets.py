@@ -65,9 +65,9 @@ class Presets:
         return tuple(dict.fromkeys((self.chooser, *named)))
 
 
-DOUBLE = Setting("precision", "double", "the paper names none: every number in float64")
+DOUBLE = Setting("precision", "double", "the paper names no precision; float64 throughout")
 TOLERANCE = Setting("tolerance", 1e-4, "section 3: the gradient's infinity norm")
-BLOCK = Setting("block_size", 500, "section 3, which does not grow")
+BLOCK = Setting("block_size", 500, "section 3: a block of constant size")
 PLAIN_STEPS = Setting("memory", 0, "algorithm 1, step 4: the block's own step")
 SIMPLE = Preset(GBCD, (TOLERANCE, DOUBLE))
 BLOCKS = Preset(GBCD, (BLOCK, PLAIN_STEPS, TOLERANCE, DOUBLE))
@@ -82,7 +82,7 @@ RISK = Preset(
 )
 ONE_BY_ONE = Setting("per_round", 1, "algorithm 1: refitted after each choice")
 KAPPA = Setting("candidates", 59, "section 4: ceil(log .05 / log .95)")
-NO_SCREEN = Setting("screen", 0, "algorithm 1: every candidate is refitted with")
+NO_SCREEN = Setting("screen", 0, "algorithm 1: refitted with every candidate")
 REGRESSORS = Setting("basis_size", 2000, "section 3.2")
 
 PRESETS: Mapping[str, Presets] = {
@@ -119,7 +119,11 @@ PRESETS: Mapping[str, Presets] = {
                 GBCD,
                 (
                     REGRESSORS,
-                    Setting("candidates", 59, "Keerthi and Chu 2006: of each choice, beside the 59 best before"),
+                    Setting(
+                        "candidates",
+                        59,
+                        "Keerthi and Chu 2006: new candidates for each choice, besides the 59 best earlier ones",
+                    ),
                     Setting("per_round", 1, "Keerthi and Chu 2006: refitted after each choice"),
                 ),
             ),
@@ -139,8 +143,8 @@ PRESETS: Mapping[str, Presets] = {
                     Setting("search", "annealing", "section 4.4: coupled simulated annealing, then Nelder-Mead"),
                     Setting("folds", 10, "section 5"),
                     Setting("prototypes", "k-centre", "sections 4.2 and 5.2: farthest-point clustering"),
-                    Setting("pool", 2000, "section 5.3; all of fewer samples, as in section 5.2"),
-                    Setting("intercept", "selected", "equation 34: a component as any other, nu = 1e-8"),
+                    Setting("pool", 2000, "section 5.3; if there are fewer samples, all of them, as in section 5.2"),
+                    Setting("intercept", "selected", "equation 34: treated like any other component, nu = 1e-8"),
                     Setting("stop", None, "table 2: epsilon = -infinity, the safest"),
                     Setting("cardinality", "tenth", "section 4.5: within a tenth of the standard deviation"),
                 ),
@@ -185,8 +189,8 @@ def settled(command: str, job: Job) -> Job:
         name = values[chooser] = next(iter(presets.methods))
     if name not in presets.methods:
         raise UsageError(
-            f"`as_in_the_paper` has no settings of `{chooser}` {name}: the papers print those of "
-            f"{', '.join(presets.methods)}. Choose one of them, or leave `as_in_the_paper` out"
+            f"`as_in_the_paper` has no settings for `{chooser}` {name}: the papers print only "
+            f"those of {', '.join(presets.methods)}. Choose one of them, or leave `as_in_the_paper` out"
         )
     values |= {each.option: each.value for each in presets.methods[name].settings if is_open(each.option)}
     return cast(Job, _changed(presets, job, values))
@@ -211,7 +215,7 @@ def announce_preset(command: str, job: Any, reporter: Reporter) -> None:
     for record in preset_record(command, job).values():
         values = ", ".join(f"`{option}` {value}" for option, value in record["set"].items())
         apart = ", ".join(f"`{option}` {value}" for option, value in record["otherwise"].items())
-        also = f"; but for {apart}" if apart else ""
+        also = f"; except {apart}" if apart else ""
         reporter.note(f"{record[PRESETS[command].chooser]} as in the paper ({record['paper']}): {values}{also}")
 
 

@@ -201,7 +201,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "export",
-            "Write the predictions in PREDICTION as a table OUT, a row a sample: .csv, .csv.gz, .parquet or .nc.",
+            "Write the predictions in PREDICTION as a table OUT, one row per sample: .csv, .csv.gz, .parquet or .nc.",
             module="dkgp.commands.predict",
         ),
         Recipe(
@@ -211,7 +211,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "demo",
-            "Train an exact Gaussian process on Friedman's first problem, from nothing.",
+            "Run all steps once, from generated data to predictions, on Friedman's first problem.",
             module="dkgp.commands.chained",
         ),
         Recipe("example", "Write a table of invented houses to OUT, of any size, to try dkgp on."),
@@ -233,7 +233,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "krige fit",
-            "Krige the samples in SOURCE: solve the equations of all.",
+            "Krige the samples in SOURCE: solve the kriging equations of all samples.",
             module="dkgp.kriging.commands.krige",
             as_job=True,
         ),
@@ -254,7 +254,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "krige simulate",
-            "Draw fields given the samples of the kriged field MODEL.",
+            "Draw random fields that agree with the samples of the kriged field MODEL.",
             module="dkgp.kriging.commands.further",
             as_job=True,
         ),
@@ -264,9 +264,7 @@ RECIPES: dict[str, Recipe] = {
             "info",
             "Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation.",
         ),
-        Recipe(
-            "warm-up", "Compile all code that runs would otherwise compile first; report the location and the duration."
-        ),
+        Recipe("warm-up", "Compile dkgp's loops in advance, so that the first run starts faster."),
     )
 }
 

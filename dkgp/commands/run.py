@@ -148,8 +148,8 @@ class Run(ABC):
             raise InputError(f"'{dataset.url}' has no targets to train on; ingest the data again with --target")
         if dataset.covariate_names and not self.knows_covariates:
             raise InputError(
-                f"'{dataset.url}' has the covariates {', '.join(dataset.covariate_names)}, which enter the mean of "
-                f"dkgp train alone; dkgp {self.command} has no such mean. Ingest without `covariates`"
+                f"'{dataset.url}' has the covariates {', '.join(dataset.covariate_names)}, which only the mean of "
+                f"dkgp train uses. For dkgp {self.command}, ingest without `covariates`"
             )
         return dataset
 

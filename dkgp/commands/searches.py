@@ -144,9 +144,9 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     short = sum(step.relative_residual > step.tolerance for step in refinement.history)
     if short:
         reporter.warn(
-            f"in {short} of {len(refinement.history)} steps {settings.max_passes:g} passes did not solve to the "
-            "relative residual that a step aims at, and gradients have larger errors: raise `refine_max_passes`, "
-            "`refine_rank` or `refine_tolerance`"
+            f"{short} of {len(refinement.history)} steps did not reach their relative residual within "
+            f"{settings.max_passes:g} passes, so that their gradients are less accurate. Raise "
+            "`refine_max_passes`, `refine_rank` or `refine_tolerance`"
         )
     kept = refinement.hyperparameters
     record = {**to_json(refinement), "memory_plan": plan.to_json()}

@@ -35,6 +35,7 @@ from dkgp.models.exact import TrainedModel, require_one_target, save, train
 from dkgp.models.memory import Memory
 from dkgp.models.problem import Problem, stored_identity
 from dkgp.models.trend import MEAN, Drift, MeanValue
+from dkgp.models.variance.settings import GAP
 from dkgp.models.variance.whole_matrix import keep_whole, kept_tiles
 from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import feature_width
@@ -64,6 +65,11 @@ HYPER_OR_TUNE = replace(
 WITH_VARIANCES = Option(
     help="Store a Cholesky factor of all samples with the model, so that each variance takes one solve. It takes 4 "
     "n^2 bytes, and n^3/3 operations once.",
+)
+GAP_OF_PREDICTIONS = replace(
+    GAP,
+    help="Width of the variances' proven intervals, relative to their upper ends, for `dkgp predict` without this "
+    "option.  [default: 0.02]",
 )
 WARM_START = Option(
     help="Start from an exact or sparse model of the same data.", metavar="MODEL", place="read", group=FURTHER
@@ -98,6 +104,7 @@ class TrainJob(TrainingJob):
     warm_start: Annotated[str | None, WARM_START] = None
     by_reference: Annotated[bool, BY_REFERENCE] = False
     with_variances: Annotated[bool, WITH_VARIANCES] = False
+    variance_gap: Annotated[float | None, GAP_OF_PREDICTIONS] = None
     tune: Annotated[bool, TUNE] = False
 
     @property
@@ -373,7 +380,8 @@ class TrainRun(TrainingRun):
         """Write the model, even if the solve stopped short."""
         model, plan = trained
         chosen = {} if self.choice is None else {"auto": self.choice.to_json()}
-        summary = {**model.summary, "solver": self.job.solver.solver, **chosen, **measured}
+        gap = {} if self.job.variance_gap is None else {"variance_gap": self.job.variance_gap}
+        summary = {**model.summary, "solver": self.job.solver.solver, **gap, **chosen, **measured}
         model = replace(model, summary=summary)
         save(model, self.job.out, self.dataset, by_reference=self.job.by_reference, overwrite=overwrite)
         history = [progress.to_json() for progress in model.solution.history]
@@ -398,7 +406,9 @@ class TrainRun(TrainingRun):
         stored = renamed(model.summary)
         made |= {"product_error": stored["product_error"]} if "product_error" in stored else {}
         made |= {**model.summary.get("settings", {}), "by_reference": model.by_reference}
-        other = difference(made, {**self.identity, **self.built().settings(), "by_reference": self.job.by_reference})
+        job, made["variance_gap"] = self.job, model.variance_gap
+        kept = {"by_reference": job.by_reference, "variance_gap": job.variance_gap}
+        other = difference(made, {**self.identity, **self.built().settings(), **kept})
         if other is None and converged and not self.job.solver.is_met(model.summary):
             reached = model.summary["gradient_inf_norm"]
             return f"tolerance (it stopped at max|g| = {reached:.3g}; this run's: {self.job.solver.tolerance:g})"

@@ -59,7 +59,7 @@ def groups_of(y: Any, noise: Any = None) -> list[Group] | None:
         return None
     if by_target and np.shape(noise) != values.shape:
         raise InputError(
-            f"sample_noise has shape {np.shape(noise)}; expected {values.shape}, as y, or a value a sample"
+            f"sample_noise has shape {np.shape(noise)}; expected {values.shape}, as y, or one value per sample"
         )
     counts, names = known.sum(axis=0), names_of(y)
     if (counts < LEAST_SAMPLES).any():

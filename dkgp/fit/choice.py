@@ -94,7 +94,7 @@ class Way:
     def words(self) -> str:
         """The model in a few words."""
         if self.name == "exact":
-            return "exact" if self.gap is None else f"exact, variances within {100 * self.gap:g} %"
+            return "exact" if self.gap is None else f"exact (variances within {100 * self.gap:g} %)"
         if self.name == "vif":
             return f"vif with {self.size:,} basis samples and neighbours"
         if self.name in ("logistic", "gp"):
@@ -159,16 +159,16 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
 
 
 def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) -> str:
-    fits = f"{way.words} is forecast to take {way.forecast}"
-    budget = f"there are {spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
+    limits = f"{spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
+    fits = f"{way.words} is forecast to take {way.forecast} of {limits} that are available"
     if not passed:
-        return f"{fits}; {budget}"
+        return fits
     before = passed[-1]
     over = [
         *(["too long"] if before.seconds > seconds else []),
         *(["too much memory"] if before.memory_bytes > memory_bytes else []),
     ]
-    return f"{fits}; {budget}; {before.words} would take {before.forecast}: {' and '.join(over)}"
+    return f"{fits}. {before.words} would take {' and '.join(over)} ({before.forecast})"
 
 
 def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:

@@ -114,16 +114,17 @@ class Fallbacks:
             kernel = FEW_SAMPLES_KERNEL if job.kernel == AUTO_KERNEL else job.kernel
             self._give_up(
                 "tune",
-                f"tuning ended without result after {spoken(attempt.seconds)} ({attempt.lack}); the values are from a "
-                f"short search of the kernel {kernel} on {FEW_SAMPLES} samples",
+                f"tuning was stopped after {spoken(attempt.seconds)} without a result ({attempt.lack}); "
+                f"the hyperparameters are from a short search with the kernel {kernel} on {FEW_SAMPLES} "
+                "samples",
             )
             small = replace(job, kernel=kernel, subset=FEW_SAMPLES, resume=False)
             return self._ended(budget.attempt(lambda: self._run(small), TUNE_END * limit))
         if attempt.finished_early and not attempt.document["converged"]:
             self._give_up(
                 "tune",
-                f"the search for hyperparameters ended after {attempt.document['evaluations']} evaluations and "
-                f"{spoken(attempt.seconds)}, with the best values so far",
+                f"the search for hyperparameters ended after {attempt.document['evaluations']} "
+                f"evaluations and {spoken(attempt.seconds)}; the best values so far are used",
             )
         return self._ended(attempt)
 
@@ -153,8 +154,13 @@ class Fallbacks:
                 if attempt.finished_early and not document["converged"]:
                     self._give_up(
                         "train",
-                        f"training of {way.words} ended after {spoken(attempt.seconds)} before its tolerance"
-                        + (f", at a gradient of {document['gradient_inf_norm']:.2g}" if _gradient(document) else ""),
+                        f"training of {way.words} was stopped after {spoken(attempt.seconds)}, before it "
+                        "reached its tolerance"
+                        + (
+                            f"; the largest gradient is {document['gradient_inf_norm']:.2g}"
+                            if _gradient(document)
+                            else ""
+                        ),
                     )
                 return {**self._ended(attempt), "way": way}
             slowness = max(budget.slowness(), attempt.seconds / max(way.train_seconds, 1e-9))
@@ -162,8 +168,8 @@ class Fallbacks:
             taken = next((w for w in others if w.seconds * slowness <= ATTEMPT * budget.for_model), others[-1])
             self._give_up(
                 "train",
-                f"training of {way.words} was ended after {spoken(attempt.seconds)} of at least {spoken(needed)}"
-                f"{f' ({attempt.lack})' if attempt.lack else ''}; the model is {taken.words}",
+                f"training of {way.words} was stopped after {spoken(attempt.seconds)} of at least {spoken(needed)}"
+                f"{f' ({attempt.lack})' if attempt.lack else ''}; the smaller model is {taken.words}",
             )
             way, first = taken, False
 
@@ -201,9 +207,11 @@ class Fallbacks:
                 taken = replace(way, gap=gap if way.name == "exact" else None)
                 return {**self._ended(attempt), "way": taken}
             needed = attempt.needed
-            expected = "" if needed is None else f" of {spoken(needed)} that it would take at the measured speed"
+            expected = "" if needed is None else f"; at the measured speed it needs {spoken(needed)}"
             self._give_up(
-                "predict", f"{variant.words}: ended after {spoken(attempt.seconds)}{expected} ({attempt.lack})"
+                "predict",
+                f"the prediction of {variant.words} was stopped after {spoken(attempt.seconds)} "
+                f"({attempt.lack}){expected}",
             )
         raise AssertionError("the last variant has no limit")
 

@@ -203,7 +203,8 @@ def command_lines(
             lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *tuning, *seed))
         trained: tuple[str, ...] = (train, "--out", model, "--hyper", tuned if limited else hyper)
         if way["name"] == "exact":
-            lines.append(("train", *trained, *seed))
+            gap = () if way["gap"] is None else ("--variance-gap", f"{way['gap']:g}")
+            lines.append(("train", *trained, *gap, *seed))
         else:
             method = ("--method", "vif") if way["name"] == "vif" else ()
             lines.append(("sparse", *trained, *method, "--basis-size", str(way["size"]), *seed))

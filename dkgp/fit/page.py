@@ -168,7 +168,7 @@ def _figures(document: Document) -> list[Row]:
         return [
             *((name.replace("_", " "), _number(evaluated[name], ".2%")) for name in shares),
             ("area under the curve", _number(evaluated["auc"], ".4f")),
-            ("log loss (nats a sample)", _number(evaluated["log_loss"], ".4f")),
+            ("log loss (nats per sample)", _number(evaluated["log_loss"], ".4f")),
             ("Brier score", _number(evaluated["brier"], ".4f")),
             ("calibration error of probabilities", _number(evaluated["ece"], ".2%")),
         ]
@@ -191,7 +191,7 @@ def _figures(document: Document) -> list[Row]:
     if evaluated.get("nlpd") is not None:
         rows += [
             ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".1%")),
-            (f"negative log predictive density (nats a sample, of {units})", _number(evaluated["nlpd_raw"])),
+            (f"negative log predictive density (nats per sample, of {units})", _number(evaluated["nlpd_raw"])),
         ]
     if evaluated.get("mean_error_bound") is not None:
         bound = evaluated["mean_error_bound"]

@@ -137,7 +137,7 @@ class _Fit:
         self._check_memory()
         earlier = earlier_record("fit", self.record, job.settings(), self.reporter) if job.resume else None
         if earlier is not None and earlier["finished"]:
-            self.reporter.note(f"the fit in '{job.out}' is done")
+            self.reporter.note(f"the fit in '{job.out}' is already complete")
             return earlier
         if earlier is None:
             self._claim()
@@ -257,7 +257,7 @@ class _Fit:
         attempt = self.budget.attempt(lambda: self._compare(ingested, seconds), seconds, seconds)
         if attempt.document is not None:
             return attempt.document
-        text = f"the comparison of transforms of the target was ended after {spoken(attempt.seconds)}"
+        text = f"comparing transforms of the target was stopped after {spoken(attempt.seconds)} without a result"
         self.reporter.warn(f"to keep the limits: {text}")
         lost = [{"step": "transform", "text": text}]
         return {"transform": None, "reason": "there was no time", "findings": [], "compared": [], "given_up": lost}
@@ -265,7 +265,8 @@ class _Fit:
     def _compare(self, ingested: Document, seconds: float) -> Document:
         job, kernel = self.job, self.job.kernel
         if seconds < LEAST_SECONDS:
-            return {"transform": None, "reason": f"{spoken(seconds)} are too short", "findings": [], "compared": []}
+            reason = f"{spoken(seconds)} are too short for a comparison"
+            return {"transform": None, "reason": reason, "findings": [], "compared": []}
         train, test = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST))
         compared = compare_transforms(
             draw(train, test, job.seed),
@@ -299,7 +300,7 @@ class _Fit:
         """The kernel; the default one if there are too few samples to compare kernels."""
         if self.job.kernel != AUTO_KERNEL or n >= LEAST_SAMPLES or self.labelled:
             return self.job.kernel
-        self.reporter.note(f"{n} samples are too short to compare kernels; using the kernel {FEW_SAMPLES_KERNEL}")
+        self.reporter.note(f"{n} samples are too few to compare kernels; using the kernel {FEW_SAMPLES_KERNEL}")
         return FEW_SAMPLES_KERNEL
 
     def _tune(self, kernel: str) -> Document:
@@ -334,7 +335,8 @@ class _Fit:
         self._methods = None if methods is None else from_json(Comparison, methods)
         seconds = FORECAST * self.budget.for_model
         slowness = self.budget.slowness()
-        busy = f"; the machine is busy: forecasts are {slowness:.2g} times those of an idle one"
+        times = f"{slowness:.2g}" if slowness < 10.0 else f"{slowness:,.0f}"
+        busy = f". The machine is busy, so that forecasts are {times} times those of an idle machine"
         best = next(self._ways(measured=False, slowness=slowness))
         if is_certain(best, seconds, self.memory_bytes):
             decision = decide([best], seconds, self.memory_bytes)
@@ -417,7 +419,7 @@ class _Fit:
             share = min(1.0, MOST_SAMPLES / train.n_samples) * (size / other.size) ** 2
             forecast = other.train_seconds * share + decision.way.train_seconds
         if other is None or forecast > SHARE_OF_COMPARISON * left:
-            reason = f"{decision.reason}; a sparse model was not tried: forecast {spoken(forecast)}"
+            reason = f"{decision.reason}. A sparse model was not tried, because its forecast is {spoken(forecast)}"
             decision = replace(decision, reason=reason) if other is not None else decision
         else:
             executor = LocalExecutor(available_cores())
@@ -430,7 +432,7 @@ class _Fit:
                 for judged, words in ((near, decision.way.words), (sparse, f"sparse with {size:,} basis samples"))
             ]
             seen = ", ".join(f"{row['model']} {_figure(row['nlpd'])}" for row in rows)
-            reason = f"{decision.reason}; NLPD of held-out training samples: {seen}"
+            reason = f"{decision.reason}. NLPD of held-out training samples: {seen}"
             decision = replace(decision, way=other if sparse.beats(near) else decision.way, reason=reason)
         self.reporter.note(f"the model: {decision.reason}")
         return {**to_json(decision), "compared": rows}
@@ -514,12 +516,13 @@ class _Fit:
         if way is None:
             return {"way": None, "reason": "too few samples, or noise that is known by sample"}
         if way.memory_bytes > self.memory_bytes:
-            return {"way": None, "reason": f"forecast {way.memory_bytes / 1024**3:.2f} GiB"}
+            return {"way": None, "reason": f"its forecast of {way.memory_bytes / 1024**3:.2f} GiB exceeds the memory"}
         # By the speed that was measured: the first model's time over its forecast.
         slowness = max(1.0, first.seconds / max(1e-9, first.way["seconds"]))
         seconds = slowness * way.seconds + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
         if seconds > remaining:
-            return {"way": None, "reason": f"forecast {spoken(seconds)} of {spoken(max(0.0, remaining))} left"}
+            left = spoken(max(0.0, remaining))
+            return {"way": None, "reason": f"its forecast is {spoken(seconds)}, and {left} remain"}
         return {"way": to_json(way), "reason": ""}
 
     def _another(self, number: int, remedy: Remedy, way: Document, attempts: Attempts) -> Attempt:
@@ -536,8 +539,8 @@ class _Fit:
         self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside))
         attempt = self._attempt(number, way, hyper, remedy.tuning)
         better = attempt.nlpd < best.nlpd
-        outcome = "chosen" if better else "the earlier model is kept"
-        self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g} for {best.nlpd:.4g}; {outcome}")
+        outcome = "chosen" if better else "the earlier model stays"
+        self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g}, before {best.nlpd:.4g}; {outcome}")
         if not better:
             self.steps.run(f"restore {number}", lambda: self._move(aside, job.folder))
         remove_tree(aside)
@@ -564,7 +567,9 @@ class _Fit:
         }
         training: TrainJob | SparseJob | ClassifyJob
         if way.name == "exact":
-            training = TrainJob(train, hyper, model, solver=SolverOptions(seed=job.seed), **shared)
+            training = TrainJob(
+                train, hyper, model, solver=SolverOptions(seed=job.seed), variance_gap=way.gap, **shared
+            )
         elif way.name in ("sparse", "vif"):
             settings = SparseSettings(method="vif" if way.name == "vif" else "vfe", seed=job.seed)
             training = SparseJob(train, hyper, model, settings, basis_size=way.size, **shared)

@@ -394,8 +394,9 @@ def read_bench(path: str) -> Document:
         raise InputError(f"the file '{path}' (`bench`) does not exist; write one with `dkgp bench tiles --out {path}`")
     if document.get("benchmark") not in ("tiles", "scaling"):
         raise InputError(
-            f"'{path}' (`bench`) is a record of `dkgp bench {document.get('benchmark')}`, which says nothing about the "
-            "cost of a kernel entry; expected one of `dkgp bench tiles` or `dkgp bench scaling`"
+            f"'{path}' (`bench`) is a record of `dkgp bench {document.get('benchmark')}`, which does not "
+            "contain the cost of a kernel entry; expected a record of `dkgp bench tiles` or `dkgp bench "
+            "scaling`"
         )
     return document
 

@@ -66,9 +66,10 @@ COUNTS = Option(
     metavar="N,N,...",
     shown="1,2,4,8,16,32,64,128,256",
 )
-THREADS = Option(help="Threads of each of them.", least=1)
+THREADS = Option(help="Number of threads per worker.", least=1)
 ONE_MACHINE = Option(
-    help="All workers share this machine with the coordinator. Without it, each has a machine like this one."
+    help="All workers share this machine with the coordinator. Without this option, each worker has a "
+    "machine like this one."
 )
 PASSES = Option(
     help="Products with the matrix, or column passes, if you know them.  [default: forecast from a probe]", above=0
@@ -84,8 +85,8 @@ ROUND_TRIP = Option(
     above=0,
 )
 BANDWIDTH = Option(
-    help="Bytes a second between scheduler and workers, such as 100MiB. The measured rate of the coordinator on this "
-    "machine is an upper limit.  [default: measured]",
+    help="Bytes per second between scheduler and workers, such as 100MiB. The measured rate of the "
+    "coordinator on this machine is an upper limit.  [default: measured]",
     type=byte_count,
     spellings=("--bandwidth",),
     metavar="SIZE",
@@ -132,8 +133,8 @@ LIKELIHOODS = ("logistic", "gp")
     """
     Chooses the solver as `train` would, forecasts its products or passes from a probe of the samples, and measures this
     machine and the round trip to the scheduler that you name (or between processes here). Refuses the same mistakes as
-    `train`. Writes only the files that you name. The plan assumes workers on machines like this one, one each;
-    the time is that of the solve, without waiting for a cluster to start.
+    `train`. Writes only the files that you name. The plan assumes one worker per machine, on machines like this one.
+    The time is that of the solve; the start of a cluster is not included.
     """,
     "dkgp plan train.zarr --hyper hyper.json",
     "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",
@@ -190,7 +191,7 @@ class PlanJob:
         check_ranges(self)
         if not self.workers or min(self.workers) < 1 or list(self.workers) != sorted(set(self.workers)):
             raise UsageError(
-                f"`workers` needs rising numbers of workers, each at least 1, such as 1,2,4; got {self.workers}"
+                f"`workers` needs increasing numbers of workers, each at least 1, such as 1,2,4; got {self.workers}"
             )
         if self.workers[-1] * self.threads_per_worker > MOST_THREADS:
             raise UsageError(
@@ -206,7 +207,7 @@ class PlanJob:
             settings = SparseSettings(self.sparse, basis=self.basis, seed=self.solver.seed)
             return settings if self.neighbours is None else replace(settings, neighbours=self.neighbours)
         if self.neighbours is not None and (self.classify != "gp" or self.basis_size is None):
-            raise UsageError("`neighbours` go with `sparse` vif, or with `classify` gp and a `basis_size`")
+            raise UsageError("`neighbours` can be set only with `sparse` vif, or with `classify` gp and `basis_size`")
         if self.classify in LIKELIHOODS:
             return None  # the basis belongs to the classifier
         for name in ("basis_size", "basis"):
@@ -235,9 +236,9 @@ class PlanJob:
 
 LIMITS = {
     "workers": "more workers would help further",
-    "tasks": "a round has no more tasks that are worth their messages",
-    "messages": "messages take longer than the work they bring",
-    "reading": "reading the data is the limit",
+    "tasks": "further tasks per round would cost more in messages than they save",
+    "messages": "messages to the workers take longer than the work",
+    "reading": "reading the data takes most of the time",
 }
 
 
@@ -500,9 +501,9 @@ def _limit_after(useful: int, rows: Sequence[dict[str, Any]]) -> str:
     limit = rows[position]["limit"]
     if limit == "workers" and not last:  # The workers were still the limit, so the next row tells the obstacle.
         limit = rows[position + 1]["limit"]
-    why = LIMITS.get(limit, f"the coordinator's part is the limit ({limit})")
+    why = LIMITS.get(limit, f"the coordinator takes most of the time ({limit})")
     if last:
         return f"with {count}: {why}"
     if limit == "workers":
         why = "the time for messages and the coordinator is as long as the time saved"
-    return f"beyond {count} less than a tenth is saved: {why}"
+    return f"more than {count} would save less than a tenth of the time: {why}"

@@ -83,7 +83,7 @@ def announce(listener: socket.socket, token_file: Path, authority: Path | None =
     path = folder / f"{_machine()}-{name}.json"
     lock = FileLock.acquire(path, seconds=1.0)  # a command may test the lock at this moment
     if lock is None:
-        raise OSError(f"another service says that it listens at {address}:{port}")
+        raise OSError(f"another service reports that it listens at {address}:{port}")
     where = {} if authority is None else {"authority": str(authority)}
     content = json.dumps({"address": address, "port": port, "token_file": str(token_file), **where})
     os.ftruncate(lock.handle, 0)
@@ -186,15 +186,15 @@ def require_private_folder(folder: Path) -> None:
         status = folder.stat()
     if status.st_uid != os.geteuid():
         raise InputError(
-            f"the folder '{folder}' belongs to another user (uid {status.st_uid}; this is uid {os.geteuid()}), who "
-            "could have jobs run with your rights. Name a folder of your own with --folder; it is made where it is "
-            "missing"
+            f"the folder '{folder}' belongs to another user (uid {status.st_uid}; this is uid "
+            f"{os.geteuid()}), who could run jobs with your rights. Name a folder of your own with "
+            "--folder; it is created if it does not exist"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(
-            f"others may write to the folder '{folder}' (mode {stat.S_IMODE(status.st_mode):04o}), and so have jobs "
-            "run with your rights. See that it holds nothing of theirs, then close it with: "
-            f"chmod 700 '{folder}'; or name a new folder"
+            f"other users can write to the folder '{folder}' (mode {stat.S_IMODE(status.st_mode):04o}), "
+            "and could run jobs with your rights. Check that all files in it are yours, then close it "
+            f"with: chmod 700 '{folder}'; or name a new folder"
         )
 
 
@@ -233,10 +233,10 @@ def read_private_token(path: Path) -> str:
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise InputError(f"the token '{path}' is no file of yours; {advice}")
+                raise InputError(f"the token '{path}' belongs to another user, or is no file; {advice}")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 raise InputError(
-                    f"the token '{path}' is open to others (mode {stat.S_IMODE(status.st_mode):04o}); {advice}"
+                    f"the token '{path}' can be read by other users (mode {stat.S_IMODE(status.st_mode):04o}); {advice}"
                 )
             content = file.read(_LARGEST_BYTES)
     except OSError as error:

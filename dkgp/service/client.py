@@ -284,8 +284,9 @@ def _error_of(response: httpx.Response, url: str) -> DkgpError:
     status = response.status_code
     if status == 401:
         return UsageError(
-            f"{message}. Name the file that holds the service's token with --token-file (`dkgp serve` keeps its own in "
-            "its --folder, readable by who started it), or set DKGP_SERVICE_TOKEN"
+            f"{message}. Name the file that holds the service's token with --token-file (`dkgp serve` "
+            "stores it in its --folder, where only the user who started it can read it), or set "
+            "DKGP_SERVICE_TOKEN"
         )
     by_status: dict[int, type[DkgpError]] = {
         403: InputError,

@@ -97,8 +97,8 @@ class Roots:
         if access == "write" and any(kept.is_below(place) for kept in (*self._places, *self._excluded)):
             # A job that waits keeps all others away from its output, and from everything below it.
             raise OutsideRootsError(
-                f"'{field}': '{_shown(url)}' is a root of this service, or a root or the service's own folder lies "
-                "below it; an output would replace everything there. Choose a place below the root"
+                f"'{field}': an output at '{_shown(url)}' would replace a root of this service, or the "
+                "service's own folder. Choose a path below a root"
             )
 
 
@@ -141,7 +141,7 @@ def _root(root: str) -> tuple[_Place, str]:
         return place, f"{place.scheme}://{'/'.join(place.parts)}"
     real = "/" + "/".join(place.parts)
     if not Path(real).is_dir():
-        raise InputError(f"the root '{root}' is not a folder; make it first, or choose another --root")
+        raise InputError(f"the root '{root}' is not a folder; create it first, or choose another --root")
     return place, real
 
 
@@ -150,20 +150,20 @@ def _place(url: str, folders: dict[str, str] | None = None) -> _Place:
     if not url:
         raise OutsideRootsError("the path is empty; give an absolute path or a URL such as s3://bucket/name.zarr")
     if ambiguity := _AMBIGUOUS.search(url):
-        reason = "chains file systems ('::')" if ambiguity[0] == "::" else "holds a control character"
+        reason = "chains file systems ('::')" if ambiguity[0] == "::" else "contains a control character"
         raise OutsideRootsError(f"'{_shown(url)}' {reason}; give one plain path or URL")
     try:
         scheme, rest = split_address(url)
     except InputError as error:
         raise OutsideRootsError(str(error)) from None
     if scheme != scheme.lower():
-        raise OutsideRootsError(f"'{_shown(url)}': write the scheme in small letters")
+        raise OutsideRootsError(f"'{_shown(url)}': write the scheme in lower case")
     scheme = _ALIASES.get(scheme, scheme)
     if scheme == "file":
         return _local(rest, folders)
     if ambiguity := _AMBIGUOUS_IN_URL.search(rest):
         raise OutsideRootsError(
-            f"'{_shown(url)}' holds '{ambiguity[0]}', which storages read differently; choose a plain name"
+            f"'{_shown(url)}' holds '{ambiguity[0]}', which storage systems interpret differently; choose a plain name"
         )
     pieces = rest.rstrip("/").lstrip("/" if scheme == "memory" else "").split("/")
     if scheme == "memory" and pieces == [""]:
@@ -178,7 +178,10 @@ def _place(url: str, folders: dict[str, str] | None = None) -> _Place:
 
 def _local(path: str, folders: dict[str, str] | None = None) -> _Place:
     if not path.startswith("/"):
-        raise OutsideRootsError(f"'{_shown(path)}' is not absolute; the service has no working directory to share")
+        raise OutsideRootsError(
+            f"'{_shown(path)}' is a relative path; give an absolute one, because the "
+            "service has its own working directory"
+        )
     if ".." in path.split("/"):
         # With symbolic links `a/../b` is not always `b`: programs disagree, so none gets to see it.
         raise OutsideRootsError(f"'{_shown(path)}' has a '..' part; write it without")

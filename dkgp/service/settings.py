@@ -72,7 +72,7 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise UsageError(f"a port is a number from 0 (any that is free) to 65535; got {self.port}")
+            raise UsageError(f"a port is a number from 0 (any free port) to 65535; got {self.port}")
         for name, value in (
             ("concurrent jobs", self.concurrent_jobs),
             ("concurrent jobs of a token", self.concurrent_jobs_per_token),
@@ -94,8 +94,8 @@ class ServiceSettings:
             check_token(self.metrics_token, "the token for metrics")
             if self.no_token or self.metrics_token == self.token:
                 raise UsageError(
-                    "the token for metrics is the service's own, or there is --no-token; give another one, or leave "
-                    "--metrics-token-file out"
+                    "the token for metrics must differ from the service's token and cannot be used with "
+                    "--no-token; give another one, or leave --metrics-token-file out"
                 )
         if self.token is not None:
             check_token(self.token, "the token")
@@ -105,8 +105,8 @@ class ServiceSettings:
                 )
         elif not is_loopback(self.host) and self.no_token:
             raise UsageError(
-                f"the service would be open to everybody at '{self.host}', and --no-token was given. Leave it out, or "
-                "listen on this machine alone: --host 127.0.0.1"
+                f"with --no-token, everyone who can reach '{self.host}' could use the service. Leave "
+                "--no-token out, or listen on this machine alone: --host 127.0.0.1"
             )
         self._check_tls()
         object.__setattr__(self, "folder", os.path.realpath(os.path.expanduser(self.folder)))
@@ -124,15 +124,15 @@ class ServiceSettings:
             raise UsageError("got --https-key without --https-cert; name the certificate, too, or let --https make one")
         if self.https and self.https_cert is not None:
             raise UsageError(
-                "got --https and --https-cert; the first makes a certificate, the second names one: choose"
+                "got both --https (make a certificate) and --https-cert (use this certificate); give one of them"
             )
         if self.plain_http and self.speaks_tls:
             raise UsageError("got --plain-http and TLS; leave one of them out")
         if not (self.speaks_tls or self.plain_http or is_loopback(self.host)):
             raise UsageError(
-                f"at '{self.host}' token and data could be read on the way. Add --https (a certificate that the "
-                "service makes), --https-cert FILE --https-key FILE, or --plain-http where a proxy or a private "
-                "network protects them"
+                f"at '{self.host}' others could read token and data on the way. Add --https (a "
+                "certificate that the service makes), --https-cert FILE --https-key FILE, or "
+                "--plain-http where a proxy or a private network protects them"
             )
 
     def limits(self) -> dict[str, Any]:

@@ -386,7 +386,7 @@ def _checked(
     for name, entry in known.items():
         if name not in document:
             if entry.default is dataclasses.MISSING:
-                mistakes.append(f"{_place(*path, name)}: needed, and not given")
+                mistakes.append(f"{_place(*path, name)}: this option is required, and missing")
             continue
         value = document[name]
         try:

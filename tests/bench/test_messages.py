@@ -79,7 +79,7 @@ def test_a_slow_link_is_measured_and_forecast() -> None:
         ({"workers": (2, 0)}, "at least 1"),
         ({"entry_ns": 0.0}, "times above 0"),
         ({"latency_seconds": -0.001}, "at least 0 s .* got -0.001 and none"),
-        ({"bytes_per_second": 0}, "above 0 bytes a second; got 0 and 0"),
+        ({"bytes_per_second": 0}, "above 0 bytes per second; got 0 and 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(values: dict[str, Any], words: str) -> None:

@@ -81,8 +81,8 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--cluster slurm", 2, "give --workers N or --adaptive MIN MAX"),
         ("--tls-ca ca.pem", 2, "got --tls-ca without --tls-cert"),
         ("--solver cg --cache-tiles much", 2, "'much' is no size"),
-        ("--as-in-the-paper --solver cholesky", 2, "--as-in-the-paper has no settings of --solver cholesky"),
-        ("--as-in-the-paper --solver auto", 2, "--as-in-the-paper has no settings of --solver auto"),
+        ("--as-in-the-paper --solver cholesky", 2, "--as-in-the-paper has no settings for --solver cholesky"),
+        ("--as-in-the-paper --solver auto", 2, "--as-in-the-paper has no settings for --solver auto"),
         # Options of other solvers.
         ("--solver cg --block-size 50", 2, "--block-size belongs to the solvers gbcd, bcdc, bcdg; got --solver cg"),
         ("--solver cg --rank 3", 2, "--rank belongs to the solver pcg; got --solver cg"),
@@ -230,7 +230,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         (
             "--variance --variance-basis 5 --variance-rank 9 --max-passes 3",
             3,
-            "--max-passes, --variance-rank: of the factor that test samples share",
+            "--max-passes, --variance-rank can be set only for a factor that all test samples share",
         ),
         # Of variances, which were not asked for.
         ("--variance-basis 5", 2, "--variance-basis belongs to --variance"),
@@ -364,7 +364,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance --variance-gap 0", 3, "gap"),
         ("--variance --variance-rank 300 --variance-memory 1MiB", 3, "Lower --variance-rank"),
         ("--workers 1,x", 2, "no list of whole numbers"),
-        ("--workers 4,2", 2, "rising numbers"),
+        ("--workers 4,2", 2, "increasing numbers"),
         ("--workers 0", 2, "at least 1"),
         ("--workers 256 --threads-per-worker 100000", 2, "can be simulated"),
         ("--threads-per-worker 0", 3, "at least 1"),
@@ -382,8 +382,12 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--scheduler-file missing.json", 3, "scheduler file"),
         ("--basis-size 10", 2, "--basis-size belongs to a sparse model; name its method with --sparse"),
         ("--pool 10", 2, "--pool belongs to a classifier; name its search with --classify"),
-        ("--neighbours 10", 2, "--neighbours go with --sparse vif, or with --classify gp and a --basis-size"),
-        ("--classify gp --neighbours 10", 2, "and a --basis-size"),
+        (
+            "--neighbours 10",
+            2,
+            "--neighbours can be set only with --sparse vif, or with --classify gp and --basis-size",
+        ),
+        ("--classify gp --neighbours 10", 2, "and --basis-size"),
         ("--sparse vfe --neighbours 10", 3, "--neighbours belongs to the method vif, and this one is vfe"),
         ("--sparse sggp --basis-size 601", 3, "got --basis-size 601, but there are only 600"),
         ("--sparse sggp --basis best", 3, "--basis must be one of"),

@@ -316,7 +316,7 @@ def test_a_demo_without_matplotlib_has_all_but_its_picture(monkeypatch: pytest.M
     monkeypatch.setattr("dkgp.commands.reporting.plots.importlib.util.find_spec", lambda name: None)
     result = shell.run("demo --out @demo --samples 200 --test-samples 50")
     assert result.exit_code == 0, result.stderr
-    assert "pip install 'dkgp[plot]'. The demo goes on without its picture" in " ".join(result.stderr.split())
+    assert "pip install 'dkgp[plot]'. The demo continues without a plot" in " ".join(result.stderr.split())
     assert "RMSE" in result.stdout
     assert not (shell["demo"] / "demo.png").exists()
     assert json.loads((shell["demo"] / "demo.json").read_text())["plot"] is None

@@ -21,12 +21,14 @@ from click.testing import CliRunner, Result
 from scipy.stats import norm
 
 from dkgp.cli import main
+from dkgp.commands.predict import lines
 from dkgp.data import PredictionWriter, open_dataset, open_prediction
 from dkgp.data.remote.storage import remove_tree
 from dkgp.data.stores import writable
 from dkgp.data.stores.manifest import MANIFEST_NAME, checksum
 from dkgp.errors import ClusterError, NumericalError
 from dkgp.models import read_hyperparameters
+from dkgp.models.prediction.table import RowTable
 from tests.cli.conftest import friedman_csv
 from tests.cli.invoke import Places, Shell, document_of, files_below, refused, run, run_json
 from tests.cli.processes import ENVIRONMENT, PROGRAM, killed
@@ -546,3 +548,32 @@ def test_a_map_by_neighbours_from_the_command_line(shell: Shell) -> None:
     assert (lower <= variance * (1.0 + 1e-9)).all()
     assert (variance * (1.0 - 1e-9) <= upper).all()
     shell.refuses(f"{line} @q --variance-rank 20", "'neighbours' is asked for")
+
+
+def test_predictions_have_the_gap_of_the_model_unless_an_option_sets_one(shell: Shell) -> None:
+    shell.json("train @train --hyper @hyper --out @loose --variance-gap 0.3 --cluster none")
+    line = "predict @loose @test --variance --variance-way iterative --cluster none --out"
+    assert shell.json(f"{line} @of_model")["variance"]["gap"] == 0.3
+    assert shell.json(f"{line} @of_option --variance-gap 0.05")["variance"]["gap"] == 0.05
+    assert shell.json("predict @model @test --variance --cluster none --out @default")["variance"]["gap"] == 0.02
+    # A prediction that goes on keeps the gap.
+    again = shell.json(f"{line} @of_model --resume")["variance"]
+    assert (again["gap"], again["computed"]) == (0.3, 0)
+    # Training that is repeated with another gap is not the same run.
+    shell.refuses(
+        "train @train --hyper @hyper --out @loose --variance-gap 0.2 --cluster none --resume", "variance gap: 0.3"
+    )
+
+
+def test_lines_have_the_gap_of_the_model(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.json("train @train --hyper @hyper --out @loose --variance-gap 0.3 --cluster none")
+    gaps: list[float] = []
+
+    class Recorded(RowTable):
+        def __init__(self, model: Any, variance: Any = None) -> None:
+            gaps.append(variance.gap)
+            super().__init__(model, variance)
+
+    monkeypatch.setattr(lines, "RowTable", Recorded)
+    shell.run("predict @loose --stdin --variance")
+    assert gaps == [0.3]

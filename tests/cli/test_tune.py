@@ -520,7 +520,7 @@ def test_an_interruption_leaves_the_best_so_far_and_says_how_to_go_on(
 def test_solves_that_end_early_are_told_of(shell: Shell) -> None:
     line = "tune @coasts --out @hyper.json --start @bad --refine-only --refine-rank 5 --refine-max-passes 1"
     document = shell.json(f"{line} --refine-tol 1e-9 --refine-steps 1 --refine-holdout 0")
-    assert any("1 passes did not solve to the relative residual" in warning for warning in document["warnings"])
+    assert any("did not reach their relative residual within 1 passes" in warning for warning in document["warnings"])
     history = document["refinement"]["history"]
     assert all(step["relative_residual"] > 1e-9 and step["solver_share"] > 0.0 for step in history)
 

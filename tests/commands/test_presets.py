@@ -107,7 +107,7 @@ def test_what_is_given_wins(capsys: pytest.CaptureFixture[str]) -> None:
     announce_preset("train", job, Notes())
     assert told == [
         "gbcd as in the paper (Bo and Sminchisescu 2008): `candidates` 60, `variables_per_step` 1, `tolerance` 0.0001, "
-        "`precision` double; but for `block_size` 1000, `memory` 5"
+        "`precision` double; except `block_size` 1000, `memory` 5"
     ]
     # What is given is known by name where it is the default: mixed precision stays mixed.
     names = left_open("train", {"precision", "tolerance", "dataset"})
@@ -120,14 +120,14 @@ def test_what_is_given_wins(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "job", "words"),
     [
-        ("train", replace(TRAIN, solver=SolverOptions("cholesky")), "no settings of `solver` cholesky: .* gbcd, bcdc"),
-        ("train", replace(TRAIN, solver=SolverOptions("pcg")), "no settings of `solver` pcg"),
-        ("train", replace(TRAIN, as_in_the_paper=left_open("train", {"solver"})), "no settings of `solver` auto"),
-        ("sparse", replace(SPARSE, settings=SparseSettings("fitc")), "no settings of `method` fitc: .* sggp, mpgp"),
+        ("train", replace(TRAIN, solver=SolverOptions("cholesky")), "no settings for `solver` cholesky: .* gbcd, bcdc"),
+        ("train", replace(TRAIN, solver=SolverOptions("pcg")), "no settings for `solver` pcg"),
+        ("train", replace(TRAIN, as_in_the_paper=left_open("train", {"solver"})), "no settings for `solver` auto"),
+        ("sparse", replace(SPARSE, settings=SparseSettings("fitc")), "no settings for `method` fitc: .* sggp, mpgp"),
         (
             "classify",
             replace(CLASSIFY, method="gp"),
-            "no settings of `method` gp: the papers print those of fixed-size",
+            "no settings for `method` gp: the papers print only those of fixed-size",
         ),
         ("train", replace(TRAIN, as_in_the_paper=("memory", "colour")), "`colour` is none of solver, block_size"),
     ],
@@ -148,7 +148,7 @@ def test_the_service_takes_it_and_gives_it_again(command: str) -> None:
 
 def test_the_service_refuses_in_words() -> None:
     options = {"dataset": "/d.zarr", "out": "/m.zarr", "hyper": "/h.json", "solver": {"solver": "cholesky"}}
-    with pytest.raises(UsageError, match="has no settings of `solver` cholesky"):
+    with pytest.raises(UsageError, match="has no settings for `solver` cholesky"):
         job_from_options("train", {**options, "as_in_the_paper": True})
     with pytest.raises(UsageError, match="as_in_the_paper"):
         job_from_options("train", {**options, "as_in_the_paper": "yes"})

@@ -64,6 +64,6 @@ def test_noise_that_depends_on_an_input_leads_to_a_noise_model(
     assert len(short["attempts"]["tried"]) == 1
     (left_out,) = short["attempts"]["not_tried"]
     assert left_out["model"] == "noise that depends on the inputs, rbf"
-    assert left_out["reason"].startswith("forecast ")
+    assert left_out["reason"].startswith("its forecast is ")
     page = Path(short["report"]).read_text(encoding="utf-8")
-    assert "not tried: forecast" in page
+    assert "not tried: its forecast is" in page

@@ -130,7 +130,7 @@ def test_the_page_stands_alone_and_names_are_text(fitted: dict[str, Any]) -> Non
     assert "&lt;script&gt;alert(&#x27;carat&#x27;)&lt;/script&gt;" in page
     assert "price &amp; &lt;b&gt;$tax" in page
     assert page.count("<svg") == 2
-    assert fitted["choice"]["reason"].split(";")[0] in page
+    assert fitted["choice"]["reason"].split(". ")[0] in page
     assert plain_number(fitted["evaluation"]["rmse_raw"]) in page
     assert f">{plain_number(fitted['evaluation']['r_squared'])}<" in page
     assert "e+0" not in re.sub("<(style|svg|pre).*?</(style|svg|pre)>", "", page, flags=re.DOTALL)

@@ -44,7 +44,7 @@ def test_loopback_needs_no_token(tmp_path: Path, host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "8.8.8.8"])
 def test_nothing_else_is_bound_without_a_token(tmp_path: Path, host: str) -> None:
-    with pytest.raises(UsageError, match=r"open to everybody .* --no-token was given.*--host 127.0.0.1"):
+    with pytest.raises(UsageError, match=r"everyone who can reach .* could use the service.*--host 127.0.0.1"):
         ServiceSettings(str(tmp_path), host=host, no_token=True)
     assert ServiceSettings(str(tmp_path), host=host, token=TOKEN, https=True).host == host
     assert ServiceSettings(str(tmp_path), host=host, plain_http=True).no_token is False
@@ -250,7 +250,7 @@ def test_plain_http_beyond_this_machine_has_to_be_asked_for(tmp_path: Path) -> N
     assert not ServiceSettings(folder, token=token).speaks_tls
     with pytest.raises(UsageError, match="leave one of them out"):
         ServiceSettings(folder, token=token, https=True, plain_http=True)
-    with pytest.raises(UsageError, match="got --https and --https-cert"):
+    with pytest.raises(UsageError, match="got both --https .* and --https-cert"):
         ServiceSettings(folder, token=token, https=True, https_cert="c.pem")
     with pytest.raises(UsageError, match="without --https-cert"):
         ServiceSettings(folder, token=token, https_key="k.pem")
@@ -498,7 +498,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     folder.mkdir()
     folder.chmod(mode)
     settings = ServiceSettings(str(folder), port=0, roots=(str(tmp_path),))
-    with pytest.raises(InputError, match=rf"others may write to the folder .*{mode:04o}.*chmod 700"):
+    with pytest.raises(InputError, match=rf"other users can write to the folder .*{mode:04o}.*chmod 700"):
         run_serve(settings, SilentReporter())
     assert list(folder.iterdir()) == []
 
@@ -561,7 +561,9 @@ def test_a_token_that_was_planted_or_opened_is_refused(tmp_path: Path, monkeypat
     token.unlink()
     token.write_text("short\n")
     token.chmod(0o640)
-    with pytest.raises(InputError, match=r"open to others \(mode 0640\); remove it and start `dkgp serve` again"):
+    with pytest.raises(
+        InputError, match=r"can be read by other users \(mode 0640\); remove it and start `dkgp serve` again"
+    ):
         private_token(tmp_path)
     token.chmod(0o600)
     with pytest.raises(UsageError, match="at least 16"):

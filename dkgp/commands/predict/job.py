@@ -11,7 +11,7 @@ from dkgp.commands.recipe import command
 from dkgp.data.exports import table_suffix
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.manifest import is_committed
-from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.settings import VarianceRequest
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Part, check_ranges
 from dkgp.registry import FURTHER, Group, Option
@@ -60,10 +60,11 @@ PREDICTED = Option(
     than --variance-gap are counted, with a warning; the exit code is 0. The proofs hold for the Gaussian process with
     the model's hyperparameters; they assume that a user() function in its kernel is positive definite.
 
-    With --stdin, instead, each line of standard input is answered by a line on standard output as soon as it is read:
-    delimited fields, by name if the first line is a header, else in the training set's order. The answer has mean and
-    mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export` writes them. A line that cannot
-    be predicted gets nan and a message on standard error, and the exit code is 3.
+    With --stdin, dkgp reads rows from standard input and writes a line with each prediction to standard output at once.
+    Fields are delimited. They have names if the first line is a header; otherwise their order is that of the training
+    set. An answer has mean and mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export`
+    writes them. For a line that cannot be predicted, the answer is nan, standard error has a message, and the exit code
+    is 3.
     """,
     "dkgp predict model.zarr test.zarr --out pred.zarr",
     "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
@@ -79,7 +80,7 @@ class PredictJob:
     model: Annotated[str, MODEL]
     dataset: Annotated[str, DATASET]
     out: Annotated[str, OUT]
-    variance: Annotated[VarianceSettings | None, VARIANCE] = None
+    variance: Annotated[VarianceRequest | None, VARIANCE] = None
     chunk_rows: Annotated[int | None, CHUNK_ROWS] = None
     product_error: Annotated[Value, SUM_ERROR] = "auto"
     plug_in: Annotated[bool, PLUG_IN] = False
@@ -117,15 +118,15 @@ class LinesJob:
     """A model that predicts single lines, optionally with variances."""
 
     model: Annotated[str, MODEL]
-    variance: Annotated[VarianceSettings | None, VARIANCE] = None
+    variance: Annotated[VarianceRequest | None, VARIANCE] = None
 
 
 @command(
     """
     Columns are row (from 1), with --dataset the columns that `dkgp ingest --id` kept and the true targets, then mean,
-    std, lower_95, upper_95 and mean_error_bound; with several targets each after the target's name and a dot. Classes
-    have class, certified, a probability and a decision for each class. std belongs to the middle of the interval that
-    the variance is proven to lie in, or is a sparse model's own.
+    std, lower_95, upper_95 and mean_error_bound. With several targets, the name of the target and a dot stand before
+    each of these names. Classes have class, certified, a probability and a decision for each class. std is the root of
+    the middle of the variance's proven interval; for a sparse model, the root of its method's own variance.
 
     Targets with a transform (`dkgp ingest --transform`) have mean, median, lower_95, upper_95 and median_error_bound,
     in their own units. mean is the expectation of a new observation. It needs variances, and is omitted without them.

@@ -145,7 +145,8 @@ def run_lines(job: LinesJob, reporter: Reporter) -> None:
     """
     is_linear = recognise(normalise_url(job.model)) == LINEAR_MODEL_KIND
     model = open_linear_model(job.model) if is_linear else open_any_model(job.model)
-    columns, table = LineColumns(model), RowTable(model, job.variance)
+    variance = None if job.variance is None else job.variance.settings(model.variance_gap)
+    columns, table = LineColumns(model), RowTable(model, variance)
     try:
         reporter.note(f"answering lines of {quoted(columns.names)} from standard input")
 
@@ -157,7 +158,8 @@ def run_lines(job: LinesJob, reporter: Reporter) -> None:
         table.close()
     if bad:
         raise InputError(
-            f"{bad:,} of {total:,} lines could not be predicted, and were answered by nan; standard error names each"
+            f"{bad:,} of {total:,} lines could not be predicted; their answers are nan. Standard error has a "
+            "message for each of these lines"
         )
 
 

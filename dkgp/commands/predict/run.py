@@ -75,12 +75,14 @@ class PredictRun(Run):
         is_linear = recognise(normalise_url(self.job.model)) == LINEAR_MODEL_KIND
         self.model = open_linear_model(self.job.model) if is_linear else open_any_model(self.job.model)
         self.dataset = open_dataset(self.job.dataset)
+        request = self.job.variance
+        self.variance = None if request is None else request.settings(self.model.variance_gap)
 
     def refuse(self) -> None:
         """Refuse an error of sums without a bound here, or with sums that exceed the workers' memory."""
         model: Any = self.model
         error = self.product_error
-        variance = self.job.variance
+        variance = self.variance
         whole_columns = variance is not None and variance.way != "neighbours"
         if model.without_sums is not None or (model.has_variances and whole_columns):
             return  # no sums over all samples; the prediction itself refuses the option
@@ -113,7 +115,7 @@ class PredictRun(Run):
                     within=show,
                     interrupted=interruption,
                 ),
-                variance=job.variance,
+                variance=self.variance,
                 plug_in=job.plug_in,
                 note=note,
             )
@@ -125,13 +127,13 @@ class PredictRun(Run):
             figures.pop("classes")
         else:
             _warn_of_latent(result.classes.get("latent_variance"), reporter)
-        if job.variance is not None and result.variance is not None:
-            if job.variance.basis is not None:
+        if self.variance is not None and result.variance is not None:
+            if self.variance.basis is not None:
                 _warn_of_bases(result.variance, reporter)
             if self.model.is_sparse:
                 figures["variance"] = _sparse_variance_figures(result.variance, result.n_samples, reporter)
             else:
-                figures["variance"] = _variance_figures(result.variance, job.variance, reporter)
+                figures["variance"] = _variance_figures(result.variance, self.variance, reporter)
         table: Document = {}
         if job.is_table:
             table["columns"] = export(open_prediction(self.store), self.dataset, job.out)
@@ -192,9 +194,9 @@ def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, repor
     if unmet and settings.basis is None:
         remedy = f"raise --max-passes (now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"
         if figures.get("way") == "cholesky":
-            remedy = "take --variance-way iterative"
+            remedy = "use --variance-way iterative"
         elif figures.get("way") == "neighbours":
-            remedy = "take --variance-way iterative or cholesky"
+            remedy = "use --variance-way iterative or cholesky"
         reporter.warn(
             f"{unmet:,} of {n:,} variances have proven intervals that are wider than the requested relative gap of "
             f"{figures['gap']:g} (at most {widest:.3g}). For narrower intervals {remedy}"
@@ -217,10 +219,9 @@ def _warn_of_latent(figures: dict[str, Any] | None, reporter: Reporter) -> None:
     """Warn if intervals of latent variances, and so of probabilities, are wider than requested."""
     if figures is not None and figures["unmet"]:
         reporter.warn(
-            f"{figures['unmet']:,} latent variances have wider intervals than the relative gap of {figures['gap']:g} "
-            f"that was requested (the widest: {figures['gap_max']:.3g}). They and the intervals of the "
-            "probabilities are "
-            "valid. For narrower intervals raise `max_passes` or the variance `rank`"
+            f"The intervals of {figures['unmet']:,} latent variances are wider than the requested relative gap of "
+            f"{figures['gap']:g} (at most {figures['gap_max']:.3g}). These intervals and those of the "
+            "probabilities are valid. For narrower intervals raise `max_passes` or the variance `rank`"
         )
 
 

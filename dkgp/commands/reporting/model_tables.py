@@ -406,7 +406,7 @@ def _summary(document: Document) -> RenderableType:
         (counts["unit"], f"{counts['expected']:.1f}{between}"),
         ("coordinator's memory", size(document["workers"][0]["coordinator_memory_bytes"])),
         ("round trip, further task", _milliseconds(network["round_trip_seconds"], network["task_seconds"])),
-        ("payload", f"{size(network['bytes_per_second'])} a second"),
+        ("payload", f"{size(network['bytes_per_second'])} per second"),
     ]
     return table_of("Plan", rows)
 
@@ -457,8 +457,9 @@ def _product(document: Document) -> Tables:
         rows.append((f"{row['workers']:,}", *seconds, *messages, product["limit"]))
     headings = ("workers", "a product", "computing", "scheduler", "link", "ends", "adding", "tasks", "moved", "limit")
     words = (
-        "Workers compute while tasks pass the scheduler and bytes the coordinator's link: the longer one counts. "
-        "At the ends the first tasks go out and the last results come back, and the coordinator adds up."
+        "Workers compute while the scheduler sends tasks and the coordinator receives results: the "
+        "longest of these counts. Added to it is the time to send the first tasks, to receive the last "
+        "results, and to add the results up."
     )
     return [Text("A product with the matrix", style="bold"), grid(headings, rows, left=("limit",)), Text(words)]
 
@@ -473,7 +474,7 @@ def _kept(document: Document) -> Tables:
         seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
         memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
         rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
-    table = grid(("workers", "share of K kept", "memory of each", "at most", "a product", "saved"), rows)
+    table = grid(("workers", "share of the matrix kept", "memory of each", "at most", "a product", "saved"), rows)
     return [Text("Kept between products", style="bold"), table]
 
 
@@ -487,7 +488,7 @@ def _variances(document: Document) -> Tables:
         ("products in float32", _products(figures["products_float32"])),
         ("products in float64", _products(figures["products_float64"])),
         ("factors", size(figures["factor_bytes"])),
-        ("a sample that is solved for", size(figures["sample_bytes"])),
+        ("memory per sample in a batch", size(figures["sample_bytes"])),
     ]
     # Phases differ if all workers share a batch.
     phases = list(dict.fromkeys(name for row in document["workers"] for name in row["variance"]["phases"]))
@@ -499,7 +500,7 @@ def _variances(document: Document) -> Tables:
         "a batch on",
         "or Cholesky",
         "or neighbours",
-        "samples a batch",
+        "samples per batch",
         "memory of each",
     )
     costs_by_workers = {row["workers"]: row["variance"] for row in document["workers"]}
@@ -578,7 +579,7 @@ def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
 
 def _products(counts: Document) -> str:
     if not counts["high"]:
-        return "none: the factor suffices"
+        return "none: the factor is enough"
     return f"{counts['count']:.1f}, between {counts['low']:.1f} and {counts['high']:.1f}"
 
 

@@ -269,8 +269,8 @@ class _Pace:
 
 def _amount(progress: WorkProgress) -> str:
     if progress.unit == "bytes":
-        done, unit = progress.done / 2**20, "MiB"
-        total = None if progress.total is None else progress.total / 2**20
-        return f"{done:,.1f} {unit}" if total is None else f"{done:,.1f} of {total:,.1f} {unit}"
+        scale, unit = (2**10, "KiB") if max(progress.done, progress.total or 0) < 2**20 else (2**20, "MiB")
+        total = "" if progress.total is None else f" of {progress.total / scale:,.1f}"
+        return f"{progress.done / scale:,.1f}{total} {unit}"
     of = "" if progress.total is None else f" of {progress.total:,}"
     return f"{progress.done:,}{of} {progress.unit}"

@@ -183,8 +183,8 @@ class PredictionWriter(_Planned):
             )
         if n_samples < 1 or not target_names or (chunk_rows is not None and chunk_rows < 1):
             raise InputError(
-                f"Expected at least one sample, one target and one row a chunk; got {n_samples}, {len(target_names)} "
-                f"and {chunk_rows}."
+                f"Expected at least one sample, one target and one row per chunk; got {n_samples}, "
+                f"{len(target_names)} and {chunk_rows}."
             )
         address = normalise_url(url)
         plan = {

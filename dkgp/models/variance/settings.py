@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -99,6 +99,7 @@ HALO = Option(
     metavar="S",
     least=0,
 )
+GAP_OF_MODEL = replace(GAP, help=f"{GAP.help}  [default: the gap that the model was trained with, otherwise 0.02]")
 BATCH_SIZE = Option(
     help="Number of test samples that are solved together.  [default: by memory]",
     spellings=("--variance-batch",),
@@ -132,15 +133,15 @@ def require_as_begun(before: object, now: object, remedy: str | None = "leave it
 
 @documented
 @dataclass(frozen=True)
-class VarianceSettings:
-    """Settings of variances: how they are computed, and how tight their intervals are to be.
+class VarianceRequest:
+    """Settings of variances, in which a gap of None stands for the model's.
 
     The gap of an interval is (upper - lower) / upper. Half of a worker's memory at most is for the partial Cholesky
-    factor while it is made, half for the block-Vecchia factor, the rest for the batches under way. With a `basis` for
-    each sample (`dkgp.models.variance.greedy`), latent, batch_size, memory_bytes and seed alone go.
+    factor while it is made, half for the block-Vecchia factor, the rest for the batches in progress. With a `basis` for
+    each sample (`dkgp.models.variance.greedy`), only latent, batch_size, memory_bytes and seed may be set.
     """
 
-    gap: Annotated[float, GAP] = 0.02
+    gap: Annotated[float | None, GAP_OF_MODEL] = None
     latent: Annotated[bool, LATENT] = False
     max_passes: Annotated[float, MAX_PASSES] = 20.0
     rank: Annotated[int | None, RANK] = None
@@ -156,16 +157,16 @@ class VarianceSettings:
         check_ranges(self)
         if self.way in ("cholesky", "neighbours") and self.is_iterative:
             raise InputError(
-                f"{', '.join(f'`{name}`' for name in self._changed(_ITERATIVE_ONLY))}: of the iterative `way`, and "
-                f"{self.way!r} is asked for. Leave one or the other out"
+                f"{', '.join(f'`{name}`' for name in self._changed(_ITERATIVE_ONLY))} can be set only for the `way` "
+                f"'iterative'; got {self.way!r}. Leave one of the two out"
             )
         if self.basis is not None:
             unused = self._changed(_FACTOR_ONLY)
             if unused:
                 named = ", ".join(f"`{name}`" for name in unused)
                 raise InputError(
-                    f"{named}: of the factor that test samples share; with a `basis` for each there is none. Leave one "
-                    "or the other out"
+                    f"{named} can be set only for a factor that all test samples share, but each sample has its own "
+                    "`basis`. Leave one of the two out"
                 )
 
     @property
@@ -174,5 +175,18 @@ class VarianceSettings:
         return bool(self._changed(_ITERATIVE_ONLY))
 
     def _changed(self, names: tuple[str, ...]) -> list[str]:
-        default = {each.name: each.default for each in fields(VarianceSettings)}
+        default = {each.name: each.default for each in fields(VarianceRequest)}
         return [name for name in names if getattr(self, name) != default[name]]
+
+    def settings(self, gap: float | None) -> VarianceSettings:
+        """Return the settings; `gap` is the model's, if it has one."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        resolved = gap if self.gap is None else self.gap
+        return VarianceSettings(**{**values, "gap": VarianceSettings.gap if resolved is None else resolved})
+
+
+@dataclass(frozen=True)
+class VarianceSettings(VarianceRequest):
+    """Settings of variances whose gap is known."""
+
+    gap: Annotated[float, GAP] = 0.02

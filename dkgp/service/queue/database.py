@@ -284,8 +284,8 @@ class QueueDatabase:
             yield
         except sqlite3.OperationalError as error:
             raise StorageError(
-                f"Cannot use the queue '{self._path}': {error}; free some space, or see that the folder may be "
-                "written to and that no program keeps it locked."
+                f"Cannot use the queue '{self._path}': {error}; free some disk space, or check that the "
+                "folder is writable and that no other program locks it."
             ) from error
         except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
             raise

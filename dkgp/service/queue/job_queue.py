@@ -226,8 +226,8 @@ class JobQueue:
             row = self._known(transaction, job_id)
             if row["state"] not in RESUMABLE:
                 raise JobStateError(
-                    f"job {job_id} is {row['state'].replace('_', ' ')}; only one that is {_listed(RESUMABLE)} can be "
-                    "resumed"
+                    f"job {job_id} is {row['state'].replace('_', ' ')}; only a job that is "
+                    f"{_listed(RESUMABLE)} can be resumed"
                 )
             self._require_room(transaction, row["owner"])
             _reserve(transaction, job_id, json.loads(row["outputs"]), row["owner"])

@@ -37,7 +37,9 @@ class ForbiddenError(InputError):
 
 def unknown_job(job_id: str) -> UnknownJobError:
     """Return the error of a job that is not there, and of one that is somebody else's: nobody can tell them apart."""
-    return UnknownJobError(f"there is no job {job_id!r}; check its id, or its record was removed")
+    return UnknownJobError(
+        f"there is no job {job_id!r}; check the id. The service may also have removed the record of an old job"
+    )
 
 
 @dataclass(frozen=True)

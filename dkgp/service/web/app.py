@@ -189,7 +189,7 @@ def create_app(service: Service) -> "ASGIApp":
     from fastapi import FastAPI
 
     if service.settings.token is None and not service.settings.no_token:
-        raise UsageError("a service without a token has to be asked for: no_token=True")
+        raise UsageError("pass no_token=True to make a service without a token")
     app = FastAPI(
         title="dkgp jobs",
         version=dkgp.__version__,

@@ -105,8 +105,8 @@ class Guard(Layer):
         """Answer a request of an ordinary token, unless it has too many under way."""
         turns = self._turns[caller.name]
         if self._at_work[caller.name] >= MOST_REQUESTS_OF_TOKEN:
-            message = f"{self._at_work[caller.name]} requests of the token '{caller.name}' are being answered, as many "
-            message += "as the service answers of one token at once; wait for some to end"
+            message = f"the token '{caller.name}' has {self._at_work[caller.name]} requests in progress, the limit for "
+            message += "one token; wait until some of them end"
             await _in_turn(turns, error_answer(429, "TooManyRequests", message))(scope, receive, send)
             return
         scope[ADMITTED_KEY] = True

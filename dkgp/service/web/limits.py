@@ -43,7 +43,7 @@ class BodyLimit(Layer):
         super().__init__(app)
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._too_large = f"the request is larger than {max_bytes:,} bytes, the most this service takes"
+        self._too_large = f"the request is larger than {max_bytes:,} bytes, the limit of this service"
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -111,7 +111,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise MalformedError(f"the JSON holds {name}, which JSON has no word for; numbers must be finite")
+    raise MalformedError(f"the JSON holds {name}, which is not JSON; numbers must be finite")
 
 
 def _finite(text: str) -> float:

@@ -194,7 +194,7 @@ class EventHub:
                 news.append(feed.look(self._queue, now))
             except Exception:
                 # A queue that is locked for long, say. All followers depend on this task: it must go on.
-                log.exception("the events of job %s could not be looked at", feed.job_id)
+                log.exception("the events of job %s could not be read", feed.job_id)
                 # The events read were not sent.
                 feed.read_up_to, feed.size = feed.last, -1
                 news.append(([], False))

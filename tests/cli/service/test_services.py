@@ -395,7 +395,7 @@ def test_the_token_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("options", "exit_code", "said"),
     [
-        (("--host", "0.0.0.0", "--no-token"), 2, "open to everybody"),
+        (("--host", "0.0.0.0", "--no-token"), 2, "everyone who can reach"),
         (("--host", "0.0.0.0"), 2, "--plain-http"),
         (("--https", "--plain-http"), 2, "leave one of them out"),
         (("--token-file", "/does/not/exist"), 3, "/does/not/exist"),

@@ -97,7 +97,7 @@ def record_of_new(folder: Path) -> dict[str, Any]:
 def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     reporter = SilentReporter()
     assert earlier_record("fit", tmp_path / "fit.json", SETTINGS, reporter) is None
-    assert reporter.warnings == [f"there is no fit in '{tmp_path}' to resume; it starts from the beginning"]
+    assert reporter.warnings == [f"there is no fit in '{tmp_path}' to resume; the fit starts from the beginning"]
     steps(tmp_path, None)
     assert earlier_record("fit", tmp_path / "fit.json", SETTINGS, reporter) == record(tmp_path)
     assert earlier_record("demo", tmp_path / "fit.json", SETTINGS, reporter) is None

@@ -104,7 +104,7 @@ def test_work_has_a_rate_and_an_estimate(monkeypatch: pytest.MonkeyPatch) -> Non
         "predict: samples:  42 %, 420 of 1,000 samples",
         "predict: samples:  80 %, 800 of 1,000 samples, 40 samples/s, about 5 s left",
         "predict: samples: 100 %, 1,000 of 1,000 samples, 40 samples/s, about 0 s left",
-        "predict: next: 0.0 MiB",
+        "predict: next: 0.0 KiB",
         "predict: next: 5.0 MiB, 2.5 MiB/s",
     ]
 

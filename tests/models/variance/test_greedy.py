@@ -210,7 +210,7 @@ def test_batches_and_workers_change_no_bits(world: World, few: Dataset, tmp_path
 def test_other_settings_and_other_ways_are_refused(
     world: World, few: Dataset, executor: BlockExecutor, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"`rank`, `halo`: of the factor that test samples share"):
+    with pytest.raises(InputError, match=r"`rank`, `halo` can be set only for a factor that all test samples share"):
         VarianceSettings(basis=10, rank=5, halo=0)
     with pytest.raises(InputError, match="`basis` must be at least 1"):
         VarianceSettings(basis=0)

@@ -93,13 +93,13 @@ def test_bad_queries(shared: Stage, query: str, status: int) -> None:
     [
         ([], "JSON object"),
         ("train", "JSON object"),
-        ({}, "command: needed, and not given"),
+        ({}, "command: this option is required, and missing"),
         ({"command": "rm", "options": {}}, "got 'rm'"),
         (
             {"command": ["train"], "options": {}},
             "'krige blocks' or 'krige simulate'; got ['train']",
         ),
-        ({"command": "train"}, "options: needed, and not given"),
+        ({"command": "train"}, "options: this option is required, and missing"),
         ({"command": "train", "options": []}, "options: expected an object; got []"),
         ({"command": "train", "options": {}}, "dataset"),
         ({"command": "train", "options": {}, "queue": 1}, "queue: a submission has no such option"),

@@ -430,7 +430,7 @@ def test_one_token_leaves_places_to_others(stage: Stage, monkeypatch: pytest.Mon
         while refused.status_code == 200:
             refused = get(url, alice)
         assert refused.status_code == 429
-        assert "4 requests of the token 'alice' are being answered" in refused.json()["error"]["message"]
+        assert "the token 'alice' has 4 requests in progress" in refused.json()["error"]["message"]
         assert refused.headers["retry-after"]
         assert get(url, bob).status_code == get(url, BEARER).status_code == 200
         slow.close()

@@ -125,6 +125,11 @@ class Model:
         return False
 
     @property
+    def variance_gap(self) -> float | None:
+        """Gap of variances that `dkgp train --variance-gap` set for predictions; None otherwise."""
+        return self.summary.get("variance_gap")
+
+    @property
     def format_version(self) -> int | None:
         """Format of the store: the oldest that holds this model; None for the newest."""
         return None
