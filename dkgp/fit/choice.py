@@ -160,7 +160,7 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
 
 def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) -> str:
     limits = f"{spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
-    fits = f"{way.words} is forecast to take {way.forecast} of {limits} that are available"
+    fits = f"{way.words} is forecast to take {way.forecast} (available: {limits})"
     if not passed:
         return fits
     before = passed[-1]

@@ -188,7 +188,7 @@ def test_a_tuning_that_took_too_long_leaves_a_fifth_of_the_time_to_the_model(
     document = run_json(
         *("fit", table, "--target", PRICE, "--drop", "kind", "--out", out, "--time", "20min", "--resume")
     )
-    assert "there are 3 min and" in document["choice"]["reason"]
+    assert "available: 3 min and" in document["choice"]["reason"]
 
 
 def test_held_out_samples_compare_a_basis_with_neighbours(rng: np.random.Generator) -> None:

@@ -176,7 +176,7 @@ def test_no_output_takes_the_place_of_a_root(tree: Path) -> None:
     roots = Roots([str(root), str(root / "x" / "team"), "s3://bucket/runs"], excluded=[str(root / "queue" / "own")])
     for place in (root, f"{root}/", f"{root}/.", root / "x" / "team", root / "x", root / "queue", "s3://bucket/runs"):
         roots.require(str(place), "dataset", "read")
-        with pytest.raises(OutsideRootsError, match=r"'out': .* Choose a place below the root"):
+        with pytest.raises(OutsideRootsError, match=r"'out': .* Choose a path below a root"):
             roots.require(str(place), "out", "write")
     for place in (root / "y", root / "x" / "other", root / "x" / "team" / "m.zarr", "s3://bucket/runs/m.zarr"):
         roots.require(str(place), "out", "write")

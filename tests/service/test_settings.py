@@ -556,7 +556,7 @@ def test_a_token_that_was_planted_or_opened_is_refused(tmp_path: Path, monkeypat
         private_token(tmp_path)
     token.unlink()
     os.mkfifo(token, 0o600)
-    with pytest.raises(InputError, match="no file of yours"):
+    with pytest.raises(InputError, match="belongs to another user, or is no file"):
         private_token(tmp_path)
     token.unlink()
     token.write_text("short\n")
@@ -571,5 +571,5 @@ def test_a_token_that_was_planted_or_opened_is_refused(tmp_path: Path, monkeypat
     token.write_text("a-token-of-somebody-elses\n")
     assert read_private_token(token) == "a-token-of-somebody-elses"
     monkeypatch.setattr(os, "geteuid", lambda: token.stat().st_uid + 1)
-    with pytest.raises(InputError, match="no file of yours"):
+    with pytest.raises(InputError, match="belongs to another user, or is no file"):
         read_private_token(token)

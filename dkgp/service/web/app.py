@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: FastAPI reads annotations, which name imports of functions here.
 import json
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hi
 from msgspec import Meta
 
 import dkgp
+from dkgp.data.remote.limits import open_local, task_limited_to
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.errors import DkgpError, InputError, UsageError
 from dkgp.service.access import AuditLog, Caller, TokenBook
@@ -52,6 +54,13 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (QueueFullError, "queue_full"),
     (DkgpError, "options"),
 )
+
+
+LARGEST_REPORT_BYTES = 64 * 2**20
+
+
+class NoReportError(UnknownJobError):
+    """A job without a report, or whose report is no longer there."""
 
 
 # Sources of an ingestion may be patterns; the job itself reports one without a match.
@@ -152,6 +161,21 @@ class Service:
                     f"the path"
                 )
 
+    def report(self, job_id: str, caller: Caller) -> bytes:
+        """Return the page that a job wrote; the file must lie below the roots when it is read."""
+        path = (self.job(job_id, caller).document or {}).get("report")
+        if not isinstance(path, str) or not path.endswith(".html"):
+            raise NoReportError(f"job {job_id} has no report. A completed job of `dkgp fit` has one")
+        self.roots.require(path, "report")
+        # A pipe would keep its reader waiting.
+        if not is_local(path) or not os.path.isfile(path):
+            raise NoReportError(f"the report of job {job_id} is not at '{path}' any more")
+        with task_limited_to((self.roots.limits,)), open_local(path) as file:
+            content = file.read(LARGEST_REPORT_BYTES + 1)
+        if len(content) > LARGEST_REPORT_BYTES:
+            raise NoReportError(f"'{path}' is larger than {LARGEST_REPORT_BYTES / 2**20:.0f} MiB, and no report")
+        return content
+
     def resume(self, job_id: str, caller: Caller) -> JobRecord:
         """Queue a job again. The roots may be others than when it was submitted."""
         record = self.job(job_id, caller)
@@ -232,7 +256,7 @@ def _checked_id(job_id: str) -> str:
 
 def _add_jobs(app: "FastAPI", service: Service) -> None:
     from fastapi import Depends, Header, HTTPException, Query, Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import JSONResponse, Response
 
     async def json_value(request: Request) -> Any:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -285,6 +309,16 @@ def _add_jobs(app: "FastAPI", service: Service) -> None:
     def get_job(job_id: str, sender: Sender) -> Any:
         """Return one job."""
         return JSONResponse(service.state(_checked_id(job_id), sender).to_json())
+
+    page = {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The report, a page to save."}
+
+    @app.get("/v1/jobs/{job_id}/report", response_class=Response, responses={200: page, **_errors(404, 503)})
+    def report(job_id: str, sender: Sender) -> Any:
+        """Return the report that a fit wrote."""
+        content = service.report(_checked_id(job_id), sender)
+        # Saved and not shown: a job's user writes the page, and the service's own pages hold the token.
+        headers = {"content-disposition": f'attachment; filename="report-{job_id}.html"'}
+        return Response(content, headers=headers, media_type="text/html")
 
     @app.post(
         "/v1/jobs/{job_id}/cancel", response_model=JobRecord, responses=_errors(404, 409, 503), dependencies=changes

@@ -344,6 +344,7 @@ function showJob(job) {
   byId("cancel").hidden = TERMINAL.has(job.state);
   byId("cancel").disabled = job.cancel_requested;
   byId("resume").hidden = !TERMINAL.has(job.state) || job.state === "done";
+  byId("report").hidden = !/\.html$/.test(job.document?.report ?? "");
   const link = /^https?:\/\//.test(job.dashboard_link ?? "") && job.state === "running" ? job.dashboard_link : null;
   byId("dashboard").hidden = !link;
   if (link) byId("dashboard").href = link;
@@ -510,6 +511,24 @@ async function change(verb) {
   byId(verb).disabled = Boolean(verb === "cancel" && page.job?.job?.cancel_requested);
 }
 
+// A link would carry no token.
+async function saveReport() {
+  const job = page.job;
+  if (!job) return;
+  put(byId("action-error"), "");
+  try {
+    const address = URL.createObjectURL(await (await call(`/v1/jobs/${job.id}/report`)).blob());
+    const link = element("a");
+    link.href = address;
+    link.download = `report-${job.id}.html`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 60000);
+  } catch (error) {
+    put(byId("action-error"), error.message);
+  }
+}
+
+byId("report").addEventListener("click", saveReport);
 byId("cancel").addEventListener("click", () => change("cancel"));
 byId("resume").addEventListener("click", () => change("resume"));
 byId("close").addEventListener("click", () => { location.hash = ""; });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import dkgp
 from dkgp.errors import StorageError
 from dkgp.service.queue.records import STATES
 from dkgp.service.specification import COMMANDS
+from tests.service.problem import claim
 from tests.service.stage import Stage, staged
 
 
@@ -262,9 +264,72 @@ def test_a_job_outside_todays_roots_is_not_resumed(tmp_path: Path) -> None:
         assert stage.client.get(f"/v1/jobs/{job_id}").json()["state"] == "cancelled"
 
 
+def reported(stage: Stage, report: Any) -> Any:
+    """Finish a job whose document names a report; return the service's answer for this report."""
+    stage.submit(f"{len(stage.client.get('/v1/jobs').json()['jobs'])}.zarr")
+    job = claim(stage.queue)
+    assert job is not None
+    assert stage.queue.ledger.finish(job.id, 1, "done", 0, document={"command": "fit", "report": report})
+    return stage.client.get(f"/v1/jobs/{job.id}/report")
+
+
+def test_the_report_of_a_job_is_saved_and_not_shown(stage: Stage) -> None:
+    page = stage.root / "fit" / "report.html"
+    page.parent.mkdir()
+    page.write_text("<h1>price</h1>")
+    response = reported(stage, str(page))
+    assert (response.status_code, response.text) == (200, "<h1>price</h1>")
+    assert re.fullmatch(r'attachment; filename="report-[0-9a-f]{12}.html"', response.headers["content-disposition"])
+    assert response.headers["content-type"].startswith("text/html")
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_no_other_file_is_returned_as_a_report(stage: Stage, tmp_path: Path) -> None:
+    secret, root = tmp_path / "secret.html", stage.root
+    secret.write_text("secret")
+    (root / "data.csv").write_text("secret")
+    (root / "folder.html").mkdir()
+    os.mkfifo(root / "pipe.html")
+    (root / "link.html").symlink_to(secret)
+    (root / "linked").symlink_to(tmp_path)
+    (tmp_path / "queue" / "own.html").write_text("secret")
+    outside = (secret, root / "link.html", root / "linked" / "secret.html", tmp_path / "queue" / "own.html")
+    for path in (*outside, f"{root}/../secret.html", f"{root}/%2e%2e/secret.html", "secret.html", "file:///etc/a.html"):
+        response = reported(stage, str(path))
+        assert response.status_code in (403, 404), path
+        assert "secret" not in response.json()["error"]["message"].replace("secret.html", "")
+    for path in (
+        root / "data.csv",
+        root / "folder.html",
+        root / "pipe.html",
+        root / "missing.html",
+        None,
+        5,
+        ["x.html"],
+    ):
+        assert error(reported(stage, path if path is None or isinstance(path, int | list) else str(path)))[0] == 404
+
+
+def test_a_report_outside_todays_roots_is_not_returned(tmp_path: Path) -> None:
+    with staged(tmp_path) as stage:
+        page = stage.root / "report.html"
+        page.write_text("page")
+        response = reported(stage, str(page))
+        assert response.status_code == 200
+        path = response.request.url.path
+    (tmp_path / "elsewhere").mkdir()
+    with staged(tmp_path, roots=(str(tmp_path / "elsewhere"),)) as stage:
+        assert error(stage.client.get(path))[0] == 403
+
+
 @pytest.mark.parametrize("job_id", ["0123456789ab", "0", "..", "%2e%2e", "0123456789AB", "0123456789ab%00", "a" * 5000])
 def test_jobs_that_are_not_there(shared: Stage, job_id: str) -> None:
-    for method, path in (("GET", ""), ("GET", "/events"), ("GET", "/curve"), ("POST", "/cancel"), ("POST", "/resume")):
+    calls = (
+        *(("GET", path) for path in ("", "/events", "/curve", "/report")),
+        ("POST", "/cancel"),
+        ("POST", "/resume"),
+    )
+    for method, path in calls:
         assert shared.client.request(method, f"/v1/jobs/{job_id}{path}").status_code == 404, (method, path)
 
 
@@ -372,6 +437,7 @@ def test_answers_fit_the_description(stage: Stage, shared: Stage) -> None:
         ("get", "/v1/jobs/{job_id}", f"/v1/jobs/{second}", None),
         ("get", "/v1/jobs/{job_id}", "/v1/jobs/0123456789ab", None),
         ("get", "/v1/jobs/{job_id}/curve", f"/v1/jobs/{first}/curve", None),
+        ("get", "/v1/jobs/{job_id}/report", f"/v1/jobs/{first}/report", None),
         ("post", "/v1/jobs", "/v1/jobs", {"command": "train", "options": stage.options("3.zarr")}),
         ("post", "/v1/jobs", "/v1/jobs", {"command": "train", "options": stage.options("3.zarr")}),
         ("post", "/v1/jobs", "/v1/jobs", {"command": "train", "options": {}}),

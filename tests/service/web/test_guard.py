@@ -28,6 +28,7 @@ CLOSED = [
     ("GET", "/v1/jobs/0123456789ab"),
     ("GET", "/v1/jobs/0123456789ab/events"),
     ("GET", "/v1/jobs/0123456789ab/curve"),
+    ("GET", "/v1/jobs/0123456789ab/report"),
     ("POST", "/v1/jobs/0123456789ab/cancel"),
     ("POST", "/v1/jobs/0123456789ab/resume"),
     ("GET", "/v1/service"),
@@ -196,6 +197,7 @@ def calls(job_id: str) -> dict[str, tuple[str, str]]:
         "record": ("GET", f"/v1/jobs/{job_id}"),
         "events": ("GET", f"/v1/jobs/{job_id}/events"),
         "curve": ("GET", f"/v1/jobs/{job_id}/curve"),
+        "report": ("GET", f"/v1/jobs/{job_id}/report"),
         "resume": ("POST", f"/v1/jobs/{job_id}/resume"),
         "cancel": ("POST", f"/v1/jobs/{job_id}/cancel"),
         "service": ("GET", "/v1/service"),
@@ -203,14 +205,14 @@ def calls(job_id: str) -> dict[str, tuple[str, str]]:
     }
 
 
-CALLS = ("list", "record", "events", "curve", "resume", "cancel", "service", "metrics")
-# Of a job that waits and is alice's. 409: allowed, and there is nothing to resume.
+CALLS = ("list", "record", "events", "curve", "report", "resume", "cancel", "service", "metrics")
+# Of a job that waits and is alice's. 409: allowed, and there is nothing to resume; its report is missing for all.
 EXPECTED = {
-    "alice": (200, 200, 200, 200, 409, 200, 200, 403),
-    "bob": (200, 404, 404, 404, 404, 404, 200, 403),
-    "prometheus": (200, 200, 403, 403, 403, 403, 200, 200),
-    "root2": (200, 200, 200, 200, 409, 200, 200, 200),
-    "admin": (200, 200, 200, 200, 409, 200, 200, 200),
+    "alice": (200, 200, 200, 200, 404, 409, 200, 200, 403),
+    "bob": (200, 404, 404, 404, 404, 404, 404, 200, 403),
+    "prometheus": (200, 200, 403, 403, 403, 403, 403, 200, 200),
+    "root2": (200, 200, 200, 200, 404, 409, 200, 200, 200),
+    "admin": (200, 200, 200, 200, 404, 409, 200, 200, 200),
 }
 
 
