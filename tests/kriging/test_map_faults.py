@@ -18,6 +18,7 @@ from dkgp.models.prediction.predict import Destination
 from tests.kriging.test_maps import GRID, bytes_of, field_of, written
 from tests.resuming import kill
 from tests.s3 import s3_server, use_s3
+from tests.workers import local_cluster
 
 # Kills its process at the call by number of the writer of regions, of the pieces kept, or of windows of the map.
 KILLED = """
@@ -102,24 +103,19 @@ def _require_remote(rng: Any, tmp_path: Path, url: str) -> None:
 
 @pytest.mark.long
 def test_worker_processes_compute_the_same_bits(rng: Any, tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
     field_of(rng, drift=True).save(str(tmp_path / "field.zarr"))
     field = Field.open(str(tmp_path / "field.zarr"))
     mask = np.random.default_rng(0).random(GRID.shape) < 0.7
-    for way in ("auto", "neighbours"):
-        settings = MapSettings(variance=True, mask=mask, covariates=hill, way=way)
-        results = []
-        with (
-            distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-            cluster.get_client() as client,
-            computing(field, client) as context,
-        ):
-            place = Destination(str(tmp_path / f"{way}-workers"))
-            results.append(map_in_memory(map_cells(field, GRID, place, settings, context)))
-        with computing(field) as context:
-            results.append(map_in_memory(map_cells(field, GRID, Destination(str(tmp_path / way)), settings, context)))
-        for name in results[0].data_vars:
-            assert_array_equal(results[0][name].values, results[1][name].values)
+    with local_cluster(2, processes=True) as (_, client):
+        for way in ("auto", "neighbours"):
+            settings = MapSettings(variance=True, mask=mask, covariates=hill, way=way)
+            results = []
+            for name, workers in (("workers", client), ("here", None)):
+                place = Destination(str(tmp_path / f"{way}-{name}"))
+                with computing(field, workers) as context:
+                    results.append(map_in_memory(map_cells(field, GRID, place, settings, context)))
+            for name in results[0].data_vars:
+                assert_array_equal(results[0][name].values, results[1][name].values)
 
 
 def hill(x: Any, y: Any) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 from numpy.testing import assert_array_equal
 
 from dkgp.kriging import Cokriging, Kriging, Variogram
@@ -25,6 +27,13 @@ def hills(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 AT_CELLS = dict(zip(("hill", "wave"), hills(COLUMNS, ROWS), strict=True))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Start two worker processes for all tests of this module: each start takes seconds."""
+    with local_cluster(2, processes=True) as (_, client):
+        yield client
 
 
 @pytest.fixture
@@ -60,41 +69,42 @@ def results_of(kriging: Kriging, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("in_store", [True, False])
-def test_worker_processes_have_the_values_of_this_one(samples: Any, tmp_path: Path, in_store: bool) -> None:
+def test_worker_processes_have_the_values_of_this_one(
+    samples: Any, tmp_path: Path, client: Client, in_store: bool
+) -> None:
     for name in ("store", "here", "there"):
         (tmp_path / name).mkdir()
     here = results_of(fitted(samples), tmp_path / "here")
-    with local_cluster(2, processes=True) as (_, client):
-        if in_store:
-            kriging = fitted(samples, client=client, store=str(tmp_path / "store"))
-        else:
-            # Fitted in this process, whose memory the workers do not read.
-            kriging = fitted(samples).set_params(client=client)
-        there = results_of(kriging, tmp_path / "there")
+    if in_store:
+        kriging = fitted(samples, client=client, store=str(tmp_path / "store"))
+    else:
+        # Fitted in this process, whose memory the workers do not read.
+        kriging = fitted(samples).set_params(client=client)
+    there = results_of(kriging, tmp_path / "there")
     for name, values in here.items():
         assert_array_equal(there[name], values, name)
 
 
 @pytest.mark.long
-def test_worker_processes_average_a_field_of_this_one(samples: Any) -> None:
+def test_worker_processes_average_a_field_of_this_one(samples: Any, client: Client) -> None:
     kriging = Kriging(VARIOGRAM).fit(*samples[:2])
     blocks = [(0.0, 1.0, 0.0, 1.0), (2.0, 4.0, 3.0, 5.0)]
     here = kriging.blocks(blocks)
-    with local_cluster(2, processes=True) as (_, client):
-        there = kriging.set_params(client=client).blocks(blocks)
+    there = kriging.set_params(client=client).blocks(blocks)
     for name in ("mean", "mean_error_bound", "variance_lower", "variance_upper"):
         np.testing.assert_allclose(there[name], here[name], rtol=1e-12)
 
 
 @pytest.mark.long
-def test_worker_processes_krige_targets_that_are_missing(samples: Any, rng: Any, tmp_path: Path) -> None:
+def test_worker_processes_krige_targets_that_are_missing(
+    samples: Any, client: Client, rng: Any, tmp_path: Path
+) -> None:
     (x, y), z, (hill, _) = samples
     data = z, np.where(rng.random(60) < 0.3, np.nan, hill + 0.1 * rng.standard_normal(60))
     sills, nuggets, points = [[1.0, 0.8], [0.8, 2.0]], [0.1, 0.2], (np.array([1.0, 9.5]), np.array([2.0, 0.5]))
     here: Any = Cokriging(Kriging(VARIOGRAM), sills, nuggets).fit((x, y), data).kriged(points, variance=True)
-    with local_cluster(2, processes=True) as (_, client):
-        kriging = Kriging(VARIOGRAM, client=client, store=str(tmp_path))
-        there: Any = Cokriging(kriging, sills, nuggets).fit((x, y), data).kriged(points, variance=True)
+    kriging = Kriging(VARIOGRAM, client=client, store=str(tmp_path))
+    there: Any = Cokriging(kriging, sills, nuggets).fit((x, y), data).kriged(points, variance=True)
     for name in ("mean", "mean_error_bound", "covariance"):
         assert_array_equal(getattr(there, name), getattr(here, name), name)
 
