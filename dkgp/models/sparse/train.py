@@ -181,7 +181,7 @@ def train_sparse(
                 url = None if greedy is None or run.checkpointing is None else run.checkpointing.store.url
                 raise interrupted(f"in the {progress.phase}", url, "the basis is")
 
-        with operator.watched(heed, run.within):
+        with operator.watched(run.within, heed):
             require_range(operator, targets)
             with seconds.measured("choice"):
                 basis, greedy = _choose(operator, targets, settings, given, run)
