@@ -1,7 +1,7 @@
 """Choose the cases of a test that `make test` runs; the marks of the other cases leave them to other targets.
 
 - `@pytest.mark.covering` selects, from a product of cases, enough that each value occurs. `covering(2)` does so for
-  each pair of values. The other cases are marked slow.
+  each pair of values. The other cases are marked slow, or long if the mark says `rest="long"`.
 - `@pytest.mark.spread(3)` selects three cases from a list whose cases take the same path through the code. The other
   cases are marked long, so continuous integration runs them.
 
@@ -76,11 +76,12 @@ def thin_out(items: list[pytest.Item]) -> None:
             mark = cases[0].get_closest_marker(kind)
             assert mark is not None
             if kind == "covering":
-                chosen, rest = covering([axes_of(case) for case in cases], *(mark.args or (1,))), pytest.mark.slow
+                chosen = covering([axes_of(case) for case in cases], *(mark.args or (1,)))
             else:
-                chosen, rest = spread(len(cases), *mark.args), pytest.mark.long
+                chosen = spread(len(cases), *mark.args)
+            rest = mark.kwargs.get("rest", "slow" if kind == "covering" else "long")
             for place in set(range(len(cases))).difference(chosen):
-                cases[place].add_marker(pytest.mark.portable if name.startswith(PORTABLE) else rest)
+                cases[place].add_marker("portable" if name.startswith(PORTABLE) else rest)
 
 
 def few(names: Iterable[str], *quick: str) -> list[Any]:

@@ -41,11 +41,14 @@ MESSAGE = re.compile(
     flags=re.IGNORECASE,
 )
 OPENING = re.compile(r"(?:Of|As of|The same|What|How|That|Those|Where|When|Which|Who|Why)\b")
+QUOTED_OPENING = re.compile(rf"[\"']{OPENING.pattern}")
 Places = dict[str, list[str]]
 
 
 def places_in(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and the text of each indirect word of a module, once for each word."""
+    if not INDIRECT.search(text) and not QUOTED_OPENING.search(text):
+        return  # tokens and a syntax tree of all modules take seconds
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield from ((token.start[0], token.string) for _ in INDIRECT.findall(token.string))

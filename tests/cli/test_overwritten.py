@@ -198,6 +198,7 @@ def killed_in_an_earlier_version(place: Path, earlier: Path, new: Path) -> None:
     (place / MANIFEST_NAME).unlink()
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(
     ("kill", "stays"),
     [

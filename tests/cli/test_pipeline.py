@@ -153,6 +153,7 @@ def test_info_of_a_hyperparameter_file_and_of_the_installation(shell: Shell) -> 
 # ------------------------------------------------------------------------------------------------------------- solvers
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize(
     "options",
     [

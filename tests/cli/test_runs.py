@@ -24,6 +24,7 @@ MARKS = {**dict.fromkeys(SLOW, pytest.mark.slow), **dict.fromkeys(LONG, pytest.m
 EVERY = pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in RUNS])
 
 
+@pytest.mark.spread(6)
 @EVERY
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     name: str, stores: dict[str, Any], whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,6 +61,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
         assert rounds[-1] == document.get("iterations", rounds[-1])
 
 
+@pytest.mark.spread(6)
 @EVERY
 def test_a_finished_run_is_recognised_and_another_is_left_alone(
     name: str, stores: dict[str, Any], whole: Callable[[str], Path]

@@ -70,6 +70,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("page", [page for page in PROGRAMS.values() if page.parent != ROOT], ids=name_of)
 @pytest.mark.usefixtures("reader")
 def test_python_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:

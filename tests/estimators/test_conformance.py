@@ -128,6 +128,7 @@ def test_a_clone_and_a_pickle(name: str, samples: Callable[[str], Any], fitted: 
     assert_same(answers(pickle.loads(pickle.dumps(model)), X_new), answers(model, X_new))
 
 
+@pytest.mark.spread(4)
 @every_kept
 def test_a_store(name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any], tmp_path: Path) -> None:
     model, X_new = fitted(name), samples(name).X_new
@@ -210,6 +211,7 @@ for name in {names!r}:
     assert [line.split()[0] for line in lines] == names
 
 
+@pytest.mark.spread(4)
 @every
 @pytest.mark.filterwarnings("ignore:The feature")
 def test_data_frames_keep_their_names(name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]) -> None:
@@ -239,6 +241,7 @@ def test_data_frames_keep_their_names(name: str, samples: Callable[[str], Any], 
         model.predict(new[names[::-1]])
 
 
+@pytest.mark.spread(3)
 @every_kept
 def test_a_graph_holds_no_model_but_keeps_it(
     name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]
@@ -281,6 +284,7 @@ def test_dask_out_is_what_arrays_give(name: str, samples: Callable[[str], Any], 
         assert (upper >= low).all()
 
 
+@pytest.mark.spread(4)
 @every
 def test_coordinates_are_kept_and_features_matched_by_name(
     name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any]
@@ -319,6 +323,7 @@ def test_coordinates_are_kept_and_features_matched_by_name(
         assert (std.name, std.dims) == ("load_std", ("time",))
 
 
+@pytest.mark.spread(4)
 @every_kept
 def test_training_on_lazy_data_or_a_store_is_training_on_arrays(
     name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any], tmp_path: Path
@@ -372,6 +377,7 @@ def test_workers_in_other_processes_get_what_they_need_from_stores(
     assert outer_client.status == "running"
 
 
+@pytest.mark.spread(4)
 @every
 def test_a_client_in_this_process(
     name: str, samples: Callable[[str], Any], fitted: Callable[[str], Any], inner_client: Client

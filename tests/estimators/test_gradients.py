@@ -254,6 +254,7 @@ def test_gradients_are_slopes_of_the_predictions(name: str, tmp_path: Path) -> N
         assert (got.std_gradient_error is None) == isinstance(gp, SparseGPRegressor)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("method", ["vif", "vfe", "exact"])
 @pytest.mark.parametrize("minimise", [False, True])
 def test_acquisition_functions_rise_along_their_gradients(method: str, minimise: bool) -> None:

@@ -211,6 +211,7 @@ def test_known_noise_is_that_of_the_dense_process(problem: Problem, variances: n
     np.testing.assert_allclose(draws.std(axis=1), np.sqrt(variance[:3]), rtol=0.2)
 
 
+@pytest.mark.spread(12)
 @pytest.mark.filterwarnings("ignore:not converged")
 @pytest.mark.parametrize("form", ["sample_noise", "sample_weight"])
 @pytest.mark.parametrize("largest", [1e39, 1e300])

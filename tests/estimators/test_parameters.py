@@ -88,6 +88,7 @@ def test_every_estimator_is_tried() -> None:
     assert classes == set(QUICK)
 
 
+@pytest.mark.spread(60)
 @pytest.mark.parametrize(("name", "parameter"), EACH)
 def test_a_parameter_is_taken_or_named(
     name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

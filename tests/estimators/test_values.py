@@ -283,6 +283,7 @@ LAZY_GAP: dict[str, Any] = {
 }
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_masked_inputs_are_missing(name: str, fitted: Callable[[str], Any]) -> None:
     forms = WITH_GAP if name in DROP_IN else WITH_GAP | LAZY_GAP

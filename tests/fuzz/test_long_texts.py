@@ -75,6 +75,7 @@ UNITS = (*_LETTERS, "@", "'", "\\", "\n", "\x1b[1", "lognormal(", "rbf+", " Rais
 BEGINNINGS = ("", "lognormal(1", "http://", "/", "1")
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     "parser", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PARSERS]
 )

@@ -70,6 +70,7 @@ def test_gradient_is_the_central_difference(case: Case, rng: np.random.Generator
         np.testing.assert_allclose(gradient, expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.spread(8)
 @every_kernel
 def test_gradient_of_transposed_weights_and_of_parts_of_rows(case: Case, rng: np.random.Generator) -> None:
     A, B = inputs(case, rng)
@@ -82,6 +83,7 @@ def test_gradient_of_transposed_weights_and_of_parts_of_rows(case: Case, rng: np
     np.testing.assert_array_equal(nothing, np.zeros(len(whole)))
 
 
+@pytest.mark.spread(8)
 @every_kernel
 def test_gradient_of_many_rows_is_that_of_few_at_a_time(
     case: Case, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +178,7 @@ def test_program_is_the_formula(case: Case, rng: np.random.Generator) -> None:
     assert hash(program) == hash(Kernel.tile_program(kernel_from_json(case.kernel.to_json())))
 
 
+@pytest.mark.spread(12)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @settings(max_examples=15)
 @given(data=st.data())

@@ -315,6 +315,7 @@ def test_every_falling_profile_has_a_bound() -> None:
     assert [name for name in missing if not name.startswith(("wendland", "tests"))] == []
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(("profile", "parameter"), cases(), ids=named)
 def test_no_complex_number_breaks_the_bound(profile: Profile, parameter: float) -> None:
     assert profile.modulus is not None
@@ -348,6 +349,7 @@ def test_bounds_of_arrays_are_those_of_numbers_and_finite_far_out(profile: Profi
     assert (far > 0.0).all()
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(("profile", "parameter"), cases(), ids=named)
 def test_formulas_are_analytic_but_up_to_the_branch(profile: Profile, parameter: float) -> None:
     def of_circle(centre: complex, radius: float) -> float:
@@ -383,6 +385,7 @@ def test_formulas_have_the_digits_of_their_numbers(profile: Profile, parameter: 
     assert complex_values.dtype == np.complex128
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(("profile", "parameter"), cases(), ids=named)
 def test_mixtures_of_exponentials_fall_no_slower_off_the_real_line(profile: Profile, parameter: float) -> None:
     """|f(s)| <= f(Re s) and |1 - f(s)| <= 3.17 (1 - f(|s|)) for the declared mixtures; others break the first."""

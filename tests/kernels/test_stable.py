@@ -60,6 +60,7 @@ def test_its_formula_is_exact_next_to_zero(alpha: float) -> None:
     assert np.abs(1.0 - found - exact).max() <= 1e-14
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("alpha", [0.2, 0.6, 1.0])
 @pytest.mark.parametrize("precision", ["single", "double"])
 def test_errors_of_rounded_inputs_are_bounded_where_it_is_infinitely_steep(
@@ -92,6 +93,7 @@ def test_its_frequencies_have_its_characteristic_function(alpha: float, rng: np.
     np.testing.assert_allclose(mean, kernel(steps, np.zeros((1, 2)))[:, 0], atol=5.0 / np.sqrt(len(w)))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("alpha", [0.6, 1.3, 1.9])
 @pytest.mark.parametrize("d", [1, 2])
 def test_fast_products_keep_their_error(alpha: float, d: int, rng: np.random.Generator) -> None:

@@ -158,6 +158,7 @@ def dense(variogram: Variogram, X: Any, z: Any, rule: Rule, degree: int, noise: 
     return float(h @ beta + k @ (S[:, 0] - S[:, 1:-1] @ beta)), float(own - k @ S[:, -1] + R @ np.linalg.solve(G, R))
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("model", [*MODELS])
 def test_covariances_with_blocks_are_those_of_a_quadrature_over_triangles(model: str) -> None:
     variogram = variogram_of(model)
@@ -277,6 +278,7 @@ def test_sums_over_the_cells_of_a_polygon_are_those_over_all_pairs() -> None:
     assert np.sqrt(missed) == pytest.approx(rule.error, rel=1e-4)
 
 
+@pytest.mark.covering(rest="long")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mean", ["constant", "linear", "quadratic"])
 def test_intervals_hold_the_values_of_dense_algebra(model: str, mean: str, rng: np.random.Generator) -> None:
@@ -466,6 +468,7 @@ def test_blocks_far_from_the_origin_and_the_data(rng: np.random.Generator) -> No
         assert v <= result.variance_upper[index, 0] + 1e-9
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("number", range(10))
 def test_no_bound_of_random_blocks_is_broken(number: int) -> None:
     shapely = pytest.importorskip("shapely")

@@ -129,6 +129,7 @@ GRID: dict[str, Any] = {"region": (0.0, 7.5, 0.0, 7.5), "spacing": 0.5}
 METHODS = [(method, kind) for method in ("circulant", "fourier", "cholesky") for kind in ("ordinary", "simple")]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("method", "kind"), [*METHODS, ("features", "ordinary")])
 def test_fields_have_the_mean_and_variance_of_kriging(method: str, kind: str, samples: Any) -> None:
     known: dict[str, Any] = {"mean": 1.0} if kind == "simple" else {}

@@ -223,6 +223,7 @@ def test_a_fit_recovers_the_variogram(name: str, weights: str) -> None:
     assert fitted.misfit(exact_empirical(truth)) < 1e-6
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize(("name", "alpha"), [("stable", 0.6), ("stable", 1.5), ("stable", 2.0), ("rational", 0.7)])
 def test_a_fit_recovers_the_exponent(name: str, alpha: float) -> None:
     truth = Variogram(name, psill=2.0, range=3.0, nugget=0.3, alpha=alpha)

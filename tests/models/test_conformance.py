@@ -195,6 +195,7 @@ def test_the_bits_do_not_tell_who_computed(
         assert bits_of(TRAINERS[name](data, RunContext(other))) == bits_of(whole(name))
 
 
+@pytest.mark.spread(4)
 @every_trainer
 def test_a_watch_changes_nothing(
     name: str, data: LabelledData, executor: BlockExecutor, whole: Whole, tmp_path: Path
@@ -263,6 +264,7 @@ def test_other_settings_keep_their_bits_on_any_workers_and_after_a_kill(
         assert getattr(resumed, "path", None) == getattr(whole, "path", None)
 
 
+@pytest.mark.spread(3)
 @every_classifier
 def test_a_checkpoint_of_other_labels_weights_or_settings_is_refused(
     name: str, data: LabelledData, executor: BlockExecutor, tmp_path: Path

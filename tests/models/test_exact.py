@@ -140,6 +140,7 @@ def test_targets_solved_together_or_alone_agree(world: World, tight: TrainedMode
         np.testing.assert_allclose(trained.solution.alpha[:, 0], tight.solution.alpha[:, column], atol=1e-6)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("tolerance", [0.3, 1e-2, 1e-4])
 def test_error_bounds_hold_and_are_not_absurd(
     world: World, executor: BlockExecutor, tmp_path: Path, tolerance: float

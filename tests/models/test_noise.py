@@ -257,6 +257,7 @@ def trained_on(case: Case, context: RunContext | BlockExecutor, **options: Any) 
 SOLVED_BY = [name for name in SOLVERS if name not in (*CHOICES, "paramcg")]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering
 @every_case
 @pytest.mark.parametrize("name", few(SOLVED_BY, "gbcd", "smo", "pcg", "kcg", "cholesky"))

@@ -156,6 +156,7 @@ def test_counting_leaves_nothing_in_the_workers_cache(dataset: Dataset, tmp_path
     assert worker_cache().nbytes <= before
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize(("gamma", "least", "serves"), [(50.0, 100, True), (50.0, N + 1, False), (1e-6, 100, False)])
 def test_neighbours_are_tried_on_a_made_up_map(
     gamma: float, least: int, serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

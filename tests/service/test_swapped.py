@@ -230,6 +230,7 @@ def test_workers_keep_to_the_limits_of_the_job(places: tuple[Path, Path]) -> Non
     np.testing.assert_array_equal(open_dataset(str(inner / "train.zarr")).inputs(0, 400), expected)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("form", ["c.npy", "fortran.npy", "z.npz", "t.csv", "t.parquet", "t.nc"])
 def test_files_of_data_are_read_where_they_lay(form: str, places: tuple[Path, Path]) -> None:
     inner, outside = places

@@ -110,6 +110,7 @@ def test_resumed_from_any_round_it_is_the_same(run: Resuming[Solution], whole: S
     run.require_same(whole)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("offset", [-1, 0, 1])
 def test_resumed_around_a_refresh_it_is_the_same(
     run: Resuming[Solution], whole: Solution, refreshes: list[int], offset: int

@@ -119,6 +119,7 @@ def test_the_answer_of_dense_cholesky(solver: Any, executor: LocalExecutor) -> N
     assert error < 1e-6
 
 
+@pytest.mark.spread(6)
 @all_but(*CHOICES)
 def test_single_precision_tiles_end_in_a_true_gradient(solver: Any, whole: Callable[[Any], Solution]) -> None:
     solution = whole(solver)
@@ -200,6 +201,7 @@ def test_the_duality_gap_is_a_stopping_rule(solver: Any, executor: LocalExecutor
     assert 0.0 <= PROBLEM.risk(solution.alpha) - least <= 1e-3 * (0.5 * np.sum(PROBLEM.y**2) - least)
 
 
+@pytest.mark.spread(6)
 @all_but(*CHOICES)
 def test_the_same_bits_on_any_number_of_threads(solver: Any, whole: Callable[[Any], Solution]) -> None:
     executor = LocalExecutor(5)  # one thread against three: tests/engine/test_every_solver.py

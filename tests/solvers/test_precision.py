@@ -214,6 +214,7 @@ def test_float32_that_led_astray_is_begun_again_in_float64(
         assert begun_again <= 1
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("last", [1, 2, 3, 20])
 def test_begun_again_and_broken_off_it_resumes_to_the_same_bits(
     executor: LocalExecutor, tmp_path: Path, last: int
@@ -502,6 +503,7 @@ def test_float32_that_leads_astray_is_given_up_before_float64_goes_on(executor: 
     assert solution.refreshes > in_double.refreshes
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 6])
 def test_broken_off_while_it_finds_that_out_it_resumes_to_the_same_bits(
     executor: LocalExecutor, tmp_path: Any, rounds: int

@@ -450,6 +450,7 @@ def test_a_date_a_duration_or_a_complex_number_is_no_label(tmp_path: Path, form:
 # ----------------------------------------------------------------------------------------------------- through commands
 
 
+@pytest.mark.spread(40)
 @pytest.mark.parametrize(("form", "row"), [cell for cell in CELLS if not cell.marks])
 def test_ingest_keeps_values_and_names_what_it_refuses(tmp_path: Path, form: str, row: Row) -> None:
     path, name, out = _stored(tmp_path, form, row), _name(form), tmp_path / "o.zarr"

@@ -30,6 +30,7 @@ def _group(path: Path, fill: object = 0, version: int = 2, **columns: np.ndarray
             array.attrs["_ARRAY_DIMENSIONS"] = ["sample"]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "float32", ">i4"])
 def test_zeros_are_numbers_where_the_fill_value_is_0(
@@ -125,6 +126,7 @@ def test_a_grid_is_refused_in_words(tmp_path: Path, rng: np.random.Generator, fo
     assert not (tmp_path / "o.zarr").exists()
 
 
+@pytest.mark.spread(3)
 @every_form
 @pytest.mark.parametrize("block_bytes", [2**20, 40])
 def test_a_grid_is_stacked_on_request(

@@ -76,6 +76,7 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.covering
 @every_form
 def test_what_was_written_comes_back_also_in_another_process(place: Place, training: Dataset, store: StoreKind) -> None:
@@ -108,6 +109,7 @@ def test_a_model_says_what_it_was_trained_on_and_how(
         assert {name: getattr(model, name) for name in FACTS} == FACTS
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("store", SHOWN.values(), ids=SHOWN)
 def test_xarray_shows_it(tmp_path: Path, store: StoreKind, written: Written) -> None:
     arrays = written(store)

@@ -61,6 +61,7 @@ def test_every_profile_agrees_with_plain_numpy(
     assert np.ptp(values) > 0.1  # not one constant for another
 
 
+@pytest.mark.spread(40)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (16, 16), (17, 15), (511, 3), (513, 129), (0, 4), (4, 0)])
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())
 def test_awkward_sizes(rng: np.random.Generator, profile: Profile, shape: tuple[int, int], precision: str) -> None:
@@ -184,6 +185,7 @@ def exact_inputs(rng: np.random.Generator, n: int, d: int, precision: str) -> np
     )
 
 
+@pytest.mark.spread(12)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("d", [1, 3, 20, 90])
 @pytest.mark.parametrize("profile", KINDS, ids=lambda profile: profile.name.lower())

@@ -81,6 +81,7 @@ ATTACKS: dict[str, tuple[Kernel, float]] = {
 }
 
 
+@pytest.mark.spread(10)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_sizes_and_roundings_are_bounded(name: str, rng: np.random.Generator) -> None:
     kernel, spread = ATTACKS[name]

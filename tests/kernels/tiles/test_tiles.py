@@ -139,6 +139,7 @@ def test_misuse_is_told() -> None:
             evaluator.pair(A, B, np.zeros((3, 1)), weights)
 
 
+@pytest.mark.spread(10)
 @pytest.mark.covering
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize("expanded", [None, True])

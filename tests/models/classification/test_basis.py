@@ -82,6 +82,7 @@ def test_a_smaller_basis_is_less_sure_and_has_less_evidence_of_itself(rng: np.ra
     assert all(few > many for few, many in zip(*means, strict=True))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("basis", BASES)
 def test_every_basis(basis: str, rng: np.random.Generator) -> None:
     dataset, labels = samples(rng, 200, 3)

@@ -451,6 +451,7 @@ SEARCHES: dict[str, tuple[Callable[[], RecordedSearch], Score]] = {
 
 @pytest.mark.parametrize("name", SEARCHES)
 class TestEvery:
+    @pytest.mark.spread(2)
     def test_resumed_at_any_pass_it_goes_on_to_the_same_bits(self, name: str) -> None:
         make, score = SEARCHES[name]
         whole = run(make(), score)

@@ -167,6 +167,7 @@ def test_weights_count(rng: np.random.Generator, one_thread: LocalExecutor) -> N
     assert balanced.summary["converged"]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("basis", BASES)
 def test_every_basis(basis: str, rng: np.random.Generator, one_thread: LocalExecutor) -> None:
     dataset, labels = noisy_sine(rng, 150)

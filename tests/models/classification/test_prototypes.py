@@ -49,6 +49,7 @@ def three_workers() -> Iterator[DaskExecutor]:
         yield executor
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", PROTOTYPES)
 def test_any_number_of_workers_chooses_the_same(
     name: str, one_thread: LocalExecutor, three_workers: DaskExecutor

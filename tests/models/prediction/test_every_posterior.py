@@ -161,6 +161,7 @@ def test_every_kind_of_model_is_tried(saved: Callable[[str], Any]) -> None:
     assert {saved(name).kind for name in ("exact", "sparse", "linear", "logistic")} == set(POSTERIORS)
 
 
+@pytest.mark.spread(6)
 @every_case
 def test_a_store_has_what_rows_in_memory_get_by_any_threads(
     name: str, saved: Callable[[str], Any], unseen: Dataset, executor: BlockExecutor, tmp_path: Path
@@ -215,6 +216,7 @@ def test_lines_have_what_tables_of_a_store_have(
             assert (values == expected[column]).mean() > (0.95 if case.near else 0.999)
 
 
+@pytest.mark.spread(8)
 @every_case
 def test_one_row_no_rows_and_rows_that_are_none(name: str, saved: Callable[[str], Any], unseen: Dataset) -> None:
     case, model, X = CASES[name], saved(name), unseen.raw_inputs(0, TESTS)
@@ -232,6 +234,7 @@ def test_one_row_no_rows_and_rows_that_are_none(name: str, saved: Callable[[str]
         posterior(X[:1])["no such column"]
 
 
+@pytest.mark.spread(6)
 @every_case
 def test_an_interrupted_store_goes_on_to_the_same_bits_on_any_workers(
     name: str,

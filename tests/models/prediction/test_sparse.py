@@ -215,6 +215,7 @@ def problem(folder: Path, method: str) -> tuple[Dataset, np.ndarray, np.ndarray,
     return dataset, rng.normal([3.0, -20.0], [2.5, 0.15], (6, 2)), y, open_sparse(folder / "model.zarr")
 
 
+@pytest.mark.spread(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize("method", ["vfe", "sr", "sd"])

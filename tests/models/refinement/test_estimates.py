@@ -182,6 +182,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_gradients_by_products_are_those_by_entries(name: str, rng: np.random.Generator, executor: Any) -> None:
     kernel, n = KERNELS[name], 300

@@ -32,6 +32,7 @@ def distances(X: np.ndarray, Z: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(2.0 * 1.3 - 2.0 * KERNEL(X, Z), 0.0))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", BLIND_BASES)
 def test_any_number_of_workers_chooses_the_same(name: str, one_thread: LocalExecutor) -> None:
     found = blind_basis(operator(one_thread), name, M, seed=3)

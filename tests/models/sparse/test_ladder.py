@@ -118,6 +118,7 @@ def test_rungs_are_nested(settings: dict[str, Any], one_thread: LocalExecutor) -
         assert found[-1].summary["rounds"] == sum(rounds)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("method", ["vfe", "fitc", "sggp"])
 @pytest.mark.parametrize(("kernel", "distance"), [(SMOOTH, 0.01), (SMOOTH, 0.001), (ROUGH, 0.1)])

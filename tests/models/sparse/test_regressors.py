@@ -93,6 +93,7 @@ def test_it_is_no_farther_off_than_is_said(name: str, one_thread: LocalExecutor)
         assert share * off < distance(cross, given, matrix) <= off
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_said_of_models_holds_with_the_largest_errors(
     name: str, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ def test_bounds_hold(name: str) -> None:
     assert wrong <= 0.0
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in ("by trees", "linear, with covariates")])
 def test_bounds_of_gradients_hold(name: str) -> None:
     ratio, relative = ATTACKS[name].slope_violations()

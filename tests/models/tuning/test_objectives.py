@@ -144,6 +144,7 @@ def test_value_is_that_of_dense_algebra(name: str, kernel: str) -> None:
     assert outcome[0] == pytest.approx(case.expected, rel=1e-9)
 
 
+@pytest.mark.spread(8)
 @pytest.mark.covering
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", CASES)

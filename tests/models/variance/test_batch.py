@@ -438,6 +438,7 @@ class Useless:
         return {"nan": np.full_like(residual, np.nan), "huge": 1e300 * residual, "zero": 0.0 * residual}[self._kind]
 
 
+@pytest.mark.spread(6)
 @pytest.mark.parametrize("name", REGIMES)
 def test_every_interval_after_a_search_contains_the_exact_variance(name: str) -> None:
     problem = REGIMES[name]

@@ -55,6 +55,7 @@ def test_batches_where_the_factor_decides(n_test: int, batch: int) -> None:
 # ------------------------------------------------------------------------------------------------- against the dense GP
 
 
+@pytest.mark.spread(3)
 @pytest.mark.covering
 @pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize(
@@ -193,6 +194,7 @@ def test_the_seed_chooses_the_landmarks(world: World, executor: BlockExecutor, t
     assert stores[0]["variance"] != stores[2]["variance"]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("chunk_rows", [7, pytest.param(30, marks=pytest.mark.slow), 45, 1000])
 def test_chunks_cut_batches_and_bounds_stay_true(
     world: World, executor: BlockExecutor, tmp_path: Path, chunk_rows: int
@@ -301,6 +303,7 @@ OTHERS: dict[str, VarianceSettings | None] = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("other", OTHERS)
 def test_resuming_with_other_settings_is_refused(
     world: World, executor: BlockExecutor, tmp_path: Path, other: str

@@ -69,6 +69,7 @@ def test_a_small_problem_takes_the_factor_without_a_question(
     assert "Cholesky factor of all 400 samples" in note
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("settings", [{"rank": 30}, {"halo": 40}, {"max_passes": 19.0}, {"way": "iterative"}])
 def test_settings_of_the_iterative_way_take_it(
     world: World, executor: BlockExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

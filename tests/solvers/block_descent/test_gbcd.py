@@ -114,6 +114,7 @@ def test_whoever_pays_for_the_best_choice_gets_one_at_a_time(options: dict[str, 
     assert GreedySelection().steps(100) == [5] * 20
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("block_size", [1, 2, 17, 64, 80, 1000, "auto"])
 def test_any_block_size(executor, block_size) -> None:
     problem = smooth_problem(80, 2, noise_variance=0.2)
@@ -124,6 +125,7 @@ def test_any_block_size(executor, block_size) -> None:
     assert solution.solver["block_size"] == (min(block_size, 80) if block_size != "auto" else 80)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("selection", [GreedySelection(), CyclicSelection(), GradientSelection()])
 @pytest.mark.parametrize("targets", [1, 3])

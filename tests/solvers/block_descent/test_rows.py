@@ -82,6 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("noise", ["common", "by sample"])

@@ -114,6 +114,7 @@ def test_the_same_bits_on_any_number_of_threads_and_in_any_memory() -> None:
         require_same_bits(found[-1], found[0])
 
 
+@pytest.mark.spread(2)
 @pytest.mark.covering
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("rounds", [0, 2, 4, 5])
@@ -198,6 +199,7 @@ def test_settings_are_checked(executor: LocalExecutor, tmp_path: Path) -> None:
         solve(PROBLEM.dense(), PROBLEM.y, solver=SOLVER)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("done", [0, 1, 5, 7, 12, 14])
 def test_a_killed_factorisation_goes_on_where_it_stopped(tmp_path: Path, writes: Writes, done: int) -> None:
     one = LocalExecutor(1)

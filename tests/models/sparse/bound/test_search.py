@@ -62,6 +62,7 @@ def plain(found: Hyperparameters) -> Hyperparameters:
     return replace(found, seconds=None)
 
 
+@pytest.mark.spread(1)
 @pytest.mark.parametrize("objective", ["bound", "fitc", "vif"])
 def test_all_samples_as_the_basis_find_what_the_likelihood_of_all_finds(
     objective: Any, one_thread: LocalExecutor

@@ -424,6 +424,7 @@ def test_intervals_contain_the_exact_variance(
         assert (exact <= bounds.upper).all()
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_intervals_hold_in_50_digits(seed: int, small: pytest.MonkeyPatch) -> None:
     kernel, shape = KERNELS[seed % len(KERNELS)]
