@@ -35,6 +35,7 @@ from dkgp.kriging.field import Field, Kriged, Quantity
 from dkgp.kriging.geotiff import write_geotiff
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.space import crs_of
+from dkgp.kriging.variogram import Variogram
 from dkgp.models.context import RunContext
 from dkgp.models.prediction.predict import Destination, predict
 from dkgp.models.variance.iterative import LEAST_MEMORY_BYTES, MEMORY_BYTES_PER_SAMPLE
@@ -45,10 +46,11 @@ MEANS = ("mean", "mean_error_bound")
 VARIANCES = ("variance", "variance_lower", "variance_upper", "interval_met")
 # Rows and columns of a chunk of a map.
 TILE = (512, 512)
-# Variograms whose variances the samples near a tile prove, in so many dimensions, with a nugget of at least this share
-# of the partial sill (lower ends divide by the noise); and smooth ones, which a partial factor suffices for.
-NEAR, MOST_COLUMNS, LEAST_NUGGET = ("exponential", "matern32", "stable"), 3, 1e-5
-SMOOTH = ("gaussian", "rational", "matern52")
+# Structures whose variances the samples near a tile prove, in so many dimensions, with a nugget of at least this share
+# of the partial sill (lower ends divide by the noise); smooth ones, which a partial factor suffices for; and those that
+# are zero from a distance on, whose kinks take more samples near a tile.
+NEAR, MOST_COLUMNS, LEAST_NUGGET = ("exponential", "matern32", "stable", "spherical", "cubic"), 3, 1e-5
+SMOOTH, COMPACT = ("gaussian", "rational", "matern52"), ("spherical", "cubic")
 # A stable variogram is as smooth ones are above this exponent.
 ROUGH_EXPONENT = 1.8
 # Samples up to which a whole factor is taken in any case, and where nothing else is known to do; most working memory of
@@ -278,20 +280,23 @@ def _predict(
         predict(model, dataset, out, context, variance=variance, note=context.note)
 
 
+def _roughness(structure: Variogram) -> str:
+    """Return a structure's name; that of a smooth one if it is as smooth."""
+    is_smooth = structure.model == "stable" and (structure.alpha or 0.0) > ROUGH_EXPONENT
+    return "gaussian" if is_smooth else structure.model
+
+
 def _variances(field: Field, settings: MapSettings, way: str | None = None) -> VarianceSettings | None:
     """Return the settings of variances; the way that "auto" takes depends neither on seconds nor on free memory."""
     if not settings.variance:
         return None
-    n, model, way = field.n_samples, field.variogram.model, way or settings.way
-    if model == "stable" and (field.variogram.alpha or 0.0) > ROUGH_EXPONENT:
-        model = "gaussian"
+    n, way, variogram = field.n_samples, way or settings.way, field.variogram
     if way == "auto":
+        names = {_roughness(one) for one in (variogram, *variogram.also)}
+        near = not names.isdisjoint(NEAR) and field.space.n_columns <= MOST_COLUMNS
         is_noisy = field.record.noise_variance >= LEAST_NUGGET
-        near = model in NEAR and field.space.n_columns <= MOST_COLUMNS
-        if n > WHOLE and is_noisy and (near or model in SMOOTH):
-            way = "neighbours" if near else "iterative"
-        else:
-            way = "cholesky" if n <= MOST_WHOLE else "neighbours" if near else "iterative"
+        whole = WHOLE if is_noisy and (near or names.issubset(SMOOTH)) and names.isdisjoint(COMPACT) else MOST_WHOLE
+        way = "cholesky" if n <= whole else "neighbours" if near else "iterative"
     memory = None
     if way == "iterative":
         memory = max(LEAST_MEMORY_BYTES, min(MEMORY_BYTES_PER_SAMPLE * n, MOST_MEMORY_BYTES))

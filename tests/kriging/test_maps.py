@@ -36,6 +36,9 @@ from dkgp.models.trend import Drift
 KINDS = {name: (0, name) for name in (*rasters.MEANS, *rasters.VARIANCES)}
 
 
+MODELS = ("exponential", "spherical", "cubic", "gaussian", "matern52", "stable")
+
+
 def field_of(
     rng: Any,
     n: int = 60,
@@ -48,7 +51,9 @@ def field_of(
     coordinates = tuple(rng.uniform(0, 100, size=n) for _ in range(3 if time else 2))
     space = Space.of(coordinates, crs, has_time=time, time_scale=0.5 if time else 1.0)
     values = rng.normal(size=(n, 1)) + 0.05 * coordinates[0][:, None]
+    model, *further = model.split(" + ")
     variogram = Variogram(model, psill=2.0, range=20.0, nugget=0.25, alpha=1.4 if model == "stable" else None)
+    variogram = sum((Variogram(name, psill=0.5, range=30.0) for name in further), variogram)
     covariates = _hill(*coordinates[:2]) if drift else np.zeros((n, 0))
     samples = Samples(space.places(coordinates), values, np.full(n, 0.25), 0.0, covariates)
     mean: Any = Drift(0, columns=("hill",)) if drift else "constant"
@@ -116,13 +121,21 @@ def test_an_interrupted_map_ends_in_the_same_bytes(tmp_path: Path, name: str) ->
         ("gaussian", 0.25, 5_001, "iterative"),
         ("gaussian", 0.0, 5_001, "cholesky"),
         ("spherical", 0.25, 20_000, "cholesky"),
-        ("spherical", 0.25, 20_001, "iterative"),
+        ("spherical", 0.25, 20_001, "neighbours"),
+        ("cubic", 0.0, 20_001, "neighbours"),
+        ("gaussian + exponential", 0.25, 5_001, "neighbours"),
+        ("gaussian + rational 2", 0.25, 5_001, "iterative"),
+        ("gaussian + spherical", 0.25, 20_000, "cholesky"),
+        ("gaussian + spherical", 0.25, 20_001, "neighbours"),
     ],
 )
 def test_the_way_to_variances_follows_from_the_field_alone(model: str, nugget: float, n: int, way: str) -> None:
     record = SimpleNamespace(noise_variance=nugget / 2.0)
-    name, *alpha = model.split()
-    variogram = Variogram(name, psill=2.0, range=20.0, nugget=nugget, alpha=float(alpha[0]) if alpha else None)
+    parts = []
+    for part in model.split(" + "):
+        name, *alpha = part.split()
+        parts.append(Variogram(name, psill=2.0, range=20.0, alpha=float(alpha[0]) if alpha else None))
+    variogram = sum(parts[1:], replace(parts[0], nugget=nugget))
     field: Any = SimpleNamespace(n_samples=n, record=record, variogram=variogram, space=Space(2))
     chosen = rasters._variances(field, MapSettings(variance=True))
     assert chosen is not None
@@ -132,7 +145,7 @@ def test_the_way_to_variances_follows_from_the_field_alone(model: str, nugget: f
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["exponential", "spherical", "cubic", "gaussian", "matern52", "stable"])
+@pytest.mark.parametrize("model", [*MODELS, "exponential + spherical"])
 def test_variances_of_many_samples_agree_with_a_whole_factor(
     rng: Any, tmp_path: Path, model: str, monkeypatch: Any
 ) -> None:
@@ -146,18 +159,14 @@ def test_variances_of_many_samples_agree_with_a_whole_factor(
     assert result["interval_met"].values.all()
 
 
-@pytest.mark.parametrize("reason", ["kernel", "near"])
 def test_variances_that_neighbours_refuse_come_from_a_partial_factor(
-    rng: Any, tmp_path: Path, reason: str, monkeypatch: Any
+    rng: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     for name in ("WHOLE", "MOST_WHOLE"):
         monkeypatch.setattr(rasters, name, 20)
     coordinates = tuple(rng.uniform(0, 100, (2, 80)))
     variogram = Variogram("exponential", psill=2.0, range=20.0, nugget=0.25)
-    if reason == "kernel":
-        variogram = variogram + Variogram("spherical", psill=0.5, range=30.0)
-    else:
-        monkeypatch.setattr("dkgp.models.variance.neighbours.run.NeighbourRun._chosen_count", refused)
+    monkeypatch.setattr("dkgp.models.variance.neighbours.run.NeighbourRun._chosen_count", refused)
     kriging = Kriging(variogram, variance_gap=0.2).fit(coordinates, rng.normal(size=80))
     field, settings, notes = kriging.field_, MapSettings(variance=True, gap=0.2), []
     grid = Grid.of((0.0, 100.0, 10.0, 90.0), shape=(6, 7))

@@ -227,7 +227,11 @@ class Tile:
         near_square = square = 0.0
         boxes = np.array([0])
         while len(boxes):
-            cells, mass = Boxes(samples.box.centre[boxes], samples.box.half[boxes]), samples.mass[boxes]
+            cells = Boxes(samples.box.centre[boxes], samples.box.half[boxes])
+            # f is zero at samples beyond the support of a compact kernel.
+            reached = np.flatnonzero(~distances.are_zero(cells, box))
+            boxes, cells = boxes[reached], Boxes(cells.centre[reached], cells.half[reached])
+            mass = samples.mass[boxes]
             # Each box may add as much as any other.
             most = tolerance * np.sqrt(samples.mass[0] / (BOXES[width] * mass))
             source = distances.errors(np.broadcast_to(box.centre, cells.centre.shape), box.half, cells, order)

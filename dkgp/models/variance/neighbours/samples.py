@@ -2,8 +2,9 @@
 
 A kernel is interpolated on a box by tensor products of Chebyshev points, with proven errors. A profile f(s) = int
 exp(-t s) dmu(t), mu >= 0, is analytic for complex s with Re s > 0, and |f(s)| <= f(Re s) there. So Bernstein's theorem
-bounds the interpolation error of the kernel in one point, for all positions of the other one in a second box. The proof
-is in docs/proofs.md ("By neighbours").
+bounds the interpolation error of the kernel in one point, for all positions of the other one in a second box. A compact
+profile is zero between boxes beyond its support, and is not interpolated elsewhere. The proof is in docs/proofs.md ("By
+neighbours").
 
 For a polynomial h of degree below p in each feature, sum_i w_i h(x_i)^2 over the samples of a box is a quadratic form
 of h's values at the box's p^k Chebyshev points. Its matrix G is bounded by a diagonal one, so that
@@ -23,6 +24,7 @@ from itertools import product
 import numpy as np
 import scipy
 
+from dkgp.data.types import BoolArray
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
 from dkgp.kernels.terms import Term, Terms, terms_of
@@ -70,10 +72,10 @@ class Distances:
                 f"variances by neighbours are not for this kernel: {error}. Take `way` auto or iterative"
             ) from None
         for term in terms.terms:
-            if not term.profile.mixture:
+            if not (term.profile.mixture or math.isfinite(term.profile.support)):
                 raise InputError(
-                    "variances by neighbours take squared exponential, Matern and rational quadratic kernels and their "
-                    f"sums; got {kernel.type_name!r}. Take `way` auto or iterative"
+                    "variances by neighbours take squared exponential, Matern, rational quadratic and compact kernels "
+                    f"and their sums; got {kernel.type_name!r}. Take `way` auto or iterative"
                 )
         features = tuple(sorted({feature for term in terms.terms for feature in term.features}))
         if not 1 <= len(features) <= MOST_FEATURES:
@@ -97,6 +99,11 @@ class Distances:
         """Factor on each active feature for the choice of neighbours: that of the shortest term, (k,)."""
         return np.asarray(self.scales.max(axis=0))
 
+    @property
+    def is_compact(self) -> bool:
+        """Return True if the kernel is zero from a distance on."""
+        return self.terms.constant == 0.0 and all(math.isfinite(term.profile.support) for term in self.terms.terms)
+
     def errors(self, centres: FloatArray, halves: FloatArray, others: Boxes, order: int) -> FloatArray:
         """Bound the error of interpolation at `order` points a feature, for unit weight: (c,).
 
@@ -107,8 +114,18 @@ class Distances:
         total = np.zeros(len(offset))
         for term, scale in zip(self.terms.terms, self.scales, strict=True):
             size = np.broadcast_to(halves, offset.shape) * scale
-            total += abs(term.amplitude) * _term_errors(term, offset * scale, size, others.half * scale, order)
+            if math.isfinite(term.profile.support):
+                total += np.where(_is_zero(term, offset * scale, size + others.half * scale), 0.0, np.inf)
+            else:
+                total += abs(term.amplitude) * _term_errors(term, offset * scale, size, others.half * scale, order)
         return np.asarray(total * (1.0 + MARGIN))
+
+    def are_zero(self, boxes: Boxes, other: Boxes) -> BoolArray:
+        """Return True for boxes (c, k) where the kernel is zero between all points of the box and of another: (c,)."""
+        offset, zero = np.abs(boxes.centre - other.centre), np.full(len(boxes.centre), self.is_compact)
+        for term, scale in zip(self.terms.terms, self.scales, strict=True):
+            zero &= _is_zero(term, offset * scale, (boxes.half + other.half) * scale)
+        return zero
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,12 @@ class Boxes:
         """Boxes that contain all between two corners, roundings of their own numbers included."""
         slack = 4.0 * UNIT * (np.abs(low) + np.abs(high))
         return cls(0.5 * (low + high), 0.5 * (high - low) * (1.0 + 8.0 * UNIT) + slack + np.finfo(np.float64).tiny)
+
+
+def _is_zero(term: Term, offset: FloatArray, reach: FloatArray) -> BoolArray:
+    """Return True where boxes lie beyond a term's support, from scaled offsets of centres and half widths: (c,)."""
+    least = np.maximum(offset - reach, 0.0) * (1.0 - MARGIN)
+    return np.asarray(np.einsum("ck,ck->c", least, least) >= term.profile.support**2)
 
 
 def _term_errors(term: Term, offset: FloatArray, half: FloatArray, other: FloatArray, order: int) -> FloatArray:
@@ -283,7 +306,10 @@ class Samples:
         mass = np.array([inverse[first:last].sum() for first, last in zip(start, stop, strict=True)])
         mass *= 1.0 + plain.n * EPS
         row_error += position_error(distances, box.centre[:1] - box.half[:1], box.centre[:1] + box.half[:1])
-        weights = _weights(points, noise, (start, stop, child), box, mass)
+        if distances.is_compact:  # no box is taken by its points
+            weights = np.zeros((len(start), ORDER[len(columns)] ** len(columns)))
+        else:
+            weights = _weights(points, noise, (start, stop, child), box, mass)
         return cls(distances, evaluator, points, noise, start, stop, child, box, mass, weights, row_error)
 
     @property

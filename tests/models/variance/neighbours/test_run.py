@@ -20,6 +20,7 @@ from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import (
     ActiveDimensions,
     Constant,
+    Cubic,
     Kernel,
     Linear,
     Matern12,
@@ -27,6 +28,7 @@ from dkgp.kernels import (
     Matern52,
     Periodic,
     RationalQuadratic,
+    Spherical,
     SquaredExponential,
     Stable,
     Sum,
@@ -381,6 +383,11 @@ class Problem:
             f = np.exp(-s)
         elif isinstance(kernel, Stable):
             f = np.exp(-((2 * s) ** (Long(kernel.alpha) / 2)))
+        elif isinstance(kernel, Spherical | Cubic):
+            u = np.minimum(np.sqrt(2 * s), 1)
+            f = 1 - 1.5 * u + u**3 / 2
+            if isinstance(kernel, Cubic):
+                f = 1 - 7 * u**2 + 8.75 * u**3 - 3.5 * u**5 + 0.75 * u**7
         elif isinstance(kernel, RationalQuadratic):
             f = (1 + s / Long(kernel.alpha)) ** -Long(kernel.alpha)
         else:
@@ -403,6 +410,8 @@ KERNELS: tuple[tuple[type[Any], dict[str, float]], ...] = (
     (RationalQuadratic, {"alpha": 0.7}),
     (Stable, {"alpha": 0.7}),
     (Stable, {"alpha": 1.4}),
+    (Spherical, {}),
+    (Cubic, {}),
 )
 
 
@@ -437,7 +446,10 @@ def test_intervals_hold_in_50_digits(seed: int, small: pytest.MonkeyPatch) -> No
             assert mp.mpf(float(lower)) <= variance <= mp.mpf(float(upper))
 
 
-@pytest.mark.parametrize(("kernel", "count", "widest"), [(Matern12, 60, 0.02), (Matern32, 200, 0.02)])
+@pytest.mark.parametrize(
+    ("kernel", "count", "widest"),
+    [(Matern12, 60, 0.02), (Matern32, 200, 0.02), (Spherical, 200, 0.02), (Cubic, 400, 0.02)],
+)
 def test_a_part_of_the_samples_gives_narrow_intervals(
     kernel: type[Any], count: int, widest: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
