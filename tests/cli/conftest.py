@@ -15,6 +15,7 @@ from dkgp.models import read_hyperparameters, write_hyperparameters
 from dkgp.models.noise import NoiseModel, StudentT
 from tests.cli.invoke import Places, Shell, run_json
 from tests.cli.runs import RUNS, Run
+from tests.drawing import pictures_are_rendered_once as pictures_are_rendered_once
 from tests.problem import write_hyper
 
 

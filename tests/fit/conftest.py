@@ -12,6 +12,7 @@ from dkgp.kernels import Kernel
 from dkgp.plan.machine import MachineFigures
 from dkgp.solvers.prices import Prices
 from tests.cli.invoke import run_json
+from tests.drawing import pictures_are_rendered_once as pictures_are_rendered_once
 from tests.fit.tables import HOSTILE, write_messy
 
 PRICE = "price & <b>$tax"
