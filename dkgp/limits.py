@@ -70,6 +70,24 @@ def finishing_within(seconds: float) -> Iterator[None]:
         yield
 
 
+_is_command = False
+
+
+def count_start_up() -> None:
+    """Count the start of this process within a command's time limit."""
+    global _is_command
+    _is_command = True
+
+
+def start_up_seconds() -> float:
+    """Return the seconds since this process started; 0 if it does not run a command."""
+    if not _is_command:
+        return 0.0
+    import psutil  # help does not need it
+
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
+
+
 def should_finish() -> bool:
     """Return True if work with a usable result should end with it."""
     deadline = _current.get()

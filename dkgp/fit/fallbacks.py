@@ -28,12 +28,15 @@ from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import AUTO_KERNEL, TuneJob
 from dkgp.data import open_dataset, write_rows
-from dkgp.fit.budget import ATTEMPT, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
+from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
 from dkgp.fit.choice import GAPS, Way, spoken
+from dkgp.kernels import SquaredExponential
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.warm_up import compile_seconds, pieces_of_model
 
 # Samples and kernel of the fallback of tuning.
 FEW_SAMPLES, FEW_SAMPLES_KERNEL = 500, "rbf"
+LEAST_KERNEL = SquaredExponential((1.0,))
 # Largest gradient of a solve that ended early, in standard deviations of the target, whose model is used.
 LOOSEST = 0.02
 # Share of the time to stop at which a solve should finish.
@@ -42,9 +45,10 @@ FINISH = 0.85
 SAMPLED, FEWEST_SAMPLED = 200, 50
 # Share of the remaining time for the first variances, and for the means of a sample, which have no alternative.
 FIRST_VARIANCES = 0.6
-# Work with a shorter forecast on an idle machine is not ended: imports and compilation take longer than it does, and
-# alternatives have the same.
+# Variances with a shorter forecast, at the current load, are not ended: alternatives have the same fixed costs.
 FIXED_SECONDS = 0.5
+# A smaller model is an alternative if its training takes at most this share. Small models share the fixed costs.
+QUICKER = 0.8
 # Seconds of the limit that predictions have at least, however long training took.
 LEAST_PREDICTING = 0.05
 
@@ -108,18 +112,21 @@ class Fallbacks:
     def tune(self, job: TuneJob) -> Document:
         """Tune within the share of the time; on few samples if there is no result by then."""
         budget, limit = self._budget, self._budget.seconds
-        finish = max(0.0, min(TUNE * limit, (TUNE + TUNE_END) * limit - budget.elapsed))
+        # Leave later steps the time that they take at least.
+        least = budget.least("choose", compile_seconds(pieces_of_model("sparse", LEAST_KERNEL)))
+        finish = min(TUNE * limit, (TUNE + TUNE_END) * limit - budget.elapsed, limit - least - budget.elapsed)
+        shortest = budget.slowness() * LEAST["tune"]
+        if finish < shortest:
+            self._give_up("tune", f"there was no time to tune on more than {FEW_SAMPLES} samples")
+            return self._tune_on_few(job, shortest)
         attempt = budget.attempt(lambda: self._run(job), finish, finish + TUNE_END * limit)
         if attempt.document is None:
-            kernel = FEW_SAMPLES_KERNEL if job.kernel == AUTO_KERNEL else job.kernel
             self._give_up(
                 "tune",
                 f"tuning was stopped after {spoken(attempt.seconds)} without a result ({attempt.lack}); "
-                f"the hyperparameters are from a short search with the kernel {kernel} on {FEW_SAMPLES} "
-                "samples",
+                f"the hyperparameters are from a short search on {FEW_SAMPLES} samples",
             )
-            small = replace(job, kernel=kernel, subset=FEW_SAMPLES, resume=False)
-            return self._ended(budget.attempt(lambda: self._run(small), TUNE_END * limit))
+            return self._tune_on_few(job, max(shortest, TUNE_END * limit))
         if attempt.finished_early and not attempt.document["converged"]:
             self._give_up(
                 "tune",
@@ -127,6 +134,12 @@ class Fallbacks:
                 f"evaluations and {spoken(attempt.seconds)}; the best values so far are used",
             )
         return self._ended(attempt)
+
+    def _tune_on_few(self, job: TuneJob, seconds: float) -> Document:
+        """Search one kernel on few samples, without the evidence of all samples."""
+        kernel = FEW_SAMPLES_KERNEL if job.kernel == AUTO_KERNEL else job.kernel
+        small = replace(job, kernel=kernel, subset=FEW_SAMPLES, all_samples="none", resume=False)
+        return self._ended(self._budget.attempt(lambda: self._run(small), seconds))
 
     def train(
         self, way: Way, training: Callable[[Way, bool], Job], smaller: Callable[[Way], Sequence[Way]]
@@ -138,15 +151,13 @@ class Fallbacks:
         training : callable
             Returns the job of a way, and whether it is the first attempt.
         smaller : callable
-            Returns the smaller ways, largest first.
+            Returns the smaller ways with forecasts for the current load, largest first.
         """
         budget = self._budget
         share, first = way.train_seconds / max(way.seconds, 1e-9), True
         while True:
-            others = smaller(way)
+            others = [other for other in smaller(way) if other.train_seconds <= QUICKER * way.train_seconds]
             stop = (min(MOST_TRAINING, max(LEAST_TRAINING, share)) if first else ATTEMPT) * budget.for_model
-            if way.train_seconds <= FIXED_SECONDS * budget.slowness():
-                stop = math.inf
             job = training(way, first)
             attempt = budget.attempt(partial(self._run, job), FINISH * stop, stop if others else None)
             document = attempt.document
@@ -163,8 +174,8 @@ class Fallbacks:
                         ),
                     )
                 return {**self._ended(attempt), "way": way}
-            slowness = max(budget.slowness(), attempt.seconds / max(way.train_seconds, 1e-9))
-            needed = max(attempt.seconds, way.train_seconds * budget.slowness())
+            slowness = max(1.0, attempt.seconds / max(way.train_seconds, 1e-9))
+            needed = max(attempt.seconds, way.train_seconds)
             taken = next((w for w in others if w.seconds * slowness <= ATTEMPT * budget.for_model), others[-1])
             self._give_up(
                 "train",
@@ -189,7 +200,7 @@ class Fallbacks:
                 continue  # preparations alone took too long, and a wider gap has the same
             left = max(budget.for_predictions, LEAST_PREDICTING * budget.seconds)
             stop = (ATTEMPT if number else FIRST_VARIANCES) * left
-            if not number and way.predict_seconds <= FIXED_SECONDS * budget.slowness():
+            if not number and way.predict_seconds <= (FIXED_SECONDS + LEAST["predict"]) * budget.slowness():
                 stop = math.inf
             now = replace(job, variance=variant.variance, resume=job.resume and number == 0)
             if variant.sampled:

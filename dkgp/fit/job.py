@@ -53,7 +53,7 @@ OUT = Option(
 SECONDS = Option(
     help="Time limit for all steps, such as 90s, 5min or 2h. Forecasts decide between the exact model and smaller "
     "ones. A step that takes longer than its share ends with a cheaper result, and the report lists these "
-    "steps. A busy machine can exceed the limit.",
+    "steps. If the limit is too short to load the code of dkgp, fit says so and makes the smallest model.",
     type=duration,
     spellings=("--time",),
     metavar="TIME",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,9 @@ from dkgp.data.remote.storage import exists, read_object, remove_object, remove_
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies
-from dkgp.fit.budget import CHOOSE, FORECAST, TRANSFORM, Budget
+from dkgp.fit.budget import CHOOSE, FORECAST, LEAST, LEAST_MEASUREMENT, LEAST_RIVALS, TRANSFORM, Budget
 from dkgp.fit.budget import LEAST_SECONDS as LEAST_ATTEMPT
+from dkgp.fit.budget import MODEL as MODEL_SHARE
 from dkgp.fit.choice import (
     COMPARED_BASIS,
     SHARE_OF_COMPARISON,
@@ -47,7 +51,7 @@ from dkgp.fit.choice import (
     spoken,
 )
 from dkgp.fit.classifiers import Comparison, compare_methods
-from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, Fallbacks, given_up
+from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, LEAST_KERNEL, Fallbacks, given_up
 from dkgp.fit.job import (
     HYPER,
     MODEL,
@@ -74,7 +78,7 @@ from dkgp.models.refinement.candidates import MOST_SAMPLES
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.verdict import rival_seconds
-from dkgp.models.warm_up import helped
+from dkgp.models.warm_up import compile_seconds, helped, pieces_of_model
 
 STEPS = ("ingest", "transform", "tune", "compare", "choose", "train", "predict", "evaluate", "report")
 OF_NUMBERS, OF_LABELS = ("transform", "tune"), ("compare",)
@@ -86,6 +90,8 @@ SHARE_OF_ALL_SAMPLES = 0.25
 SHARE_OF_METHODS = 0.2
 # Share of the time for the comparison with simpler models, by a forecast.
 SHARE_OF_RIVALS = 0.1
+# Any model takes less than this one. Of forecasts that differ by at most this factor, the better model is chosen.
+EVERY, SIMILAR = Way("exact", None, None, math.inf, math.inf, 0), 1.25
 # Seconds of an idle machine that pictures take.
 PICTURE_SECONDS = 3.0
 # Seconds below which transforms of the target are not compared.
@@ -114,6 +120,8 @@ class _Fit:
 
     steps: Steps
     _methods: Comparison | None = None
+    # Forecast of a fit of the smallest model, and why the limit is too short for another; empty if it is not.
+    _least_seconds, _too_short = 0.0, ""
 
     def __init__(self, job: FitJob, reporter: Reporter, clock: Clock = time.monotonic) -> None:
         self.job, self.reporter, self.budget = job, reporter, Budget(job.seconds, clock, job.memory_bytes)
@@ -142,7 +150,9 @@ class _Fit:
         if earlier is None:
             self._claim()
         before = read_object(self.record).decode() if self.record.exists() else None
-        with PeakMemory() as memory, helped():
+        self._check_time("ingest")
+        # In a hurry, helpers would compile code that the smallest model does not need.
+        with PeakMemory() as memory, nullcontext() if self._too_short else helped():
             self.steps = Steps("fit", self.record, job.settings(), earlier, memory, self.reporter)
             self.budget.resume(sum(self.steps.seconds.values()))
             try:
@@ -187,7 +197,11 @@ class _Fit:
                 "predict": predicted,
                 "evaluation": evaluated,
                 "time_limit_seconds": job.seconds,
-                "given_up": list(given_up([compared, tuned, decision, attempts.tried[0].trained, taken.predicted])),
+                "least_seconds": self._least_seconds,
+                "given_up": [
+                    *([{"step": "fit", "text": self._too_short}] if self._too_short else []),
+                    *given_up([compared, tuned, decision, attempts.tried[0].trained, taken.predicted]),
+                ],
                 "report": job.place(PAGE),
             }
             self._step("report", lambda: self._page(document))
@@ -250,14 +264,17 @@ class _Fit:
         """Compare transforms of the target unless one is named."""
         if not self._tries_transforms:
             return None
+        self._check_time("tune")
         seconds = TRANSFORM * self.job.seconds
         return self._step("transform", lambda: self._compare_in_time(ingested, seconds))
 
     def _compare_in_time(self, ingested: Document, seconds: float) -> Document:
-        attempt = self.budget.attempt(lambda: self._compare(ingested, seconds), seconds, seconds)
-        if attempt.document is not None:
-            return attempt.document
-        text = f"comparing transforms of the target was stopped after {spoken(attempt.seconds)} without a result"
+        text = "transforms of the target were not compared"
+        if not self._too_short:
+            attempt = self.budget.attempt(lambda: self._compare(ingested, seconds), seconds, seconds)
+            if attempt.document is not None:
+                return attempt.document
+            text = f"comparing transforms of the target was stopped after {spoken(attempt.seconds)} without a result"
         self.reporter.warn(f"to keep the limits: {text}")
         lost = [{"step": "transform", "text": text}]
         return {"transform": None, "reason": "there was no time", "findings": [], "compared": [], "given_up": lost}
@@ -305,13 +322,16 @@ class _Fit:
 
     def _tune(self, kernel: str) -> Document:
         job = self.job
+        self._check_time("tune")
         self._say("tune")
+        # The evidence of all samples is that of the model with neighbours, whose code has to be compiled first.
+        compilation = self.budget.slowness() * compile_seconds(pieces_of_model("vif", LEAST_KERNEL))
         tuning = TuneJob(
             job.place(TRAIN),
             job.place(HYPER),
             kernel=kernel,
             kernel_seconds=max(1e-3, SHARE_OF_KERNELS * job.seconds),
-            all_samples_seconds=max(1e-3, SHARE_OF_ALL_SAMPLES * job.seconds),
+            all_samples_seconds=max(1e-3, SHARE_OF_ALL_SAMPLES * job.seconds - compilation),
             seed=job.seed,
             resume=self.steps.goes_on,
             overwrite=True,
@@ -328,21 +348,26 @@ class _Fit:
             train = open_dataset(job.place(TRAIN))
             return dict(to_json(compare_methods(train, seconds=limit, seed=job.seed, note=self.reporter.note)))
 
-        compared = self.budget.attempt(work, limit, limit).document
+        compared = None if self._too_short else self.budget.attempt(work, limit, limit).document
         return dict(to_json(Comparison())) if compared is None else compared
 
     def _choose(self, methods: Document | None) -> Document:
         self._methods = None if methods is None else from_json(Comparison, methods)
+        self._check_time("choose")
         seconds = FORECAST * self.budget.for_model
         slowness = self.budget.slowness()
         times = f"{slowness:.2g}" if slowness < 10.0 else f"{slowness:,.0f}"
         busy = f". The machine is busy, so that forecasts are {times} times those of an idle machine"
-        best = next(self._ways(measured=False, slowness=slowness))
+        if self._too_short and (ways := self._smaller(EVERY)):
+            decision = self._quickest(ways, seconds, slowness)
+            self.reporter.note(f"the model: {decision.reason}")
+            return dict(to_json(decision))
+        nominal = self._ways(measured=False, slowness=slowness)
+        best = next(nominal)
         if is_certain(best, seconds, self.memory_bytes):
             decision = decide([best], seconds, self.memory_bytes)
         else:
-            self.reporter.note("measuring this machine to forecast time and memory of the possible models")
-            decision, later = self._decide(seconds, slowness)
+            decision, later = self._decide(chain([best], nominal), seconds, slowness)
             decision = replace(decision, reason=decision.reason + (busy if slowness > 1.0 else ""))
             if decision.way.name == "vif" and not self.labelled:
                 fits = [way for way in later if way.seconds <= seconds and way.memory_bytes <= self.memory_bytes]
@@ -356,7 +381,21 @@ class _Fit:
         self.reporter.note(f"the model: {decision.reason}")
         return dict(to_json(decision))
 
-    def _decide(self, seconds: float, slowness: float) -> tuple[Decision, list[Way]]:
+    def _quickest(self, ways: Sequence[Way], seconds: float, slowness: float) -> Decision:
+        """Choose the best model whose forecast is close to that of the quickest.
+
+        Its fixed costs may exceed the limit. Refuse if the number of samples alone makes it exceed the limit.
+        """
+        fitting = [way for way in ways if way.memory_bytes <= self.memory_bytes]
+        quick = min(fitting or ways, key=lambda way: way.seconds)
+        fixed = sum(self._fixed_seconds(quick))
+        if quick.seconds / slowness - fixed <= max(fixed, self.job.seconds):
+            seconds = SIMILAR * quick.seconds
+        decision = decide(ways, seconds, self.memory_bytes)
+        reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; the time limit leaves no choice"
+        return replace(decision, reason=reason)
+
+    def _decide(self, nominal: Iterator[Way], seconds: float, slowness: float) -> tuple[Decision, list[Way]]:
         """Decide by measured prices, by nominal prices if the measurement takes too long; also return later ways."""
         ways: list[Way] = []
 
@@ -370,17 +409,23 @@ class _Fit:
             return {}
 
         limit = CHOOSE * self.job.seconds
-        attempt = self.budget.attempt(measured, limit, limit)
-        if attempt.document is None:
-            ways = list(self._ways(measured=False, slowness=slowness))
+        # The measurement runs code of the exact model.
+        needed = slowness * (LEAST_MEASUREMENT + compile_seconds(pieces_of_model("exact", LEAST_KERNEL)))
+        document = None
+        if needed <= limit and not self._too_short:
+            self.reporter.note("measuring this machine to forecast time and memory of the possible models")
+            document = self.budget.attempt(measured, limit, limit).document
+        if document is None:
+            ways = list(nominal)
         try:
             decision = decide(ways, seconds, self.memory_bytes)
             return decision, ways[ways.index(decision.way) + 1 :]
         except InputError:
             quick = min(ways, key=lambda way: way.seconds)
-            if slowness == 1.0 or quick.seconds > slowness * seconds:
+            fixed = sum(self._fixed_seconds(quick))
+            if quick.seconds / slowness - fixed > seconds:
                 raise
-            # The machine is busy at present. The model with the shortest forecast may still end in time.
+            # Fixed costs or the load of the machine exceed the time, and no model can change that.
             reason = f"{quick.words} is forecast to take {quick.forecast}; it is the fastest model"
             return Decision(quick, reason, tuple(way for way in ways if way is not quick)), []
 
@@ -403,10 +448,21 @@ class _Fit:
 
     def _ways(self, *, measured: bool, slowness: float) -> Iterator[Way]:
         """Yield ways with forecasts for the current load of the machine, best first."""
-        for way in self._forecasts(measured=measured).ways():
-            yield replace(
-                way, train_seconds=slowness * way.train_seconds, predict_seconds=slowness * way.predict_seconds
-            )
+        yield from (self._at_load(way, slowness) for way in self._forecasts(measured=measured).ways())
+
+    def _at_load(self, way: Way, slowness: float) -> Way:
+        """Return a way with its fixed costs, and forecasts for the current load."""
+        training, predicting = self._fixed_seconds(way)
+        return replace(
+            way,
+            train_seconds=slowness * (way.train_seconds + training),
+            predict_seconds=slowness * (way.predict_seconds + predicting),
+        )
+
+    def _fixed_seconds(self, way: Way) -> tuple[float, float]:
+        """Return the processor seconds of training and predicting that no samples change."""
+        kernel = LEAST_KERNEL if self.labelled else read_hyperparameters(self.job.place(HYPER)).kernel
+        return LEAST["train"] + compile_seconds(pieces_of_model(way.name, kernel)), LEAST["predict"]
 
     def _by_density(
         self, decision: Decision, other: Way | None, hyperparameters: Hyperparameters, left: float
@@ -554,7 +610,8 @@ class _Fit:
         return self.steps.run(step, lambda: to_json(self.fallbacks.train(taken, self._training, self._smaller)))
 
     def _smaller(self, way: Way) -> Sequence[Way]:
-        return list(self._forecasts(measured=False).smaller(way))
+        slowness = self.budget.slowness()
+        return [self._at_load(other, slowness) for other in self._forecasts(measured=False).smaller(way)]
 
     def _training(self, way: Way, first: bool, hyper_name: str = HYPER) -> TrainJob | SparseJob | ClassifyJob:
         """Return the job of a way; only the first attempt continues an earlier run."""
@@ -603,7 +660,7 @@ class _Fit:
         if self.labelled:
             return evaluated
         limit = min(SHARE_OF_RIVALS * job.seconds, budget.for_predictions)
-        if rival_seconds(open_dataset(job.place(TRAIN))) * budget.slowness() > limit:
+        if (rival_seconds(open_dataset(job.place(TRAIN))) + LEAST_RIVALS) * budget.slowness() > limit:
             return evaluated
         comparison = EvaluateJob(job.place(PREDICTIONS), evaluated["dataset"], compare=True)
 
@@ -613,6 +670,26 @@ class _Fit:
         return self.steps.run("compare", work)
 
     # ------------------------------------------------------------------------------------------------ the folder
+
+    def _check_time(self, step: str) -> None:
+        """Say if no time is left for more than the fixed costs of the steps from this one on.
+
+        The fit then makes the smallest model as soon as possible.
+        """
+        if self._too_short:
+            return
+        name = "fixed-size" if self.labelled else "sparse"
+        code = compile_seconds(pieces_of_model(name, LEAST_KERNEL))
+        elapsed, more = self.budget.elapsed, self.budget.least(step, code)
+        self._least_seconds = elapsed + more
+        if more <= max(self.job.seconds - elapsed, MODEL_SHARE * self.job.seconds):
+            return
+        self._too_short = (
+            f"the limit of {spoken(self.job.seconds)} is too short: {spoken(elapsed)} are over, and loading "
+            f"{'and compiling ' if code else ''}the code of dkgp takes about {spoken(more)} more on this machine at "
+            "present. The model is the smallest one"
+        )
+        self.reporter.warn(self._too_short)
 
     def _check_memory(self) -> None:
         """Refuse a limit below the memory that dkgp itself needs; `MemoryBudgetError`."""

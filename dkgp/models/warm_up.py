@@ -47,6 +47,16 @@ _HELPER_BYTES = 320 * 2**20
 # Helpers begin with the pieces that a run needs last. The run compiles the others meanwhile, and they meet half-way.
 _LOOPS_OF_RUN = ("pair/double", "matmat/double", "tile/double", "take/double", "matmat/single", "tile/single")
 _LAST = ("take/single",)
+# Measured processor seconds of an idle machine; other pieces take less than half a second.
+_COMPILE_SECONDS = {
+    "pair/double": 2.5,
+    "matmat/double": 2.5,
+    "matmat/single": 2.5,
+    "vectors": 1.9,
+    "factor": 1.4,
+    "leaves": 11.0,
+    "fixed-size": 8.0,
+}
 _PRECISIONS: tuple[Precision, ...] = ("double", "single")
 _one_at_a_time = fork_safe(threading.Lock())
 _KERNEL = SquaredExponential(gamma=(0.5, 0.5))
@@ -63,6 +73,22 @@ def pieces_of_run(kernel: Kernel) -> list[str]:
         f"{name}/{precision}" for precision in _PRECISIONS for name in TileEvaluator(kernel, precision).stage_names
     ]
     return [_LOOPS_OF_RUN[0], "vectors", *_LOOPS_OF_RUN[1:], "factor", "leaves", *_LAST, *stages]
+
+
+def pieces_of_model(name: str, kernel: Kernel) -> list[str]:
+    """Name the pieces that training and predicting compile; `name` is "exact", "sparse", "vif" or "fixed-size"."""
+    if name == "exact":
+        return pieces_of_run(kernel)
+    if name in ("sparse", "vif"):
+        stages = [f"{stage}/double" for stage in TileEvaluator(kernel, "double").stage_names]
+        neighbours = ["leaves"] if name == "vif" else []
+        return [*neighbours, *(f"{loop}/double" for loop in ("matmat", "tile", "take")), *stages]
+    return [name] if name == "fixed-size" else []
+
+
+def compile_seconds(pieces: Iterable[str]) -> float:
+    """Return a forecast of the processor seconds to compile the pieces that are not known to be in the cache."""
+    return sum(_COMPILE_SECONDS.get(piece, 0.5) for piece in missing(pieces))
 
 
 def all_pieces() -> list[str]:
