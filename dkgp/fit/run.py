@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,8 @@ OF_NUMBERS, OF_LABELS = ("transform", "tune"), ("compare",)
 SHARE_OF_KERNELS = 0.2
 # Share of the time for the evidence of all samples.
 SHARE_OF_ALL_SAMPLES = 0.25
+# Share of the time for forecasts of models at nominal prices.
+SHARE_OF_FORECASTS = 0.1
 # Share of the time for the comparison of classifiers' methods.
 SHARE_OF_METHODS = 0.2
 # Share of the time for the comparison with simpler models, by a forecast.
@@ -362,12 +363,19 @@ class _Fit:
             decision = self._quickest(ways, seconds, slowness)
             self.reporter.note(f"the model: {decision.reason}")
             return dict(to_json(decision))
-        nominal = self._ways(measured=False, slowness=slowness)
-        best = next(nominal)
-        if is_certain(best, seconds, self.memory_bytes):
-            decision = decide([best], seconds, self.memory_bytes)
+        given_up: list[dict[str, str]] = []
+        began, limit = self.budget.elapsed, SHARE_OF_FORECASTS * self.job.seconds
+        nominal = self._foreseen(seconds, slowness, limit, measured=False)
+        spent = self.budget.elapsed - began
+        if nominal is None:
+            nominal = self._smaller(EVERY)
+            text = f"the exact model was not considered, because its forecast alone took more than {spoken(limit)}"
+            self.reporter.warn(f"to keep the limits: {text}")
+            given_up = [{"step": "choose", "text": text}]
+        if nominal and is_certain(nominal[0], seconds, self.memory_bytes):
+            decision = decide(nominal[:1], seconds, self.memory_bytes)
         else:
-            decision, later = self._decide(chain([best], nominal), seconds, slowness)
+            decision, later = self._decide(nominal, seconds, slowness, spent)
             decision = replace(decision, reason=decision.reason + (busy if slowness > 1.0 else ""))
             if decision.way.name == "vif" and not self.labelled:
                 fits = [way for way in later if way.seconds <= seconds and way.memory_bytes <= self.memory_bytes]
@@ -377,9 +385,9 @@ class _Fit:
                     lambda: self._by_density(decision, other, hyperparameters, seconds), limit, limit
                 )
                 if attempt.document is not None:
-                    return attempt.document
+                    return {**attempt.document, "given_up": given_up}
         self.reporter.note(f"the model: {decision.reason}")
-        return dict(to_json(decision))
+        return {**to_json(decision), "given_up": given_up}
 
     def _quickest(self, ways: Sequence[Way], seconds: float, slowness: float) -> Decision:
         """Choose the best model whose forecast is close to that of the quickest.
@@ -395,12 +403,12 @@ class _Fit:
         reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; the time limit leaves no choice"
         return replace(decision, reason=reason)
 
-    def _decide(self, nominal: Iterator[Way], seconds: float, slowness: float) -> tuple[Decision, list[Way]]:
-        """Decide by measured prices, by nominal prices if the measurement takes too long; also return later ways."""
+    def _foreseen(self, seconds: float, slowness: float, limit: float, *, measured: bool) -> list[Way] | None:
+        """Forecast models, best first, until one fits; return None if this takes longer than the limit."""
         ways: list[Way] = []
 
-        def measured() -> Document:
-            for way in self._ways(measured=True, slowness=slowness):
+        def work() -> Document:
+            for way in self._ways(measured=measured, slowness=slowness):
                 ways.append(way)
                 fits = [one for one in ways if one.seconds <= seconds and one.memory_bytes <= self.memory_bytes]
                 # The model with neighbours may be compared with the next one.
@@ -408,15 +416,23 @@ class _Fit:
                     break
             return {}
 
+        return None if self.budget.attempt(work, limit, limit).document is None else ways
+
+    def _decide(
+        self, nominal: Sequence[Way], seconds: float, slowness: float, spent: float
+    ) -> tuple[Decision, list[Way]]:
+        """Decide by measured prices, by nominal prices if the measurement takes too long; also return later ways.
+
+        `spent` is the time that the forecasts at nominal prices took.
+        """
         limit = CHOOSE * self.job.seconds
         # The measurement runs code of the exact model.
-        needed = slowness * (LEAST_MEASUREMENT + compile_seconds(pieces_of_model("exact", LEAST_KERNEL)))
-        document = None
+        needed = slowness * (LEAST_MEASUREMENT + compile_seconds(pieces_of_model("exact", LEAST_KERNEL))) + spent
+        ways = None
         if needed <= limit and not self._too_short:
             self.reporter.note("measuring this machine to forecast time and memory of the possible models")
-            document = self.budget.attempt(measured, limit, limit).document
-        if document is None:
-            ways = list(nominal)
+            ways = self._foreseen(seconds, slowness, limit, measured=True)
+        ways = list(nominal) if ways is None else ways
         try:
             decision = decide(ways, seconds, self.memory_bytes)
             return decision, ways[ways.index(decision.way) + 1 :]

@@ -464,6 +464,12 @@ class _Layout:
             self._projected(variances.phases(run, self.foreseen.sizes, *products), fleet)
             for products in ((single.count, double.count), (single.low, double.low), (single.high, double.high))
         )
+        resident = self.cluster.worker_resident_bytes
+        # One process on one machine may hold a whole factor instead.
+        alone = fleet.one_machine and fleet.workers == 1
+        memory_bytes = (
+            variances.peak_bytes(run, resident) if alone else variances.memory(run).worker_process_bytes(resident)
+        )
         return {
             "seconds": expected.total,
             "seconds_low": low.total,
@@ -478,7 +484,7 @@ class _Layout:
             "batch_size": run.plan["batch_size"],
             "together": run.plan["together"],
             "shared": run.is_shared,
-            "worker_memory_bytes": variances.memory(run).worker_process_bytes(self.cluster.worker_resident_bytes),
+            "worker_memory_bytes": memory_bytes,
         }
 
     def _smaller(self, smaller: Smaller, fleet: Fleet) -> dict[str, Any]:

@@ -174,6 +174,18 @@ def test_tables_say_what_the_document_says(shell: Shell) -> None:
     assert "A product with" not in result.stdout
 
 
+@pytest.mark.usefixtures("quick")
+def test_one_process_may_hold_a_whole_factor_for_variances(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.plan.foreseen.whole_memory_bytes", lambda *sizes: 2**40)
+    line = f"plan @train {LOCAL} --workers 1,2 --passes 4 --variance --test-samples 50"
+    apart, together = (
+        [row["variance"]["worker_memory_bytes"] for row in shell.json(f"{line}{flag}")["workers"]]
+        for flag in ("", " --one-machine")
+    )
+    assert together[0] > 2**40 > together[1]
+    assert max(apart) < 2**40
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_variances_and_kept_tiles_are_foreseen(shell: Shell) -> None:

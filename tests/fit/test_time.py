@@ -22,7 +22,7 @@ from dkgp.commands.signals import TimeUpError, enforced
 from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.errors import InterruptedRunError, MemoryBudgetError
 from dkgp.fit.budget import LEAST, Budget
-from dkgp.fit.choice import Way
+from dkgp.fit.choice import Forecasts, Way
 from dkgp.fit.fallbacks import FEW_SAMPLES, Fallbacks, variants
 from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit
@@ -399,3 +399,20 @@ def test_a_small_model_is_no_alternative_if_fixed_costs_are_the_same(tmp_path: P
     document = steps.train(ways[0], lambda way, first: way, lambda way: ways[1:])  # type: ignore[arg-type, return-value]
     assert document["way"] == ways[0]
     assert document["given_up"] == []
+
+
+@pytest.mark.long
+def test_a_forecast_that_takes_too_long_leaves_the_exact_model_out(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(forecasts: Forecasts, gap: float) -> Way:
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Forecasts, "_exact", endless)
+    job = FitJob(IngestJob((str(rows),), targets=("y",)), out=str(tmp_path / "fit"), seconds=20.0, kernel="rbf")
+    document = _Fit(job, SilentReporter()).run()
+    assert [item["step"] for item in document["given_up"]] == ["choose"]
+    assert document["given_up"][0]["text"].endswith("because its forecast alone took more than 2 s")
+    assert document["choice"]["way"]["name"] != "exact"
+    assert document["evaluation"]["rmse"] < 0.9
