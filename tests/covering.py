@@ -5,7 +5,8 @@
 - `@pytest.mark.spread(3)` selects three cases from a list whose cases take the same path through the code. The other
   cases are marked long, so continuous integration runs them.
 
-In the rooms of `make test-portable`, the other cases are marked portable instead, and run there.
+In the rooms of `make test-portable`, the other cases are marked portable instead, and run there. A test of these rooms
+without a mark is spread over `NATIVE_CASES`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pytest
 
 # Rooms all of whose tests `make test-portable` runs.
 PORTABLE = ("tests/kernels/", "tests/operators/", "tests/engine/")
+# Cases of a test of these rooms that `make test` runs, compiled for this machine's processor.
+NATIVE_CASES = 8
 
 Axes = dict[tuple[str, ...], Hashable]
 
@@ -69,12 +72,12 @@ def thin_out(items: list[pytest.Item]) -> None:
     for kind, elsewhere in (("covering", ("slow",)), ("spread", ("slow", "portable", "long"))):
         tests: dict[str, list[pytest.Function]] = {}
         for item in items:
-            counts = item.get_closest_marker(kind) and not any(item.get_closest_marker(name) for name in elsewhere)
+            portable = kind == "spread" and item.nodeid.startswith(PORTABLE)
+            counts = (portable or item.get_closest_marker(kind)) and not any(map(item.get_closest_marker, elsewhere))
             if counts and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
                 tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
         for name, cases in tests.items():
-            mark = cases[0].get_closest_marker(kind)
-            assert mark is not None
+            mark = cases[0].get_closest_marker(kind) or pytest.mark.spread(NATIVE_CASES).mark
             if kind == "covering":
                 chosen = covering([axes_of(case) for case in cases], *(mark.args or (1,)))
             else:

@@ -51,6 +51,10 @@ import pytest
 @pytest.mark.parametrize("value", [pytest.param(0, marks=pytest.mark.slow), 1, 2, 3, 4, 5])
 def test_cases(value):
     pass
+
+@pytest.mark.parametrize("value", range(15))
+def test_many(value):
+    pass
 """
 
 
@@ -68,20 +72,11 @@ def test_other_cases_are_left_to_another_target(tmp_path: Path, room: str, targe
             thin_out(items)
             marked.update({item.name: {mark.name for mark in item.iter_markers()} for item in items})
 
-    options = [
-        "-q",
-        "--collect-only",
-        "--import-mode=importlib",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        str(tmp_path / "pytest.ini"),
-        str(file),
-    ]
+    ini, mode = str(tmp_path / "pytest.ini"), "--import-mode=importlib"
+    options = ["-q", "--collect-only", mode, "-p", "no:cacheprovider", "-c", ini, str(file)]
     assert pytest.main(options, plugins=[Recorder()]) == 0
-    assert {name for name, marks in marked.items() if target in marks} == {
-        "test_cases[2]",
-        "test_cases[3]",
-        "test_cases[4]",
-    }
+    expected = {f"test_cases[{number}]" for number in (2, 3, 4)}
+    if target == "portable":
+        expected |= {f"test_many[{number}]" for number in range(1, 15, 2)}
+    assert {name for name, marks in marked.items() if target in marks} == expected
     assert "slow" in marked["test_cases[0]"]

@@ -38,9 +38,11 @@ def local_cluster(
 
 
 @contextmanager
-def on_dask(workers: int, processes: bool) -> Iterator[tuple[DaskExecutor, Client]]:
-    """Start workers of one thread, and an executor for them."""
-    with local_cluster(workers, processes=processes) as (_, client):
-        executor = DaskExecutor(client, in_process=not processes)
+def on_dask(
+    workers: int, processes: bool, *, threads: int = 1, **settings: Any
+) -> Iterator[tuple[DaskExecutor, Client]]:
+    """Start workers, and an executor for them with these settings."""
+    with local_cluster(workers, processes=processes, threads=threads) as (_, client):
+        executor = DaskExecutor(client, in_process=not processes, **settings)
         yield executor, client
         executor.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +32,7 @@ from dkgp.operators.cells.operator import (
 )
 from dkgp.operators.cells.plan import Plan
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, GradientInfNorm, solve
-from tests.workers import local_cluster
+from tests.workers import local_cluster, on_dask
 
 NOISE_VARIANCE = 0.01
 
@@ -372,14 +370,6 @@ def expected(dataset: Dataset) -> list[np.ndarray]:
     return made
 
 
-@contextmanager
-def dask_executor(workers: int, processes: bool) -> Iterator[tuple[DaskExecutor, Client]]:
-    with local_cluster(workers, processes=processes, threads=2) as (_, client):
-        executor = DaskExecutor(client, in_process=not processes)
-        yield executor, client
-        executor.close()
-
-
 def is_same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
@@ -387,7 +377,7 @@ def is_same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_number_of_workers_changes_no_bit(workers: int, dataset: Dataset, expected: list[np.ndarray]) -> None:
-    with dask_executor(workers, processes=False) as (executor, _):
+    with on_dask(workers, processes=False, threads=2) as (executor, _):
         assert is_same(products(dataset, executor), expected)
 
 
@@ -406,7 +396,7 @@ def test_processes_change_no_bit_and_solve_alike(dataset: Dataset, expected: lis
     solver, y = ConjugateGradient(FactorPreconditioning(64, 32, 0)), dataset.targets(0, N)
     with operator(dataset, LocalExecutor(2)) as cells:
         alone = solve(cells, y, solver=solver)
-    with dask_executor(2, processes=True) as (executor, _):
+    with on_dask(2, processes=True, threads=2) as (executor, _):
         assert is_same(products(dataset, executor), expected)
         with operator(dataset, executor) as cells:
             assert np.array_equal(solve(cells, y, solver=solver).alpha, alone.alpha)
@@ -424,7 +414,7 @@ def doom(name: str) -> None:
 def test_a_worker_that_is_killed_in_a_phase_changes_no_bit(
     name: str, dataset: Dataset, expected: list[np.ndarray]
 ) -> None:
-    with dask_executor(2, processes=True) as (executor, client):
+    with on_dask(2, processes=True, threads=2) as (executor, client):
         lost = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
         client.run(doom, name, workers=[lost])
         assert is_same(products(dataset, executor), expected)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import HereExecutor, LocalExecutor, RoundTasks
-from dkgp.cluster.executors.dask import DaskExecutor
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.kernels import SquaredExponential
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.vecchia.factor import VecchiaFactor
-from tests.workers import local_cluster
+from tests.workers import on_dask
 
 N = 700
 KERNEL = SquaredExponential(gamma=(0.5, 0.8, 1.1), variance=1.3)
@@ -51,14 +47,6 @@ def expected(dataset: Dataset) -> dict[int, np.ndarray]:
     executor.close()
     worker_cache().clear()
     return found
-
-
-@contextmanager
-def dask_executor(workers: int, processes: bool, cache_bytes: int = 2**30) -> Iterator[tuple[DaskExecutor, Client]]:
-    with local_cluster(workers, processes=processes) as (_, client):
-        executor = DaskExecutor(client, in_process=not processes, cache_bytes=cache_bytes)
-        yield executor, client
-        executor.close()
 
 
 class Watched(HereExecutor):
@@ -106,7 +94,7 @@ def test_tasks_build_a_few_bundles_each_to_the_same_bits(
 
 @pytest.mark.faults
 def test_processes_of_which_one_is_lost(dataset: Dataset, expected: dict[int, np.ndarray]) -> None:
-    with dask_executor(2, processes=True) as (executor, client):
+    with on_dask(2, processes=True) as (executor, client):
         factors = {rank: VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank]) for rank in expected}
         for rank, result in expected.items():
             np.testing.assert_array_equal(factors[rank].apply(vectors()), result)
@@ -118,7 +106,7 @@ def test_processes_of_which_one_is_lost(dataset: Dataset, expected: dict[int, np
 
 @pytest.mark.slow
 def test_processes_with_little_room(dataset: Dataset, expected: dict[int, np.ndarray]) -> None:
-    with dask_executor(2, processes=True, cache_bytes=150_000) as (executor, _):
+    with on_dask(2, processes=True, cache_bytes=150_000) as (executor, _):
         for rank, result in expected.items():
             factor = VecchiaFactor(operator(dataset, executor), 80, 35, MARKS[:rank])
             assert factor.disk_bytes > 0
