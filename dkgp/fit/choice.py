@@ -53,6 +53,9 @@ THREADS = Network(round_trip_seconds=2e-4, task_seconds=2e-5, submit_seconds=1e-
 # Basis samples of the model with neighbours.
 NEAR_BASIS = BASIS_SIZES_OF_EVIDENCE["vif"]
 
+# Words for the exact model's variances by `--variance-way vif`.
+APPROXIMATE = "approximate, from neighbours (VIF)"
+
 Name = Literal["exact", "vif", "sparse", "fixed-size", "logistic", "gp"]
 
 
@@ -73,6 +76,8 @@ class Way:
         The peak, including memory that this process holds already.
     variance_memory_bytes
         Working memory of variances under a memory limit; None without a limit.
+    approximate
+        Whether the exact model's variances are those of neighbours (VIF), without intervals.
     """
 
     name: Name
@@ -82,6 +87,7 @@ class Way:
     predict_seconds: float
     memory_bytes: int
     variance_memory_bytes: int | None = None
+    approximate: bool = False
 
     derived: ClassVar = ("seconds", "words")
 
@@ -93,6 +99,8 @@ class Way:
     @property
     def words(self) -> str:
         """The model in a few words."""
+        if self.approximate:
+            return f"exact (variances {APPROXIMATE})"
         if self.name == "exact":
             return "exact" if self.gap is None else f"exact (variances within {100 * self.gap:g} %)"
         if self.name == "vif":
@@ -248,13 +256,18 @@ class Forecasts:
             yield from (self._likelihood(compared, name) for name in compared.ranked if name != "fixed-size")
             yield from (self._classifier(size) for size in self._sizes(POOLS))
             return
+        exact: Way | None = None
         for gap in GAPS:
             try:
-                yield self._exact(gap)
+                exact = self._exact(gap)
             except MemoryBudgetError as error:
                 self._reporter.note(f"the exact model does not fit: {error}")
                 break
+            yield exact
         if (near := self.near()) is not None:
+            if exact is not None:
+                memory = max(exact.memory_bytes, near.memory_bytes)
+                yield replace(exact, gap=None, approximate=True, predict_seconds=near.seconds, memory_bytes=memory)
             yield near
         yield from (self._sparse(size) for size in self._sizes(BASIS_SIZES))
 

@@ -4,7 +4,7 @@
 |---|---|
 | tune | the best values so far, then few samples and one kernel |
 | train | a looser tolerance, then the next smaller model |
-| predict | a wider gap of variances, then the factor alone, then a sample of the test rows, then means alone |
+| predict | a wider gap of variances, then approximate ones (VIF), then a sample of the test rows, then means alone |
 
 The document of a step lists everything that was given up, in `given_up`.
 """
@@ -29,7 +29,7 @@ from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import AUTO_KERNEL, TuneJob
 from dkgp.data import open_dataset, write_rows
 from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
-from dkgp.fit.choice import GAPS, Way, spoken
+from dkgp.fit.choice import APPROXIMATE, GAPS, Way, spoken
 from dkgp.kernels import SquaredExponential
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import compile_seconds, pieces_of_model
@@ -66,7 +66,7 @@ class Variant:
     @property
     def needs_factor(self) -> bool:
         """True for variances whose intervals have to reach a gap."""
-        return self.variance is not None and not self.sampled and self.variance.max_passes > 0.0
+        return self.variance is not None and not self.sampled and self.variance.way != "vif"
 
 
 def variants(way: Way, variance: VarianceSettings | None) -> list[Variant]:
@@ -77,8 +77,8 @@ def variants(way: Way, variance: VarianceSettings | None) -> list[Variant]:
     if way.name == "exact":
         widest = max(variance.gap, GAPS[-1])
         ways = [Variant(replace(variance, gap=gap), _gap_words(gap)) for gap in dict.fromkeys((variance.gap, widest))]
-        quick = replace(variance, gap=widest, max_passes=0.0)
-        ways.append(Variant(quick, "variances by a partial factor alone, whose intervals can be wide"))
+        quick = replace(variance, way="vif")
+        ways.append(Variant(quick, f"variances that are {APPROXIMATE}"))
     else:
         quick = variance
         ways.append(Variant(variance, "variances"))
@@ -214,8 +214,10 @@ class Fallbacks:
                 if number:
                     rows_words = f" ({count:,} of {tests:,} rows, drawn at random)" if variant.sampled else ""
                     self._give_up("predict", f"predicted instead: {variant.words}{rows_words}")
-                gap = None if variant.variance is None else variant.variance.gap
-                taken = replace(way, gap=gap if way.name == "exact" else None)
+                gap, taken = None if variant.variance is None else variant.variance.gap, replace(way, gap=None)
+                if way.name == "exact":
+                    approximate = variant.variance is not None and variant.variance.way == "vif"
+                    taken = replace(way, gap=None if approximate else gap, approximate=approximate)
                 return {**self._ended(attempt), "way": taken}
             needed = attempt.needed
             expected = "" if needed is None else f"; at the measured speed it needs {spoken(needed)}"

@@ -211,6 +211,8 @@ def command_lines(
         predict = (*predict, "--variance")
         if way["gap"] is not None:
             predict = (*predict, "--variance-gap", f"{way['gap']:g}")
+        if way.get("approximate"):
+            predict = (*predict, "--variance-way", "vif")
         if way.get("variance_memory_bytes") is not None:
             predict = (*predict, "--variance-memory", str(way["variance_memory_bytes"]))
         predict = (*predict, *seed)

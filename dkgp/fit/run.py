@@ -661,7 +661,9 @@ class _Fit:
         variance = None
         if not self.labelled:
             variance = VarianceSettings(seed=job.seed, memory_bytes=taken.variance_memory_bytes)
-            if taken.gap is not None:
+            if taken.approximate:
+                variance = replace(variance, way="vif")
+            elif taken.gap is not None:
                 variance = replace(variance, gap=taken.gap)
         predicting = PredictJob(job.place(MODEL), job.place(TEST), out, variance, overwrite=True, cluster=job.cluster)
         if step != "predict":

@@ -26,6 +26,7 @@ import dkgp
 import dkgp.estimators.settings
 import dkgp.models.classification.exact
 import dkgp.models.classification.logistic
+import dkgp.models.prediction.exact
 from dkgp import LSSVC, GPClassifier, GPRegressor, KernelLogisticClassifier, SparseGPRegressor
 from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
@@ -41,7 +42,7 @@ from dkgp.data import (
 from dkgp.errors import InputError
 from dkgp.estimators import PredictionBounds
 from dkgp.estimators.outputs import what_holds
-from dkgp.kernels import SquaredExponential, UserKernel, White
+from dkgp.kernels import Matern32, SquaredExponential, UserKernel, White
 from dkgp.models import Hyperparameters, write_hyperparameters
 from dkgp.models.certificate import Certificate
 from dkgp.models.classification.labels import LabelledData, labels_of
@@ -51,9 +52,14 @@ from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import predict
 from dkgp.models.sparse.search import tune_by_bound
 from dkgp.models.tuning.search import Choices, SearchSettings
+from dkgp.models.variance import ways
+from dkgp.models.variance.nystrom import NystromFactor
+from dkgp.models.variance.run import Request, VarianceRun
+from dkgp.models.variance.ways import Forecast
 from dkgp.operators.full_products import FullProducts
 from dkgp.operators.keeping import Keeping
 from dkgp.solvers import Choice, Cholesky, ConjugateGradient, FactorPreconditioning, TiledCholesky
+from dkgp.solvers.cholesky.tile_factor import TileFactor
 from dkgp.solvers.registry import solver_names
 from tests.estimators.conftest import KERNEL, NOISE, Problem
 
@@ -75,6 +81,47 @@ def test_latent_variances_leave_the_noise_out(problem: Problem, fitted: GPRegres
     dense = dense_posterior(KERNEL, NOISE, problem.X, problem.y, problem.X_new)
     _, latent = fitted.predict(problem.X_new, return_var=True, latent=True)
     np.testing.assert_allclose(latent, dense.covariance.diagonal(), rtol=0.02)
+
+
+def test_variances_are_planned_at_the_first_prediction(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its rows: neither fit nor a prediction of means chooses a way to variances."""
+    seen: list[tuple[int, int]] = []
+    chosen = dkgp.models.prediction.exact.chosen_run
+
+    def choose(request: Request, *rest: Any) -> VarianceRun:
+        seen.append((request.rows.n_samples, request.n_test))
+        return chosen(request, *rest)
+
+    monkeypatch.setattr(dkgp.models.prediction.exact, "chosen_run", choose)
+    model = GPRegressor(KERNEL, noise_variance=NOISE).fit(problem.X, problem.y)
+    model.predict(problem.X_new)
+    assert seen == []
+    model.predict(problem.X_new, return_std=True)
+    model.predict(problem.X_new[:50], return_std=True)
+    assert seen == [(60, 64)]  # calls of similar size share a plan
+
+
+def test_a_few_deviations_take_no_factor_of_all_samples(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two features the samples near the rows do: no factor of n x n is made, and bounds hold as they did."""
+    monkeypatch.setattr(ways, "LEAST_NEAR", 100)
+    monkeypatch.setattr(Forecast, "whole", lambda self: 1e3)
+    X, kernel = rng.uniform(size=(700, 2)), Matern32(gamma=(1.0, 1.0))
+    y = np.sin(7.0 * X[:, 0]) * X[:, 1] + 0.1 * rng.normal(size=700)
+    model = GPRegressor(kernel, noise_variance=NOISE, variance_gap=0.05).fit(X, y)
+    factors: list[object] = []
+    for module in (TileFactor, NystromFactor):
+        monkeypatch.setattr(module, "__init__", lambda self, *rest, **options: factors.append(self))
+    new = rng.uniform(size=(9, 2))
+    std, variance, bounds = model.predict(new, return_std=True, return_var=True, return_bounds=True)[1:]
+    assert factors == []
+    dense = dense_posterior(kernel, NOISE, X, y, new)
+    exact = dense.covariance.diagonal() + dense.noise
+    assert (bounds.variance_lower <= exact * (1.0 + 1e-9)).all()
+    assert (exact <= bounds.variance_upper * (1.0 + 1e-9)).all()
+    assert (bounds.variance_upper - bounds.variance_lower <= 0.05 * bounds.variance_upper * (1.0 + 1e-6)).all()
+    np.testing.assert_allclose(std, np.sqrt(variance))
 
 
 def test_several_targets(problem: Problem) -> None:

@@ -92,6 +92,7 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
     smaller = [size for size in BASIS_SIZES if size < 300]
     assert [(way.name, way.size, way.gap) for way in ways] == [
         *(("exact", None, gap) for gap in GAPS),
+        ("exact", None, None),
         ("vif", 200, None),
         *(("sparse", size, None) for size in smaller),
     ]
@@ -102,7 +103,10 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "dkgp.plan.plan._measure_cluster", lambda job, reporter: ClusterFigures(THREADS, threads, resident, 0)
     )
-    for way in (ways[0], *ways[len(GAPS) :]):
+    widest, approximate, near = ways[len(GAPS) - 1 : len(GAPS) + 2]
+    assert [way.words for way in ways if way.approximate] == ["exact (variances approximate, from neighbours (VIF))"]
+    assert (approximate.train_seconds, approximate.predict_seconds) == (widest.train_seconds, near.seconds)
+    for way in (ways[0], *ways[len(GAPS) + 1 :]):
         job = PlanJob(
             train_url,
             hyper,
@@ -127,7 +131,7 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
             held = resident + plan["memory_plan"]["resident_bytes"] + RUNTIME_BYTES
             planned = row["sparse"]["worker_memory_bytes"] + row["sparse"]["coordinator_memory_bytes"] - held
             assert way.memory_bytes - forecasts.resident_bytes == planned
-    sizes = [way.train_seconds for way in ways[len(GAPS) + 1 :]]
+    sizes = [way.train_seconds for way in ways[len(GAPS) + 2 :]]
     assert sizes == sorted(sizes, reverse=True)
 
 

@@ -162,10 +162,10 @@ def test_the_search_for_hyperparameters_ends_at_the_best_so_far(rng: np.random.G
 def test_variances_fall_back_from_narrow_intervals_to_none() -> None:
     way = Way("exact", None, 0.01, 1.0, 1.0, 1)
     todo = variants(way, VarianceSettings(gap=0.01))
-    assert [None if one.variance is None else one.variance.gap for one in todo] == [0.01, 0.1, 0.1, 0.1, None, None]
+    ways = [None if one.variance is None else (one.variance.way, one.variance.gap) for one in todo]
+    assert ways == [("auto", 0.01), ("auto", 0.1), ("vif", 0.01), ("vif", 0.01), None, None]
     assert [one.sampled for one in todo] == [False, False, False, True, False, True]
-    assert todo[2].variance is not None
-    assert todo[2].variance.max_passes == 0.0
+    assert todo[2].words == "variances that are approximate, from neighbours (VIF)"
     sparse = variants(Way("sparse", 100, None, 1.0, 1.0, 1), VarianceSettings())
     assert [one.sampled for one in sparse] == [False, True, False, True]
 
@@ -233,7 +233,9 @@ def test_predictions_fall_back_to_cheaper_ones_in_time(
     document = steps.predict(job, way, str(tmp_path / "sample.zarr"))
     expected = variants(way, VarianceSettings())[variant]
     assert steps.jobs[-1].variance == expected.variance
-    assert document["way"].gap == (0.02 if variant == 0 else 0.1)
+    assert document["way"].gap == (0.02, 0.1, None)[variant]
+    assert document["way"].approximate == (variant == 2)
+    assert ("approximate, from neighbours (VIF)" in document["way"].words) == (variant == 2)
     assert document["dataset"] == job.dataset
     assert clock.now < 92.0
     assert len(document["given_up"]) == (0 if variant == 0 else variant + 1)
@@ -247,7 +249,7 @@ def test_a_wider_gap_is_not_tried_if_preparations_alone_take_too_long(tmp_path: 
     steps = Steps(Budget(100.0, clock), clock, lambda job: 1e5 if len(steps.jobs) == 1 else 1.0)
     job = PredictJob("model", str(tmp_path / "test.zarr"), "out", VarianceSettings())
     steps.predict(job, Way("exact", None, 0.02, 1.0, 1.0, 1), str(tmp_path / "sample.zarr"))
-    assert [each.variance.max_passes for each in steps.jobs] == [20.0, 0.0]
+    assert [each.variance.way for each in steps.jobs] == ["auto", "vif"]
 
 
 def test_a_sample_of_the_test_rows_is_as_large_as_the_time_allows(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -83,7 +83,7 @@ class PredictRun(Run):
         model: Any = self.model
         error = self.product_error
         variance = self.variance
-        whole_columns = variance is not None and variance.way != "neighbours"
+        whole_columns = variance is not None and not variance.leaves_sums
         if model.without_sums is not None or (model.has_variances and whole_columns):
             return  # no sums over all samples; the prediction itself refuses the option
         kernel, _ = fold_white(kernel_from_json(model.kernel), model.noise_variance)
@@ -190,6 +190,8 @@ def run_export(job: ExportJob, reporter: Reporter) -> Document:
 
 def _variance_figures(figures: dict[str, Any], settings: VarianceSettings, reporter: Reporter) -> Document:
     """Return figures of the whole store; warn if intervals are wider than requested."""
+    if figures.get("approximate"):
+        return _told(figures)
     n, unmet, widest = figures["met"] + figures["unmet"], figures["unmet"], figures["gap_max"]
     if unmet and settings.basis is None:
         remedy = f"raise --max-passes (now {settings.max_passes:g}) or --variance-rank (now {figures['rank']:,})"

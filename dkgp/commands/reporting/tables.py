@@ -233,6 +233,9 @@ def _predicted_variances(document: Document) -> Rows:
     if variance is None:
         return []
     of = ("variances of", "the function" if variance["latent"] else "new observations, noise included")
+    if variance.get("approximate"):
+        near = f"{variance['neighbours']:,} samples near each and a basis of {variance['basis_size']:,}"
+        return [of, ("variances", f"approximate, from neighbours (VIF): {near}"), *_milliseconds(variance)]
     widths = gaps(variance["gap_mean"], variance["gap_max"])
     if "method" in variance:
         return [
@@ -261,8 +264,13 @@ def _predicted_variances(document: Document) -> Rows:
         *rows,
         ("by", ways.get(variance.get("way", ""), by)),
         *([Detail(("column passes", f"{passes:.2f} per sample"))] if passes else []),
-        ("milliseconds per variance", f"{1000 * variance['seconds_per_sample']:.2f}"),
+        *_milliseconds(variance),
     ]
+
+
+def _milliseconds(variance: Document) -> Rows:
+    seconds = variance["seconds_per_sample"]
+    return [] if seconds is None else [("milliseconds per variance", f"{1000 * seconds:.2f}")]
 
 
 def _bases(variance: Document) -> Rows:

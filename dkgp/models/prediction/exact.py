@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from dkgp.kernels import fold_white, kernel_from_json
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise import Noise, StudentT
 from dkgp.models.prediction.posterior import MEANS, VARIANCES, Columns, Pending, Posterior, Streamed, Want
+from dkgp.models.prediction.vif_variances import VifRun
 from dkgp.models.rounding import mean_in_units, middle, variance_in_units
 from dkgp.models.sums import (
     EVERY_ENTRY,
@@ -36,11 +38,14 @@ from dkgp.models.sums import (
 from dkgp.models.trend import Trend
 from dkgp.models.variance.run import Ends, Parts, Request, VarianceRun
 from dkgp.models.variance.scaled import Subject
-from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings
-from dkgp.models.variance.ways import chosen_run, may_be_near
+from dkgp.models.variance.settings import SentRows, TestRows, VarianceSettings, require_as_begun
+from dkgp.models.variance.ways import chosen_run
 from dkgp.models.variance.whole_matrix import WholeFactor, WholeRun
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
+
+# The ends of proven intervals in a store; approximate variances have none.
+INTERVAL = ("variance_lower", "variance_upper")
 
 Means = tuple[IndexArray, *tuple[FloatArray, ...]]
 
@@ -90,8 +95,8 @@ class ExactPosterior(Posterior[ModelRecord]):
     """Means of an exact model, and variances on request.
 
     In a store sums of means are within the wanted error; beside variances they evaluate every entry, unless variances
-    are by neighbours. For rows in memory a forecast decides for each call. Where neighbours may be quickest, the first
-    call chooses the way to variances, by its rows.
+    are by neighbours. For rows in memory a forecast decides for each call, and the first call chooses the way to
+    variances, by its rows.
 
     Raises
     ------
@@ -130,6 +135,8 @@ class ExactPosterior(Posterior[ModelRecord]):
         if want.variance is not None and self._noise is not None:
             self.variables = (*VARIANCES, "noise")
         run = self._run = None if want.variance is None else self._asked(want, want.variance)
+        if isinstance(run, VifRun):
+            self.variables = tuple(name for name in self.variables if name not in INTERVAL)
         self._sums: Sums | MemorySums = self._memory_sums() if want.test is None else self._store_sums(want)
         self.depth = 1 if run is None else run.depth
         if run is not None:
@@ -145,12 +152,12 @@ class ExactPosterior(Posterior[ModelRecord]):
         tests = None if want.test is not None else max(1, want.n_test)
         self._request = Request(subject, self._certificate, rows, want.executor, settings, plan, tests)
         if want.test is not None:
-            return chosen_run(self._request, want.note)
+            return _run_of(self._request, want.note)
         if settings.basis is not None:
             raise InputError(
                 "a `basis` for each variance is of use in predictions of a regression's store; leave it out"
             )
-        return None if may_be_near(self._request) else self._run_at(rows)
+        return self._run_at(rows) if settings.way == "cholesky" else None
 
     def _store_sums(self, want: Want) -> Sums:
         assert want.test is not None
@@ -195,7 +202,7 @@ class ExactPosterior(Posterior[ModelRecord]):
                 request = self._request
                 if rows.n_samples:
                     request = replace(request, rows=rows, tests=max(rows.n_samples, request.n_test))
-                self._run = chosen_run(request)
+                self._run = _run_of(request)
                 if isinstance(self._run, WholeRun):
                     self._run.prepare()
                 self._run.request = self._request  # the first rows need not stay
@@ -259,7 +266,7 @@ class ExactPosterior(Posterior[ModelRecord]):
         columns = Columns(zip(MEANS, mean_in_units(mean, bound, to.target_std, to.target_mean), strict=True))
         if ends is None:
             return columns
-        lower, upper = ends.lower, ends.upper
+        lower, upper = ends[2:4] if ends.approximate is None else (ends.approximate, ends.approximate)
         if taken is not None:
             lower, upper = taken.widened(lower, upper)
         if self._noise is not None and rows is not None:
@@ -268,11 +275,29 @@ class ExactPosterior(Posterior[ModelRecord]):
                 lower, upper = self._noise.widened(lower, upper, inputs)
             columns["noise"] = self._noise.beyond_least(inputs)[:, None] * self._scale**2
         low, high = variance_in_units(lower, upper, self._scale)
-        return Columns({**columns, "variance": middle(low, high), "variance_lower": low, "variance_upper": high})
+        columns["variance"] = middle(low, high)
+        return (
+            columns
+            if ends.approximate is not None
+            else Columns(columns | dict(zip(INTERVAL, (low, high), strict=True)))
+        )
 
     def summary(self, seconds: float, streamed: Streamed) -> dict[str, Any] | None:
         """Return figures of the variances."""
         if self._run is None:
             return None
         figures = self._run.summary(seconds)
+        if isinstance(self._run, VifRun):
+            return {**figures, "computed": streamed.computed}
         return {**figures, **streamed.gaps(figures["gap"])}
+
+
+def _run_of(request: Request, note: Callable[[str], None] | None = None) -> VarianceRun:
+    """Return the run by the requested way, by that of the stored plan, or by the quickest proven one."""
+    way, stored = request.settings.way, request.stored
+    begun = None if stored is None else str(stored.get("way", "iterative"))
+    if "vif" not in (way, begun):
+        return chosen_run(request, note)
+    if begun is not None and way not in ("auto", begun):
+        require_as_begun(f"the `way` {begun}", f"the `way` {way}")
+    return VifRun(request)

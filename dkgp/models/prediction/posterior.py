@@ -165,7 +165,7 @@ class Region:
         if "mean_error_bound" in values:
             bounds = np.asarray(values["mean_error_bound"])
             bound, squares = float(np.max(bounds)), (float(np.sum(bounds**2)), bounds.size)
-        if "variance" not in attributes:
+        if "variance" not in attributes or "variance_lower" not in values:
             return cls(bound, None, squares)
         variance, lower, upper = (values[name] for name in ("variance", "variance_lower", "variance_upper"))
         gaps = GapTally.of(lower, upper, attributes["variance"]["gap"])

@@ -433,10 +433,10 @@ def _require_sums(
             "probabilities are averaged over variances, which take whole columns of the kernel matrix. Leave it out, "
             "or give `plug_in`, too"
         )
-    if variance is not None and variance.way != "neighbours":
+    if variance is not None and not variance.leaves_sums:
         raise InputError(
             "`product_error` is for sums over all training samples, as means are; variances take whole columns of the "
-            "kernel matrix. Leave it out, predict means alone, or take `way` neighbours"
+            "kernel matrix. Leave it out, predict means alone, or take `way` neighbours or vif"
         )
     if model.without_sums is not None:
         raise InputError(

@@ -31,13 +31,11 @@ from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.model import fit_sparse, method_named
-from dkgp.models.sparse.near import NearPredictor, fit_near
+from dkgp.models.sparse.near import near_predictor
 from dkgp.models.sparse.search import BASIS_SIZES
-from dkgp.models.sparse.vif import Neighbours
 from dkgp.models.target_units import NORMAL_95
 from dkgp.models.tuning.space import NOISE_NAME
 from dkgp.models.tuning.subsets import plan_subsets, read_rows
-from dkgp.operators.cross.kernel import CrossKernel
 
 # Training samples of the evidence and of the judge's predictions, and held-out samples, at most.
 MOST_SAMPLES, MOST_HELD_OUT = 20_000, 1000
@@ -244,10 +242,8 @@ class Judge:
         try:
             with context.operator(kernel, noise_variance, self.training) as operator:
                 size = min(BASIS_SIZES["vif"], operator.n)
-                basis = blind_basis(operator, "pivoted", size, self.seed)
-                near = fit_near(operator, self.training.all_targets(), basis.inputs, Neighbours()).near
-                lower = np.asfortranarray(CrossKernel(operator, basis.inputs).lower)
-            means, latent, _ = NearPredictor(kernel, basis.inputs, lower, near).predicted(self.inputs, None)
+                predictor = near_predictor(operator, self.training.all_targets(), size, self.seed)
+            means, latent, _ = predictor.predicted(self.inputs, None)
             predicted = Predicted(self.targets, means, latent + noise_variance)
         except (NumericalError, np.linalg.LinAlgError):
             pass

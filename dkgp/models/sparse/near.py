@@ -35,10 +35,12 @@ from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.data.stores.models.regression import NearArrays
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
+from dkgp.models.sparse.bases import blind_basis
 from dkgp.models.sparse.vif import LEAF, LeafFactor, Neighbourhood, Neighbours, factor_leaf, refuse_leaf
 from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import ArrayInputs, BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.operators.cross.kernel import CrossKernel
 from dkgp.operators.low_rank.pivots import whiten
 from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count, tree_bytes
 from dkgp.operators.vecchia.leaves import BUNDLE_ROWS, embed, embed_inputs
@@ -125,6 +127,14 @@ def fit_near(
         inputs, targets, operator.noise, size, whitened, joint.normal, held.leaves.embedding, neighbours.searched
     )
     return FittedNear(near, joint.value, held.unproven)
+
+
+def near_predictor(operator: BlockedKernelOperator, targets: FloatArray, size: int, seed: int) -> NearPredictor:
+    """Fit standardised targets (n, p) by a pivoted basis of `size` samples and the default number of neighbours."""
+    basis = blind_basis(operator, "pivoted", size, seed).inputs
+    near = fit_near(operator, targets, basis, Neighbours()).near
+    lower = np.asfortranarray(CrossKernel(operator, basis).lower)
+    return NearPredictor(operator.context.kernel, basis, lower, near)
 
 
 @dataclass(frozen=True)

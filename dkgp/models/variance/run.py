@@ -112,29 +112,32 @@ def variance_task(
     return results
 
 
-class _Later:
+class Later:
     """A round that this process computes when its results are requested."""
 
     def __init__(self, work: Callable[[], list[Any]]) -> None:
         self._work = work
 
     def done(self) -> bool:
+        """Return False: the work begins when the results are requested."""
         return False
 
     def result(self) -> list[Any]:
+        """Compute the results."""
         return self._work()
 
 
 class Ends(NamedTuple):
     """Predictions of a region, standardised: mean and error bound (rows, p), ends of the variance's interval (rows,).
 
-    p = 0 if the run computes no means.
+    p = 0 if the run computes no means. `approximate` (rows,): the variance, if the ends say nothing of it.
     """
 
     mean: FloatArray
     error: FloatArray
     lower: FloatArray
     upper: FloatArray
+    approximate: FloatArray | None = None
 
 
 class Parts(Protocol):
@@ -229,7 +232,7 @@ class VarianceRun(ABC):
         batches = [(first, min(first + size, stop)) for first in range(start, stop, size)]
         arguments = (self._way(len(batches)), self.request.certificate, self.request.subject.tests(rows))
         if self._shared:
-            return _Later(partial(self._task, *arguments, batches))
+            return Later(partial(self._task, *arguments, batches))
         workers, first = sorted(self._executor.workers), start // size
         owners = [workers[(first + number) % len(workers)] for number in range(len(batches))]
         hints = (owners,) if self._whole_process and len(workers) > 1 else ()

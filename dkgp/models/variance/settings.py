@@ -59,11 +59,12 @@ class SentRows:
         return self.values[start:stop]
 
 
-WAYS = ("auto", "cholesky", "iterative", "neighbours")
+WAYS = ("auto", "cholesky", "iterative", "neighbours", "vif")
 WAY = Option(
     help="Method for variances. cholesky: a factor of the whole kernel matrix; iterative: a partial factor and "
     "conjugate gradients; neighbours: the samples near each test sample (kernels of distances in one to three "
-    "features); auto: the method with the shortest forecast time.",
+    "features); vif: approximate variances of a regression, from a basis and the samples near each test sample, "
+    "without proven intervals; auto: the proven method with the shortest forecast time.",
     spellings=("--variance-way",),
     choices=WAYS,
 )
@@ -155,7 +156,7 @@ class VarianceRequest:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.way in ("cholesky", "neighbours") and self.is_iterative:
+        if self.way not in ("auto", "iterative") and self.is_iterative:
             raise InputError(
                 f"{', '.join(f'`{name}`' for name in self._changed(_ITERATIVE_ONLY))} can be set only for the `way` "
                 f"'iterative'; got {self.way!r}. Leave one of the two out"
@@ -173,6 +174,11 @@ class VarianceRequest:
     def is_iterative(self) -> bool:
         """True if a setting that only applies to the iterative method is set, which selects that method."""
         return bool(self._changed(_ITERATIVE_ONLY))
+
+    @property
+    def leaves_sums(self) -> bool:
+        """True if variances evaluate no whole columns, so that means may be sums within an error."""
+        return self.way in ("neighbours", "vif")
 
     def _changed(self, names: tuple[str, ...]) -> list[str]:
         default = {each.name: each.default for each in fields(VarianceRequest)}

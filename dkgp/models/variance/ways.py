@@ -127,6 +127,8 @@ def chosen_run(request: Request, note: Note | None = None) -> VarianceRun:
         way = "iterative"
     if way == "iterative":
         return IterativeRun(request)
+    if way == "vif":
+        raise InputError("the `way` vif gives approximate variances of a regression; take another `way` here")
     if way == "neighbours":
         request.executor.require_one_arithmetic()
         return NeighbourRun(request)
@@ -153,7 +155,7 @@ def chosen_run(request: Request, note: Note | None = None) -> VarianceRun:
     return run
 
 
-def may_be_near(request: Request) -> bool:
+def _may_be_near(request: Request) -> bool:
     """Return True if neighbours may be the fastest method; a trial on test samples, known later, then decides."""
     if request.settings.way != "auto" or request.settings.is_iterative or request.model.n_samples < LEAST_NEAR:
         return False
@@ -170,7 +172,7 @@ def _nominal(request: Request) -> Forecast:
 
 def _near_run(request: Request, note: Note | None) -> NeighbourRun | None:
     """Return the run by neighbours if a trial meets the gap and no other method can be faster; else None."""
-    if not request.rows.n_samples or not may_be_near(request):
+    if not request.rows.n_samples or not _may_be_near(request):
         return None
     t, forecast = request.n_test, _nominal(request)
     request.executor.require_one_arithmetic()
