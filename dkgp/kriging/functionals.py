@@ -5,18 +5,20 @@ The system Kbar v = k_L is solved for many functionals together. With the residu
 
     k_L'Kbar^-1 k_L = v'k_L + v'r + r'Kbar^-1 r,     0 <= r'Kbar^-1 r <= sum_i r_i^2 / s2_i,
 
-and |k_L'Kbar^-1 r_j| <= sqrt(c_LL) |r_j| / s bounds the means from the stored solution. The average over a block has an
-exact k_L (`outlines`), and c_LL in an interval.
+and a mean k_L'A from the stored solution A is off by k_L'Kbar^-1 R, R its residual. Of this v'R is added to the mean,
+and r'Kbar^-1 R_j <= |r| |R_j| / s2 is in the bound. The average over a block has an exact k_L (`outlines`), and c_LL in
+an interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.data import ModelRecord
 from dkgp.data.types import FloatArray
 from dkgp.errors import ClusterError
 from dkgp.kernels import kernel_from_json
@@ -97,7 +99,7 @@ def averages(
     context : RunContext
         Who computes. Memory in this process: some six arrays of n x B numbers.
     tolerance : float, optional
-        Largest entry of the residual of the systems; by default one at which a variance is known to 1e-6 of the prior.
+        Largest entry of the residual of the systems; by default one at which a variance is known to 1e-8 of the prior.
     integrals : Integrals, optional
         The averages are these functionals; the nodes serve the mean's columns alone.
     """
@@ -107,7 +109,7 @@ def averages(
     nodes = np.ascontiguousarray(rows[:, : model.n_features])
     source = field.source
     if tolerance is None:
-        tolerance = 1e-3 * float(np.sqrt(np.min(noise.diagonal) / model.n_samples))
+        tolerance = 1e-4 * float(np.sqrt(np.min(noise.diagonal) / model.n_samples))
     with single_threaded_blas(), context.operator(kernel, noise.diagonal, source, tolerance=tolerance) as operator:
         columns = CrossKernel(operator, nodes).columns(weights) if integrals is None else integrals.columns
         solver = solver_of(field, context, columns.shape[1], tolerance)
@@ -145,11 +147,15 @@ def averages(
     for start in range(0, n, RUN_ROWS):
         mean += columns[start : start + RUN_ROWS].T @ model.alpha[start : start + RUN_ROWS]
     row = np.full(len(mean), errors + sum_roundings(n, RUN_ROWS) + 8.0)
-    bound = stored.mean_error_bound(np.ones(len(mean)), row)
     # The solve's part is in proportion to the functional's prior deviation, and not to that of a point.
-    factor = stored.proven_residual_norm / np.sqrt(stored.noise_variance)
-    less = np.maximum(1.0 - np.sqrt(high) * (1.0 + 8.0 * EPS), 0.0)
-    bound = np.minimum(bound, np.maximum(bound - less[:, None] * factor * (1.0 - 8.0 * EPS), 0.0) + 4.0 * EPS * bound)
+    nothing = (0.0,) * mean.shape[1]
+    roundings = replace(stored, residual_norm=nothing, residual_rounding=nothing, product_error=0.0, product_norm=())
+    unsolved = np.sqrt(high)[:, None] * (1.0 + 16.0 * EPS) * _distances(stored)
+    shift, corrected = _correction(model, noise, solution.alpha, (stored, certificate), off)
+    is_better = corrected < unsolved
+    mean += np.where(is_better, shift, 0.0)
+    bound = roundings.mean_error_bound(np.ones(len(mean)), row) + np.where(is_better, corrected, unsolved)
+    bound += 4.0 * UNIT * np.abs(mean)
     product_error = np.zeros_like(bound) if integrals is None else integrals.missed
     bound = bound + product_error
     to = model.standardisation
@@ -179,6 +185,36 @@ def solver_of(field: Field, context: RunContext, count: int, tolerance: float) -
     model = field.record
     kernel, noise = Noise.of_model(model).without_white(kernel_from_json(model.kernel))
     return ConjugateGradient(factor_for(model, kernel, noise, count, tolerance=tolerance))
+
+
+def _distances(certificate: Certificate) -> FloatArray:
+    """Return bounds on the root of r'Kbar^-1 r of each column."""
+    return np.asarray(certificate.proven_residual_norm / np.sqrt(certificate.noise_variance) * (1.0 + 4.0 * EPS))
+
+
+def _correction(
+    model: ModelRecord,
+    noise: Noise,
+    v: FloatArray,
+    certificates: tuple[Certificate, Certificate],
+    off: float | FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Return v'r, r the stored solution's residual, and the bound on its distance from k_L'Kbar^-1 r: (B, p + q) each.
+
+    It is |v| times the residual's own errors, and the product of both residuals' lengths in Kbar^-1. Infinite for a
+    model without its residual. The certificates are those of the stored solution and of v.
+    """
+    stored, certificate = certificates
+    state, shape = model.training_state(), (v.shape[1], len(stored.residual_norm))
+    if state is None:
+        return np.zeros(shape), np.full(shape, np.inf)
+    gradient, n = state[1], len(v)
+    weights = np.sqrt(np.broadcast_to(noise.diagonal, (n,)) / stored.noise_variance)
+    lengths = column_lengths(column_of(weights) * v) * (1.0 + n * UNIT)
+    unknown = np.asarray(stored.residual_rounding) + stored.product_lengths
+    rest = _distances(certificate) + off / np.sqrt(certificate.noise_variance)
+    error = lengths[:, None] * unknown + (n + 8.0) * UNIT * (np.abs(v).T @ np.abs(gradient))
+    return -(v.T @ gradient), EVALUATION * (error + rest[:, None] * _distances(stored))
 
 
 def _quadratic_forms(

@@ -12,6 +12,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from dkgp.cluster.executors.base import LocalExecutor
+from dkgp.data import ModelRecord
 from dkgp.errors import InputError
 from dkgp.kriging import Kriging
 from dkgp.kriging.areas import _sums, polygon_variance, rectangle_variance
@@ -302,6 +303,31 @@ def test_intervals_hold_the_values_of_dense_algebra(model: str, mean: str, rng: 
     assert whole.mean_error_bound[0, 0] < 1e-6
     assert whole.variance_lower[0, 0] <= v + fine.error**2
     assert v <= whole.variance_upper[0, 0]
+
+
+@pytest.mark.parametrize(("mean", "times"), [("constant", 10.0), ("quadratic", 2.0)])
+def test_means_of_blocks_are_refined_beyond_the_fields_own_solve(
+    mean: str, times: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = rng.uniform(0.0, 5.0, (60, 2))
+    z, noise = 3.0 * rng.standard_normal(60), np.full(60, 0.1) * 10.0 ** rng.uniform(0.0, 1.0, 60)
+    variogram = variogram_of("matern32")
+    samples = Samples(X, z[:, None], noise, 0.0, np.zeros((60, 0)))
+    field = Field.fit(samples, Space(2), variogram, Solving(tolerance=1e-2, solver="cg"), mean=mean)
+    rule = rectangle((1.0, 2.5, 0.5, 3.0), variogram, 24)
+    m, _ = dense(variogram, X, z, rule, ("constant", "linear", "quadratic").index(mean), noise)
+    certificate = field.record.certificate
+    length = np.max(certificate["residual_norm"]) / np.sqrt(certificate["noise_variance"])
+    result = predicted(field, [rule])
+    assert abs(result.mean[0, 0] - m) <= result.mean_error_bound[0, 0]
+    # Without the residual's share of the mean, the bound is the residual's length times the block's deviation.
+    monkeypatch.setattr(ModelRecord, "training_state", lambda record: None)
+    unrefined = predicted(field, [rule])
+    assert abs(unrefined.mean[0, 0] - m) <= unrefined.mean_error_bound[0, 0]
+    assert unrefined.mean_error_bound[0, 0] > 0.1 * length
+    # The rest of the bound is the error of the drift's coefficients.
+    assert unrefined.mean_error_bound[0, 0] > times * result.mean_error_bound[0, 0]
+    assert abs(unrefined.mean[0, 0] - m) > 2.0 * abs(result.mean[0, 0] - m)
 
 
 def test_polygons_are_averaged_over_their_area(rng: np.random.Generator) -> None:
