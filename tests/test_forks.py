@@ -194,5 +194,5 @@ QUICK = ("pool of an executor", "value that another thread builds")
 )
 def test_a_forked_child_waits_for_none_of_its_parents_threads(case: str) -> None:
     script = SCRIPT + textwrap.dedent(CASES[case])
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr

@@ -109,7 +109,7 @@ def test_a_cluster_that_was_found_stays_open(start_cluster: StartCluster, tmp_pa
         with open_executor(options, FEW) as executor:
             assert (executor.shares_memory, executor.parallelism) == (False, 2)
             assert executor.submit("t", doubled, (), [[1], [2]]).result() == [2, 4]
-        assert own.submit(sum, [1, 2]).result(timeout=10) == 3
+        assert own.submit(sum, [1, 2]).result(timeout=60) == 3
         assert len(own.nthreads()) == 2
 
 
@@ -142,7 +142,7 @@ def test_a_callers_client_is_left_open(client: Client) -> None:
     assert executor.submit("t", doubled, (), [[1]]).result() == [2]
     executor.close()
     assert client.status == "running"
-    assert client.submit(sum, [1, 2]).result(timeout=10) == 3
+    assert client.submit(sum, [1, 2]).result(timeout=60) == 3
 
 
 @pytest.fixture

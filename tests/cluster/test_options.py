@@ -509,5 +509,5 @@ if __name__ == "__main__":
 
 def test_distributeds_defaults_outlive_the_first_cluster() -> None:
     """They come with its import; where that is made while a setting of its own is held, they go with that."""
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=False)
     assert (run.stdout.split(), run.returncode) == (["True"], 0), run.stderr

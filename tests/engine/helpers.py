@@ -132,7 +132,7 @@ def with_a_worker_killed(name: str, count: int, work: Callable[[Any], Any]) -> A
         assert killed
         # Of a busy machine, what comes before says nothing of how soon a worker is made good.
         assert time.monotonic() - killed[0] < 90.0
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=120)
         assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
     return result
 

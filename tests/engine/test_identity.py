@@ -66,7 +66,7 @@ def test_scheduler_and_workers_started_by_hand(
 ) -> None:
     cluster = manual_cluster(2)
     with open_executor(ClusterOptions(scheduler_file=cluster.scheduler_file), 1) as executor:
-        executor._client.wait_for_workers(2, timeout=30)  # type: ignore[attr-defined]
+        executor._client.wait_for_workers(2, timeout=120)  # type: ignore[attr-defined]
         assert executor.parallelism == 2
         assert not executor.shares_memory
         assert bits(problem.train(executor, resident=resident)) == reference

@@ -389,7 +389,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", script, place], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        assert process.communicate(timeout=30)[0] == "forked\n"
+        assert process.communicate(timeout=240)[0] == "forked\n"
         PlaceLock.take(place).release()
     finally:
         os.killpg(process.pid, signal.SIGKILL)

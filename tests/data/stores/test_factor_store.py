@@ -429,7 +429,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_writer_leaves_nothing_that_opens(local: Path, factor: Factor, importable: dict[str, str]) -> None:
     arguments = [str(local), open_model(local).fingerprint]
-    subprocess.run([sys.executable, "-c", KILLED, *arguments], env=importable, timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", KILLED, *arguments], env=importable, timeout=240, check=False)
     assert len(folders(local)) == 1
     assert found(local) is None
     keep(local, factor)
