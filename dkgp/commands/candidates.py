@@ -2,6 +2,7 @@
 
 The order is that of the cost: the subset's optimum, the evidence of all samples (at most `MOST_SAMPLES`) from there,
 and another kernel if the noise stopped at its bound or error bars fail. Last, the variances are scaled if that gains.
+If the subset has nearly all samples, a free amplitude is the other candidate, and leave-one-out predictions judge.
 Without a limit, the evidence of all samples costs about as much as the subset's search, because it has a good start and
 a looser tolerance. With one, a forecast decides on the number of samples.
 """
@@ -34,10 +35,13 @@ from dkgp.models.refinement.candidates import (
 from dkgp.models.sparse.search import BASIS_SIZES, plan_bound, tune_by_bound
 from dkgp.models.tuning.search import SearchSettings
 from dkgp.models.tuning.subsets import plan_subsets
+from dkgp.models.tuning.tune import tune_dataset
 from dkgp.solvers.base import Clock
 
 # Fewer others than this multiple of the subset add too little to its evidence; fewer samples than these judge nothing.
 WORTH, LEAST_SAMPLES = 1.5, 30
+# Samples for each feature from which on leave-one-out predictions may judge: with fewer, the search fits them.
+LEAST_FOR_FEATURE = 10
 # Limits of a search that starts from a good point, and the number of evaluations that a forecast expects.
 TOLERANCE, MOST_EVALUATIONS, EVALUATIONS = 1e-3, 60, 30
 # Nominal seconds: of an evaluation for each sample, of a judge for each sample and each held-out sample; and of an
@@ -103,6 +107,7 @@ class Choice:
         if n - held_out < WORTH * size:
             rows = plan_subsets(n, self._job.subset, seed=self._job.seed).subset(0)
             self._judged.append(leave_one_out(self._dataset, rows, first))
+            self._free_amplitude(rows, first.origin)
             return self._taken(0, len(rows))
         samples = affordable(n - held_out, size, self._limit, self._slowness, held_out)
         if not samples:
@@ -110,6 +115,38 @@ class Choice:
             self._skip("the evidence of all samples", f"forecast {expected:.3g} s of {self._limit:.3g} s")
             return replace(self._tuned, candidates=self._record(None, 0, 0))
         return self._compared(first, draw_held_out(n, size, self._job.seed), samples)
+
+    def _free_amplitude(self, rows: IntArray, origin: str) -> None:
+        """Add the subset's optimum with a free amplitude, from the optimum with amplitude 1."""
+        job, start, origin = self._job, self._tuned, f"{origin}, free amplitude"
+        chosen = job.learn_variance or job.bounds or job.fixed or job.priors
+        if chosen or start.kernel.amplitude_index is None or not start.kernel.stationary:
+            return
+        if len(rows) < LEAST_FOR_FEATURE * self._dataset.n_features:
+            self._skip(origin, f"it needs {LEAST_FOR_FEATURE} samples for each feature")
+            return
+        if should_finish() or (self._limit is not None and (start.seconds or 0.0) > self._limit):
+            self._skip(origin, "there was no time")
+            return
+        with self._reporter.search("free amplitude") as progress:
+            try:
+                tuned = tune_dataset(
+                    self._dataset,
+                    objective=job.of_subsets,
+                    executor=self._context.executor,
+                    start=start,
+                    subset=job.subset,
+                    seed=job.seed,
+                    learn_variance=True,
+                    tolerance=job.tolerance,
+                    seconds=self._limit,
+                    progress=progress,
+                )
+            except NumericalError as error:
+                self._skip(origin, f"it failed: {error}")
+                return
+        self._judged.append(leave_one_out(self._dataset, rows, Candidate(tuned, origin)))
+        self._reporter.note(f"{origin}: {figures(self._judged[-1])}")
 
     def _compared(self, first: Candidate, held_out: IntArray, samples: int) -> Hyperparameters:
         judge = Judge.of(self._dataset, held_out, samples, self._job.seed)
@@ -181,7 +218,7 @@ class Choice:
         if again is not None:
             best = again
             self._judged.append(again)
-        if len(self._judged) == 1 and not held_out:
+        if len(self._judged) == 1 and not held_out and not self._not_tried:
             return self._tuned
         self._reporter.note(f"hyperparameters: those of {best.candidate.origin}; {figures(best)} on held-out samples")
         taken, first = best.candidate.hyperparameters, self._tuned

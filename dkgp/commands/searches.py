@@ -518,8 +518,8 @@ class BoundRun(TuneRun):
         remove_checkpoint(SearchStore(self.job.checkpoint_url))
 
 
-# Samples of the subset that kernels are compared on, and the share that is held out.
-COMPARED, HELD_OUT = 1000, 0.5
+# Samples of the subset that kernels are compared on, the share that is held out, and the folds of a smaller data set.
+COMPARED, HELD_OUT, COMPARED_FOLDS = 1000, 0.5, 10
 
 
 class KernelsRun(TuneRun):
@@ -608,6 +608,9 @@ class KernelsRun(TuneRun):
         """Return a kernel's held-out scores, tuned within `limit` seconds; they are None if it could not be tuned."""
         job, clock = self.asked, elapsed_clock()
         began = clock()
+        # Held-out samples would be missed in the subset of a small data set.
+        is_large = self.dataset.n_samples >= (1.0 + HELD_OUT) * size
+        scoring: dict[str, Any] = {"holdout": HELD_OUT} if is_large else {"folds": min(COMPARED_FOLDS, size)}
         figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
         with self.reporter.search(f"compare {kernel}") as progress:
             try:
@@ -620,16 +623,17 @@ class KernelsRun(TuneRun):
                     seed=job.seed,
                     learn_variance=job.learn_variance,
                     tolerance=job.tolerance,
-                    holdout=HELD_OUT,
                     seconds=limit,
                     progress=progress,
+                    **scoring,
                     **job.named(),
                 )
             except NumericalError as error:
                 self.reporter.note(f"{kernel} could not be tuned: {error}")
             else:
                 assert tuned.scores is not None
-                figures = {name: tuned.scores["holdout"][name] for name in figures}
+                scores = {"rows": size, **tuned.scores[next(iter(scoring))]}
+                figures = {name: scores[name] for name in figures}
         seconds = clock() - began
         self.reporter.note(f"{kernel}: " + ("no result" if figures["nlpd"] is None else f"NLPD {figures['nlpd']:.4f}"))
         return {"kernel": kernel, **figures, "seconds": seconds}

@@ -1,8 +1,9 @@
 """The models that a fit tries: the first by forecasts, others if the verdict on the held-out samples calls for them.
 
 A verdict that error bars are too narrow or too wide calls for the model with neighbours (VIF), whose variances are its
-own. One that the noise grows with the mean or depends on an input calls for a noise model. Of the models that were
-tried, the one with the greatest density of the held-out samples is taken.
+own. One that the noise grows with the mean or depends on an input calls for a noise model. Another model replaces the
+earlier one if the held-out samples have a greater density under it, without more error or a worse coverage: a noise
+model can gain density by taking structure for noise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dkgp.commands.reporting.outputs import Document
 # Findings that call for other variances, and those that call for a noise model.
 SIZE = ("overconfident", "underconfident", "loose intervals")
 NOISE = ("noise and mean", "noise and input")
+# A model that replaces an earlier one may have this multiple of its RMSE, and this distance of the coverage from .95.
+MOST_ERROR, COVERAGE_DISTANCE = 1.02, 0.02
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,16 @@ class Attempt:
         value = self.evaluated.get("nlpd_raw")
         return float("inf") if value is None else float(value)
 
+    def beats(self, other: Attempt) -> bool:
+        """True if this model has the greater density, without more error or a worse coverage than the other model."""
+        error, others_error = (of.evaluated.get("rmse_raw") or 0.0 for of in (self, other))
+        distance, others_distance = (abs((of.evaluated.get("coverage_95") or 0.0) - 0.95) for of in (self, other))
+        return (
+            self.nlpd < other.nlpd
+            and error <= MOST_ERROR * others_error
+            and distance <= max(COVERAGE_DISTANCE, others_distance)
+        )
+
     def row(self) -> Document:
         """Return its figures."""
         more = " ".join(self.tuning)
@@ -82,8 +95,12 @@ class Attempts:
 
     @property
     def taken(self) -> Attempt:
-        """The model with the greatest density of the held-out samples; the first of equals."""
-        return min(self.tried, key=lambda attempt: attempt.nlpd)
+        """The first model that no later one beats."""
+        best = self.tried[0]
+        for attempt in self.tried[1:]:
+            if attempt.beats(best):
+                best = attempt
+        return best
 
     def to_json(self) -> Document:
         """Return the table of a fit's document."""

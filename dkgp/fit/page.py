@@ -327,8 +327,9 @@ def _candidates(compared: Document) -> str:
 def _attempts(attempts: Document) -> str:
     """Table of the models that were tried and of those that were not."""
     lead = (
-        "The first model failed the verdict, so others were tried. The model with the smallest negative log predictive "
-        "density (NLPD) of the held-out samples was chosen. Errors are in the target's units."
+        "The first model failed the verdict, so others were tried. Another model is chosen if the negative log "
+        "predictive density (NLPD) of the held-out samples is smaller, without a larger error or a worse coverage. "
+        "Errors are in the target's units."
     )
     rows = [
         [

@@ -598,7 +598,7 @@ class _Fit:
         return {"way": to_json(way), "reason": ""}
 
     def _another(self, number: int, remedy: Remedy, way: Document, attempts: Attempts) -> Attempt:
-        """Try another model in the place of the best one, which comes back if it has the greater density."""
+        """Try another model in the place of the best one, which comes back if the other does not beat it."""
         job, best = self.job, attempts.taken
         aside = self._aside(number)
         hyper = HYPER
@@ -610,8 +610,10 @@ class _Fit:
             self.steps.command(f"tune {number}", tuning)
         self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside))
         attempt = self._attempt(number, way, hyper, remedy.tuning)
-        better = attempt.nlpd < best.nlpd
+        better = attempt.beats(best)
         outcome = "chosen" if better else "the earlier model stays"
+        if attempt.nlpd < best.nlpd and not better:
+            outcome += ", because it has the smaller error or the better coverage"
         self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g}, before {best.nlpd:.4g}; {outcome}")
         if not better:
             self.steps.run(f"restore {number}", lambda: self._move(aside, job.folder))

@@ -12,8 +12,9 @@ import pytest
 from dkgp.commands import candidates
 from dkgp.commands.candidates import affordable, forecast, rougher
 from dkgp.commands.tune import TuneJob
-from dkgp.data import ingest
+from dkgp.data import ingest, open_dataset
 from dkgp.kernels import parse_kernel
+from dkgp.models import tune_dataset
 from tests.cli.invoke import run, run_json
 
 
@@ -127,6 +128,38 @@ def test_a_limit_leaves_the_evidence_out_and_says_so(tmp_path: Path, rng: np.ran
     assert reason["reason"].endswith("of 0.001 s")
 
 
+def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generator) -> None:
+    # A function of one trend: the likelihood is greatest at long length scales and a large amplitude.
+    X = np.sort(rng.random((90, 1)), axis=0)
+    y = 2.0 * X[:, 0] ** 2 + X[:, 0] + 0.01 * rng.standard_normal(90)
+    train = stored(tmp_path, X, y)
+    document = run_json("tune", train, "--out", tmp_path / "a.json")
+    first, free, *_ = document["candidates"]["candidates"]
+    assert [first["from"], free["from"]] == ["a subset of 90 samples", "a subset of 90 samples, free amplitude"]
+    assert (document["candidates"]["held_out"], document["candidates"]["samples"]) == (0, 90)
+    assert document["candidates"]["taken"].startswith("a subset of 90 samples, free amplitude")
+    assert free["nlpd"] < first["nlpd"] - 0.002
+    assert (
+        free["noise_variance"]
+        == tune_dataset(
+            open_dataset(str(train)), start=tune_dataset(open_dataset(str(train))), learn_variance=True
+        ).noise_variance
+    )
+    # A user's choice of parameters is kept, and so is a kernel whose amplitudes are free already.
+    for options in (("--fix", "noise_variance=0.001"), ("--kernel", "rbf + linear"), ("--learn-variance",)):
+        other = run_json("tune", train, "--out", tmp_path / "b.json", "--overwrite", *options)
+        assert not any("free" in row["from"] for row in other.get("candidates", {}).get("candidates", []))
+    # Leave-one-out predictions are optimistic if the search has fitted many parameters to the same samples.
+    X = rng.standard_normal((80, 9))
+    np.savez(tmp_path / "wide.npz", X=X, y=X[:, 0])
+    ingest(str(tmp_path / "wide.npz"), str(tmp_path / "wide.zarr"), target="y")
+    wide = run_json("tune", tmp_path / "wide.zarr", "--out", tmp_path / "d.json")
+    assert wide["candidates"]["not_tried"][0]["reason"] == "it needs 10 samples for each feature"
+    limited = run_json("tune", train, "--out", tmp_path / "c.json", "--all-samples-seconds", 1e-6)
+    (reason,) = limited["candidates"]["not_tried"]
+    assert reason == {"from": "a subset of 90 samples, free amplitude", "reason": "there was no time"}
+
+
 @pytest.mark.long
 def test_noise_at_its_bound_is_a_warning_and_leads_to_another_candidate(
     tmp_path: Path, rng: np.random.Generator, small: None
@@ -151,7 +184,7 @@ def test_noise_at_its_bound_is_a_warning_and_leads_to_another_candidate(
 def test_all_samples_in_the_subset_are_predicted_from_each_other(tmp_path: Path, rng: np.random.Generator) -> None:
     X = rng.random((200, 1))
     train = stored(tmp_path, X, np.sin(6.0 * X[:, 0]) + 0.1 * rng.standard_normal(200))
-    document = run_json("tune", train, "--out", tmp_path / "a.json")
-    plain = run_json("tune", train, "--out", tmp_path / "b.json", "--all-samples", "none")
+    document = run_json("tune", train, "--out", tmp_path / "a.json", "--kernel", "rbf + linear")
+    plain = run_json("tune", train, "--out", tmp_path / "b.json", "--kernel", "rbf + linear", "--all-samples", "none")
     assert document["noise_variance"] == plain["noise_variance"]
     assert "candidates" not in document

@@ -163,7 +163,7 @@ def test_documents_say_what_was_looked_at(found: Callable[[str], dict[str, Any]]
         ),
         (
             "tune @rough --kernel auto",
-            "Kernels, tuned on 120 samples and scored on 60 held-out samples",
+            "Kernels, tuned on 120 samples and scored on 120 held-out samples",
             "the kernel is ",
         ),
     ],
@@ -398,9 +398,18 @@ def test_scores_are_those_of_each_kernel_by_itself(shell: Shell, found: Callable
     comparison, data = found("kernels")["comparison"], open_dataset(str(shell["rough"]))
     assert [row["kernel"] for row in comparison["kernels"]] == list(COMPARED_KERNELS)
     for row in comparison["kernels"]:
-        alone = tune_dataset(data, kernel=row["kernel"], subset=120, holdout=0.5, seed=0)
+        alone = tune_dataset(data, kernel=row["kernel"], subset=120, folds=10, seed=0)
+        assert row["nlpd"] == alone.scores["folds"]["nlpd"]
+        assert row["rows"] == comparison["held_out"] == 120
+
+
+def test_many_samples_are_held_out_and_few_are_scored_by_folds(shell: Shell) -> None:
+    data, line = open_dataset(str(shell["rough"])), "tune @rough --kernel auto --out"
+    few, many = shell.json(f"{line} @few.json --subset 81"), shell.json(f"{line} @many.json --subset 80")
+    assert [of["comparison"]["held_out"] for of in (few, many)] == [81, 40]
+    for row in many["comparison"]["kernels"][:1]:
+        alone = tune_dataset(data, kernel=row["kernel"], subset=80, holdout=0.5, seed=0)
         assert row["nlpd"] == alone.scores["holdout"]["nlpd"]
-        assert row["rows"] == comparison["held_out"] == alone.scores["holdout"]["rows"] == 60
 
 
 def test_the_best_is_tuned_as_if_it_had_been_named(shell: Shell, found: Callable[[str], dict[str, Any]]) -> None:

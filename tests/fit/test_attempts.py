@@ -30,8 +30,8 @@ def test_findings_call_for_models(kinds: tuple[str, ...], name: str, words: list
     assert [remedy.words for remedy in remedies(kinds, name, "rbf")] == words
 
 
-def attempt(name: str, nlpd: float | None, *kinds: str) -> Attempt:
-    evaluated: dict[str, Any] = {"nlpd_raw": nlpd, "rmse_raw": 1.0, "coverage_95": 0.9}
+def attempt(name: str, nlpd: float | None, *kinds: str, rmse: float = 1.0, coverage: float = 0.9) -> Attempt:
+    evaluated: dict[str, Any] = {"nlpd_raw": nlpd, "rmse_raw": rmse, "coverage_95": coverage}
     evaluated["verdict"] = [{"kind": kind} for kind in kinds]
     return Attempt({"words": name}, {}, {}, evaluated, 2.0)
 
@@ -45,6 +45,24 @@ def test_the_greatest_density_is_taken() -> None:
     assert document["tried"][0]["findings"] == ["overconfident"]
     # Of equals the first stays.
     assert Attempts([attempt("a", 2.0), attempt("b", 2.0)], []).taken.way == {"words": "a"}
+
+
+@pytest.mark.parametrize(
+    ("rmse", "coverage", "is_taken"),
+    [
+        (1.0, 0.94, True),
+        (1.019, 0.94, True),
+        (1.021, 0.94, False),  # structure was taken for noise
+        (0.5, 0.96, True),
+        (0.5, 0.92, False),
+        (0.5, 0.98, False),
+    ],
+)
+def test_a_greater_density_does_not_buy_errors_or_coverage(rmse: float, coverage: float, is_taken: bool) -> None:
+    first, later = attempt("a", 2.0, coverage=0.951), attempt("b", 1.0, rmse=rmse, coverage=coverage)
+    assert Attempts([first, later], []).taken is (later if is_taken else first)
+    # A first model whose coverage is worse loses to one that is less far from .95.
+    assert Attempts([attempt("a", 2.0, coverage=0.8), attempt("b", 1.0, coverage=0.85)], []).taken.nlpd == 1.0
 
 
 @pytest.mark.parametrize(

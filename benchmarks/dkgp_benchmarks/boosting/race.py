@@ -228,7 +228,7 @@ def svgp(samples: TableSamples, seconds: float, seed: int) -> Outcome:
     model.eval()
     likelihood.eval()
     with torch.no_grad():
-        parts = [likelihood(model(rows)) for rows in new.split(1000)]
+        parts = [likelihood(model(rows)) for rows in torch.split(new, 1000)]
         mean, variance = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "variance"))
     return table.outcome(samples, mean.double().numpy(), variance.double().numpy(), f"{SVGP_INDUCING} inducing points")
 
