@@ -536,10 +536,17 @@ def check_folds(folds: int | None, n_samples: int) -> None:
         raise InputError(f"folds must be from 2 to the subset's size, {n_samples}; got {folds}")
 
 
-def cut_folds(n_samples: int, folds: int, seed: int, subset: int) -> list[IntArray]:
-    """Return random folds with sizes that differ by at most one, each sample in one of them: sorted indices."""
-    order = np.random.default_rng([seed, 3, subset]).permutation(n_samples)
-    return [np.sort(part) for part in np.array_split(order, folds)]
+def cut_folds(inputs: FloatArray, folds: int, seed: int, subset: int) -> list[IntArray]:
+    """Return random folds of the samples (n, d), each sample in one of them: sorted indices.
+
+    Samples with equal inputs are in one fold, because they predict each other. Without such samples the sizes differ by
+    at most one.
+    """
+    _, first, group = np.unique(inputs, axis=0, return_index=True, return_inverse=True)
+    # Number the groups by their first samples.
+    group = first.argsort().argsort()[group.reshape(-1)] if len(first) >= folds else np.arange(len(inputs))
+    order = np.random.default_rng([seed, 3, subset]).permutation(int(group.max()) + 1)
+    return [np.flatnonzero(np.isin(group, part)) for part in np.array_split(order, folds)]
 
 
 @dataclass(frozen=True)
@@ -582,7 +589,7 @@ def fold_task(
     sums = []
     for index in subsets:
         subset = context.subset(index)
-        sums.append(predict(context, subset, parameters, cut_folds(len(subset.inputs), folds, seed, index)))
+        sums.append(predict(context, subset, parameters, cut_folds(subset.inputs, folds, seed, index)))
     return sums
 
 

@@ -62,7 +62,7 @@ def test_search_finds_the_optimum_of_the_objective(rng: np.random.Generator) -> 
 def test_folds_are_predicted_as_by_models_of_the_other_folds(rng: np.random.Generator, folds: int) -> None:
     inputs, targets = rng.standard_normal((31, 2)), rng.standard_normal((31, 2))
     parameters = np.log([0.3, 1.2, 1.7, 0.1])
-    parts = cut_folds(31, folds, seed=1, subset=0)
+    parts = cut_folds(np.arange(31.0)[:, None], folds, seed=1, subset=0)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(31))
     assert {len(part) for part in parts} <= {31 // folds, 31 // folds + 1}
     mean, variance = fold_predictions(family_of(inputs), parameters, targets, parts)
@@ -70,6 +70,17 @@ def test_folds_are_predicted_as_by_models_of_the_other_folds(rng: np.random.Gene
         expected_mean, expected_variance = predicted_by_others(inputs, targets, parameters, part)
         np.testing.assert_allclose(mean[part], expected_mean, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(variance[part], expected_variance, rtol=1e-9)
+
+
+def test_samples_with_equal_inputs_are_in_one_fold(rng: np.random.Generator) -> None:
+    inputs = rng.integers(0, 4, (60, 2)).astype(np.float64)
+    parts = cut_folds(inputs, 5, seed=1, subset=0)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(60))
+    places = [{tuple(row) for row in inputs[part].tolist()} for part in parts]
+    assert sum(len(place) for place in places) == len(set.union(*places)) > 10
+    # With fewer distinct inputs than folds, samples are drawn one by one.
+    same = cut_folds(np.ones((7, 1)), 3, seed=1, subset=0)
+    assert sorted(len(part) for part in same) == [2, 2, 3]
 
 
 def test_folds_of_a_singular_matrix_are_refused() -> None:
