@@ -121,7 +121,7 @@ def test_a_search_that_a_bound_stopped_is_told_of(document: dict[str, Any]) -> N
     document["tune"]["converged"] = False
     noise = next(item for item in document["tune"]["parameters"] if item["name"] == "noise_variance")
     noise |= {"value": 1e-6, "bound": "lower", "pressed": True}
-    gamma = next(item for item in document["tune"]["parameters"] if item["name"].startswith("gamma"))
+    gamma = next(item for item in document["tune"]["parameters"] if "gamma" in item["name"])
     gamma |= {"value": 1e-8, "bound": "lower"}
     shown = page(document, {})
     check_page(shown)
@@ -131,7 +131,7 @@ def test_a_search_that_a_bound_stopped_is_told_of(document: dict[str, Any]) -> N
 
 def test_features_are_shown_by_relevance(document: dict[str, Any]) -> None:
     for number, item in enumerate(document["tune"]["parameters"]):
-        if item["name"].startswith("gamma"):
+        if "gamma" in item["name"]:
             item["value"] = 10.0**-number
     shown = page(document, {}).partition("<h2>Importance of the features</h2>")[2].partition("</section>")[0]
     widths = [float(part.partition("%")[0]) for part in shown.split("width:")[1:]]
