@@ -21,7 +21,7 @@ from dkgp.commands.reporting.measurements import Column, check_record_file, medi
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter, WorkProgress
 from dkgp.kernels import SquaredExponential, TileEvaluator
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.vector_math import FAST_MATH, exp2, prefer_full_vectors
 

@@ -15,19 +15,20 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import dask.config
-
 import dkgp
 from dkgp.cluster.cache import TileBudget, budget_elsewhere, budget_here
 from dkgp.cluster.configuration import configured_resources
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.cluster.options import ClusterOptions
 from dkgp.errors import ClusterError, UsageError
+from dkgp.registry import LaterModule
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from dkgp.cluster.executors.dask import DaskExecutor
+
+dask: Any = LaterModule("dask")
 
 
 logger = logging.getLogger("dkgp.cluster")

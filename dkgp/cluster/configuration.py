@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import dask.config
-import dask.utils
-
 from dkgp.cluster.options import ClusterOptions, nearest
 from dkgp.errors import InputError, UsageError
+from dkgp.registry import LaterModule
+
+dask: Any = LaterModule("dask")
 
 
 def _text(value: Any) -> str:
@@ -214,7 +215,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     return content
 
 
-def set_config_file(path: str) -> dask.config.set:
+def set_config_file(path: str) -> AbstractContextManager[Any]:
     """Return a context in which the file's keys are added to dask's configuration."""
     return dask.config.set(dict(_leaves(read_config_file(path))))
 

@@ -16,8 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dask.config
-
 from dkgp.cluster.cache import budget_here
 from dkgp.cluster.client_executor import Announcer, LogAnnouncer, direct_results, executor_on, patience
 from dkgp.cluster.configuration import set_config_file
@@ -25,9 +23,12 @@ from dkgp.cluster.executors.base import BlockExecutor, LocalExecutor, QuickExecu
 from dkgp.cluster.options import KINDS, ClusterOptions, UnreachableSchedulerError
 from dkgp.cluster.starters.security import plain_text_warning, secure_address, security_for_start, security_from
 from dkgp.errors import ClusterError, DkgpError, InputError, UsageError
+from dkgp.registry import LaterModule
 
 if TYPE_CHECKING:
     from distributed import Client, Security
+
+dask: Any = LaterModule("dask")
 
 
 # Below this many samples a round is shorter than the scheduler's round trip.

@@ -20,15 +20,12 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from dkgp.errors import InputError, UsageError
 from dkgp.registry import Extra, Group, LaterModule, Option, Registry, byte_budget, byte_count
 
-if TYPE_CHECKING:
-    import dask.config
-else:
-    dask = LaterModule("dask")
+dask: Any = LaterModule("dask")
 
 # Names of files or folders of this machine, among the fields and among the classes' own settings.
 _FILES = ("scheduler_file", "tls_ca", "tls_cert", "tls_key", "config_file", "performance_report")

@@ -20,8 +20,8 @@ from dkgp.errors import InputError, StorageError
 from dkgp.options import documented
 from dkgp.registry import Option
 
-# An ingestion shorter than this does not justify a process.
-_BEHIND_SECONDS = 1.0
+# An ingestion of less processor time does not justify a process. Seconds of the clock pass on a busy machine too.
+_BEHIND_SECONDS, _LOOK_SECONDS = 1.0, 0.25
 
 
 INTO = Option(
@@ -127,8 +127,12 @@ def behind() -> Iterator[None]:
     """Compile the code of a first run in a separate process while the context is open; import nothing here."""
     process: list[subprocess.Popen[bytes]] = []
     lock, ended = threading.Lock(), threading.Event()
+    began = time.process_time()
 
     def start() -> None:
+        while time.process_time() - began < _BEHIND_SECONDS:
+            if ended.wait(_LOOK_SECONDS):
+                return
         with lock:
             if not ended.is_set():
                 process.append(
@@ -141,13 +145,10 @@ def behind() -> Iterator[None]:
                     )
                 )
 
-    timer = threading.Timer(_BEHIND_SECONDS, start)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=start, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
         ended.set()
         with lock:
             for helper in process:

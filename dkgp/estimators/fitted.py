@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import dask.config
 import numpy as np
 
 from dkgp.data import (
@@ -36,6 +35,9 @@ from dkgp.models.sparse.stored import OpenedSparse, opened_sparse, update_sparse
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import ProductError
+from dkgp.registry import LaterModule
+
+dask: Any = LaterModule("dask")
 
 # Estimators by the form of the classifiers that they train.
 CLASSIFIERS = {

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
-import numba
-
 from dkgp.errors import InputError
 
 Function: TypeAlias = Callable[..., Any]
@@ -99,6 +97,8 @@ def compile_function(function: Function, called: str, arguments: tuple[Any, ...]
 
     `InputError` for any error of the compiler, and for a function that returns no real number.
     """
+    import numba
+
     try:
         compiled = numba.njit(error_model="numpy", nogil=True)(getattr(function, "py_func", function))
         compiled.compile(arguments)

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit, cgutils, intrinsic, ir, types
 from dkgp.kernels.vector_math import fma_of, prefer_full_vectors, stay_apart, vector_lanes
 
 # Columns are taken this many at a time: one vector of 512 bits, or two of 256.

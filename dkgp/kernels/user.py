@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -353,6 +352,8 @@ def check_positive_definite(kernel: Kernel, inputs: ArrayLike, *, samples: int =
 
 @lru_cache(maxsize=64)
 def _compiled_profile(function: Function, called: str) -> Function:
+    import numba
+
     compiled = compile_function(function, called, (numba.float64,))
 
     @numba.njit(nogil=True)
@@ -368,6 +369,8 @@ def _compiled_profile(function: Function, called: str) -> Function:
 
 @lru_cache(maxsize=64)
 def _compiled_pairs(function: Function, called: str) -> Function:
+    import numba
+
     compiled = compile_function(function, called, (numba.float64[::1], numba.float64[::1]))
 
     @numba.njit(nogil=True)

@@ -12,10 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+
+from dkgp.kernels.compiler import cgutils, intrinsic, ir, overload, types
 
 # These change no bit of a finite number. No reassociation: the order of a sum is part of the result's definition, and
 # the rounding trick in exp2 must survive. No contraction, and no reciprocals for quotients: see above.

@@ -20,7 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
-import numba
 import numpy as np
 import psutil
 
@@ -29,7 +28,6 @@ from dkgp.cluster.threads import available_cores
 from dkgp.errors import InputError
 from dkgp.forks import fork_safe
 from dkgp.kernels import Features, Kernel, SquaredExponential, TileEvaluator
-from dkgp.kernels.tiles.code_cache import FILLED_FOLDER, SOURCES_STAMP, cache_folder
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.kept_code import compile_target
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
@@ -129,12 +127,18 @@ def compile_piece(piece: str) -> float:
 
 def missing(pieces: Iterable[str]) -> list[str]:
     """Return the pieces that are not known to be in the cache; none if the cache was filled in advance."""
-    if FILLED_FOLDER is not None:
+    from dkgp.kernels.tiles import code_cache
+
+    if code_cache.FILLED_FOLDER is not None:
         return []
     return [piece for piece in pieces if (mark := _mark(piece)) is not None and not mark.exists()]
 
 
 def _mark(piece: str) -> Path | None:
+    import numba
+
+    from dkgp.kernels.tiles.code_cache import SOURCES_STAMP, cache_folder
+
     folder = cache_folder()
     if folder is None:
         return None

@@ -12,7 +12,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba.extending import get_cython_function_address
 from numpy.typing import NDArray
 
 Argument = bytes | int | np.integer[Any] | float | NDArray[Any]
@@ -60,5 +59,7 @@ def _call(library: str, routine: str, arguments: tuple[Argument, ...], *last: An
 
 @functools.cache
 def _function(library: str, name: str, arguments: int) -> Any:
+    from numba.extending import get_cython_function_address
+
     prototype = ctypes.CFUNCTYPE(None, *([ctypes.c_void_p] * arguments))
     return prototype(get_cython_function_address(library, name))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors

@@ -29,7 +29,7 @@ from dkgp.cluster.executors.base import BlockExecutor, BlockTask, Rounds, RoundT
 from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.executors.sums import Progress, Totals
 from dkgp.errors import NumericalError
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.operators.base import FloatArray
 
 Words = NDArray[np.int64]

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from dkgp.codec import to_json
 from dkgp.data.types import block_rows
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, KernelOperator, Variances
 from dkgp.solvers.prices import Expected, Phase, Sizes

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.errors import InputError, UsageError
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.features import Features
 from dkgp.kernels.tiles.loops import tile_into

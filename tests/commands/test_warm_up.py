@@ -11,6 +11,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.warm_up import WarmUpJob, behind, run_warm_up
 from dkgp.errors import InputError, StorageError
 from dkgp.kernels import parse_kernel
+from dkgp.kernels.tiles import code_cache
 from dkgp.models import warm_up
 
 
@@ -35,12 +36,12 @@ def test_a_run_needs_its_own_kernel_and_nothing_else() -> None:
 
 
 def test_what_is_compiled_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "FILLED_FOLDER", None)
-    monkeypatch.setattr(warm_up, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(code_cache, "FILLED_FOLDER", None)
+    monkeypatch.setattr(code_cache, "cache_folder", lambda: tmp_path)
     assert warm_up.missing(["take/single", "shift/single"]) == ["take/single", "shift/single"]
     warm_up.compile_piece("take/single")
     assert warm_up.missing(["take/single", "shift/single"]) == ["shift/single"]
-    monkeypatch.setattr(warm_up, "FILLED_FOLDER", tmp_path)
+    monkeypatch.setattr(code_cache, "FILLED_FOLDER", tmp_path)
     assert warm_up.missing(["shift/single"]) == []
 
 

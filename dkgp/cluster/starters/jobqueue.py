@@ -10,12 +10,12 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-import dask.config
-
 from dkgp.cluster.options import ADAPTIVE_LOCALLY, KINDS, ClusterKind, ClusterOptions
 from dkgp.cluster.starters.security import PRELOAD, check_settings, in_files, is_in_memory, parameters, refuse_both
 from dkgp.errors import ClusterError, UsageError
-from dkgp.registry import Extra
+from dkgp.registry import Extra, LaterModule
+
+dask: Any = LaterModule("dask")
 
 # Of the walltime: a worker's time to start, and to hand over its last results before the queueing system kills it.
 _SLACK_SHARE, _LEAST_SLACK_SECONDS, _MOST_SLACK_SECONDS = 0.1, 60.0, 600.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-import dask.config
-
 from dkgp.cluster.options import KINDS, ClusterKind, ClusterOptions
 from dkgp.cluster.starters.security import check_settings, parameters, refuse_both
 from dkgp.errors import UsageError
-from dkgp.registry import Extra
+from dkgp.registry import Extra, LaterModule
+
+dask: Any = LaterModule("dask")
 
 _CLOSE_SECONDS = 120
 

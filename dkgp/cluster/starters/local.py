@@ -6,11 +6,12 @@ import logging
 from contextlib import ExitStack
 from typing import Any
 
-import dask.config
-
 from dkgp.cluster.options import ADAPTIVE_LOCALLY, KINDS, ClusterKind, ClusterOptions
 from dkgp.cluster.starters.security import PRELOAD, check_settings, parameters
 from dkgp.cluster.threads import available_cores
+from dkgp.registry import LaterModule
+
+dask: Any = LaterModule("dask")
 
 
 def local_arguments(options: ClusterOptions, security: Any) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dask.config
-
 from dkgp.cluster.options import KINDS, ClusterOptions, nearest
 from dkgp.errors import InputError, UsageError
+from dkgp.registry import LaterModule
 
 if TYPE_CHECKING:
     from distributed import Security
+
+dask: Any = LaterModule("dask")
 
 
 _PARTS = ("cert", "key")

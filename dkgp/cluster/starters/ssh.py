@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import dask.config
-
 from dkgp.cluster.options import KINDS, ClusterKind, ClusterOptions
 from dkgp.cluster.starters.security import PRELOAD, check_settings, is_in_memory, parameters, pem_of, refuse_both
 from dkgp.errors import ClusterError, UsageError
-from dkgp.registry import Extra
+from dkgp.registry import Extra, LaterModule
+
+dask: Any = LaterModule("dask")
 
 _CERTIFICATE = "certificate.pem"
 _CONNECT_SECONDS = 60.0

@@ -40,21 +40,16 @@ from dkgp.commands.reporting.layout import (
     titled,
     unproven,
 )
-from dkgp.commands.reporting.model_tables import (
-    SPARSE_INFO,
-    kernel_of,
-    linear_info_tables,
-    plan_tables,
-    pursue_tables,
-    sparse_tables,
-    tune_tables,
-)
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import duration, typed
-from dkgp.kernels import kernel_text
-from dkgp.models.verdict import BOOSTING, COVERAGE_MATTERS, FEWEST_SAMPLES
+from dkgp.registry import LaterModule
 
 Tables = list[RenderableType]
+
+# Tables of documents without kernels and models, such as those of `dkgp ingest`, need none of these.
+kernels: Any = LaterModule("dkgp.kernels")
+model_tables: Any = LaterModule("dkgp.commands.reporting.model_tables")
+verdicts: Any = LaterModule("dkgp.models.verdict")
 
 # Maximum number of lines in a row: a classification may have a thousand classes.
 _MOST_LINES = 20
@@ -171,7 +166,7 @@ TRAINED = (
 
 
 def _train(document: Document) -> Tables:
-    tuned = tune_tables(document["tuned"]) if "tuned" in document else []
+    tuned = model_tables.tune_tables(document["tuned"]) if "tuned" in document else []
     return [*tuned, sheet_of("Trained" if document["converged"] else "Stopped before convergence", TRAINED, document)]
 
 
@@ -414,14 +409,14 @@ def verdict(document: Document) -> RenderableType:
 def nothing_wrong(document: Document) -> str:
     """Return the sentence of a verdict without findings; it never contradicts a figure above it."""
     n, effective = document["n"], document.get("effective_samples")
-    if n < FEWEST_SAMPLES:
-        return f"{n:,} test samples are too few for a verdict (at least {FEWEST_SAMPLES} are needed)."
+    if n < verdicts.FEWEST_SAMPLES:
+        return f"{n:,} test samples are too few for a verdict (at least {verdicts.FEWEST_SAMPLES} are needed)."
     samples = f"{n:,} test samples"
     if effective is not None and effective < 0.9 * n:
         samples += f" (their errors are correlated and count as {effective:,.0f} independent ones)"
     if (seen := _outside(document)) is not None:
         return f"{seen}. These {samples} are too few to tell a fault from chance. Evaluate on more samples."
-    if effective is not None and effective < FEWEST_SAMPLES:
+    if effective is not None and effective < verdicts.FEWEST_SAMPLES:
         return f"No problem found with the means. These {samples} are too few to judge the error bars."
     return f"No problem found on these {n:,} test samples."
 
@@ -441,7 +436,7 @@ def _outside(document: Document) -> str | None:
     low, high = document["coverage_95_band"]
     for figures in (document.get("per_target") or {"": document}).values():
         coverage = figures.get("coverage_95")
-        if coverage is not None and not low <= coverage <= high and abs(coverage - 0.95) > COVERAGE_MATTERS:
+        if coverage is not None and not low <= coverage <= high and abs(coverage - 0.95) > verdicts.COVERAGE_MATTERS:
             return f"The coverage of {coverage:.1%} is outside {low:.1%} to {high:.1%}"
     return None
 
@@ -475,7 +470,7 @@ def _rivals(document: Document) -> RenderableType:
 def rival_text(name: str, compared: Document) -> str:
     """Return the name of a simpler model, with the number of its training rows if it was not trained on all."""
     rows, whole = compared.get("boosting_rows"), compared.get("training_rows")
-    return f"{name}, trained on {rows:,} of {whole:,} rows" if name == BOOSTING and rows != whole else name
+    return f"{name}, trained on {rows:,} of {whole:,} rows" if name == verdicts.BOOSTING and rows != whole else name
 
 
 def _digits(value: float | None) -> str:
@@ -703,7 +698,7 @@ CLASSIFIER_INFO = (
     Figure("classifier", "{location}"),
     lambda of: _about(of["summary"]),
     lambda of: _how(of["summary"], of["class_weights"] is not None),
-    Figure("kernel", kernel_of),
+    Figure("kernel", lambda of: model_tables.kernel_of(of)),
     Figure("penalty (noise variance)", _penalty),
     Figure(
         "class weights",
@@ -727,16 +722,16 @@ def _classify(document: Document) -> Tables:
 def _info(document: Document) -> Tables:
     kind = document["kind"]
     if kind == "sparse model":
-        return [sheet_of("", SPARSE_INFO, document)]
+        return [sheet_of("", model_tables.SPARSE_INFO, document)]
     if kind == "classifier":
         return [sheet_of("", CLASSIFIER_INFO, document)]
     if kind == "linear model":
-        return linear_info_tables(document)
+        return [*model_tables.linear_info_tables(document)]
     rows: Rows = []
     for name, value in document.items():
         if name == "kernel":
             features = document.get("feature_names") or document.get("features") or ()
-            rows.append(("kernel", kernel_text(value, features)))
+            rows.append(("kernel", kernels.kernel_text(value, features)))
         elif name != "command" and value not in (None, [], ()):
             row = (INFO_NAMES.get(name, name.replace("_", " ")), _shown(name, value))
             rows.append(Detail(row) if name in INFO_DETAILS else row)
@@ -834,12 +829,12 @@ def _noise(figures: Document, name: str) -> str:
 _LAYOUTS: dict[str, Callable[[Document], Tables]] = {
     "ingest": _ingest,
     "warm-up": _warm_up,
-    "tune": tune_tables,
-    "plan": plan_tables,
+    "tune": lambda of: [*model_tables.tune_tables(of)],
+    "plan": lambda of: [*model_tables.plan_tables(of)],
     "train": _train,
-    "sparse": sparse_tables,
+    "sparse": lambda of: [*model_tables.sparse_tables(of)],
     "classify": _classify,
-    "pursue": pursue_tables,
+    "pursue": lambda of: [*model_tables.pursue_tables(of)],
     "predict": _predict,
     "evaluate": _evaluate,
     "export": _export,

@@ -17,11 +17,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
+from dkgp.kernels.compiler import cgutils, intrinsic, ir, types
 from dkgp.kernels.vector_math import fma_of, vector_lanes
 
 # Rows of a panel, and lanes of the sums along a tile: of every processor's vectors a whole number.

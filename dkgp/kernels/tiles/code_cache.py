@@ -3,7 +3,7 @@
 Numba keeps compiled code beside a function's file and checks that file alone, while the code also holds functions that
 were inlined from other files. Here the stamp on kept code covers all files of `dkgp.kernels` and the function's own, so
 that an upgrade never runs loops with the arithmetic of the version before. Every compiled function of dkgp is decorated
-with `cached_njit`.
+with `dkgp.kernels.compiler.cached_njit`, which imports this module when a function is first used.
 
 Any number of processes may fill one cache. While one of them compiles a function the others wait, and read it: so
 helpers can compile ahead of a run in the background. A folder that was filled beforehand
@@ -30,6 +30,7 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
 from dkgp.forks import fork_safe
+from dkgp.kernels.compiler import prepare
 from dkgp.kernels.tiles.kept_code import describe, kept_folder
 
 # Much more than one function takes to compile, on a busy machine too: a process that holds a place for longer has
@@ -166,15 +167,11 @@ class _KeptCode(FunctionCache):  # type: ignore[misc]
         return f"{self._impl.filename_base} {sig}"
 
 
-def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` with a cache on disk that notices changes in every file of the compiled kernels."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = njit(**options)(function)
-        _keep(dispatcher, function)
-        return dispatcher
-
-    return decorate
+def kept_njit(function: Callable[..., Any], **options: Any) -> Any:
+    """Return `numba.njit` of a function, with a cache on disk; see `dkgp.kernels.compiler.cached_njit`."""
+    dispatcher = njit(**options)(function)
+    _keep(dispatcher, function)
+    return dispatcher
 
 
 def c_function(
@@ -189,6 +186,7 @@ def c_function(
 
     A closure around `inner` is kept on disk under the file and name of `inner`.
     """
+    prepare()
     if not cache:
         return cfunc(signature, **options)(function)
     if inner is not None:
@@ -217,11 +215,12 @@ def _keep(compiled: Any, function: Callable[..., Any]) -> None:
         compiled._cache = _KeptCode(function)
 
 
-@cached_njit(nogil=True)
 def _nothing() -> None:
     """Has a place in the cache, and tells where that is."""
 
 
 def cache_folder() -> Path | None:
     """The folder that this process keeps compiled code of this package in; None where there is none to write to."""
-    return Path(_nothing._cache.cache_path) if isinstance(_nothing._cache, _KeptCode) else None
+    with suppress(RuntimeError):
+        return Path(_KeptCode(_nothing).cache_path)
+    return None

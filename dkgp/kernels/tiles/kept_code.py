@@ -20,13 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
-import numba
-from numba.core import config
-from numba.core.codegen import get_host_cpu_features
-from numba.core.registry import cpu_target
-
 from dkgp.errors import InputError
 
 logger = logging.getLogger("dkgp.kernels")
@@ -60,6 +53,8 @@ def require_target(target: str) -> None:
 def _unsuited(target: str, machine: str, features: Iterable[str]) -> str | None:
     if machine != platform.machine():
         return f"it is for {machine} and this machine is {platform.machine()}"
+    import llvmlite.binding as llvm
+
     host = {name for name, known in llvm.get_host_cpu_features().items() if known}
     missing = sorted(set(features) - host - _UNREPORTED)
     return f"it is for {target} and this processor has no {', '.join(missing)}" if missing else None
@@ -67,6 +62,9 @@ def _unsuited(target: str, machine: str, features: Iterable[str]) -> str | None:
 
 def describe(target: str, sources: str) -> dict[str, Any]:
     """Description of a folder filled by this process, for `target`."""
+    import llvmlite
+    import numba
+
     name, features = compile_target()
     return {
         "target": target if target != "host" else name,
@@ -82,6 +80,9 @@ def describe(target: str, sources: str) -> dict[str, Any]:
 
 def why_unusable(description: dict[str, Any], sources: str) -> str | None:
     """Say why this process, whose loops have the stamp `sources`, cannot run code described so; None where it can."""
+    import llvmlite
+    import numba
+
     features = [feature[1:] for feature in description["cpu_features"].split(",") if feature.startswith("+")]
     if reason := _unsuited(description["target"], description["machine"], features):
         return reason
@@ -127,22 +128,32 @@ def kept_folder(sources: str) -> Path | None:
             VARIABLE,
         )
         return None
+    from numba.core import config
+
     config.CPU_NAME, config.CPU_FEATURES = description["cpu_name"], description["cpu_features"]
     return folder
 
 
 def compile_target() -> tuple[str, str]:
     """Name and features of the processor that Numba compiles for in this process."""
+    from numba.core import config
+
     name, features = _host()
     return config.CPU_NAME or name, features if config.CPU_FEATURES is None else config.CPU_FEATURES
 
 
 @cache
 def _host() -> tuple[str, str]:
+    import llvmlite.binding as llvm
+    from numba.core.codegen import get_host_cpu_features
+
     # Once: every piece that a run needs is looked for by it, and LLVM takes a quarter of a millisecond to tell.
     return llvm.get_host_cpu_name(), get_host_cpu_features()
 
 
 def _is_settled() -> bool:
     """True if this process compiles for some processor already, and cannot change it."""
+    from numba.core import config
+    from numba.core.registry import cpu_target
+
     return config.CPU_NAME is not None or "_toplevel_target_context" in vars(cpu_target)

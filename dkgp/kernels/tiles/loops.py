@@ -18,12 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
+from dkgp.kernels.compiler import cached_njit, intrinsic, ir, njit, types
 from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS, multiply_one, multiply_two, stream_one, stream_two
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.stages import PARAMETERS
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 

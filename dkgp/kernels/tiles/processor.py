@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from llvmlite import binding
-from numba.core.registry import cpu_target
-
 from dkgp.errors import InputError
 
 _PROBE = """
@@ -27,6 +24,8 @@ define double @probe(double %a, double %b, double %c) {{
 @cache
 def compilation_target() -> tuple[str, str, str]:
     """LLVM's triple, the processor's name and its features, as Numba compiles for them in this process."""
+    from numba.core.registry import cpu_target
+
     triple, name, features = cpu_target.target_context.codegen().magic_tuple()
     return str(triple), str(name), str(features)
 
@@ -34,6 +33,8 @@ def compilation_target() -> tuple[str, str, str]:
 @cache
 def fuses_multiply_add() -> bool:
     """True if the compiler turns a fused multiply-add into an instruction."""
+    from llvmlite import binding
+
     triple, name, features = compilation_target()
     machine = binding.Target.from_triple(triple).create_target_machine(cpu=name, features=features, opt=3)
     code = machine.emit_assembly(binding.parse_assembly(_PROBE.format(triple=triple)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.loops import call_entry_stage
 from dkgp.kernels.tiles.stages import PARAMETERS
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
 from numpy.typing import DTypeLike
 
+from dkgp.kernels.compiler import carray, njit, types
 from dkgp.kernels.program import PROFILES, Profile
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS, fill_differences, fill_expanded, fill_products
-from dkgp.kernels.tiles.code_cache import c_function
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors, stay_apart
 
 # Parameters of an entry stage; the last is the floor of the exponent.
@@ -149,6 +148,8 @@ def stage_address(name: str, dtype: DTypeLike) -> int:
     assert function is not None
     key = (function, np.dtype(dtype))
     if key not in _COMPILED:
+        from dkgp.kernels.tiles.code_cache import c_function
+
         if of_dkgp:
             stage = c_function(function, of_dkgp[1](dtype), fastmath=FAST_MATH)
         else:
@@ -166,7 +167,7 @@ def stage_address(name: str, dtype: DTypeLike) -> int:
 
 
 def _profile_stage(entries: Callable[..., None]) -> Callable[..., None]:
-    inlined = njit(inline="always")(entries)
+    inlined = njit(inline="always")(entries).built()
 
     def stage(tile_at, stride, width, count, parameters):  # type: ignore[no-untyped-def]
         prefer_full_vectors()

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
 from numpy.typing import DTypeLike
 
 from dkgp.forks import fork_safe
+from dkgp.kernels.compiler import carray, njit, types
 from dkgp.kernels.functions import compile_function
 from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS
-from dkgp.kernels.tiles.code_cache import c_function
 from dkgp.kernels.tiles.stages import distance_signature, entry_signature
 from dkgp.kernels.vector_math import prefer_full_vectors, stay_apart
 
@@ -43,6 +42,8 @@ def user_stage(function: Callable[..., Any], dtype: DTypeLike, *, pair: bool) ->
 
 
 def _compile(function: Callable[..., Any], dtype: np.dtype[Any], pair: bool) -> Any:
+    from dkgp.kernels.tiles.code_cache import c_function
+
     number = types.float32 if dtype == np.float32 else types.float64
     called = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function)
     arguments = (types.Array(number, 1, "C"),) * 2 if pair else (number,)
@@ -70,7 +71,7 @@ def _guarded(function: Any, pair: bool) -> Any:
         except Exception:
             return np.nan
 
-    return njit(error_model="numpy", nogil=True)(of_rows if pair else of_distance)
+    return njit(error_model="numpy", nogil=True)(of_rows if pair else of_distance).built()
 
 
 def _entry_stage(function: Any) -> Callable[..., None]:

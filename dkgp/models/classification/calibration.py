@@ -29,8 +29,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
@@ -83,7 +83,7 @@ class Calibration:
             z = np.nan_to_num(values * self.slope + self.offset)  # finite: of classes far from likely one is nearest
         if self.n_outputs == 1:
             # expit(-z) and not 1 - expit(z): small probabilities keep their digits.
-            return np.concatenate([expit(-z), expit(z)], axis=1)
+            return np.concatenate([scipy.special.expit(-z), scipy.special.expit(z)], axis=1)
         # Divided by the largest first: where all classes are far from likely, there is still one that is nearest.
         logs = -np.logaddexp(0.0, -z)
         likelihoods = np.exp(logs - logs.max(axis=1, keepdims=True))
@@ -155,8 +155,8 @@ def _sigmoid(f: FloatArray, positive: NDArray[np.bool_], weights: FloatArray, co
     slope, offset = 0.0, math.log((plus + 1.0) / (minus + 1.0))
     loss = _loss(slope * unit + offset, target, share)
     for _ in range(MOST_STEPS):
-        p = expit(slope * unit + offset)
-        residual, curvature = share * (p - target), share * (p * expit(-(slope * unit + offset)))
+        p = scipy.special.expit(slope * unit + offset)
+        residual, curvature = share * (p - target), share * (p * scipy.special.expit(-(slope * unit + offset)))
         gradient = np.array([np.sum(residual * unit), residual.sum()])
         if np.abs(gradient).max() <= TOLERANCE:
             return slope / scale, offset
@@ -187,7 +187,7 @@ def _sigmoid(f: FloatArray, positive: NDArray[np.bool_], weights: FloatArray, co
 
 
 def _loss(z: FloatArray, target: FloatArray, share: FloatArray) -> float:
-    """Mean cross entropy of p = expit(z): log(1 + exp(z)) - target z, without overflow."""
+    """Mean cross entropy of p = scipy.special.expit(z): log(1 + exp(z)) - target z, without overflow."""
     return float(np.sum(share * (np.logaddexp(0.0, z) - target * z)))
 
 

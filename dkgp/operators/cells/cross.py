@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.cluster.threads import single_threaded_blas
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.small_products import LANES
 from dkgp.kernels.terms import Term, Terms
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.kernels.vector_math import fma
 from dkgp.operators.base import FloatArray, IndexArray

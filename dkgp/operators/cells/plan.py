@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from dkgp.cluster.threads import in_parallel, process_threads, single_threaded_blas
 from dkgp.errors import InputError
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.program import numpy_functions
 from dkgp.kernels.small_products import LANES
 from dkgp.kernels.terms import Term
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cells.proof import CHEAP_ORDERS, EXTRA, ORDERS, Expansion, group_count, groups
 from dkgp.operators.cells.roundings import HIGHEST, Roundings, displacement, half_table

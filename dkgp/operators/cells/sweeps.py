@@ -10,10 +10,9 @@ Coefficients of a cell lie one weight column after the other: (cells * columns, 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dkgp.kernels.compiler import cached_njit, njit
 from dkgp.kernels.small_products import LANES, set_product
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.loops import call_entry_stage
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 

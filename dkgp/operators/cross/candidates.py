@@ -21,8 +21,8 @@ from dkgp.cluster.cache import TileBudget
 from dkgp.cluster.executors.homes import Homes
 from dkgp.errors import InputError
 from dkgp.kernels import Features, TileEvaluator
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.blocks import TILE_COLUMNS
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.loops import (
     FLUSH_COLUMNS,
     accumulate,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.kernels import Features, Kernel, TileEvaluator
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.blas import blas, leading_dimension
 from dkgp.operators.block_tasks import BlockContext, centre_of

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dkgp.cluster.cache import worker_cache
@@ -26,8 +25,8 @@ from dkgp.cluster.executors.base import RoundTasks, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, TileEvaluator
+from dkgp.kernels.compiler import cached_njit, njit
 from dkgp.kernels.terms import MOST_FEATURES, terms_of
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.operators.base import FloatArray, Variances
 from dkgp.operators.blas import lapack
 from dkgp.operators.block_tasks import BlockContext

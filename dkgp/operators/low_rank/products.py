@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.threads import in_parallel
 from dkgp.kernels import Features, TileEvaluator
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas

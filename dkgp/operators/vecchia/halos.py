@@ -18,12 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from dkgp.kernels.compiler import cached_njit, intrinsic, types
 from dkgp.kernels.tiles.blocks import LANES, TILE_COLUMNS, fill_differences
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, prefer_full_vectors
 from dkgp.operators.base import IndexArray
 

@@ -11,13 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from dkgp.kernels.compiler import cached_njit, cgutils, intrinsic, ir, types
 from dkgp.kernels.tiles.blocks import sum_of_lanes
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.vector_math import fma_of, prefer_full_vectors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
@@ -94,8 +90,13 @@ def _many_backward(leaf: Leaf, image: FloatArray) -> FloatArray:
 
 # ------------------------------------------------------------------------------------------------------ compiled loops
 
-_SINGLES = ir.VectorType(ir.FloatType(), LANES)
-_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
+
+def _singles() -> Any:
+    return ir.VectorType(ir.FloatType(), LANES)
+
+
+def _doubles() -> Any:
+    return ir.VectorType(ir.DoubleType(), LANES)
 
 
 def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -117,14 +118,14 @@ def _dot_rows(typing_context, values, start, width, vectors, vector, sums):  # t
         other = builder.gep(_data(context, builder, kinds[3], arguments[3]), [arguments[4]])
         out = _data(context, builder, kinds[5], arguments[5])
         index = ir.IntType(64)
-        totals = [cgutils.alloca_once(builder, _DOUBLES) for _ in range(ROWS)]
+        totals = [cgutils.alloca_once(builder, _doubles()) for _ in range(ROWS)]
         for total in totals:
-            builder.store(ir.Constant(_DOUBLES, [0.0] * LANES), total)
+            builder.store(ir.Constant(_doubles(), [0.0] * LANES), total)
         with cgutils.for_range_slice(builder, index(0), width, index(LANES)) as (place, _):
-            factor = _vector(builder, other, place, _DOUBLES, 8)
+            factor = _vector(builder, other, place, _doubles(), 8)
             for k, total in enumerate(totals):
                 at = builder.add(builder.mul(width, index(k)), place)
-                row = builder.fpext(_vector(builder, rows, at, _SINGLES, 4), _DOUBLES)
+                row = builder.fpext(_vector(builder, rows, at, _singles(), 4), _doubles())
                 builder.store(fma_of(builder, row, factor, builder.load(total)), total)
         for k, total in enumerate(totals):
             builder.store(sum_of_lanes(builder, builder.load(total)), builder.gep(out, [index(k)]))
@@ -146,12 +147,12 @@ def _add_rows(typing_context, values, start, width, factors, factor, out, place)
         index = ir.IntType(64)
         spread = [_broadcast(builder, builder.load(builder.gep(weights, [index(k)]))) for k in range(ROWS)]
         with cgutils.for_range_slice(builder, index(0), width, index(LANES)) as (here, _):
-            total = _vector(builder, target, here, _DOUBLES, 8)
+            total = _vector(builder, target, here, _doubles(), 8)
             for k, weight in enumerate(spread):
                 at = builder.add(builder.mul(width, index(k)), here)
-                row = builder.fpext(_vector(builder, rows, at, _SINGLES, 4), _DOUBLES)
+                row = builder.fpext(_vector(builder, rows, at, _singles(), 4), _doubles())
                 total = fma_of(builder, row, weight, total)
-            pointer = builder.bitcast(builder.gep(target, [here]), _DOUBLES.as_pointer())
+            pointer = builder.bitcast(builder.gep(target, [here]), _doubles().as_pointer())
             builder.store(total, pointer, align=8)
         return context.get_dummy_value()
 
@@ -159,9 +160,9 @@ def _add_rows(typing_context, values, start, width, factors, factor, out, place)
 
 
 def _broadcast(builder: Any, value: Any) -> Any:
-    first = builder.insert_element(ir.Constant(_DOUBLES, ir.Undefined), value, ir.IntType(32)(0))
+    first = builder.insert_element(ir.Constant(_doubles(), ir.Undefined), value, ir.IntType(32)(0))
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return builder.shuffle_vector(first, ir.Constant(_DOUBLES, ir.Undefined), lanes)
+    return builder.shuffle_vector(first, ir.Constant(_doubles(), ir.Undefined), lanes)
 
 
 @cached_njit(nogil=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dkgp.data.types import block_rows
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.operators.base import FloatArray, IndexArray
 
 # Rows worked on at a time: a few of these fit the first-level cache, so a step reads each n-vector once.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Features, TileEvaluator
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.operators.base import FloatArray, IndexArray, KernelOperator, noise_at
 from dkgp.solvers.block_descent.block_size import grown_candidates

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import NumericalError
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.vector_math import FAST_MATH, fma, prefer_full_vectors
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas, lapack

@@ -14,22 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numba.core.ccallback import CFunc
-from numba.core.dispatcher import Dispatcher
 
 import dkgp
 from dkgp.kernels import stationary
+from dkgp.kernels.compiler import Deferred
 from dkgp.kernels.stationary import EXP2
 from dkgp.kernels.tiles import code_cache, loops, stages
 
 CALLER = """
 import numpy as np
-from package.code_cache import c_function, cached_njit
+from package.code_cache import c_function, kept_njit
 from package.part import part
 from numba import types
 
-@cached_njit(nogil=True)
 def whole(x):
     return part(x)
+
+whole = kept_njit(whole, nogil=True)
 
 def stage(x):
     return part(x)
@@ -86,7 +87,7 @@ def test_what_is_kept_on_disk_bears_the_stamp_of_all_kernels(name: str) -> None:
     kept = [
         function
         for function in vars(module).values()
-        if isinstance(function, Dispatcher) and function._cache.cache_path is not None
+        if isinstance(function, Deferred) and getattr(getattr(function.built(), "_cache", None), "cache_path", None)
     ]
     unstamped = [function.__name__ for function in kept if not code_cache.is_stamped(function)]
     assert unstamped == []

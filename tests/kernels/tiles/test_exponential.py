@@ -9,7 +9,6 @@ from dataclasses import replace
 import mpmath as mp
 import numpy as np
 import pytest
-from numba import njit
 
 from dkgp import GPRegressor
 from dkgp.errors import InputError
@@ -23,6 +22,7 @@ from dkgp.kernels import (
     UserKernel,
     register_function,
 )
+from dkgp.kernels.compiler import njit
 from dkgp.kernels.tiles.encoding import require_digits
 from dkgp.kernels.tiles.features import cosine_and_sine
 from dkgp.kernels.vector_math import FAST_MATH, exp2, exp2_in_place

@@ -21,9 +21,10 @@ USE = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
 from numba import float64
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.tiles import code_cache, kept_code
 
-@code_cache.cached_njit(nogil=True)
+@cached_njit(nogil=True)
 def work(x):
     return x + 1.0
 
@@ -137,7 +138,7 @@ def test_concurrent_writers_lose_no_entry_and_share_no_file(tmp_path: Path) -> N
 
 WAITING = """
 import sys, time
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from numba.core import event
 
 compiled = []

@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.solvers.block_descent.selection import round_generator

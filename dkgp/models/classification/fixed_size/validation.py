@@ -22,7 +22,7 @@ import numpy as np
 
 from dkgp.cluster.threads import in_parallel
 from dkgp.errors import InputError
-from dkgp.kernels.tiles.code_cache import cached_njit
+from dkgp.kernels.compiler import cached_njit
 from dkgp.models.classification.fixed_size.paths import DEPENDENT, Draws, Path, PathModel
 from dkgp.models.classification.fixed_size.system import FoldSystem
 from dkgp.models.tuning.dense_algebra import factor, solve_factored
@@ -234,11 +234,15 @@ V = TypeVar("V")
 
 
 def spread_noise(
-    at: Callable[[float], V], first: Sequence[float], finer: Sequence[float], chosen: Callable[[Sequence[V]], V]
+    at: Callable[[float], V],
+    first: Sequence[float],
+    finer: Sequence[float],
+    chosen: Callable[[Sequence[V]], V],
+    outward: float = 1.0,
 ) -> list[V]:
     """Validate log10 noise variances: the first, farther out while the best is at an end, and finer about the best.
 
-    By growing noise variance; `chosen` says which is the best.
+    Steps beyond an end are `outward` long. The result is ordered by noise variance; `chosen` returns the best.
     """
     found = {place: at(place) for place in first}
 
@@ -247,7 +251,7 @@ def spread_noise(
         return next(place for place, validation in found.items() if validation is kept)
 
     while FARTHEST[0] < best() < FARTHEST[1] and best() in (min(found), max(found)):
-        place = best() + (1.0 if best() == max(found) else -1.0)
+        place = best() + (outward if best() == max(found) else -outward)
         found[place] = at(place)
     for step in finer:
         centre = best()
