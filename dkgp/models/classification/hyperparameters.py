@@ -108,7 +108,7 @@ def tune_labels(
             options["likelihood"] = "logit"
         choices, search = Choices(**fields_of(Choices, options)), SearchSettings(**fields_of(SearchSettings, options))
         return run_tuning(labelled_subsets(data, settings), tuple(dataset.feature_names), choices, search, executor)
-    subset = _drawn(labels, settings.subset, settings.seed)
+    subset = draw_labelled(labels, settings.subset, settings.seed)
     signs = labels.subset(subset).signs()
     if not np.ptp(signs, axis=0).any():
         raise _one_class_only(subset)
@@ -159,7 +159,7 @@ def _has_all_classes(labels: Labels, subset: IntArray) -> bool:
     return bool((counts >= np.minimum(labels.counts(), LEAST_OF_A_CLASS)).all())
 
 
-def _drawn(labels: Labels, size: int, seed: int) -> IntArray:
+def draw_labelled(labels: Labels, size: int, seed: int) -> IntArray:
     """A random subset; by class where one is so rare that it would be missed, or nearly so."""
     subset = draw_subset(labels.n_samples, size, seed)
     return subset if _has_all_classes(labels, subset) else drawn_by_class(labels, size, seed)

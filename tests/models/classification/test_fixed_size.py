@@ -25,6 +25,7 @@ from dkgp.data.stores.checkpoint import CheckpointStore
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError
 from dkgp.kernels import Linear, Matern32, SquaredExponential
+from dkgp.models.classification.fixed_size import train as of_start
 from dkgp.models.classification.fixed_size.plans import (
     AnnealingSearch,
     GridSearch,
@@ -486,3 +487,26 @@ class TestEvery:
         make, _ = SEARCHES[name]
         with pytest.raises(InputError, match="cannot go on from the state"):
             make().restore(AnnealingSearch((0.5, -0.5), seed=77).state())
+
+
+@pytest.mark.parametrize(
+    ("gamma", "origin"),
+    [((0.3, 0.3, 0.0, 0.0, 0.0, 0.0), "likelihood"), ((0.0, 0.0, 1.0, 1.0, 1.0, 1.0), "median")],
+)
+def test_a_start_is_judged_at_samples_that_the_likelihood_did_not_use(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, gamma: tuple[float, ...], origin: str
+) -> None:
+    """Length scales of the features that decide are taken; those of other features lose against one for all."""
+    X = rng.standard_normal((420, 6))
+    codes = (X[:, 0] + X[:, 1] > 0.0).astype(int)
+    data = LabelledData(memory_dataset(X, codes.astype(float)), Labels(("a", "b"), codes))
+    tuned = SquaredExponential(gamma=gamma)
+    monkeypatch.setattr(of_start, "tune_labels", lambda data, settings: SimpleNamespace(kernel=tuned))
+    monkeypatch.setattr(of_start, "FEW_SAMPLES", 100)
+    monkeypatch.setattr(of_start, "TUNED_SAMPLES", 100)
+    kernel, how = start_kernel(data, isotropic=False)
+    assert how == origin
+    assert kernel == (tuned if origin == "likelihood" else median_kernel(data.dataset))
+    # Too few other samples judge nothing.
+    monkeypatch.setattr(of_start, "TUNED_SAMPLES", 300)
+    assert start_kernel(data, isotropic=False) == (tuned, "likelihood")

@@ -32,6 +32,7 @@ from dkgp.models.classification.fixed_size.validation import (
     chosen_cardinality,
     chosen_noise,
     pool_model,
+    spread_noise,
     validate,
     validate_noise,
     validate_pool,
@@ -245,6 +246,19 @@ def test_noise_variances_get_finer_about_the_best(rng: np.random.Generator, one_
     np.testing.assert_allclose(np.abs(neighbours).min(), 0.25, rtol=1e-9)
     given = validate_noise(system, (0.5, 0.1), stop=None, max_basis=5)
     assert [validation.noise_variance for validation in given] == [0.1, 0.5]
+
+
+@pytest.mark.parametrize(("best", "looked_at"), [(0.1, 3), (1.2, 5), (-2.0, 7)])
+def test_the_whole_pool_has_three_penalties_and_more_while_the_best_is_at_an_end(best: float, looked_at: int) -> None:
+    def scored(place: float) -> Validation:
+        return Validation(10.0**place, np.full((2, 3), 1.0), np.array([2.0, 1.0 + (place - best) ** 2]), False)
+
+    found = spread_noise(scored, of_pools.ABOUT, (), chosen_noise, of_pools.ABOUT_STEP)
+    places = np.log10([validation.noise_variance for validation in found])
+    assert len(places) == looked_at
+    np.testing.assert_allclose(np.diff(places), 0.5)
+    assert abs(places[np.argmin(np.abs(places - best))] - best) <= 0.25
+    assert places[0] < best < places[-1]
 
 
 def test_errors_that_are_all_rounding_choose_the_most_noise() -> None:

@@ -53,9 +53,10 @@ from dkgp.operators.cross.folds import fold_errors_task
 from dkgp.solvers.driver import Iteration
 from dkgp.solvers.stopping import StopReason
 
-# log10 of s2 over k(x, x): of every width, and about the best of these for the whole pool.
+# log10 of s2 over k(x, x) for each width, and the steps about the best of them.
 DECADES, FINER = (-5.0, -4.0, -3.0, -2.0, -1.0, 0.0), (0.5,)
-ABOUT = (-1.0, 0.0, 1.0)
+# log10 of the whole pool's s2 over the best of its width. Each takes a factor of all prototypes for each fold.
+ABOUT, ABOUT_STEP = (-0.5, 0.0, 0.5), 0.5
 # The same of every width of a grid.
 GRID = tuple(0.5 * half - 3.5 for half in range(PENALTIES["grid"]))
 # Score of a kernel that could not be fitted, in records.
@@ -330,8 +331,7 @@ class PoolSearch(KernelSearch):
 
         The squared error alone asks for less width than labels want: it goes on where they are certain.
         """
-        of_a_mistake = 4.0 if self.targets.outputs == 1 else 8.0
-        return float(record["error"] + SMOOTH * record["score"] / of_a_mistake)
+        return float(record["error"] + SMOOTH * record["score"] / of_a_mistake(self.targets.outputs))
 
     def _chosen_width(self) -> dict[str, Any]:
         """Return the record of least squared error whose error is within one standard error of the least."""
@@ -353,6 +353,7 @@ class PoolSearch(KernelSearch):
                 return validate_pool(system, sorted(given), self.heed)
             scale = mean_diagonal(system) if about is None else about
             places = ABOUT if about is not None else GRID if self.settings.search == "grid" else DECADES
+            finer, outward = (FINER, 1.0) if about is None else ((), ABOUT_STEP)
 
             def at(places: Sequence[float]) -> list[PoolValidation]:
                 return validate_pool(system, [scale * 10.0**place for place in places], self.heed)
@@ -360,7 +361,7 @@ class PoolSearch(KernelSearch):
             known = dict(zip(places, at(places), strict=True))
             if places is GRID:
                 return list(known.values())
-            return spread_noise(lambda place: known.get(place) or at([place])[0], places, FINER, chosen_noise)
+            return spread_noise(lambda place: known.get(place) or at([place])[0], places, finer, chosen_noise, outward)
 
     def _conclude(self) -> None:
         """Fit all prototypes at the best width, or the few of them that do nearly as well."""
@@ -454,6 +455,11 @@ class PoolSearch(KernelSearch):
 def _prepared(prototypes: FloatArray, models: Sequence[PathModel]) -> tuple[Any, ...]:
     """Return models as tasks take them: prototypes, weights and intercept of each."""
     return tuple((prototypes[model.order], model.weights, model.intercept) for model in models)
+
+
+def of_a_mistake(outputs: int) -> float:
+    """Return the squared error of a decision for a wrong class: of signs, one for two classes, or one a class."""
+    return 4.0 if outputs == 1 else 8.0
 
 
 def scaled(kernel: Kernel, factor: float) -> Kernel:

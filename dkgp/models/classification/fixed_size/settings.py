@@ -183,7 +183,7 @@ class FixedSizeSettings:
             most = min(most, MOST_STEPS)
         paths = (self.folds + 1) * path_bytes(m, most, t)
         if shared:
-            paths += pool_bytes(m, t, self.folds, available_cores(), POOL_PENALTIES + 2)
+            paths += pool_bytes(m, t, self.folds, available_cores(), POOL_PENALTIES + 4)
         vectors = 8 * n * (4 * t + 8)
         # Another copy of the triangles where an intercept is put beside the prototypes.
         triangles = (1 + (self.intercept == "selected")) * self.folds * triangle_numbers(m)
@@ -220,7 +220,7 @@ class FixedSizeSettings:
 # Widths that a search by whole pools looks at, as many as it asks for at a time. Penalties of each, and of the whole
 # pool in the end.
 WIDTHS = {"shared": (3, 2, 2), "grid": (2,) * 5}
-PENALTIES, POOL_PENALTIES = {"shared": 8, "grid": 10}, 5
+PENALTIES, POOL_PENALTIES = {"shared": 8, "grid": 10}, 3
 # Prototypes that widths are judged by, at most.
 JUDGING = 1000
 

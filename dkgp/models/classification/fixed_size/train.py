@@ -29,7 +29,15 @@ from dkgp.errors import CheckpointError, InputError, NumericalError
 from dkgp.kernels import Kernel, SquaredExponential, TileEvaluator, fold_white, kernel_from_json
 from dkgp.models.classification.calibration import fit_calibration
 from dkgp.models.classification.fixed_size.plans import AnnealingSearch, GridSearch, ProfileSearch, RecordedSearch
-from dkgp.models.classification.fixed_size.search import Chosen, KernelSearch, PathSearch, PoolSearch
+from dkgp.models.classification.fixed_size.search import (
+    SMOOTH,
+    Chosen,
+    KernelSearch,
+    PathSearch,
+    PoolSearch,
+    of_a_mistake,
+    scaled,
+)
 from dkgp.models.classification.fixed_size.settings import (
     DEFAULT_SEARCH,
     FEWEST_RUNS,
@@ -40,7 +48,7 @@ from dkgp.models.classification.fixed_size.settings import (
     most_widths,
 )
 from dkgp.models.classification.fixed_size.system import Targets
-from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+from dkgp.models.classification.hyperparameters import LabelTuning, draw_labelled, tune_labels
 from dkgp.models.classification.labels import (
     LabelledData,
     decided,
@@ -444,6 +452,9 @@ def fit_fixed_size(
 # The paper's kernel has one length scale; with few features or samples no more can be learned beforehand.
 FEW_FEATURES, FEW_SAMPLES = 3, 1000
 MEDIAN_SAMPLES, TUNED_SAMPLES = 1000, 1000
+# Samples that two starts are judged at, at most and at least, and the models that judge them.
+JUDGED_SAMPLES, FEWEST_JUDGED = 1000, 250
+START_SCALES, START_NOISES = (0.25, 1.0, 4.0), (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # A start wants no more than this of a search that ends with another one.
 TUNING = LabelTuning(subset=TUNED_SAMPLES, tolerance=1e-2, max_evaluations=60)
 
@@ -463,8 +474,43 @@ def median_kernel(dataset: Dataset, seed: int = 0) -> Kernel:
 
 
 def start_kernel(data: LabelledData, *, isotropic: bool, seed: int = 0) -> tuple[Kernel, str]:
-    """A kernel to start from, and how it was found: "median" or "likelihood"."""
+    """Return a kernel to start from, and its origin: "median" or "likelihood".
+
+    One length scale for each feature, by the likelihood of a subset, is worse than one for all where features are many
+    and alike, such as pixels. Both are judged at samples that the likelihood did not see, if there are enough of them.
+    """
     dataset = data.dataset
+    median = median_kernel(dataset, seed)
     if isotropic or dataset.n_features <= FEW_FEATURES or dataset.n_samples <= FEW_SAMPLES:
-        return median_kernel(dataset, seed), "median"
-    return tune_labels(data, replace(TUNING, seed=seed)).kernel, "likelihood"
+        return median, "median"
+    tuned = tune_labels(data, replace(TUNING, seed=seed)).kernel
+    subset = draw_labelled(data.labels, TUNED_SAMPLES, seed)
+    others = np.setdiff1d(np.arange(data.n), subset)
+    if len(others) > JUDGED_SAMPLES:
+        others = np.sort(np.random.default_rng(seed).choice(others, JUDGED_SAMPLES, replace=False))
+    if len(others) >= FEWEST_JUDGED:
+        with single_threaded_blas():
+            if _start_value(data, median, subset, others) < _start_value(data, tuned, subset, others):
+                return median, "median"
+    return tuned, "likelihood"
+
+
+def _start_value(data: LabelledData, kernel: Kernel, subset: IndexArray, others: IndexArray) -> float:
+    """Return the least value of LS-SVMs of the subset at the other samples, as the search values a width."""
+    dataset, labels, signs = data.dataset, data.labels, data.labels.signs()
+    inputs, tested = dataset.input_rows(subset), dataset.input_rows(others)
+    weights = None if data.weights is None else data.weights[others]
+    mean = signs[subset].mean(axis=0)
+    values = []
+    for factor in START_SCALES:
+        evaluator = TileEvaluator(scaled(kernel, factor), "double", centre=centre_of(dataset))
+        rows = evaluator.prepare(inputs)
+        matrix, cross = evaluator.tile(rows, rows), evaluator.tile(evaluator.prepare(tested), rows)
+        for noise_variance in START_NOISES:
+            matrix_with_noise = matrix + noise_variance * np.eye(len(matrix))
+            solution = scipy.linalg.solve(matrix_with_noise, signs[subset] - mean, assume_a="pos", check_finite=False)
+            decisions = cross @ solution + mean
+            error = np.average(decided(decisions) != labels.codes[others], weights=weights)
+            squares = np.average(np.sum((decisions - signs[others]) ** 2, axis=1), weights=weights)
+            values.append(float(error + SMOOTH * squares / of_a_mistake(signs.shape[1])))
+    return min(values)
