@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from dkgp.cluster import BlockExecutor
+from dkgp.commands.reporting.tables import _predicted_variances
 from dkgp.data import open_prediction
 from dkgp.errors import InputError
 from dkgp.models.metrics import evaluate
+from dkgp.models.prediction.classes import latent_settings
 from dkgp.models.prediction.exact import ExactPosterior
 from dkgp.models.prediction.posterior import Want
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
@@ -84,3 +86,19 @@ def test_resumed_regions_have_the_same_bits(world: World, executor: BlockExecuto
         predict(world.model, world.test, out, executor, variance=VarianceSettings(way="vif"))
     one, two = (open_prediction(str(tmp_path / name)).read("variance") for name in ("a", "b"))
     assert np.array_equal(one, two)
+
+
+def test_a_classifier_refuses_them() -> None:
+    with pytest.raises(InputError, match="approximate variances of a regression; leave it out for a classifier"):
+        latent_settings(VarianceSettings(way="vif"))
+
+
+def test_a_prediction_is_reported_as_approximate() -> None:
+    """With the numbers of neighbours and of the basis, and without the width of an interval."""
+    figures = {"way": "vif", "approximate": True, "latent": False, "basis_size": 200, "neighbours": 128}
+    rows = dict(_predicted_variances({"variance": {**figures, "seconds_per_sample": 0.00125}}))
+    assert rows == {
+        "variances of": "new observations, noise included",
+        "variances": "approximate, from neighbours (VIF): 128 samples near each and a basis of 200",
+        "milliseconds per variance": "1.25",
+    }
