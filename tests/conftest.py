@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import itertools
 import os
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -44,6 +45,36 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+class _Direct:
+    """asyncio, whose threads are the caller's own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def to_thread(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zarr_starts_no_threads() -> Iterator[None]:
+    """Files and codecs of small stores take no threads: handing each call over takes a quarter of a store's time.
+
+    Processes that tests start do as ever.
+    """
+    import zarr.codecs._v2
+    import zarr.codecs.blosc
+    import zarr.codecs.gzip
+    import zarr.codecs.zstd
+    import zarr.storage._local
+
+    codecs = zarr.codecs
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (codecs._v2, codecs.blosc, codecs.gzip, codecs.zstd, zarr.storage._local):
+            patch.setattr(module, "asyncio", _Direct())
         yield
 
 
