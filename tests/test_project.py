@@ -303,6 +303,14 @@ def test_dialect_in_messages_is_found() -> None:
         "one that waits or runs is cancelled",
         "Look at so many of the pool",
         "check what they are allowed",
+        "a basis of 501 samples was asked for; there are 500",
+        "--variance-rank: of use with exact models only",
+        "these are no figures of a machine; measure them anew",
+        "log loss (nats a sample)",
+        "expected one row a target",
+        "as in the paper; but for the block size",
+        "only one that is done can be resumed",
+        "the queue could not be looked after",
     )
     for text in old:
         assert [line for line, _ in wording.messages_in(f"f({text!r})")] == [1], text

@@ -37,7 +37,10 @@ MESSAGE = re.compile(
     INDIRECT.pattern
     + r"|\b(?:ha[sd]|have|is|are) to be (?:said|told|seen|had)\b|\bsomething to\b|\bholds? all the same\b|\btells? of\b"
     + r"|\btold of\b|\bforeseen?\b|\bso many\b|\bso much\b|\b(?:some|any|no)body\b|\bas it stands\b|\btaken is\b"
-    + r"|\bone that (?:waits|runs)\b|\bthe least of\b",
+    + r"|\bone that (?:waits|runs)\b|\b(?:not|only) one that is\b|\bthe least of\b|\bof use\b|\banew\b|\bbut for\b"
+    + r"|\b(?:was|were|is|are|as) asked for\b|\blook(?:ed|ing)? after\b|\bhas no word\b|\bmeans nothing\b"
+    + r"|\b(?:nats|bytes|nodes|numbers|samples|rows?|values?|columns?) an? "
+    + r"(?:batch|chunk|place|point|round|row|sample|second|side|target)\b",
     flags=re.IGNORECASE,
 )
 OPENING = re.compile(r"(?:Of|As of|The same|What|How|That|Those|Where|When|Which|Who|Why)\b")

@@ -27,12 +27,14 @@ OUTPUT = Group("Output on the terminal", place=3)
 
 
 def in_flags(text: str, parameters: Iterable[click.Parameter]) -> str:
-    """Return the text with parameters in backticks, as in `max_passes`, spelled as their flags."""
+    """Return the text with parameters in backticks, as in `max_passes`, spelled as their flags or arguments."""
     flags: dict[str, str] = {}
     for parameter in parameters:
         if isinstance(parameter, click.Option):
             flag = max(parameter.opts, key=len)
             flags |= {flag.lstrip("-").replace("-", "_"): flag, str(parameter.name): flag}
+        elif parameter.name is not None:
+            flags.setdefault(parameter.name, parameter.metavar or parameter.name.upper())
     return spelled(text, flags.get)
 
 

@@ -186,7 +186,7 @@ def start_cluster(options: ClusterOptions, security: Security | None, stack: Exi
     except (TypeError, ValueError, AssertionError) as error:
         settings = f" (settings: {', '.join(sorted(options.settings))})" if options.settings else ""
         raise UsageError(
-            f"`cluster` {kind.name} could not be started as asked for{settings}: {options.redacted(str(error))}"
+            f"`cluster` {kind.name} could not be started{settings}: {options.redacted(str(error))}"
         ) from error
     except Exception as error:  # each of these packages has errors of its own
         reason = " ".join(options.redacted(str(error)).split()).rstrip(".") or type(error).__name__

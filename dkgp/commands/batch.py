@@ -34,7 +34,7 @@ trap 'signals=$((signals + 1)); warned=1; forward' USR1
 """
 
 ONE_NODE = """
-# As many threads as were asked for, whether or not the site binds jobs to their cores.
+# As many threads as requested, whether or not the site binds jobs to their cores.
 command+=(--cluster local --workers 1 --threads-per-worker "${SLURM_CPUS_PER_TASK:-1}")
 """
 

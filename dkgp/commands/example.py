@@ -45,7 +45,7 @@ class ExampleJob:
 def run_example(job: ExampleJob, reporter: Reporter) -> Document:
     """Write the table; return its location, size and columns.
 
-    Raises `InputError`: a name that is not a table's. Raises `OutputExistsError`: the file exists already.
+    Raises `InputError`: a name that is not a table's. Raises `OutputExistsError`: the file already exists.
     """
     require_table_format(job.out)
     check_output_file(Path(job.out), replace=job.overwrite, option="`out`")

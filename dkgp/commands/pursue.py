@@ -131,7 +131,7 @@ def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
 
 def _choice(settings: LinearSettings) -> str:
     if not settings.validates:
-        return f"{settings.cardinality} weights were asked for"
+        return f"{settings.cardinality} weights, as requested"
     if settings.held_out is not None:  # a single fold has no standard deviation
         return f"least error on a held-out {settings.held_out:.0%} of the samples"
     rule = {

@@ -191,7 +191,7 @@ class SparseGPRegressor(GPEstimator):
         n, user_basis = dataset.n_samples, self._user_basis(dataset)
         settings = self._settings(n, seed)
         if user_basis is None and not 1 <= settings.basis_size <= n:
-            raise InputError(f"a basis has 1 to {n:,} samples here; {settings.basis_size:,} were asked for")
+            raise InputError(f"a basis has 1 to {n:,} samples here; got {settings.basis_size:,}")
         if relative_noise is not None:
             assert told.relative is not None
             check_relative(told.relative, n)

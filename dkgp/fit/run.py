@@ -730,7 +730,7 @@ class _Fit:
                 if is_document(self.record, "fit")
                 else "It does not belong to a fit; choose another `out`"
             )
-            raise OutputExistsError(f"'{folder / taken[0]}' exists already. {advice}")
+            raise OutputExistsError(f"'{folder / taken[0]}' already exists. {advice}")
         check_output_file(self.record, replace=True, option="`out`")
 
     def _leave_as_it_was(self, before: str | None) -> None:

@@ -170,7 +170,9 @@ def audit(exact: Exact, mean: ArrayLike, variance: ArrayLike | None = None) -> A
     most = known(np.asarray(exact.upper, dtype=np.float64))
     if (least > most).any():
         row = int(np.argmax(least > most))
-        raise InputError(f"the exact variance lies between {least[row]:g} and {most[row]:g} in row {row}: no interval")
+        raise InputError(
+            f"the exact variance lies between {least[row]:g} and {most[row]:g} in row {row}, which is no interval"
+        )
     far = _quotients(low, high, _root_down(least), _root_up(most), nothing=0.0)
     if variance is None:
         return Audit(low, high, *far)

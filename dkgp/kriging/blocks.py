@@ -74,7 +74,7 @@ def rules_of(
     """
     _require_plane(field)
     if not 1 <= order <= MOST_ORDER:
-        raise InputError(f"`quadrature` is 1 to {MOST_ORDER} nodes a side; got {order}")
+        raise InputError(f"`quadrature` must be 1 to {MOST_ORDER} nodes per side; got {order}")
     goal = tolerance * float(np.sqrt(field.variogram.field_variance))
     known: dict[tuple[str, str], Rule] = {}
     rules = []
@@ -318,7 +318,7 @@ def block_table(
 
     spacing, order, tolerance = settings
     if (geometries is None) == (spacing is None):
-        raise InputError("give `geometries` (polygons or rectangles) or `spacing` of a grid of blocks, one of them")
+        raise InputError("give either `geometries` (polygons or rectangles) or the `spacing` of a grid of blocks")
     _require_plane(field)
     if isinstance(geometries, Polygons):
         import geopandas

@@ -359,7 +359,7 @@ def _covariance(name: str, matrix: ArrayLike, p: int) -> FloatArray:
     if values.shape == (p,):
         values = np.diag(values)
     if values.shape != (p, p) or not np.isfinite(values).all():
-        raise InputError(f"`{name}` is a finite matrix ({p}, {p}), one row a target; got shape {values.shape}")
+        raise InputError(f"`{name}` is a finite matrix ({p}, {p}), one row per target; got shape {values.shape}")
     if not np.allclose(values, values.T, rtol=1e-12, atol=0.0):
         raise InputError(f"`{name}` must be symmetric; got {values.tolist()}")
     least = float(np.linalg.eigvalsh(values).min())

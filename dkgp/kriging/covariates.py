@@ -157,8 +157,8 @@ def _opened(place: str) -> Any:
         start = bytes(file.read(64)).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start[:1] in (b"<", b"{"):
         raise InputError(
-            f"'{shown(place)}' is no raster itself but describes others, which may lie anywhere; expected such as a "
-            "GeoTIFF. Convert it with gdal_translate"
+            f"'{shown(place)}' refers to other files; expected a raster that holds its own values, such "
+            "as a GeoTIFF. Convert it with gdal_translate"
         )
     with refused_as(f"'{shown(place)}' cannot be read as a raster"):
         return rasterio.open(place if is_local(place) else open_object(place), sharing=False)
@@ -172,8 +172,8 @@ def _band(raster: Any, name: str, place: str) -> int:
     if described.count(name) == 1:
         return described.index(name) + 1
     raise InputError(
-        f"'{shown(place)}' has {raster.count} bands, described as {quoted(described)}; expected one, or one described "
-        f"as '{name}'. Take a band out with gdal_translate -b"
+        f"'{shown(place)}' has {raster.count} bands, described as {quoted(described)}; expected one, or "
+        f"one described as '{name}'. Extract a band with gdal_translate -b"
     )
 
 

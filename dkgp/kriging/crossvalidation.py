@@ -228,7 +228,7 @@ class BlockKFold:
         balance: bool = True,
     ) -> None:
         if (spacing is None) == (shape is None):
-            raise InputError("give `spacing` or `shape` of the blocks, one of them")
+            raise InputError("give either `spacing` or `shape` of the blocks")
         if n_splits < 2:
             raise InputError(f"cross-validation needs at least 2 folds; got {n_splits}")
         self.spacing = spacing
@@ -442,8 +442,9 @@ def left_out_table(field: Field) -> Any:
     result = leave_one_out(field)
     if np.isnan(result.error).all():
         raise InputError(
-            f"leave-one-out of {field.n_samples} samples needs a larger nugget: beyond {MOST_INVERTED} samples, errors "
-            "come from the variances at the samples, which tell little there. Use `cross_validate`"
+            f"leave-one-out of {field.n_samples} samples needs a larger nugget: beyond {MOST_INVERTED} "
+            "samples, errors come from the variances at the samples, which are inaccurate there. Use "
+            "`cross_validate`"
         )
     parts = {
         name: getattr(result, name)

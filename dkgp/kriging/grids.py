@@ -79,7 +79,7 @@ class Grid:
                 f"`region` is (west, east, south, north) with west <= east and south <= north; got {tuple(region)}"
             )
         if (shape is None) == (spacing is None):
-            raise InputError("give `shape` (rows, columns) or `spacing` of the grid, one of them")
+            raise InputError("give either `shape` (rows, columns) or `spacing` of the grid")
         if adjust not in ADJUSTED:
             raise InputError(f"`adjust` is one of {', '.join(ADJUSTED)}; got {adjust!r}")
         steps: tuple[Any, Any] = (None, None)

@@ -92,7 +92,7 @@ def thresholds_of(thresholds: ArrayLike, p: int) -> FloatArray:
     if limits.ndim == 1:
         return np.broadcast_to(limits, (p, len(limits)))
     if limits.ndim != 2 or len(limits) != p:
-        raise InputError(f"`thresholds` has one row a target, {p}; got shape {limits.shape}")
+        raise InputError(f"`thresholds` has one row per target, {p}; got shape {limits.shape}")
     return limits
 
 

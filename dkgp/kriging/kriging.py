@@ -313,7 +313,7 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
             raise InputError(f"`variogram` is a Variogram, a name, a dict or a model of GSTools; got {model!r}")
         if values.shape[1] > 1 or places.shape[1] > 3:
             raise InputError(
-                f"the variogram {model!r} is fitted to one value a sample, in up to 3 dimensions; pass a Variogram"
+                f"the variogram {model!r} is fitted to one value per sample, in up to 3 dimensions; pass a Variogram"
             )
         return fitted_variogram(
             places,

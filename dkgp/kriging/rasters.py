@@ -63,7 +63,7 @@ _LONG_NAMES = {
     "variance": "variance of the prediction",
     "variance_lower": "proven lower end of the variance",
     "variance_upper": "proven upper end of the variance",
-    "interval_met": "1 where the interval is as narrow as asked for",
+    "interval_met": "1 where the interval is as narrow as requested",
 }
 
 

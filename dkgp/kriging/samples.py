@@ -99,7 +99,7 @@ class Samples:
         if (self.covariates != kept.covariates[group]).any():
             row = int(np.argmax((self.covariates != kept.covariates[group]).any(axis=1)))
             raise InputError(
-                f"samples at {_shown(self.places[row])} have different covariates; expected one value a place"
+                f"samples at {_shown(self.places[row])} have different covariates; expected one value per place"
             )
         count = np.bincount(group, minlength=m)
         if how == "mean":

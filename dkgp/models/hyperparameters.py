@@ -246,8 +246,8 @@ class Hyperparameters:
             )
         if self.noise_model is not None and self.n_features not in (0, self.noise_model.n_features):
             raise InputError(
-                f"the noise model is of {self.noise_model.n_features} features, the kernel of {self.n_features}; "
-                "expected the same. Tune again to have both written anew"
+                f"the noise model is of {self.noise_model.n_features} features, the kernel of "
+                f"{self.n_features}; expected the same. Tune again"
             )
 
     @property
@@ -373,7 +373,7 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
     """
     if not overwrite and exists(location):
         raise OutputExistsError(
-            f"the output '{os.fspath(location)}' exists already. Choose another path, or replace it by `overwrite`"
+            f"the output '{os.fspath(location)}' already exists. Choose another path, or replace it by `overwrite`"
         )
     write_object(
         location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode(), replace=overwrite

@@ -292,7 +292,7 @@ class LinearSettings:
         groups = np.empty(n, dtype=np.intp)
         if self.held_out is None:
             if n < self.folds:
-                raise InputError(f"{self.folds} folds of {n} samples were asked for; give fewer `folds`")
+                raise InputError(f"there are {n} samples for {self.folds} folds; give fewer `folds`")
             groups[order] = np.arange(n) % self.folds
             return groups
         count = round(self.held_out * n)
@@ -308,7 +308,7 @@ class LinearSettings:
         if limit is None:
             return min(features, LONGEST)
         if int(limit) > features:
-            raise InputError(f"`{name}` {limit} was asked for; there are {features:,} features that vary")
+            raise InputError(f"there are {features:,} features that vary; got `{name}` {limit}")
         return int(limit)
 
 

@@ -81,7 +81,7 @@ class NoiseModel:
             raise InputError(f"a noise model's kind is one of {', '.join(ALL_KINDS)}; got {self.kind!r}")
         numbers = [self.offset, *self.weights, self.lowest, self.highest, *(z for row in self.basis or () for z in row)]
         if not all(map(math.isfinite, numbers)):
-            raise InputError("a noise model's numbers must be finite; tune again to have it written anew")
+            raise InputError("a noise model's numbers must be finite; tune again")
         if not 0.0 < self.lowest <= self.highest:
             raise InputError(
                 f"a noise model's least variance must be positive and at most its greatest; got {self.lowest:g} and "
@@ -94,8 +94,8 @@ class NoiseModel:
             or {len(row) for row in self.basis} != {self.kernel.n_features}
         ):
             raise InputError(
-                f"a noise model of kind gp needs a kernel, and as many points of its features as its "
-                f"{len(self.weights)} weights; tune again to have it written anew"
+                "a noise model of kind gp needs a kernel, and as many points of its features as its "
+                f"{len(self.weights)} weights; tune again"
             )
 
     @property

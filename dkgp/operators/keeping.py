@@ -347,7 +347,7 @@ class TileCache:
 
     def reason(self, run_id: str, keeping: Keeping) -> str:
         """Say in a few words why tiles of a run are kept or not."""
-        return self._watch(run_id).reason() if keeping.budget.measured else "as asked for"
+        return self._watch(run_id).reason() if keeping.budget.measured else "as requested"
 
     def discard_run(self, run_id: str) -> None:
         """Forget a run, and every tile of it."""

@@ -81,7 +81,7 @@ class MachineFigures:
                 raise ValueError("an entry, or a thread, that costs nothing")
             return cls(int(document["d"]), Prices(**prices), speedups)
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"these are no figures of a machine ({error}); measure them anew") from None
+            raise InputError(f"these are no figures of a machine ({error}); measure them again") from None
 
 
 def _number(value: Any, *, least: float) -> float:

@@ -221,7 +221,7 @@ def _require_absolute(field: str, location: str | None) -> None:
         protocol, path = split_address(location)
         if "::" in location or location.startswith("memory:"):
             raise InputError(
-                f"'{location}' means nothing to another process; expected an absolute path, or a URL such as "
+                f"'{location}' is valid only within one process; expected an absolute path, or a URL such as "
                 "s3://bucket/name.zarr"
             )
         if protocol == "file" and not path.startswith("/"):

@@ -235,7 +235,7 @@ class GreedySettings:
     def checked(self, n: int) -> GreedySettings:
         """Return the settings for n samples; `InputError` where the basis would have more."""
         if self.size > n:
-            raise InputError(f"a basis of {self.size:,} samples was asked for; there are {n:,}")
+            raise InputError(f"there are {n:,} samples for the basis; got a size of {self.size:,}")
         return self
 
     def gap_between(self, risk: float, least: float, square: float) -> float:
@@ -543,8 +543,8 @@ class GreedyEngine(Iteration):
     def chosen(self, indices: IndexArray) -> None:
         if len(indices) > self.settings.size:
             raise CheckpointError(
-                f"the checkpoint is of a basis that has {len(indices):,} samples already; {self.settings.size:,} were "
-                "asked for. Allow as many, or start afresh without `resume`"
+                f"the checkpoint is of a basis that has {len(indices):,} samples already; got a size of "
+                f"{self.settings.size:,}. Allow as many, or start again without `resume`"
             )
         self._sums.take(np.asarray(indices, dtype=np.intp))
 

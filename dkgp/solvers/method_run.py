@@ -204,8 +204,8 @@ class PrecisionPolicy:
         return StopReason(
             "rounding",
             False,
-            f"float64 does not come closer: max|g| = {true.gradient_inf_norm:.3g}, evaluated anew, is above the "
-            "tolerance, though the solver's own recursion is below it",
+            f"float64 does not come closer: max|g| = {true.gradient_inf_norm:.3g}, recomputed, is above "
+            "the tolerance, though the solver's own recursion is below it",
             self.advice("raise the tolerance, or the noise variance"),
         )
 

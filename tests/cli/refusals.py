@@ -208,7 +208,7 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--method gp --neighbours 9", 2, "--neighbours"),
     ],
     "pursue": [
-        ("--cardinality 7", 3, "--cardinality 7 was asked for; there are 6 features that vary"),
+        ("--cardinality 7", 3, "there are 6 features that vary; got --cardinality 7"),
         ("--cardinality few", 2, "no number of weights"),
         ("--stop 10", 2, "no pair such as 10,0.001"),
         ("--folds 1", 3, "--folds must be at least 2"),
@@ -248,15 +248,15 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
     ],
     "predict sparse": [
         ("--product-error 1e-3", 3, "a sum over 40 basis samples, which takes no time"),
-        ("--variance --variance-rank 9", 3, ("--variance-rank", "of use with exact models only")),
-        ("--variance --max-passes 0", 3, ("--max-passes", "of use with exact models only")),
-        ("--variance --variance-gap 0.3", 3, ("--variance-gap", "of use with exact models only")),
-        ("--variance --keep-factor", 3, ("--keep-factor", "of use with exact models only")),
+        ("--variance --variance-rank 9", 3, ("--variance-rank", "can be set only for exact models")),
+        ("--variance --max-passes 0", 3, ("--max-passes", "can be set only for exact models")),
+        ("--variance --variance-gap 0.3", 3, ("--variance-gap", "can be set only for exact models")),
+        ("--variance --keep-factor", 3, ("--keep-factor", "can be set only for exact models")),
         ("--variance --variance-memory 10KiB", 3, ("40 basis samples", "--variance-memory", "MiB")),
     ],
     "predict with neighbours": [
         ("--product-error 1e-3", 3, "a sum over 20 basis samples, which takes no time"),
-        ("--variance --variance-rank 9", 3, ("--variance-rank", "of use with exact models only")),
+        ("--variance --variance-rank 9", 3, ("--variance-rank", "can be set only for exact models")),
         ("--variance --variance-memory 10KiB", 3, ("20 basis samples", "600 samples near", "--variance-memory", "MiB")),
     ],
     "predict classes": [

@@ -326,7 +326,7 @@ def test_tuned_trained_predicted_and_evaluated(shell: Shell) -> None:
     assert trained["warnings"] == []
     line = "predict @m @labels_of_three --out @p --cluster none"
     told = shell.told(f"{line} --variance --variance-gap 1e-14 --max-passes 0 --variance-rank 5")
-    assert "latent variances have wider intervals than the relative gap" in told
+    assert "latent variances are wider than the requested relative gap" in told
     figures = shell.json(f"{line} --overwrite")
     assert figures["warnings"] == []
     assert figures["classes"]["latent_variance"]["unmet"] == 0

@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_resumes_to_the_same_bits(
     command = RUNS[name].typed(stores, out, *more)
     killed(where, command, call=int(number or 1), after=where == SAVE)
     if out.exists():
-        refused(run(*command), "exists already" if words in (COMPLETE, "") else "unfinished")
+        refused(run(*command), "already exists" if words in (COMPLETE, "") else "unfinished")
     resumed = run(*command, "--resume")
     document_of(resumed)
     assert words in resumed.stderr

@@ -136,7 +136,7 @@ def test_tune_killed_after_its_file_was_written_is_done(shell: Shell) -> None:
         ("--seed 1", "another seed (its seed: None; this run's: 1)"),
         ("--start @hyper", "another start"),
     ):
-        shell.refuses(f"{line} --resume {more}", words, "exists already")
+        shell.refuses(f"{line} --resume {more}", words, "already exists")
     assert shell["hyper.json"].read_bytes() == written
 
 
@@ -172,7 +172,7 @@ def test_train_leaves_a_model_of_another_run_alone(
     if "@other.zarr" in line:
         shell.json("ingest", pipeline["folder"] / "data.csv", shell["other.zarr"], "--target", "price")
     shell["other.json"].write_text(json.dumps(found | {"noise_variance": 2.0 * found["noise_variance"]}))
-    shell.refuses(f"{line} --resume", words, "exists already")
+    shell.refuses(f"{line} --resume", words, "already exists")
     assert alpha(shell["m.zarr"]) == before
 
 
@@ -362,7 +362,7 @@ def test_training_goes_on_after_tuning(tuned: Path, shell: Shell, monkeypatch: p
 def test_the_model_s_place_is_refused_before_the_search(tuned: Path, shell: Shell) -> None:
     hyper = Path(f"{tuned}.hyper.json")
     before = hyper.stat().st_mtime_ns
-    shell.refuses(f"train @train --tune --out {tuned}", "model.zarr' exists already")
+    shell.refuses(f"train @train --tune --out {tuned}", "model.zarr' already exists")
     assert hyper.stat().st_mtime_ns == before
 
 

@@ -130,7 +130,7 @@ def test_parameters_in_backticks_become_flags() -> None:
     ]
     text = "raise `tolerance` or `n`, be `quiet`, read `dataset`, see `dkgp tune` and `rank`"
     assert (
-        in_flags(text, parameters) == "raise --tol or --samples, be --quiet, read `dataset`, see `dkgp tune` and `rank`"
+        in_flags(text, parameters) == "raise --tol or --samples, be --quiet, read DATASET, see `dkgp tune` and `rank`"
     )
 
 

@@ -199,11 +199,11 @@ def test_tiles_are_kept_as_far_as_is_said_and_change_nothing(pipeline: dict[str,
     assert found["1GiB"]["kernel_evaluations"] < found["none"]["kernel_evaluations"]
     kept = {said: result["kept_tiles"] for said, result in found.items()}
     assert kept["none"] == {"bytes": 0, "reason": ""}
-    assert kept["300KiB"] == {"bytes": kept["300KiB"]["bytes"], "reason": "as asked for"}
+    assert kept["300KiB"] == {"bytes": kept["300KiB"]["bytes"], "reason": "as requested"}
     assert 0 < kept["300KiB"]["bytes"] <= 300 * 1024 < kept["1GiB"]["bytes"] == 4 * round(kept["1GiB"]["bytes"] / 4)
     assert kept["auto"]["reason"]
     shown = shell.run(f"{line} 1GiB --out @1GiB --overwrite --verbose").stdout
-    for words in ("share of the kernel matrix kept in memory", "100%", ": as asked for"):
+    for words in ("share of the kernel matrix kept in memory", "100%", ": as requested"):
         assert words in shown
 
 
@@ -375,5 +375,5 @@ def test_make_demo_passes_its_arguments_on(tmp_path: Path, monkeypatch: pytest.M
 def test_demo_leaves_the_stores_of_others_alone(shell: Shell) -> None:
     shutil.copytree(shell["train"], shell["train.zarr"])
     before = files_below(shell.folder)
-    shell.refuses(f"demo --out {shell.folder} --samples 400", "exists already")
+    shell.refuses(f"demo --out {shell.folder} --samples 400", "already exists")
     assert files_below(shell.folder) == before

@@ -176,7 +176,7 @@ def test_features_that_were_constant_may_stay(tmp_path: Path) -> None:
         ("@model --variance-gap 0.1", 2, "--variance-gap belongs to --variance"),
         ("@model --variance --variance-basis 5", 3, "--variance-basis is of predictions in a store"),
         ("@model --variance --keep-factor", 3, "--keep-factor is of predictions in a store"),
-        ("@sparse --variance --variance-rank 5", 3, "--variance-rank: of use with exact models only"),
+        ("@sparse --variance --variance-rank 5", 3, "--variance-rank can be set only for exact models"),
         ("@gp --variance", 3, "is a classifier. Leave it out"),
         ("@test", 3, "model"),
     ],
@@ -314,7 +314,7 @@ def test_what_stops_midway_leaves_the_earlier_and_goes_on(
         stop_after(patched, regions, error)
         assert again.shell.run(f"{LATER} --overwrite").exit_code == exit_code
     again.stays()
-    again.shell.refuses(LATER, "exists already", "--overwrite")
+    again.shell.refuses(LATER, "already exists", "--overwrite")
     if not regions:
         assert again.shell.names == {"pred.zarr"}, "there is nothing to go on from"
         again.shell.refuses(f"{LATER} --resume", "or with other settings", "--overwrite")
@@ -362,7 +362,7 @@ def test_a_kill_while_places_are_exchanged_is_made_up_for(
         assert again.shell.run(f"{LATER} --overwrite").exit_code == 137
     out, beside, aside = "pred.zarr", "pred.zarr.partial.zarr", ".dkgp-replaced-pred.zarr"
     assert again.shell.names == [{out, beside}, {aside, beside}, {aside, out}][renamed]
-    again.shell.refuses(LATER, ("exists already", "were interrupted", "exists already")[renamed])
+    again.shell.refuses(LATER, ("already exists", "were interrupted", "already exists")[renamed])
     assert again.shell.json(f"{LATER} --resume")["variance"]["computed"] == 0
     assert bits(again.out) == again.whole
     again.shell.json(f"{LATER} --overwrite")
@@ -547,7 +547,7 @@ def test_a_map_by_neighbours_from_the_command_line(shell: Shell) -> None:
     lower, upper = (open_prediction(shell["p"]).read(f"variance_{end}")[:, 0] for end in ("lower", "upper"))
     assert (lower <= variance * (1.0 + 1e-9)).all()
     assert (variance * (1.0 - 1e-9) <= upper).all()
-    shell.refuses(f"{line} @q --variance-rank 20", "'neighbours' is asked for")
+    shell.refuses(f"{line} @q --variance-rank 20", "got 'neighbours'")
 
 
 def test_predictions_have_the_gap_of_the_model_unless_an_option_sets_one(shell: Shell) -> None:

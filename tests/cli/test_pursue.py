@@ -107,7 +107,7 @@ def test_what_a_linear_regression_does_not_have_is_refused(shell: Shell) -> None
         (f"{predict} --variance", "predicts means alone"),
         (f"{predict} --product-error 0.1", "is a linear regression, which has none"),
         (f"{predict} --plug-in", "a Gaussian process classifier"),
-        ("pursue @train --out @w", "exists already", "--overwrite"),
+        ("pursue @train --out @w", "already exists", "--overwrite"),
         ("pursue @test --out @train --overwrite", "holds a dkgp dataset"),
         ("pursue @inputs --out @v", "no targets to train on"),
     ):

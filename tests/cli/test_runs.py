@@ -74,7 +74,7 @@ def test_a_finished_run_is_recognised_and_another_is_left_alone(
     if kind.logs:
         assert "is already complete" in done.stderr
     refused(run(*command, *kind.other.split(), "--resume"), kind.words)
-    refused(run(*command), "exists already", "--overwrite")
+    refused(run(*command), "already exists", "--overwrite")
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.rglob("*") if path.is_file()}
     assert after == before
 

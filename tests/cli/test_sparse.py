@@ -147,7 +147,7 @@ def test_a_basis_grows_until_the_distance_is_proven(shell: Shell, method: str) -
     for rung in rungs:
         assert f"{rung['size']} basis samples: proven distance {rung['distance']:.3g}" in result.stderr
     drawn = shell["rungs.svg"].read_bytes()
-    assert b"asked for: 0.2" in drawn or b"<svg" in drawn
+    assert b"requested: 0.2" in drawn or b"<svg" in drawn
     assert json.loads(shell["log.jsonl"].read_text().splitlines()[-1])["size"] == found["basis_size"]
 
 

@@ -17,9 +17,9 @@ from dkgp.codec import from_json
 from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.reporting.layout import plain_number
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.data import open_dataset, open_prediction
+from dkgp.data import TableOptions, open_dataset, open_prediction
 from dkgp.fit.choice import Forecasts, Way
-from dkgp.fit.job import FitJob
+from dkgp.fit.job import FitJob, candidate_words, command_lines
 from dkgp.fit.run import _Fit
 from dkgp.models import read_hyperparameters
 from dkgp.models.hyperparameters import TunedParameter
@@ -123,6 +123,25 @@ def test_the_commands_of_a_fit_give_the_same_one_by_one(
     assert documents[-1]["nlpd"] == fitted["evaluation"]["nlpd"]
 
 
+def test_commands_read_the_hyperparameters_of_a_fit_whose_evidence_was_cut_short(
+    table: Path, fitted: dict[str, Any]
+) -> None:
+    # The time limit decided how many samples the evidence had, so tuning again may end in other values.
+    record = {"candidates": [{"from": "subset"}, {"from": "all"}], "taken": "all", "held_out": 100, "samples": 500}
+    tuning = candidate_words({"candidates": record}, 1000, 60.0)
+    job = FitJob(IngestJob((str(table),), targets=(PRICE,)), out=fitted["out"], kernel="rbf")
+    ingested = fitted["ingest"]
+    options = from_json(TableOptions, ingested["table"])
+    printed = command_lines(job, options, ingested["ids"], fitted["choice"], tuning)
+    lines = [shlex.split(line) for line in printed]
+    assert [line[1] for line in lines] == ["ingest", "train", "predict", "evaluate"]
+    assert lines[1][lines[1].index("--hyper") + 1] == f"{fitted['out']}/hyper.json"
+    documents = [run_json(*line[1:]) for line in lines]
+    assert documents[0]["fingerprint"] == ingested["fingerprint"]
+    made = [open_prediction(f"{fitted['out']}{end}/pred.zarr") for end in ("", "-again")]
+    np.testing.assert_array_equal(*(prediction.read("mean") for prediction in made))
+
+
 def test_the_page_stands_alone_and_names_are_text(fitted: dict[str, Any]) -> None:
     page = Path(fitted["report"]).read_text(encoding="utf-8")
     check_page(page)
@@ -173,7 +192,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
         name: (out / name / "zarr.json").stat().st_mtime_ns for name in ("train.zarr", "model.zarr", "pred.zarr")
     }
     refused(run(*arguments, "--seed", 1, "--resume"), "has another seed (its seed: 0; this run's: 1)")
-    refused(run(*arguments), "exists already", "--resume", "--overwrite")
+    refused(run(*arguments), "already exists", "--resume", "--overwrite")
     document = run_json(*arguments, "--resume")
     assert {name: (out / name / "zarr.json").stat().st_mtime_ns for name in written} == written
     for name in ("rmse", "nlpd", "coverage_95"):
@@ -241,7 +260,7 @@ def test_the_folder_of_others_is_left_alone(table: Path, tmp_path: Path) -> None
     before = files_below(out)
     for more in ((), ("--overwrite",), ("--resume",)):
         refused(
-            run("fit", table, "--target", PRICE, "--out", out, *more), "exists already", "It does not belong to a fit"
+            run("fit", table, "--target", PRICE, "--out", out, *more), "already exists", "It does not belong to a fit"
         )
     assert files_below(out) == before
 

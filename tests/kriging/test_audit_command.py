@@ -218,7 +218,7 @@ def test_points_in_another_crs_are_transformed(tmp_path: Path, rng: np.random.Ge
     words = {
         "p.parquet": "is in EPSG:4326: its coordinates are transformed to EPSG:28992",
         "p.gpkg": "is in EPSG:4326: its coordinates are transformed to EPSG:28992",
-        "p.csv": "has no CRS: its coordinates are taken in EPSG:28992 of the model",
+        "p.csv": "has no CRS: its coordinates are read as EPSG:28992 of the model",
     }
     for name, note in words.items():
         result = run("audit", tmp_path / "field.zarr", tmp_path / name, "--mean", "pred", "--means", "--json")

@@ -106,12 +106,12 @@ def test_blocks_that_cannot_be_kriged_are_refused(rng: np.random.Generator) -> N
     kriging, places = fitted(rng)
     bow = shapely.Polygon([(0, 0), (2, 2), (2, 0), (0, 2)])
     for arguments, words in (
-        ({}, "one of them"),
-        ({"geometries": [(0, 1, 0, 1)], "spacing": 1.0}, "one of them"),
+        ({}, "give either `geometries`"),
+        ({"geometries": [(0, 1, 0, 1)], "spacing": 1.0}, "give either `geometries`"),
         ({"geometries": []}, "`geometries` is empty"),
         ({"geometries": [(0.0, 1.0)]}, r"polygon, or \(west, east, south, north\); got \(0.0, 1.0\)"),
         ({"geometries": [shapely.box(0, 0, 1, 1), bow]}, "the polygon 1 is not valid: Self-intersection"),
-        ({"spacing": 1.0, "quadrature": 100}, "`quadrature` is 1 to 32 nodes a side; got 100"),
+        ({"spacing": 1.0, "quadrature": 100}, "`quadrature` must be 1 to 32 nodes per side; got 100"),
     ):
         with pytest.raises(InputError, match=words):
             kriging.blocks(**arguments)

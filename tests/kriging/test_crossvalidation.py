@@ -142,7 +142,7 @@ def test_blocks_keep_their_samples_together(rng: np.random.Generator) -> None:
     assert kriging.cross_validate(blocks=2.5, folds=5, seed=1)["fold"].tolist() != blocked["fold"].tolist()
     assert len(cross_val_score(LinearRegression(), places, values, cv=BlockKFold(spacing=2.5, n_splits=3))) == 3
     for settings, words in (
-        ({}, "one of them"),
+        ({}, "give either `spacing` or `shape`"),
         ({"spacing": 1.0, "n_splits": 1}, "at least 2 folds; got 1"),
         ({"shape": (1, 2), "n_splits": 3}, "3 folds of 2 blocks with samples"),
     ):

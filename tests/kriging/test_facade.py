@@ -215,7 +215,7 @@ def test_a_name_is_fitted_to_the_samples(rng: np.random.Generator) -> None:
     assert best.variogram_.model == "exponential"
     with pytest.raises(InputError, match="the values do not vary about their mean"):
         Kriging("exponential").fit((x, y), np.ones(400))
-    with pytest.raises(InputError, match="fitted to one value a sample"):
+    with pytest.raises(InputError, match="fitted to one value per sample"):
         Kriging("exponential").fit((x, y), (x, y))
 
 

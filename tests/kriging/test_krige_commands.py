@@ -192,7 +192,7 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
     text = (folder / "all.html").read_text()
     assert text.count("<svg") == 2
     for words in (
-        "lowest NLPD, and is the one of the map",
+        "The map uses the first model, which has the lowest NLPD",
         "is proven to be within",
         "zinc: map of 90 samples",
         "dkgp krige fit",

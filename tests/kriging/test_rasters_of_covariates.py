@@ -154,7 +154,7 @@ def test_rasters_that_cannot_be_taken(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"text.tif' cannot be read as a raster"):
         CovariateRasters.open({"dist": tmp_path / "text.tif"}, crs=RD)
     (tmp_path / "v.tif").write_text(f"<VRTDataset><SourceFilename>{known}</SourceFilename></VRTDataset>")
-    with pytest.raises(InputError, match="is no raster itself but describes others"):
+    with pytest.raises(InputError, match="refers to other files"):
         CovariateRasters.open({"dist": tmp_path / "v.tif"}, crs=RD)
     with pytest.raises(InputError, match="`method` is one of nearest, bilinear; got 'cubic'"):
         CovariateRasters.open({"dist": known}, crs=RD, method="cubic")

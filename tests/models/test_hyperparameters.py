@@ -76,7 +76,7 @@ def test_two_keys_written_by_hand_suffice(tmp_path: Path) -> None:
 def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
     path = tmp_path / "hyper.json"
     path.write_text("precious")
-    with pytest.raises(OutputExistsError, match="exists already"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         write_hyperparameters(path, TUNED)
     assert path.read_text() == "precious"
     write_hyperparameters(path, TUNED, overwrite=True)

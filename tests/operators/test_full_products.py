@@ -351,7 +351,7 @@ def test_all_workers_that_may_keep_tiles_are_told_to_forget_them(
     # All entries were evaluated once, where they are kept, and are of four bytes.
     expected = 4 * operator.kernel_evaluations if budget else 0
     assert operator.kept["bytes"] == operator.kept_bytes == expected <= worker_tiles().nbytes
-    assert operator.kept["reason"] == ("as asked for" if budget else "")
+    assert operator.kept["reason"] == ("as requested" if budget else "")
     operator.matmat(V)
     assert operator.kept_bytes == expected  # float64 reads none
     executor.tasks.clear()
@@ -556,4 +556,4 @@ def test_weights_that_are_too_large_for_a_number_take_every_entry_and_a_line(
     executor.close()
     assert len(notes) == 1
     assert "evaluate every kernel entry" in notes[0]
-    assert f"the error that is asked for, {error:.2g}; weights whose magnitudes add up to" in notes[0]
+    assert f"the requested error, {error:.2g}; weights whose magnitudes add up to" in notes[0]

@@ -325,7 +325,7 @@ def test_messages_are_measured_on_a_cluster() -> None:
     ],
 )
 def test_damaged_figures_are_refused(damage: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="measure them anew"):
+    with pytest.raises(InputError, match="measure them again"):
         MachineFigures.from_json({**MACHINE.to_json(), **damage})
 
 

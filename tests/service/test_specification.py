@@ -191,7 +191,7 @@ def test_options_of_a_search_come_back_as_they_were(options: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [
-        ("train", {"dataset": "/d", "out": "/m"}, "hyper: needed"),
+        ("train", {"dataset": "/d", "out": "/m"}, "hyper: this option is required"),
         ("train", {**TRAIN, "solvr": {}}, "solvr: .*did you mean 'solver'"),
         ("train", {**TRAIN, "solver": {"tolerence": 1}}, r"solver\.tolerence: .*did you mean 'solver\.tolerance'"),
         ("train", {**TRAIN, "solver": {"block_size": "12"}}, r"solver\.block_size: .*valid integer.*got '12'"),
@@ -297,8 +297,8 @@ def test_wrong_types_and_names_are_refused_by_field(command: str, options: Any, 
         ("evaluate", {**EVALUATE, "dataset": "~/d.zarr"}, "dataset: expected an absolute path"),
         ("evaluate", {**EVALUATE, "dataset": "file://d.zarr"}, "dataset: expected an absolute path"),
         ("evaluate", {**EVALUATE, "dataset": ""}, "dataset: expected an absolute path"),
-        ("evaluate", {**EVALUATE, "dataset": "memory://d"}, "dataset: .*another process"),
-        ("evaluate", {**EVALUATE, "dataset": "simplecache::s3://b/d"}, "dataset: .*another process"),
+        ("evaluate", {**EVALUATE, "dataset": "memory://d"}, "dataset: .*valid only within one process"),
+        ("evaluate", {**EVALUATE, "dataset": "simplecache::s3://b/d"}, "dataset: .*valid only within one process"),
     ],
 )
 def test_values_out_of_range_are_refused_as_the_command_would(command: str, options: Any, words: str) -> None:
@@ -402,10 +402,10 @@ def test_a_fit_has_options_of_columns_that_come_back() -> None:
         ({"sources": ["/t.csv"], "test_out": "/test.zarr"}, r"ingestion\.test_out: .*leave it out"),
         ({"sources": ["/t.csv"], "overwrite": True}, r"ingestion\.overwrite: .*leave it out"),
         ({"sources": ["/t.csv"], "like": "other.zarr"}, "sources: expected an absolute path"),
-        ({"sources": ["simplecache::/t.csv"]}, "means nothing to another process"),
+        ({"sources": ["simplecache::/t.csv"]}, "valid only within one process"),
         ({"sources": ["/t.csv"], "options": {"eval": "x"}}, "no format has the option 'eval'; there are header"),
         ({"sources": ["/t.csv"], "table": {"impute": "mean"}}, "`impute` is 'mean'"),
-        ({"targets": ["price"]}, "sources: needed"),
+        ({"targets": ["price"]}, "sources: this option is required"),
     ],
 )
 def test_a_fit_that_makes_no_sense_is_refused(ingestion: dict[str, Any], words: str) -> None:

@@ -340,7 +340,7 @@ def test_a_choice_that_grows_is_a_choice_of_the_larger_size(more: dict[str, Any]
     # A round that the size cut short is not made up for: what was chosen stays.
     grown(7)
     small = GreedyEngine(problem.operator(one_thread), problem.y, replace(larger, size=6))
-    with pytest.raises(CheckpointError, match="a basis that has 15 samples already; 6 were asked for"):
+    with pytest.raises(CheckpointError, match="a basis that has 15 samples already; got a size of 6"):
         small.restore(state.arrays(), state.metadata())
 
 
@@ -393,7 +393,7 @@ def test_what_worker_processes_keep_changes_no_bits(killed: bool, score: Any, tm
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"size": N + 1}, "a basis of 56 samples was asked for; there are 55"),
+        ({"size": N + 1}, "there are 55 samples for the basis; got a size of 56"),
         ({"size": 0}, "`size` must be at least 1; got 0"),
         ({"size": 3, "score": "best"}, "`score` must be one of refit, single, gradient, residual; got 'best'"),
         ({"size": 3, "gap": 0.0}, "the duality gap must be positive; got 0.0"),

@@ -169,7 +169,7 @@ def run_export(job: ExportJob, reporter: Reporter) -> Document:
     InputError
         The suffix is not that of a table, or the predictions were made for other data.
     OutputExistsError
-        The file exists already.
+        The file already exists.
     StorageError
         The file cannot be written; no partial file remains.
     """

@@ -746,6 +746,10 @@ def _info(document: Document) -> Tables:
 # readers who know solvers.
 INFO_NAMES = {
     "n": "samples",
+    "n_samples": "samples",
+    "subset_size": "samples in a subset",
+    "memory_bytes": "memory",
+    "memory_available_bytes": "available memory",
     "d": "number of features",
     "p": "number of targets",
     "dropped_features": "constant features, left out",
@@ -783,7 +787,9 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, list):
         return names(value)
     if isinstance(value, dict):
-        lines = [f"{key}: {figure(item)}" for key, item in value.items()]
+        lines = [
+            f"{key}: {_shown(key, item) if isinstance(item, bool) else figure(item)}" for key, item in value.items()
+        ]
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         return "\n".join([*lines[:_MOST_LINES], *more])
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

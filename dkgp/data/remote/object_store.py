@@ -1,6 +1,6 @@
 """Objects on remote storage: every call is retried, every write is conditional on the object that is there.
 
-A write fails where the object exists already (`If-None-Match: *`). A replacement fails where the object has changed
+A write fails where the object already exists (`If-None-Match: *`). A replacement fails where the object has changed
 since it was looked at (`If-Match` and its ETag; on Azure the same). Ceph compares the text of the header with the bare
 ETag, so a refused S3 write is sent again without the quotation marks if the object is unchanged. Google's fsspec
 package supports the first condition only, so a replacement there looks first and writes then. So does one in fsspec's
@@ -412,7 +412,7 @@ async def put_async(
             # An attempt whose answer was lost has written already; so has a resumed run with the same result.
             if not await _holds(file_system, path, url, info, data):
                 if not replace:
-                    raise OutputExistsError(f"'{shown(url)}' exists already.") from None
+                    raise OutputExistsError(f"'{shown(url)}' already exists.") from None
                 if guard is not None:
                     await guard()
                 try:

@@ -182,7 +182,7 @@ def write_object(
         # By hand: fsspec's local files are neither synced nor moved into place unless in a transaction of its own.
         target = Path(normalise_url(location))
         if not replace and target.exists():
-            raise OutputExistsError(f"'{target}' exists already.")
+            raise OutputExistsError(f"'{target}' already exists.")
         with replaced_file(target, synced=synced) as temporary, temporary.open("wb") as file:
             for part in parts:
                 file.write(part)

@@ -392,7 +392,7 @@ def _check_codecs(codecs: Any, shape: list[int], item_bytes: int, where: str) ->
 def _check_codec(configuration: Any, name: Any, known: frozenset[str], where: str) -> None:
     if name not in known:
         raise InputError(
-            f"{where} names the codec {str(name)[:80]!r}, which is not one that is read, since a codec may run code. "
+            f"{where} names the codec {str(name)[:80]!r}, which dkgp does not read, since a codec may run code. "
             f"Known: {', '.join(sorted(known))}. Write the array again with one of these."
         )
     for field in _TYPE_FIELDS:

@@ -789,8 +789,8 @@ class _Walk:
         codes = [layout.get_filter(index)[0] for index in range(layout.get_nfilters())]
         if unknown := sorted(set(codes) - _FILTERS):
             raise InputError(
-                f"The variable '{name}' of '{self._url}' is stored with the HDF5 filter {unknown[0]}, which is not one "
-                "that is read. Write it again with deflate (gzip) or without a filter, for example by h5repack."
+                f"The variable '{name}' of '{self._url}' is stored with the HDF5 filter {unknown[0]}, which dkgp "
+                "does not read. Write it again with deflate (gzip) or without a filter, for example by h5repack."
             )
 
     def _check_attributes(self, node: Any, name: str) -> None:

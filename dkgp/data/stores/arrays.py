@@ -224,9 +224,7 @@ class StoredArray:
     def read_as_stored(self, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) in the type that they are stored in. Errors as for `read`."""
         if not 0 <= start <= stop <= self.shape[0]:
-            raise InputError(
-                f"Rows {start} to {stop} of the array '{self.name}' were asked for; it has {self.shape[0]} rows."
-            )
+            raise InputError(f"The array '{self.name}' has {self.shape[0]} rows; got the rows {start} to {stop}.")
         return self._checked(slice(start, stop), start, stop)
 
     def rows(self, indices: IntArray) -> FloatArray:
@@ -240,8 +238,7 @@ class StoredArray:
         first, last = int(ordered[0]), int(ordered[-1])
         if first < 0 or last >= self.shape[0]:
             raise InputError(
-                f"Row {first if first < 0 else last} of the array '{self.name}' was asked for; "
-                f"it has {self.shape[0]} rows."
+                f"The array '{self.name}' has {self.shape[0]} rows; got the row {first if first < 0 else last}."
             )
         return np.asarray(self._checked(ordered, first, last + 1)[inverse], dtype=np.float64)
 

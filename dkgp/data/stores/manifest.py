@@ -387,7 +387,7 @@ def _way_from_file(url: str, kind: str) -> str:
         store = f"{url.removesuffix(name)}{name.split('.', 1)[0] or 'data'}.zarr"
         line = shlex.join(["dkgp", "ingest", url, store])
         target, labels = (f"--{role} NAME" for role in ("target", "labels"))
-        return f"Run dkgp ingest first: {line} {target} (of labels {labels}; of inputs to predict at, neither)."
+        return f"Run dkgp ingest first: {line} {target} (for labels: {labels}; for prediction inputs: neither)."
     if kind == "prediction":
         return "A table of predictions is for other programs: let dkgp predict write a store, and dkgp export a table."
     if kind in {"model", "sparse model", "classifier", "linear model"}:

@@ -224,8 +224,8 @@ def append_rows(dataset: Dataset, X: ArrayLike, y: ArrayLike) -> Dataset:
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise InputError(
-                f"The {role}s hold {raw[row, column]} in row {row}, column {column}, which overflows under the "
-                "training set's standardisation. Leave such rows out, or train anew with them."
+                f"The {role}s hold {raw[row, column]} in row {row}, column {column}, which overflows "
+                "under the training set's standardisation. Leave such rows out, or train again with them."
             )
     earlier = dataset.standard or (InputsOf(dataset), MemoryArray(dataset.all_targets()))
     known = dataset.all_sample_noise(standardised=False)

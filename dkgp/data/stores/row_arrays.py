@@ -52,7 +52,7 @@ class MemoryArray:
     def read(self, start: int, stop: int) -> FloatArray:
         """Rows [start, stop), a view."""
         if not 0 <= start <= stop <= self.shape[0]:
-            raise InputError(f"Rows {start} to {stop} were asked for; there are {self.shape[0]} rows.")
+            raise InputError(f"There are {self.shape[0]} rows; got the rows {start} to {stop}.")
         return self._values[start:stop]
 
     def rows(self, indices: IntArray) -> FloatArray:

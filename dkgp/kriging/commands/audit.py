@@ -43,15 +43,16 @@ _ROUNDING = 1e-10
 
 MODEL = Option(place="read", argument=True)
 TABLE = Option(place="read", argument=True)
-MEAN = Option(help="Column of their predicted means, in the target's units.", metavar="COLUMN")
-VARIANCE = Option(help="Column of their variances, in the target's units squared.", metavar="COLUMN")
-STD = Option(help="Column of their standard deviations, instead of `--variance`.", metavar="COLUMN")
+MEAN = Option(help="Column of the predicted means, in the target's units.", metavar="COLUMN")
+VARIANCE = Option(help="Column of the predicted variances, in the target's units squared.", metavar="COLUMN")
+STD = Option(help="Column of the standard deviations, instead of `--variance`.", metavar="COLUMN")
 OF = Option(
-    help="The quantity of their variances: signal without the nugget; field, with its micro-scale part (of kriged "
-    "fields); observation, with the noise of a measurement, as PyKrige and GSTools report."
+    help="The quantity whose variances the table has: signal without the nugget; field, with its "
+    "micro-scale part (of kriged fields); observation, with the noise of a measurement, as PyKrige "
+    "and GSTools report."
 )
-MEANS = Option(help="Compare means alone: no exact variances are computed, and there are no deviations.")
-TARGET = Option(help="The target, for a model of several.", metavar="NAME")
+MEANS = Option(help="Compare only means. Exact variances and deviations are not computed.")
+TARGET = Option(help="Name of the target, if the model has several.", metavar="NAME")
 PLOT = Option(help="Histogram of the proven ends, into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 X, Y, Z, TIME = (
     Option(
@@ -69,10 +70,11 @@ X, Y, Z, TIME = (
     or points of a GeoPackage, with a row for each point: the model's features or coordinates by name, and the
     predictions of another tool. Points in another CRS than the field's are transformed.
 
-    For each point dkgp proves between which ends lie the distance of their mean from the exact one, in units and in
-    deviations of the exact posterior; the ratio of their variance to the exact one; and the Kullback-Leibler
-    divergence. It counts the points that are proven to be off by more than a level, proven to be within it, and
-    undecided. The exact Gaussian process has the hyperparameters of MODEL.
+    For each point dkgp computes proven intervals of three figures: the distance of the table's mean from the exact
+    mean, in units and in standard deviations of the exact posterior; the ratio of the table's variance to the exact
+    variance; and the Kullback-Leibler divergence. It counts the points that are proven to be off by more than a level,
+    those that are proven to be within it, and the undecided ones. The exact Gaussian process has the hyperparameters of
+    MODEL.
     """,
     "dkgp audit zinc.zarr theirs.csv --mean pred --variance var --out audit.json",
     "dkgp audit model.zarr theirs.parquet --mean mu --std sigma --of signal --plot audit.png",

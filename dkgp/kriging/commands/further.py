@@ -60,22 +60,24 @@ class KrigeBlocksJob:
     polygons: Annotated[str | None, Option(place="read", argument=True)] = None
     out: Annotated[
         str,
-        Option(
-            help=f"Table of a row for each area: {', '.join(TABLES)}.", metavar="FILE", required=True, place="write"
-        ),
+        Option(help=f"Table with one row per area: {', '.join(TABLES)}.", metavar="FILE", required=True, place="write"),
     ] = ""
     ids: Annotated[str | None, Option(help="Column that names the polygons.", metavar="COLUMN")] = None
     layer: Annotated[
         str | None,
         Option(
-            help="Layer of POLYGONS, of a file with several.  [default: the only one with geometries]", metavar="NAME"
+            help="Layer of POLYGONS, if the file has several.  [default: the only one with geometries]", metavar="NAME"
         ),
     ] = None
     cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
-    quadrature: Annotated[int, Option(help="Nodes a side of a block to begin with.", least=1)] = 8
+    quadrature: Annotated[int, Option(help="Initial number of nodes per side of a block.", least=1)] = 8
     quadrature_tolerance: Annotated[
         float,
-        Option(help="Accepted error of the quadrature, in deviations of the field; nodes are added for it.", above=0),
+        Option(
+            help="Accepted error of the quadrature, in standard deviations of the field. Nodes are "
+            "added until it is met.",
+            above=0,
+        ),
     ] = 0.01
     covariates: Annotated[tuple[str, ...], COVARIATES] = ()
     overwrite: Annotated[bool, OVERWRITE] = False
@@ -108,7 +110,7 @@ class KrigeBlocksRun(FieldRun):
         check_output_file(job.out, replace=job.overwrite, option="`out`")
         of_cells = job.cells.spacing is not None or job.cells.shape is not None
         if of_cells == (job.polygons is not None):
-            raise UsageError("give POLYGONS, or `spacing` or `shape` of cells, one of them")
+            raise UsageError("give either POLYGONS, or `spacing` or `shape` of cells")
 
     def open(self) -> None:
         """Open the field, and read the areas."""
@@ -242,8 +244,9 @@ class KrigeSimulateJob:
     method: Annotated[
         str,
         Option(
-            help="circulant: exact in distribution, on a lattice; cholesky: exact, few points; fourier: proven error "
-            "of the covariance; features: random frequencies. auto takes the first that fits.",
+            help="circulant: exact in distribution, on a lattice; cholesky: exact, few points; fourier: "
+            "proven error of the covariance; features: random frequencies. auto: the first of these "
+            "that can be used.",
             choices=METHODS,
         ),
     ] = "auto"

@@ -116,14 +116,14 @@ class KrigeVariogramJob:
         float | None, Option(help="Largest distance.  [default: a third of the extent's diagonal]", above=0)
     ] = None
     direction: Annotated[
-        float | None, Option(help="Take pairs along this direction alone: degrees from east, counter-clockwise.")
+        float | None, Option(help="Use only pairs along this direction: degrees from east, counter-clockwise.")
     ] = None
     angle_tolerance: Annotated[float, Option(help="Degrees by which a pair's direction may differ.", above=0)] = 22.5
     bandwidth: Annotated[
         float | None, Option(help="Largest distance of a pair from the line along the direction.", above=0)
     ] = None
     pairs: Annotated[
-        int, Option(help="Pairs of a bin that are sampled, of more than 20 million in all.", least=100)
+        int, Option(help="Number of random pairs per bin, if there are more than 20 million pairs.", least=100)
     ] = 100_000
     degree: Annotated[int, DEGREE] = 0
     drift: Annotated[tuple[str, ...], DRIFT] = ()
@@ -354,7 +354,11 @@ class KrigeFitJob(TrainingJob):
     degree: Annotated[int, DEGREE] = 0
     drift: Annotated[tuple[str, ...], DRIFT] = ()
     duplicates: Annotated[
-        Duplicates, Option(help="Samples at one place. merge is exact, by their noise.", group=SAMPLES)
+        Duplicates,
+        Option(
+            help="Treatment of several samples at one place. merge combines them exactly, by their noise.",
+            group=SAMPLES,
+        ),
     ] = "merge"
     tolerance: Annotated[float | Literal["auto"], TOLERANCE] = "auto"
     product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
@@ -577,7 +581,7 @@ def tables_krige_fit(document: Document) -> list[Any]:
 # ---------------------------------------------------------------------------------------------------------------- maps
 
 MAP = Option(help="The map: .tif, .nc or .zarr.", metavar="PLACE", place="write")
-RESUME = Option(help="Go on with a run that was stopped or killed, from its finished cells or fields.")
+RESUME = Option(help="Continue a run that was stopped or killed. Completed cells or fields are kept.")
 
 
 @command(
@@ -739,7 +743,7 @@ def _spacing_text(document: Document) -> str:
 
 def _variances_text(document: Document) -> str:
     if not document["variance"]:
-        return "none; ask for them with --variance"
+        return "none (use --variance)"
     share = document["intervals_met"]
     return "no cells" if share is None else f"{share:.2%} of the intervals are within {document['variance_gap']:.3g}"
 

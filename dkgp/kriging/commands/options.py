@@ -43,8 +43,8 @@ OF = Option(
     help="The predicted quantity: signal without the nugget; field, with its micro-scale part, which is known at "
     "samples; observation, with the noise of a new measurement."
 )
-VARIANCE = Option(help="Also variances, each with a proven interval.")
-DOCUMENT = Option(help="Also write the document.", metavar="FILE.json", place="write")
+VARIANCE = Option(help="Also predict variances, each with a proven interval.")
+DOCUMENT = Option(help="Also write the results as a JSON document.", metavar="FILE.json", place="write")
 PLOT = Option(help="Draw a picture of the result into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 COVARIATES = Option(
     help="Rasters of the covariates of an external drift, NAME=FILE for each.",
@@ -76,7 +76,7 @@ def named_rasters(texts: Sequence[str]) -> dict[str, str]:
     if not any(separator for _, separator, _ in pairs):
         return {}
     if not all(name and path for name, _, path in pairs):
-        raise InputError(f"covariates are columns, or rasters NAME=FILE, all of them; got {tuple(texts)}")
+        raise InputError(f"covariates are either all columns, or all rasters NAME=FILE; got {tuple(texts)}")
     return {name: path for name, _, path in pairs}
 
 
@@ -119,7 +119,9 @@ class SampleColumns:
     layer: Annotated[
         str | None,
         Option(
-            help="Layer of a file with several.  [default: the only one with geometries]", metavar="NAME", group=SAMPLES
+            help="Layer to read, if the file has several.  [default: the only one with geometries]",
+            metavar="NAME",
+            group=SAMPLES,
         ),
     ] = None
     metric: Annotated[
@@ -131,7 +133,8 @@ class SampleColumns:
         ),
     ] = "auto"
     time_scale: Annotated[
-        float | None, Option(help="Map units of a unit of time, with --time.", above=0, group=SAMPLES)
+        float | None,
+        Option(help="With --time: number of map units that correspond to one unit of time.", above=0, group=SAMPLES),
     ] = None
     noise: Annotated[
         str | None,
@@ -144,7 +147,7 @@ class SampleColumns:
     def __post_init__(self) -> None:
         check_ranges(self)
         if (self.time is None) != (self.time_scale is None):
-            raise InputError("`time` and `time_scale` (map units of a unit of time) belong together; give both")
+            raise InputError("`time` needs `time_scale` (map units per unit of time), and the reverse; give both")
 
     def read(self, source: str, reporter: Reporter, covariates: tuple[str, ...] = ()) -> SampleTable:
         """Read the samples, and report the choices that were made; errors as in `read_samples`."""
@@ -173,7 +176,7 @@ class VariogramOptions:
     variogram: Annotated[
         str | None,
         Option(
-            help="File of `dkgp krige variogram --out`, whose best model is taken.",
+            help="File of `dkgp krige variogram --out`. Its best model is used.",
             metavar="FILE",
             place="read",
             group=VARIOGRAM,
@@ -187,7 +190,9 @@ class VariogramOptions:
             group=VARIOGRAM,
         ),
     ] = "exponential"
-    range: Annotated[float | None, Option(help="Range, in the sense of --range-is.", above=0, group=VARIOGRAM)] = None
+    range: Annotated[float | None, Option(help="Range; --range-is defines its meaning.", above=0, group=VARIOGRAM)] = (
+        None
+    )
     sill: Annotated[float | None, Option(help="Sill, nugget included.", above=0, group=VARIOGRAM)] = None
     psill: Annotated[float | None, Option(help="Partial sill, without the nugget.", above=0, group=VARIOGRAM)] = None
     nugget: Annotated[float, Option(help="Nugget.", least=0, group=VARIOGRAM)] = 0.0
@@ -261,7 +266,7 @@ class CellOptions:
     ] = None
     shape: Annotated[
         tuple[float, ...] | None,
-        Option(help="Rows and columns instead.", type=numbers, metavar="ROWS,COLUMNS"),
+        Option(help="Number of rows and columns, instead of --spacing.", type=numbers, metavar="ROWS,COLUMNS"),
     ] = None
     region: Annotated[
         tuple[float, ...] | None,
@@ -272,7 +277,9 @@ class CellOptions:
             metavar="W,E,S,N",
         ),
     ] = None
-    pixel_register: Annotated[bool, Option(help="--region is that of the cells' edges.")] = False
+    pixel_register: Annotated[bool, Option(help="--region names the outer edges of the cells instead of centres.")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -54,7 +54,7 @@ class Points:
         except (ValueError, OSError) as error:
             raise InputError(f"'{path}' cannot be read as a table of .csv or .parquet: {error}") from error
         if not len(self.frame):
-            raise InputError(f"'{path}' has no rows; expected a row a point")
+            raise InputError(f"'{path}' has no rows; expected one row per point")
 
     @property
     def n(self) -> int:
@@ -113,7 +113,7 @@ class Points:
         if space.crs is None:
             return tuple(numbers[kind] for kind in kinds)
         if reference is None:
-            note(f"'{self.path}' has no CRS: its coordinates are taken in {short_name(crs_of(space.crs))} of the model")
+            note(f"'{self.path}' has no CRS: its coordinates are read as {short_name(crs_of(space.crs))} of the model")
         elif not crs_of(reference).equals(crs_of(space.crs), ignore_axis_order=True):
             ours, theirs = crs_of(space.crs), crs_of(reference)
             note(f"'{self.path}' is in {short_name(theirs)}: its coordinates are transformed to {short_name(ours)}")

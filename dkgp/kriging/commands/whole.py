@@ -69,8 +69,8 @@ LEAST = 50
 # Cells of the page's picture on its longer side.
 PICTURE = 160
 MAP = Option(
-    help="The map: .tif, .nc or .zarr. Beside it lie the variogram, the field, a record and the report, with names "
-    "that begin as it does.",
+    help="The map: .tif, .nc or .zarr. The variogram, the field, a record and the report are written to "
+    "the same folder, under names that begin like the map's.",
     metavar="PLACE",
     place="write",
 )
@@ -106,7 +106,7 @@ class KrigeMapJob:
     variance: Annotated[
         bool,
         Option(
-            help="Also variances, each with a proven interval.",
+            help="Also predict variances, each with a proven interval.",
             spellings=("--variance/--no-variance",),
             shown="variance",
         ),
@@ -125,7 +125,7 @@ class KrigeMapJob:
             raise InputError("`time` names the column of the samples' times, `at_time` is the map's time; give both")
         if not is_local(self.out):
             raise InputError(
-                f"`out` is a map on this machine; got '{self.out}'. For others run the commands one by one"
+                f"`out` is a map on this machine; got '{self.out}'. For other places run the commands one by one"
             )
 
     def place(self, ending: str) -> str:
@@ -237,7 +237,7 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
     record = Path(job.store_url)
     earlier = earlier_record("krige map", record, job.settings(), reporter) if job.resume else None
     if earlier is not None and earlier["finished"]:
-        reporter.note(f"the map '{job.out}' is done")
+        reporter.note(f"the map '{job.out}' is already complete")
         return earlier
     if earlier is None:
         replaceable = job.overwrite or is_document(record, "krige map")
@@ -348,11 +348,12 @@ def _models_note(document: Document) -> str:
     """Return a paragraph on the columns of the models."""
     compared = "nlpd" in document["variogram"]["models"][0]
     order = (
-        "RMSE and NLPD are those of left-out blocks of samples: the root mean square error, and the mean negative "
-        "logarithm of the predicted density. The first model has the lowest NLPD, and is the one of the map."
+        "RMSE and NLPD are those of left-out blocks of samples: the root mean square error, and the mean "
+        "negative logarithm of the predicted density. The map uses the first model, which has the lowest "
+        "NLPD."
         if compared
-        else "The first model has the lowest misfit, and is the one of the map. For a comparison by left-out blocks "
-        f"there are too few samples; it takes {LEAST}."
+        else "The map uses the first model, which has the lowest misfit. A comparison by left-out blocks "
+        f"needs at least {LEAST} samples."
     )
     return (
         f"<p>{order} Sills and nuggets are in squared units of {escape(document['fit']['target'])}. The range is the "
@@ -364,7 +365,7 @@ def tables_krige_map(document: Document) -> list[Any]:
     """Return the models, the field, the map, and the report."""
     parts: list[Any] = [
         titled(
-            "Variograms, the taken one first",
+            "Variograms, the chosen one first",
             table_grid(model_heads(document["variogram"]), model_rows(document["variogram"]), left=("model", "fit by")),
         ),
         sheet_of("Kriged field", FIELD_FIGURES, document["fit"]),

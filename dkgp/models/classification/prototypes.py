@@ -53,7 +53,7 @@ def choose_prototypes(
     """
     check_prototypes(name)
     if size < 1:
-        raise InputError(f"a classifier has one prototype at least; {size:,} were asked for")
+        raise InputError(f"a classifier has at least one prototype; got {size:,}")
     size = min(size, operator.n)
     if name == "greedy":
         indices = _greedily(operator, size, seed, targets)

@@ -155,7 +155,7 @@ class ExactPosterior(Posterior[ModelRecord]):
             return _run_of(self._request, want.note)
         if settings.basis is not None:
             raise InputError(
-                "a `basis` for each variance is of use in predictions of a regression's store; leave it out"
+                "a `basis` for each variance can be used only for predictions of a stored regression; leave it out"
             )
         return self._run_at(rows) if settings.way == "cholesky" else None
 

@@ -224,7 +224,7 @@ def refuse_exact_settings(settings: VarianceSettings) -> None:
     if unused:
         named = ", ".join(f"`{name}`" for name in unused)
         raise InputError(
-            f"{named}: of use with exact models only. Variances of a sparse model are its method's own, and their "
+            f"{named} can be set only for exact models. Variances of a sparse model are its method's own, and their "
             "proven intervals as wide as its basis leaves them; leave this out, or train an exact model"
         )
 

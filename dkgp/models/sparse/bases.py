@@ -44,7 +44,7 @@ def blind_basis(operator: BlockedKernelOperator, name: str, size: int, seed: int
     """
     check_basis_name(name)
     if not 1 <= size <= operator.n:
-        raise InputError(f"a basis has 1 to {operator.n:,} samples here; {size:,} were asked for")
+        raise InputError(f"a basis has 1 to {operator.n:,} samples here; got {size:,}")
     with single_threaded_blas():
         return BLIND_BASES[name](operator, size, np.random.default_rng(seed))
 

@@ -94,9 +94,9 @@ class LadderTarget:
         """The proven distance and gap beside those asked for, in words."""
         parts = []
         if self.distance is not None:
-            parts.append(f"distance {certificate.rms_bound.max():.3g} (asked for: {self.distance:g})")
+            parts.append(f"distance {certificate.rms_bound.max():.3g} (requested: {self.distance:g})")
         if self.gap is not None:
-            parts.append(f"duality gap {certificate.total_gap:.3g} (asked for: {self.gap:g})")
+            parts.append(f"duality gap {certificate.total_gap:.3g} (requested: {self.gap:g})")
         return ", ".join(parts)
 
 

@@ -103,7 +103,7 @@ SCREENED = Option(
     group=GREEDY,
 )
 SCORE_ROWS = Option(
-    help="Number of random rows, drawn anew each time, for screening.  [default: all]",
+    help="Number of random rows, drawn again each time, for screening.  [default: all]",
     metavar="ROWS",
     least=1,
     group=GREEDY,

@@ -123,7 +123,7 @@ def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) 
         return greedy.reason
     size, wanted_size = len(basis.inputs), settings.basis_size
     fewer = (
-        f": others add nothing that float64 could tell; {wanted_size:,} were asked for" if size < wanted_size else ""
+        f", not the requested {wanted_size:,}: further samples change nothing in float64" if size < wanted_size else ""
     )
     return StopReason("size", True, f"{size:,} basis samples{fewer}")
 

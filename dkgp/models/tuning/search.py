@@ -745,13 +745,14 @@ class SearchProblem:
         messages = []
         if best.rested and not rested:
             messages.append(
-                f"tuning came to rest beside an optimum, where its gradient is still {rest.projected_norm:.2g} nats: "
-                "go on from the result by `start`, lower the `tolerance`, or take the values as a good guess"
+                f"tuning stopped near an optimum; its gradient is still {rest.projected_norm:.2g} nats. "
+                "Continue from the result with `start`, lower the `tolerance`, or use the values as they "
+                "are"
             )
         elif not rested:
             messages.append(
-                f"tuning stopped before its tolerance of {self.settings.tolerance:g} was met (at most "
-                f"{best.limit}): raise the limit, or take the values as a good guess"
+                f"tuning stopped at {best.limit}, before it reached its tolerance of "
+                f"{self.settings.tolerance:g}. Raise the limit, or use the values as they are"
             )
         if is_mere_noise(best, summaries):
             messages.append(

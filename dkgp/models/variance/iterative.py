@@ -69,8 +69,9 @@ LEAST_MEMORY_BYTES = 704 * MEBIBYTE
 MEMORY_BYTES_PER_SAMPLE = 16384
 # Largest shares of the memory for a factor while it is built, for the block-Vecchia factor, and for large blocks.
 FACTOR_SHARE, HALO_SHARE, GROUP_SHARE = 0.5, 0.5, 0.125
-# Operations that a factor may always take, two or three seconds of work: small problems use the whole matrix.
-FREE_OPERATIONS = 1e11
+# Operations that a factor may always take, two or three seconds of work: small problems use the whole matrix. A factor
+# for fewer test samples than `FEW_TESTS` takes fewer in proportion, since these would wait for it alone.
+FREE_OPERATIONS, FEW_TESTS = 1e11, 64
 # The saving of a rank R equals its cost at R^2 + R t = 0.8 n t, that of a halo s at s^(11/4) = 110 n t (kin40k).
 RANK_WORTH, HALO_WORTH, HALO_POWER = 0.8, 110.0, 4.0 / 11.0
 LEAST_HALO = 256
@@ -119,7 +120,7 @@ def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) ->
             )
         return rank
     balanced = int(math.sqrt(RANK_WORTH * n * tests + tests * tests / 4.0) - tests / 2.0)
-    free = int(math.sqrt(FREE_OPERATIONS / (2.0 * n)))
+    free = int(math.sqrt(FREE_OPERATIONS * min(1.0, tests / FEW_TESTS) / (2.0 * n)))
     return max(1, min(n, fits, max(balanced, free)))
 
 
@@ -305,7 +306,7 @@ def kept_factor(
     if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of the jitter is a safety margin
         return None, "; the factor kept with the model is an older version's, which does not count every rounding"
     if kept.metadata["precision"] != "double" and "kernel_trace" not in kept.metadata:
-        return None, "; the factor kept with the model is an older version's, which is of use only where F is held"
+        return None, "; the factor stored with the model is from an older version and cannot be used here"
     return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")
 
 
@@ -447,7 +448,7 @@ class IterativeRun(VarianceRun):
         settings, stored, executor = request.settings, request.stored, request.executor
         if settings.basis is not None:
             raise InputError(
-                "a `basis` for each variance is of use in predictions of a regression's store; leave it out"
+                "a `basis` for each variance can be used only for predictions of a stored regression; leave it out"
             )
         executor.require_one_arithmetic()
         super().__init__(request)
@@ -492,9 +493,7 @@ class IterativeRun(VarianceRun):
         if model is not None:
             return kept_factor(model, self.request.kernel, settings.rank, proving=settings.max_passes < 1)
         if settings.keep_factor:
-            raise InputError(
-                "`keep_factor` is of use with a model of a regression whose samples have one noise; leave it out"
-            )
+            raise InputError("`keep_factor` needs a model of a regression whose samples have one noise; leave it out")
         return None, ""
 
     def _judged(self, kept: FactorRecord | None, landmarks: Landmarks | None, largest: int) -> tuple[Landmarks, bool]:

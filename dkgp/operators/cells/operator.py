@@ -366,7 +366,7 @@ class CellKernelOperator(BlockedKernelOperator):
             "kind": "cells",
             "error": self.error,
             **({} if mean_error is None else {"mean_error": self.mean_error}),
-            "reason": forecast or "as asked for",
+            "reason": forecast or "as requested",
         }
         self._forecast, self._note = forecast, None if forecast is None else note
         self._warn = note
@@ -439,7 +439,7 @@ class CellKernelOperator(BlockedKernelOperator):
                 reaches_sooner(self._terms, self.n, tolerance, (self._loose, self._cost(self._loose)))
                 and is_cheaper_in_double(self._cost(tolerance), self.n)
             ):
-                reason = "products by cells would take longer to reach the error that is asked for"
+                reason = "products by cells would take longer to reach the requested error"
                 self.products = {**self.products, "every entry": reason}
                 return None
             product = self._by_cells(V, tolerance)
@@ -452,7 +452,7 @@ class CellKernelOperator(BlockedKernelOperator):
             if excess > 0.5 * before:
                 break
             before, tolerance = excess, half_decade(tolerance / (2.0 * excess))
-        reason = "roundings of products by cells are above the error that is asked for"
+        reason = "roundings of products by cells are above the requested error"
         self.products = {**self.products, "every entry": reason, "reached": reached}
         warn, self._warn = self._warn, None
         if warn is not None:

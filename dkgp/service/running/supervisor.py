@@ -150,9 +150,9 @@ class Supervisor:
                 self._prune()
             except DkgpError as error:
                 # A full disk or a file that is locked for long: jobs go on, and so does this once it can.
-                _log.warning("the queue could not be looked after: %s", error)
+                _log.warning("the queue could not be checked: %s", error)
             except Exception:
-                _log.exception("the queue could not be looked after")
+                _log.exception("the queue could not be checked")
             self._wake.wait(POLL_SECONDS)
             self._wake.clear()
 
@@ -161,7 +161,7 @@ class Supervisor:
         try:
             return bool(self._tend(reason="stop", kill=kill))
         except DkgpError as error:
-            _log.warning("the queue could not be looked after: %s", error)
+            _log.warning("the queue could not be checked: %s", error)
             return True
 
     def _adopt(self) -> None:
@@ -169,7 +169,7 @@ class Supervisor:
             lock = self._service_lock(service) if service else None
             if lock is None or FileLock.is_free(lock):
                 n_jobs = self._ledger.adopt(service, self.name)
-                _log.info("looking after %d jobs of a service that is gone", n_jobs)
+                _log.info("taking over %d jobs of a service that ended", n_jobs)
                 if lock is not None:
                     lock.unlink(missing_ok=True)
 
@@ -331,7 +331,7 @@ class Supervisor:
         keep_seconds = math.inf if self._keep_seconds is None else self._keep_seconds
         if old := self._queue.prune(keep_seconds):
             _log.warning(
-                "%d jobs are forgotten, which ended more than %.1f days ago, or before the latest %d of their owner",
+                "removed the records of %d jobs: they ended more than %.1f days ago, or before their owner's last %d",
                 old,
                 keep_seconds / 86_400,
                 MOST_ENDED_PER_OWNER,
@@ -339,7 +339,9 @@ class Supervisor:
         most = self._queue.max_folder_bytes
         if most is not None and (oldest := self._queue.prune_to(most)):
             _log.warning(
-                "the %d oldest ended jobs are forgotten: records and logs took more than %d bytes", oldest, most
+                "removed the records of the %d oldest ended jobs: records and logs took more than %d bytes",
+                oldest,
+                most,
             )
 
     def _forget_dead_services(self) -> None:

@@ -518,7 +518,7 @@ class FactorPreconditioning:
         named = rank if self.halo == "auto" else resolved.numbers
         if self.memory_bytes is not None and named > held:
             raise InputError(
-                f"a factor of {named:,} numbers a sample (`halo`, `leaf` and `rank` together) takes "
+                f"a factor of {named:,} numbers per sample (`halo`, `leaf` and `rank` together) takes "
                 f"{4 * n * named:,} bytes for {n:,} samples; the preconditioner may take {self.memory_bytes:,}. Lower "
                 f"them to {held:,} in all, or allow more memory"
             )

@@ -115,7 +115,7 @@ class PursuitSettings:
         """
         most = size if self.size is None else self.size
         if most > size:
-            raise InputError(f"a path of {most:,} nonzero numbers was asked for; there are {size:,} regressors")
+            raise InputError(f"there are {size:,} regressors; got a path of {most:,} nonzero numbers")
         if len(self.first) > most:
             raise InputError(f"{len(self.first)} regressors come first; the path ends after {most}")
         if any(not 0 <= index < size for index in self.first):
@@ -247,7 +247,7 @@ class PursuitPath:
             The path is shorter.
         """
         if not 0 <= k <= len(self):
-            raise InputError(f"the path has cardinalities from 0 to {len(self):,}; {k} was asked for")
+            raise InputError(f"the path has cardinalities from 0 to {len(self):,}; got {k}")
         weights = np.ascontiguousarray(self.half[:, :k]).copy()
         if k:
             solve_lower_transposed(np.ascontiguousarray(self.lower), k, weights)
@@ -332,7 +332,7 @@ class Pursuit(Iteration):
     def order(self, order: IndexArray) -> None:
         if len(order) > self._most:
             raise CheckpointError(
-                f"the checkpoint is of a path of {len(order):,} regressors; {self._most:,} were asked for. Allow as "
+                f"the checkpoint is of a path of {len(order):,} regressors; got {self._most:,}. Allow as "
                 "many, or start afresh without `resume`"
             )
         self._order = order.tolist()

@@ -185,7 +185,7 @@ class HomotopyPath:
         """
         levels = np.asarray([at.level for at in self.breaks])
         if level < levels[-1] * (1.0 - TIED):
-            raise InputError(f"the path ends at lambda = {levels[-1]:.6g}; {level:.6g} was asked for")
+            raise InputError(f"the path ends at lambda = {levels[-1]:.6g}; got {level:.6g}")
         after = int(np.argmax(levels <= level * (1.0 + TIED)))
         if after == 0:
             return np.zeros(self.size)

@@ -131,7 +131,7 @@ def test_one_message_tells_all_columns_and_its_line_solves_them(
         "'agent': text of 60 different values",
         "'cut': text of 3 different values",
         "'cut'",
-        "1 missing (0.017 of the rows), first in line 9",
+        "1 missing (1.7 % of the rows), first in line 9",
         "'size': text of 3 different values",
         "1 times '?' among numbers",
         "'sold': dates, such as '2020-01-01T00:30'",

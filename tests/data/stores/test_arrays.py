@@ -162,10 +162,10 @@ def test_no_rows_are_an_array_without_rows_and_rows_that_are_not_there_are_named
     assert array.read(20, 20).shape == (0, 3)
     np.testing.assert_array_equal(array.rows(np.array([19, 0, 19])), np.ones((3, 3)))
     for indices, named in (([0, 20], "Row 20"), ([3, -1], "Row -1")):
-        with pytest.raises(InputError, match=f"{named} of the array 'values' was asked for; it has 20 rows"):
+        with pytest.raises(InputError, match=f"The array 'values' has 20 rows; got the {named.lower()}"):
             array.rows(np.array(indices))
     for start, stop in ((-1, 3), (5, 4), (0, 21)):
-        with pytest.raises(InputError, match=f"Rows {start} to {stop} of the array 'values' were asked for"):
+        with pytest.raises(InputError, match=f"'values' has .* rows; got the rows {start} to {stop}"):
             array.read(start, stop)
 
 

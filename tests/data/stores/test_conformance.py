@@ -147,7 +147,7 @@ def test_it_is_a_kind_of_its_own(tmp_path: Path, training: Dataset, store: Store
 @every_kind
 def test_only_what_is_to_be_replaced_is_replaced(place: Place, training: Dataset, store: StoreKind) -> None:
     store.write(place("a.zarr"), training)
-    with pytest.raises(OutputExistsError, match="exists already.*`overwrite`"):
+    with pytest.raises(OutputExistsError, match="already exists.*`overwrite`"):
         store.write(place("a.zarr"), training)
     file_system, path = fsspec.core.url_to_fs(place("a.zarr"))
     file_system.pipe_file(f"{path}/of-before", b"x")

@@ -182,7 +182,7 @@ def test_a_basis_grows_until_the_distance_is_proven(problem: Problem, fitted: GP
 
 def test_a_distance_that_is_missed_is_told(problem: Problem) -> None:
     parameters: dict[str, Any] = {"kernel": KERNEL, "noise_variance": NOISE, "basis_size": 30}
-    with pytest.warns(ConvergenceWarning, match=r"distance .* \(asked for: 1e-06\) with 30 basis .*tighten the proof"):
+    with pytest.warns(ConvergenceWarning, match=r"distance .* \(requested: 1e-06\) with 30 basis .*tighten the proof"):
         SparseGPRegressor(**parameters, target_distance=1e-6).fit(problem.X, problem.y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -303,8 +303,8 @@ def test_tuning_on_all_samples_raises_the_evidence(problem: Problem, objective: 
             "method= takes 'sd', 'sr', 'dtc', 'fitc', 'vfe', 'vif', 'sggp' or 'mpgp'; got 'nystrom'",
         ),
         ({"basis": "best"}, "`basis` must be one of .*; got 'best'"),
-        ({"basis_size": 301}, "a basis has 1 to 300 samples here; 301 were asked for"),
-        ({"basis_size": 301, "method": "sggp"}, "a basis has 1 to 300 samples here; 301 were asked for"),
+        ({"basis_size": 301}, "a basis has 1 to 300 samples here; got 301"),
+        ({"basis_size": 301, "method": "sggp"}, "a basis has 1 to 300 samples here; got 301"),
         ({"basis_size": 0}, "basis_size= takes a whole number from 1, 'auto' or None; got 0"),
         ({"gap": 0.1}, "a duality gap is reached by a greedy basis; this one is pivoted"),
         ({"certify_passes": -1.0}, "certify_passes= takes a finite number from 0; got -1.0"),

@@ -251,7 +251,7 @@ def test_a_store_without_what_is_near_is_refused(unseen: Dataset, tmp_path: Path
 def test_what_has_no_meaning_is_refused(unseen: Dataset, tmp_path: Path, one_thread: LocalExecutor) -> None:
     dataset, found = stored(tmp_path)
     record = found.record(LabelledData(dataset, labels_of(dataset)))
-    with pytest.raises(InputError, match="`by_reference` is of use with a classifier of all samples"):
+    with pytest.raises(InputError, match="`by_reference` needs a classifier of all samples"):
         save_classifier(str(tmp_path / "other.zarr"), record, dataset=dataset, by_reference=True)
     to = Destination(str(tmp_path / "pred.zarr"))
     with pytest.raises(InputError, match="`variance`"):

@@ -162,7 +162,7 @@ def test_what_cannot_be_chosen_is_refused(one_thread: LocalExecutor) -> None:
     own = operator(one_thread)
     with pytest.raises(InputError, match="unknown prototypes 'best'; there are k-centre, uniform, .*, greedy"):
         choose_prototypes("best", own, 3)
-    with pytest.raises(InputError, match="one prototype at least; 0 were asked for"):
+    with pytest.raises(InputError, match="at least one prototype; got 0"):
         choose_prototypes("uniform", own, 0)
     with pytest.raises(InputError, match="greedy prototypes are chosen by the labels: give `targets`"):
         choose_prototypes("greedy", own, 3)

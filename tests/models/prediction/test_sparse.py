@@ -151,7 +151,7 @@ def test_means_alone_and_a_model_that_is_not_stored(world: World, expected: dict
 def test_what_exact_models_alone_take_is_refused(
     given: dict[str, Any], names: tuple[str, ...], world: World, executor: BlockExecutor, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="of use with exact models only") as caught:
+    with pytest.raises(InputError, match="can be set only for exact models") as caught:
         predict(world.model("vfe"), world.test, str(tmp_path / "p"), executor, variance=VarianceSettings(**given))
     assert all(name in str(caught.value) for name in names)
     assert not (tmp_path / "p").exists()

@@ -144,7 +144,7 @@ def test_what_is_no_basis_is_refused(one_thread: LocalExecutor) -> None:
     ):
         blind_basis(own, "best", 3)
     for size in (0, N + 1):
-        with pytest.raises(InputError, match=f"a basis has 1 to 700 samples here; {size:,} were asked for"):
+        with pytest.raises(InputError, match=f"a basis has 1 to 700 samples here; got {size:,}"):
             blind_basis(own, "uniform", size)
     with pytest.raises(InputError, match=r"rows 1 and 2 of the basis are the same point: 3 of 4 are distinct"):
         given_basis(own, np.array([5, 8, 8, 2]))

@@ -143,7 +143,7 @@ def test_a_target_that_is_met_is_true_of_the_dense_exact_model(
     assert summary["ladder"]["rungs"][-1]["distance"] <= distance
     assert np.all(exact_distance(found, dataset, kernel) <= found.certificate.rms_bound)
     assert np.all(found.certificate.rms_bound <= distance)
-    assert f"asked for: {distance:g}" in summary["reason"]
+    assert f"requested: {distance:g}" in summary["reason"]
     assert found.model.m < N
 
 

@@ -153,10 +153,10 @@ def test_it_is_interrupted_in_any_phase_and_resumed(phase: str, one_thread: Loca
     [
         ({"method": "nys"}, "`method` must be one of"),
         ({"basis": "best"}, "`basis` must be one of"),
-        ({"basis_size": N + 1}, "a basis has 1 to 500 samples here; 501 were asked for"),
+        ({"basis_size": N + 1}, "a basis has 1 to 500 samples here; got 501"),
         ({"method": "vfe", "gap": 0.1}, "a duality gap is reached by a greedy basis; this one is pivoted"),
         ({"certify_passes": -1.0}, "`certify_passes` must not be negative; got -1.0"),
-        ({"method": "sggp", "basis_size": N + 1}, "a basis of 501 samples was asked for; there are 500"),
+        ({"method": "sggp", "basis_size": N + 1}, "there are 500 samples for the basis; got a size of 501"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, words: str, one_thread: LocalExecutor) -> None:

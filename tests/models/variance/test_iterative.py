@@ -27,7 +27,7 @@ from dkgp.models.context import RunContext
 from dkgp.models.exact import save, train
 from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.variance import iterative
-from dkgp.models.variance.iterative import BatchLayout, IterativeRun, building_bytes, decided_batch
+from dkgp.models.variance.iterative import BatchLayout, IterativeRun, building_bytes, chosen_rank, decided_batch
 from dkgp.models.variance.nystrom import NystromFactor, landmark_jitter
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.foreseen import PlannedWorkers
@@ -724,3 +724,14 @@ def test_a_damaged_factor_is_built_again(
     assert found == expected
     assert "built" in note
     assert "of no use" in note
+
+
+def test_a_factor_for_few_test_samples_takes_little_work() -> None:
+    memory = 8 * 1024**3
+    operations = {tests: 2.0 * 14_000 * chosen_rank(14_000, tests, None, memory) ** 2 for tests in (1, 4, 32, 64)}
+    assert operations[64] == pytest.approx(iterative.FREE_OPERATIONS, rel=0.01)
+    for tests in (4, 32):
+        assert operations[tests] == pytest.approx(operations[64] * tests / 64, rel=0.01)
+    # Small problems still use the whole matrix, and a requested rank is kept.
+    assert chosen_rank(500, 1, None, memory) == 500
+    assert chosen_rank(14_000, 1, 900, memory) == 900

@@ -141,7 +141,7 @@ def test_a_factor_of_the_whole_matrix_is_kept(executor: LocalExecutor, tmp_path:
 
 def test_a_partial_factor_is_not_kept(executor: LocalExecutor) -> None:
     model = model_of(SAMPLE_NOISE_CASES["growing"], executor)
-    with pytest.raises(InputError, match="`keep_factor` is of use with a model .* whose samples have one noise"):
+    with pytest.raises(InputError, match="`keep_factor` needs a model .* whose samples have one noise"):
         exact_posterior(model, "refused", VarianceSettings(keep_factor=True))
 
 

@@ -161,7 +161,7 @@ def test_a_fit_runs_and_one_that_was_done_is_not_done_again(
     second, _ = queue.submit("fit", fit_options)
     refused = attempt(queue, second.id)
     assert refused.state == "failed"
-    assert "exists already" in refused.error["message"]
+    assert "already exists" in refused.error["message"]
 
 
 @pytest.mark.long

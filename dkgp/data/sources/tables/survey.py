@@ -386,7 +386,9 @@ class Survey:
             words.append("no value in any row")
         elif column.missing:
             share = column.missing / column.rows
-            words.append(f"{column.missing:,} missing ({share:.2g} of the rows), first in {column.first_gap_place}")
+            words.append(
+                f"{column.missing:,} missing ({100.0 * share:.2g} % of the rows), first in {column.first_gap_place}"
+            )
             if column.missing_texts and column.texts and not column.numbers:
                 text, count = column.missing_texts.most_common(1)[0]
                 words[-1] += (

@@ -297,7 +297,7 @@ class Model:
     def _check(self, by_reference: bool) -> None:
         """Raise an error if the model cannot be saved."""
         if by_reference:
-            raise InputError(f"`by_reference` is of use with a model of all samples; {self.title} needs no inputs.")
+            raise InputError(f"`by_reference` needs a model of all samples; {self.title} needs no inputs.")
 
     def _write_more(self, store: NewStore, content: Json) -> None:
         """Write arrays that are no fields."""
@@ -483,7 +483,7 @@ class SupportedModel(KernelModel):
         if by_reference:
             if self.is_sparse or not isinstance(self._support, Dataset):
                 raise InputError(
-                    f"`by_reference` is of use with {self.title[0].lower()}{self.title[1:]} of all samples and its "
+                    f"`by_reference` needs {self.title[0].lower()}{self.title[1:]} of all samples and its "
                     "training set; leave it out."
                 )
             check_reference(self._support.url)

@@ -302,7 +302,7 @@ def test_a_partial_factor_of_a_smooth_problem_is_quicker(
 
 
 def test_settings_of_the_iterative_way_are_refused() -> None:
-    with pytest.raises(InputError, match="'neighbours' is asked for"):
+    with pytest.raises(InputError, match="got 'neighbours'"):
         replace(SETTINGS, rank=5)
 
 
