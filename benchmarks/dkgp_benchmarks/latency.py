@@ -29,6 +29,7 @@ from dkgp.models.prediction.exact import ExactPosterior
 from dkgp.models.prediction.gradients import MeanGradients
 from dkgp.models.prediction.posterior import Want, forget
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp_benchmarks.overheads import run_overheads
 
 FloatArray = NDArray[np.float64]
 NOISE, GAMMA = 0.05, 0.05
@@ -48,7 +49,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchLatencyJob:
-    """Latencies of models of these sizes; `deviation_seconds` are spent on deviations of each at most, 0: none."""
+    """Latencies of models of these sizes; `deviation_seconds` are spent on deviations of each at most, 0: none.
+
+    With `overheads`, commands and small fits are measured instead.
+    """
 
     sizes: tuple[int, ...] = (20_000, 100_000)
     features: int = 10
@@ -56,6 +60,7 @@ class BenchLatencyJob:
     deviation_seconds: float = 30.0
     seed: int = 0
     null: bool = False
+    overheads: bool = False
     out: str | None = None
 
 
@@ -79,6 +84,8 @@ class _Contender:
 def run_bench_latency(job: BenchLatencyJob, reporter: Reporter) -> Document:
     """Train, save, load and predict, one size after the other; return quantiles, and ratios to NumPy."""
     check_record_file(job.out)
+    if job.overheads:
+        return run_overheads(job, reporter)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="dkgp-latency-") as folder:
         for n in job.sizes:

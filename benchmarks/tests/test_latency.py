@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp_benchmarks import latency
+from dkgp.errors import DkgpError
+from dkgp_benchmarks import latency, overheads
 from dkgp_benchmarks.latency import BenchLatencyJob, run_bench_latency
 
 
@@ -45,3 +46,22 @@ def test_what_is_compared_is_the_same(tmp_path: Path) -> None:
     np.testing.assert_allclose(values["Predictor", "mean's gradient"].gradient[0, 0], gradient, rtol=1e-7, atol=1e-10)
     by_regressor = values["GPRegressor", "mean's gradient"].mean_gradient[0]
     np.testing.assert_allclose(by_regressor, gradient, rtol=1e-7, atol=1e-10)
+
+
+def test_small_fits_stand_beside_their_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = {"by": "dkgp --help", "quantity": "command", "samples": 320, "least_ms": 1.0, "algebra_ms": None}
+    monkeypatch.setattr(overheads, "_commands", lambda repetitions: iter([command]))
+    document = run_bench_latency(BenchLatencyJob((60,), calls=2, overheads=True), SilentReporter())
+    rows = document["rows"]
+    assert rows[0] == command
+    by = {row["by"]: row for row in rows if row["quantity"] == "fit"}
+    assert {"GPRegressor", "SparseGPRegressor", "FixedSizeLSSVC", "scikit-learn SVC"} <= by.keys()
+    assert all(row["least_ms"] > 0.0 for row in rows)
+    assert by["GPRegressor"]["algebra_ms"] > 0.0
+    assert by["ConjugateDirectionsPursuit"]["algebra_ms"] is None
+    assert len(rows) == 1 + 2 * len(by)
+
+
+def test_a_command_that_fails_ends_the_measurement(tmp_path: Path) -> None:
+    with pytest.raises(DkgpError, match="nonsense failed: .*No such command"):
+        overheads._child(["-m", "dkgp", "nonsense"], str(tmp_path))

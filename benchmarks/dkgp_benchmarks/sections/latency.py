@@ -34,10 +34,20 @@ section.SECTIONS.add(
                 default=30.0,
                 metavar="SECONDS",
             ),
+            Option(
+                "overheads",
+                "Measure commands on 320 rows, and fits of `sizes` samples, instead. In processor time.",
+                type=bool,
+                default=False,
+            ),
             section.SEED,
             section.NULL,
             section.OUT,
         ),
-        examples=("dkgp bench latency --sizes 20000,100000", "dkgp bench latency --sizes 20000 --deviation-seconds 0"),
+        examples=(
+            "dkgp bench latency --sizes 20000,100000",
+            "dkgp bench latency --sizes 20000 --deviation-seconds 0",
+            "dkgp bench latency --overheads --sizes 300,1000",
+        ),
     )
 )
