@@ -63,5 +63,5 @@ def test_small_fits_stand_beside_their_algebra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_command_that_fails_ends_the_measurement(tmp_path: Path) -> None:
-    with pytest.raises(DkgpError, match="nonsense failed: .*No such command"):
+    with pytest.raises(DkgpError, match="(?s)nonsense failed: .*No such command"):
         overheads._child(["-m", "dkgp", "nonsense"], str(tmp_path))

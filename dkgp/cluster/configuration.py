@@ -217,7 +217,8 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 def set_config_file(path: str) -> AbstractContextManager[Any]:
     """Return a context in which the file's keys are added to dask's configuration."""
-    return dask.config.set(dict(_leaves(read_config_file(path))))
+    context: AbstractContextManager[Any] = dask.config.set(dict(_leaves(read_config_file(path))))
+    return context
 
 
 def _leaves(section: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
