@@ -319,11 +319,13 @@ def _without_samples(row: Mapping[str, Any]) -> dict[str, Any]:
 def _gains(row: Mapping[str, Any], reference: Mapping[str, Any] | None) -> dict[str, Any]:
     if reference is None or not row.get("losses") or row is reference:
         return {}
-    losses, squares = (np.subtract(reference[name], row[name]) for name in ("losses", "squares"))
+    losses = np.subtract(reference["losses"], row["losses"])
     nlpd, error = float(losses.mean()), float(losses.std(ddof=1) / np.sqrt(len(losses)))
-    # A change D of the mean square M changes its root by D / (2 M) of it, to first order.
-    unit = 50.0 / float(np.mean(reference["squares"]))
-    rmse, doubt = unit * float(squares.mean()), unit * float(squares.std(ddof=1) / np.sqrt(len(squares)))
+    # The ratio of mean squares, its standard error as that of a ratio of means, and those of its root.
+    squares, others = np.array(row["squares"]), np.array(reference["squares"])
+    ratio = float(squares.mean() / others.mean())
+    spread = float((squares - ratio * others).std(ddof=1) / np.sqrt(len(squares)) / others.mean())
+    rmse, doubt = 100.0 * (1.0 - np.sqrt(ratio)), 50.0 * spread / np.sqrt(ratio)
     return {"nlpd_gain": nlpd, "nlpd_gain_error": error, "rmse_gain": rmse, "rmse_gain_error": doubt}
 
 

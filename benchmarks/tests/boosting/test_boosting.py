@@ -101,9 +101,12 @@ def test_gains_are_paired_differences_to_the_best_setting_of_gpboost() -> None:
         gains = losses[1] - losses[index]
         assert rows[index]["nlpd_gain"] == pytest.approx(gains.sum() / 40.0)
         assert rows[index]["nlpd_gain_error"] == pytest.approx(np.sqrt(np.sum((gains - gains.mean()) ** 2) / 39 / 40))
-        # A small change of the root: (sqrt(a) - sqrt(b)) / sqrt(a) is (a - b) / (2 a).
-        change = (squares[1].mean() - squares[index].mean()) / (2.0 * squares[1].mean())
+        change = 1.0 - np.sqrt(squares[index].mean() / squares[1].mean())
         assert rows[index]["rmse_gain"] == pytest.approx(100.0 * change)
+    # The error of the ratio agrees with that of samples drawn anew with replacement.
+    draws = rng.integers(0, 40, (4000, 40))
+    changes = 1.0 - np.sqrt(squares[2][draws].mean(axis=1) / squares[1][draws].mean(axis=1))
+    assert rows[2]["rmse_gain_error"] == pytest.approx(100.0 * changes.std(), rel=0.1)
 
 
 def test_a_record_is_continued_and_has_one_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
