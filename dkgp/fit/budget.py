@@ -102,6 +102,8 @@ class Budget:
         self.seconds, self.clock, self.memory_bytes = seconds, clock, memory_bytes
         self.start_up = start_up_seconds()
         self._began, self._earlier = clock(), self.start_up
+        # Another clock need not advance while the thread waits.
+        self.counts_waiting = clock is time.monotonic
         self._slowness: tuple[float, float] | None = None
         self._scheduled = _scheduled() if self.start_up == 0.0 else np.zeros(2)
         self._recent = np.zeros(2)
@@ -181,7 +183,7 @@ class Budget:
         while time.thread_time() - own < _PROBE_SECONDS:
             np.sin(values)
         now = self.clock()
-        ratio = max((now - began) / (time.thread_time() - own), self._waiting())
+        ratio = max((now - began) / (time.thread_time() - own), self._waiting() if self.counts_waiting else 1.0)
         self._slowness = now, ratio if ratio > IDLE else 1.0
         return self._slowness[1]
 

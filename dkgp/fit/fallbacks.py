@@ -45,8 +45,6 @@ FINISH = 0.85
 SAMPLED, FEWEST_SAMPLED = 200, 50
 # Share of the remaining time for the first variances, and for the means of a sample, which have no alternative.
 FIRST_VARIANCES = 0.6
-# Variances with a shorter forecast, at the current load, are not ended: alternatives have the same fixed costs.
-FIXED_SECONDS = 0.5
 # A smaller model is an alternative if its training takes at most this share. Small models share the fixed costs.
 QUICKER = 0.8
 # Seconds of the limit that predictions have at least, however long training took.
@@ -199,16 +197,17 @@ class Fallbacks:
             if number and needed is None and variant.needs_factor:
                 continue  # preparations alone took too long, and a wider gap has the same
             left = max(budget.for_predictions, LEAST_PREDICTING * budget.seconds)
-            stop = (ATTEMPT if number else FIRST_VARIANCES) * left
-            if not number and way.predict_seconds <= (FIXED_SECONDS + LEAST["predict"]) * budget.slowness():
-                stop = math.inf
+            stop, least = (ATTEMPT if number else FIRST_VARIANCES) * left, budget.slowness() * LEAST["predict"]
+            last = number == len(todo) - 1
+            if number and not last and stop < least:
+                continue  # the fixed costs alone take longer
+            stop = max(stop, least)
             now = replace(job, variance=variant.variance, resume=job.resume and number == 0)
             if variant.sampled:
                 count = SAMPLED if needed is None else int(ATTEMPT * stop / needed * tests)
                 count = min(tests, max(FEWEST_SAMPLED, count))
                 rows = np.sort(np.random.default_rng([self._seed, 11]).permutation(tests)[:count])
                 now = replace(now, dataset=write_rows(open_dataset(job.dataset), rows, sample).url)
-            last = number == len(todo) - 1
             attempt = budget.attempt(partial(self._run, now), stop, None if last else stop)
             if attempt.document is not None:
                 if number:

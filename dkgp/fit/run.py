@@ -627,7 +627,7 @@ class _Fit:
             return self.steps.train(self._training(taken, True, hyper), step)
         return self.steps.run(step, lambda: to_json(self.fallbacks.train(taken, self._training, self._smaller)))
 
-    def _smaller(self, way: Way) -> Sequence[Way]:
+    def _smaller(self, way: Way) -> list[Way]:
         slowness = self.budget.slowness()
         return [self._at_load(other, slowness) for other in self._forecasts(measured=False).smaller(way)]
 
