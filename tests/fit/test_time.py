@@ -359,7 +359,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["tune", "train", "predict"])
+@pytest.mark.parametrize("step", ["tune", "predict"])
 def test_a_step_whose_work_takes_the_whole_limit_falls_back(
     step: str, work: tuple[Path, dict[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +373,20 @@ def test_a_step_whose_work_takes_the_whole_limit_falls_back(
     steps = {item["step"] for item in document["given_up"]}
     assert step in steps
     assert steps <= {step, "report"}
+
+
+@pytest.mark.slow
+def test_a_large_sparse_model_falls_back_to_a_smaller_one(
+    work: tuple[Path, dict[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget, "slowness", SLOWNESS)
+    monkeypatch.setattr(Forecasts, "ways", lambda self: iter([Way("sparse", 2000, None, 1.0, 0.1, 1)]))
+    clock = FastIn("train", 30.0)
+    document = fit(work[0], tmp_path / "fit", clock, auto_transform=False)
+    print(clock(), document["given_up"], document["seconds_by_phase"])
+    assert clock() <= 1.3 * LIMIT
+    assert document["given_up"][0]["step"] == "train"
+    assert document["train"]["basis_size"] < 2000
 
 
 @pytest.mark.slow
