@@ -191,6 +191,7 @@ class Fallbacks:
             Where to write a sample of the test rows.
         """
         budget, tests = self._budget, open_dataset(job.dataset).n_samples
+        assert job.variance is None or isinstance(job.variance, VarianceSettings)
         todo = variants(way, job.variance)
         needed: float | None = None
         for number, variant in enumerate(todo):
