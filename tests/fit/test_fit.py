@@ -213,7 +213,8 @@ def test_a_slower_machine_has_a_sparse_model_and_says_why(
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--kernel", "rbf", "--out", tmp_path / "fit")
     document = run_json(*arguments, "--time", "5min")
     assert document["train"]["command"] == "sparse"
-    assert document["choice"]["way"]["size"] == document["train"]["basis_size"] == 20
+    # The basis ends early if fewer samples explain the others.
+    assert document["choice"]["way"]["size"] == 20 >= document["train"]["basis_size"] > 10
     assert "would take too long (2.0 h" in document["choice"]["reason"]
     assert "--basis-size 20" in document["commands"][2]
     page = Path(document["report"]).read_text(encoding="utf-8")
