@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -99,6 +100,12 @@ class EmpiricalVariogram:
     def known(self) -> Any:
         """True for bins with pairs: (b,)."""
         return self.used > 0
+
+    def plot(self, path: str | Path, models: Any = (), title: str = "") -> None:
+        """Draw the semivariances and models into a file; see `dkgp.kriging.plot_variogram`."""
+        import dkgp.kriging as room
+
+        room.plot_variogram(Path(path), self, models, title)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""

@@ -9,7 +9,9 @@ the same bytes.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -56,6 +58,8 @@ ROUGH_EXPONENT = 1.8
 # Samples up to which a whole factor is taken in any case, and where nothing else is known to do; most working memory of
 # a partial factor.
 WHOLE, MOST_WHOLE, MOST_MEMORY_BYTES = 5_000, 20_000, 2 * 2**30
+# Free bytes below which a write without another reason failed on a full disk.
+LEAST_FREE = 2**20
 FORMATS = {".tif": "GeoTIFF", ".tiff": "GeoTIFF", ".nc": "NetCDF", ".zarr": "Zarr"}
 _LONG_NAMES = {
     "mean": "predicted mean",
@@ -385,6 +389,11 @@ def write_map(cells: CellMap, out: Destination) -> None:
             if target.is_dir():
                 shutil.rmtree(target)
             made.replace(target)
+        except OSError as error:
+            # GDAL does not name the reason.
+            if error.errno is None and shutil.disk_usage(folder).free < LEAST_FREE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from dkgp.data.remote.storage import exists, list_object_bytes, read_object
-from dkgp.errors import InterruptedRunError, OutputExistsError
+from dkgp.errors import InterruptedRunError, OutputExistsError, StorageError
+from dkgp.kriging import rasters
 from dkgp.kriging.field import Field
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.rasters import MapSettings, computing, map_cells, map_in_memory
 from dkgp.models.prediction.predict import Destination
+from tests.full_disk import fill, mounted
 from tests.kriging.test_maps import GRID, bytes_of, field_of, written
 from tests.resuming import kill
 from tests.s3 import s3_server, use_s3
@@ -67,6 +70,33 @@ def test_a_map_of_a_killed_run_ends_in_the_same_bytes(rng: Any, tmp_path: Path, 
             written(field, GRID, out, settings, resume=True)
             assert bytes_of(out) == bytes_of(whole), (ending, name, last)
             assert not list(tmp_path.glob(f".{out.name}*")), "temporary files of the killed run"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("late", [False, True], ids=["cells", "map"])
+def test_a_map_whose_disk_fills_up_is_resumed_to_the_same_bytes(
+    rng: Any, tmp_path: Path, late: bool, monkeypatch: Any
+) -> None:
+    field, settings, grid = field_of(rng), MapSettings(), Grid.of((0.0, 100.0, 10.0, 90.0), shape=(200, 300))
+    with mounted(tmp_path / "disk", "12m") as disk:
+        # HDF5 ends the process where it cannot write its last bytes.
+        for ending in ("zarr", "tif") if late else ("zarr", "tif", "nc"):
+            out, whole = disk / f"map.{ending}", tmp_path / f"map.{ending}"
+            written(field, grid, whole, settings)
+            with monkeypatch.context() as patch:
+                if late:
+                    write = rasters.write_map
+                    patch.setattr(rasters, "write_map", lambda *parts, to=write: [fill(disk, 16 * 1024), to(*parts)])
+                else:
+                    fill(disk, 128 * 1024)
+                with pytest.raises(StorageError, match="Cannot write .*disk is full"):
+                    written(field, grid, out, settings)
+            assert not out.exists()
+            (disk / "ballast").unlink()
+            written(field, grid, out, settings, resume=True)
+            assert bytes_of(out) == bytes_of(whole)
+            assert [path.name for path in disk.iterdir()] == [out.name]
+            shutil.rmtree(out) if out.is_dir() else out.unlink()
 
 
 def _objects(url: str) -> dict[str, bytes]:

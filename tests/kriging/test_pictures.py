@@ -108,7 +108,10 @@ def test_counts_are_short() -> None:
 
 def test_files_are_written(tmp_path: Any, samples: Any) -> None:
     x, z = samples
-    pictures.plot_variogram(tmp_path / "v.svg", empirical_variogram(tuple(x), z), [], "zinc in $")
+    empirical = empirical_variogram(tuple(x), z)
+    pictures.plot_variogram(tmp_path / "v.svg", empirical, [], "zinc in $")
+    empirical.plot(str(tmp_path / "again.svg"), title="zinc in $")
+    assert (tmp_path / "again.svg").read_text().startswith("<?xml")
     assert (tmp_path / "v.svg").read_text().startswith("<?xml")
     pictures.plot_cross_validation(tmp_path / "c.png", z, 0.1 * z, np.ones(60), "left out")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -76,6 +76,27 @@ def test_turned_rasters(tmp_path: Path, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("method", ["nearest", "bilinear"])
+def test_a_raster_whose_first_row_is_the_southernmost(tmp_path: Path, rng: np.random.Generator, method: str) -> None:
+    values, path = rng.normal(size=(ROWS, COLUMNS)), tmp_path / "south.tif"
+    north = CovariateRasters.open({"dist": raster(tmp_path / "north.tif", values)}, crs=RD, method=method)
+    with rasterio.open(raster(path, values[::-1].copy()), "r+") as file:
+        file.transform = rasterio.Affine(STEP, 0.0, WEST, 0.0, STEP, NORTH - STEP * ROWS)
+    south = CovariateRasters.open({"dist": path}, crs=RD, method=method)
+    x, y = points(rng)
+    np.testing.assert_allclose(south(x, y), north(x, y), rtol=1e-9)
+
+
+def test_samples_in_feet_read_a_raster_in_metres(tmp_path: Path, rng: np.random.Generator) -> None:
+    pytest.importorskip("pyproj")
+    metres, foot = "EPSG:32118", 1200.0 / 3937.0
+    rasters = CovariateRasters.open({"dist": raster(tmp_path / "dist.tif", crs=metres)}, crs=metres)
+    x, y = points(rng)
+    # EPSG:2263 is the same projection in feet of the US survey.
+    moved = rasters.in_crs("EPSG:2263")(x / foot, y / foot)[:, 0]
+    assert (moved == rasters(x, y)[:, 0]).mean() > 0.99
+
+
+@pytest.mark.parametrize("method", ["nearest", "bilinear"])
 def test_values_are_the_same_in_every_set_of_points(
     tmp_path: Path, rng: np.random.Generator, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
