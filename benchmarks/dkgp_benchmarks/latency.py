@@ -85,7 +85,7 @@ def run_bench_latency(job: BenchLatencyJob, reporter: Reporter) -> Document:
     """Train, save, load and predict, one size after the other; return quantiles, and ratios to NumPy."""
     check_record_file(job.out)
     if job.overheads:
-        return run_overheads(job, reporter)
+        return run_overheads(vars(job), reporter)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="dkgp-latency-") as folder:
         for n in job.sizes:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy
@@ -28,9 +29,6 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import DkgpError
 from dkgp.kernels import SquaredExponential
 
-if TYPE_CHECKING:
-    from dkgp_benchmarks.latency import BenchLatencyJob
-
 FloatArray = NDArray[np.float64]
 Fit = tuple[Callable[[], Any], FloatArray, Callable[[FloatArray], Any] | None]
 COMMAND_ROWS, FEATURES, BASIS = 320, 5, 50
@@ -43,19 +41,26 @@ COLUMNS = (
 )
 
 
-def run_overheads(job: BenchLatencyJob, reporter: Reporter) -> Document:
-    """Measure commands, then fits and predictions of one row for each size."""
+def run_overheads(asked: Mapping[str, Any], reporter: Reporter) -> Document:
+    """Measure commands, then fits and predictions of one row for each size.
+
+    Parameters
+    ----------
+    asked
+        Settings of `dkgp_benchmarks.latency.BenchLatencyJob` by name.
+    reporter : Reporter
+    """
     rows = []
     with reporter.work("commands"):
-        rows += list(_commands(max(1, job.calls // 50)))
-    for n in job.sizes:
+        rows += list(_commands(max(1, asked["calls"] // 50)))
+    for n in asked["sizes"]:
         with reporter.work(f"fits of {n:,} samples"):
-            rows += list(_fits(n, job.seed, job.calls))
+            rows += list(_fits(n, asked["seed"], asked["calls"]))
     fits = [row for row in rows if row["quantity"] == "fit" and row["by"] == "GPRegressor"]
     figures = {"overhead_ms": fits[-1]["least_ms"] - fits[-1]["algebra_ms"]}
-    settings = {name: value for name, value in vars(job).items() if name != "out"}
+    settings = {name: value for name, value in asked.items() if name != "out"}
     title = "Processor time of commands on 320 rows, and of small fits"
-    return write_record(report("latency", title, COLUMNS, rows, figures, **settings), job.out)
+    return write_record(report("latency", title, COLUMNS, rows, figures, **settings), asked["out"])
 
 
 def _commands(repetitions: int) -> Iterator[dict[str, Any]]:
@@ -98,10 +103,10 @@ def _fits(n: int, seed: int, calls: int) -> Iterator[dict[str, Any]]:
     with single_threaded_blas():
         for name, (make, targets, algebra) in _estimators(y).items():
             model = make()
-            fit = _least(lambda model=model, targets=targets: model.fit(X, targets), max(3, calls // 8))
-            beside = None if algebra is None else _least(lambda algebra=algebra: algebra(X), max(3, calls // 8))
+            fit = _least(partial(model.fit, X, targets), max(3, calls // 8))
+            beside = None if algebra is None else _least(partial(algebra, X), max(3, calls // 8))
             yield _row(name, "fit", n, fit, beside)
-            yield _row(name, "one row", n, _least(lambda model=model: model.predict(X[:1]), calls))
+            yield _row(name, "one row", n, _least(partial(model.predict, X[:1]), calls))
 
 
 def _estimators(y: FloatArray) -> dict[str, Fit]:
