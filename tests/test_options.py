@@ -26,7 +26,7 @@ from dkgp.commands.recipe import GROUPS, RECIPES, Recipe, command, recipe_called
 from dkgp.commands.reporting.layout import Figure, sheet_of
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.errors import InputError, UsageError
-from dkgp.models import SparseSettings
+from dkgp.models import SparseSettings, VarianceSettings
 from dkgp.options import (
     SEED,
     ByName,
@@ -419,7 +419,7 @@ ESTIMATORS = {
     "GPClassifier": "classify",
 }
 # What None stands for there, by the method.
-SETTLED = {"basis": ("pivoted",), "multi_class": ("softmax", "ovr")}
+SETTLED = {"basis": ("pivoted",), "multi_class": ("softmax", "ovr"), "variance_gap": (VarianceSettings().gap,)}
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
