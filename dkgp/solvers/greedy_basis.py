@@ -715,7 +715,7 @@ class GreedyEngine(Iteration):
             return StopReason("size", reached, f"{size:,} basis samples chosen{message}", advice)
         if self.empty >= MOST_EMPTY:
             reached = settings.gap is None
-            message = f"no sample has anything to add to {size:,} basis samples that sums in float64 could tell"
+            message = f"{size:,} basis samples: further samples change nothing in float64"
             return StopReason(
                 "dependent", reached, message, "" if reached else "raise the noise variance, or ask for less"
             )

@@ -93,8 +93,8 @@ def test_covariates_are_resumed_and_refused_elsewhere(drifting: Path) -> None:
     for words, expected in (
         (command, "enter a mean with coefficients"),
         (["tune", drifting / "train.zarr"], "enter a mean with coefficients"),
-        (["sparse", *command[1:4], "--basis-size", "20"], "dkgp sparse has no such mean"),
-        (["pursue", drifting / "train.zarr"], "dkgp pursue has no such mean"),
+        (["sparse", *command[1:4], "--basis-size", "20"], "For dkgp sparse, ingest without"),
+        (["pursue", drifting / "train.zarr"], "For dkgp pursue, ingest without"),
     ):
         refused = run(*words, "--out", drifting / "other.zarr")
         assert refused.exit_code == 3, refused.stderr

@@ -27,7 +27,7 @@ from dkgp.errors import InputError, StoreError, UsageError
 from dkgp.kriging.commands.options import SampleColumns
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.sparse.train import SparseSettings
-from dkgp.models.variance.settings import VarianceSettings
+from dkgp.models.variance.settings import VarianceRequest
 from dkgp.service.specification import (
     COMMANDS,
     job_from_options,
@@ -92,7 +92,7 @@ def test_nested_options_become_their_dataclasses() -> None:
     assert options_from_job(job_from_options("classify", options)) == options
     # Variances with every default are not the same as none.
     with_variances = job_from_options("predict", {**PREDICT, "variance": {}})
-    assert with_variances == PredictJob(**PREDICT, variance=VarianceSettings())
+    assert with_variances == PredictJob(**PREDICT, variance=VarianceRequest())
     assert job_from_options("predict", {**PREDICT, "variance": None}) == PredictJob(**PREDICT)
 
 

@@ -157,7 +157,7 @@ class ExactPosterior(Posterior[ModelRecord]):
             raise InputError(
                 "a `basis` for each variance can be used only for predictions of a stored regression; leave it out"
             )
-        return self._run_at(rows) if settings.way == "cholesky" else None
+        return self._run_at(rows) if settings.way == "cholesky" or settings.keep_factor else None
 
     def _store_sums(self, want: Want) -> Sums:
         assert want.test is not None

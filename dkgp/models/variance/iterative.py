@@ -304,7 +304,7 @@ def kept_factor(
         return None, ""
     needed = landmark_jitter(kernel, model.input_rows(np.asarray(kept.indices, dtype=np.intp)))
     if kept.metadata.get("jitter", 0.0) < 0.99 * needed:  # half of the jitter is a safety margin
-        return None, "; the factor kept with the model is an older version's, which does not count every rounding"
+        return None, "; the factor stored with the model is from an older version, which does not count every rounding"
     if kept.metadata["precision"] != "double" and "kernel_trace" not in kept.metadata:
         return None, "; the factor stored with the model is from an older version and cannot be used here"
     return (kept, "") if not proving or kept.metadata["precision"] == "double" else (None, "")

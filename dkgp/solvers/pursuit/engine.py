@@ -496,7 +496,7 @@ class Pursuit(Iteration):
             advice = "" if asked else "allow more nonzero numbers, or ask for less"
             return StopReason("size", asked, f"{k:,} regressors chosen", advice)
         if self.empty >= MOST_EMPTY or self._out.all():
-            return StopReason("dependent", True, f"no regressor has anything to add to {k:,} that float64 could tell")
+            return StopReason("dependent", True, f"{k:,} regressors: further regressors change nothing in float64")
         return None
 
     def path(self, reason: StopReason | None) -> PursuitPath:

@@ -461,4 +461,4 @@ def test_what_is_refused_leaves_the_tokens_as_they_are(tmp_path: Path) -> None:
     assert files_below(folder) == before
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
-    refused(run("token", "add", "bob", "--scope", "read", "--folder", tmp_path / "open"), "others may write")
+    refused(run("token", "add", "bob", "--scope", "read", "--folder", tmp_path / "open"), "other users can write")

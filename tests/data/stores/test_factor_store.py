@@ -277,7 +277,7 @@ def test_small_arrays_that_do_not_fit(
 
 def test_rows_that_are_not_there(local: Path, factor: Factor) -> None:
     record = keep(local, factor)
-    with pytest.raises(InputError, match="it has 1000 rows"):
+    with pytest.raises(InputError, match="has 1000 rows; got the rows 900 to 1001"):
         record.columns(900, 1001)
 
 

@@ -434,7 +434,7 @@ def test_a_small_step_on_a_slope_is_no_end_and_a_lower_tolerance_goes_on() -> No
 def test_an_end_by_the_limit_is_said_as_such(samples: tuple[FloatArray, FloatArray]) -> None:
     found = tune(*samples, max_evaluations=4)
     assert found.converged is False
-    assert "at most 4 evaluations" in found.warnings[0]
+    assert "stopped at 4 evaluations" in found.warnings[0]
     assert not any("beside" in text for text in found.warnings)
 
 

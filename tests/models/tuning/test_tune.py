@@ -192,7 +192,7 @@ def test_evaluation_limit_is_kept_and_told(rng: np.random.Generator) -> None:
     found = tune(inputs, targets, max_evaluations=3)
     assert found.evaluations == 3
     assert found.converged is False
-    assert "at most 3 evaluations" in found.warnings[0]
+    assert "stopped at 3 evaluations" in found.warnings[0]
 
 
 def test_pure_noise_and_parameters_on_bounds_are_told(rng: np.random.Generator) -> None:

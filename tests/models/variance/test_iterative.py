@@ -635,7 +635,7 @@ def test_a_kept_factor_that_was_raised_by_less_than_its_rank_takes_is_not_used(
     monkeypatch.setattr(iterative, "landmark_jitter", lambda kernel, inputs: 1.1e-9)
     _, note = run(model, world, executor, tmp_path / "b", VarianceSettings(gap=0.01, rank=40, batch_size=30))
     assert "built" in note
-    assert "an older version's, which does not count every rounding" in note
+    assert "from an older version, which does not count every rounding" in note
 
 
 def test_a_kept_factor_that_does_not_say_what_it_leaves_is_not_used(
@@ -650,7 +650,7 @@ def test_a_kept_factor_that_does_not_say_what_it_leaves_is_not_used(
     monkeypatch.setattr(iterative, "open_factor", lambda url, fingerprint: replace(kept, metadata=told))
     found, note = run(model, world, executor, tmp_path / "b", QUICK)
     assert "built" in note
-    assert "an older version's" in note
+    assert "from an older version and cannot be used" in note
     assert found == expected
 
 

@@ -231,11 +231,11 @@ def intervals(
         chosen = VarianceSettings(latent=True, **settings)  # type: ignore[arg-type]
         run = IterativeRun(Request(subject, None, queries, executor, chosen))
         run.prepare()
-        mean, _, lower, upper = run.collect(run.submit(queries, 0, len(test)).result())
+        ends = run.collect(run.submit(queries, 0, len(test)).result())
     finally:
         executor.close()
-    assert mean.shape == (len(test), 0)
-    return lower, upper
+    assert ends.mean.shape == (len(test), 0)
+    return ends.lower, ends.upper
 
 
 def dense_scaled(rows: Rows, kernel: Kernel, test: FloatArray) -> FloatArray:

@@ -284,7 +284,9 @@ def test_ways_contradict_each_other_nowhere(world: World, executor: BlockExecuto
 def test_settings_of_the_iterative_way_do_not_go_with_the_factor() -> None:
     with pytest.raises(InputError, match="`rank` can be set only for the `way` 'iterative'; got 'cholesky'"):
         VarianceSettings(way="cholesky", rank=10)
-    with pytest.raises(InputError, match="`way` must be one of auto, cholesky, iterative, neighbours; got 'dense'"):
+    with pytest.raises(
+        InputError, match="`way` must be one of auto, cholesky, iterative, neighbours, vif; got 'dense'"
+    ):
         VarianceSettings(way="dense")
 
 

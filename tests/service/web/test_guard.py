@@ -265,7 +265,7 @@ def test_a_token_for_metrics_that_the_service_was_given_reads_and_no_more(tmp_pa
         assert client.get(f"/v1/jobs/{job_id}").json()["options"] == {}
         assert client.post(f"/v1/jobs/{job_id}/cancel").status_code == 403
         assert client.get("/v1/service").json()["caller"] == {"name": "metrics", "scope": "read"}
-    with pytest.raises(UsageError, match="the service's own"):
+    with pytest.raises(UsageError, match="must differ from the service's token"):
         ServiceSettings(str(tmp_path), token=TOKEN, metrics_token=TOKEN)
 
 

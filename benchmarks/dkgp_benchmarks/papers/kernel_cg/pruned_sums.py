@@ -18,9 +18,9 @@ from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.kernels import SquaredExponential, TileEvaluator
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.stationary import EXP2
 from dkgp.kernels.tiles.blocks import LANES
-from dkgp.kernels.tiles.code_cache import cached_njit
 from dkgp.kernels.tiles.evaluator import Precision
 from dkgp.kernels.tiles.loops import FLUSH_COLUMNS, tile_matmat
 from dkgp.operators import BlockedKernelOperator
