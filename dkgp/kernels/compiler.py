@@ -19,7 +19,7 @@ _lock = fork_safe(threading.RLock())
 _waiting: list[Callable[[], object]] = []
 
 
-types: Any = LaterModule("numba.types")
+types: Any = LaterModule("numba.core.types")
 cgutils: Any = LaterModule("numba.core.cgutils")
 ir: Any = LaterModule("llvmlite.ir")
 # It belongs to a room above, and imports Numba.
