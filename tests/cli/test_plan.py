@@ -214,7 +214,7 @@ def test_variances_and_kept_tiles_are_foreseen(shell: Shell) -> None:
     assert "first product" in found["workers"][0]["phases"]
     shown = shell.run(line)
     assert shown.exit_code == 0, shown.stderr
-    words = "A product with|Kept between products|saved|Variances|in float64|memory in a batch|a batch on|30, 0"
+    words = "A product with|Kept between products|saved|Variances|in float64|sample in a batch|a batch on|30, 0"
     for word in words.split("|"):
         assert word in shown.stdout
     none = shell.run(f"{solver} --cache-tiles none").stdout
