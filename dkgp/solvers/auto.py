@@ -297,13 +297,13 @@ class _Factor:
     def reason(self) -> str:
         """Half of a sentence."""
         if self.landmarks == "polynomials":
-            return f"local polynomials of {self.rank:,} nodes should leave about {self.count:.0f} iterations"
+            return f"local polynomials of {self.rank:,} nodes: about {self.count:.0f} iterations by a forecast"
         if not self.halo:
-            return f"a factor of rank {self.rank:,} should leave about {self.count:.0f} iterations"
+            return f"a factor of rank {self.rank:,}: about {self.count:.0f} iterations by a forecast"
         landmarks = f" on a factor of rank {self.rank:,}" if self.rank else ""
         return (
-            f"leaves of {self.leaf:,} samples with halos of {self.halo:,}{landmarks} should leave about "
-            f"{self.count:.0f} iterations"
+            f"leaves of {self.leaf:,} samples with halos of {self.halo:,}{landmarks}: about "
+            f"{self.count:.0f} iterations by a forecast"
         )
 
 
@@ -412,5 +412,5 @@ def _how(name: str, probe: Probe) -> str:
 
 
 def _others(name: str, projected: dict[str, float]) -> str:
-    ratios = [f"{other} {seconds / projected[name]:.1f} times" for other, seconds in projected.items() if other != name]
-    return f"projected time of the others: {', '.join(ratios)}" if ratios else "a factor would take too many iterations"
+    ratios = [f"{other} {seconds / projected[name]:.1f} times as long" for other, seconds in projected.items() if other != name]
+    return f"forecast of the others: {', '.join(ratios)}" if ratios else "a factor would take too many iterations"

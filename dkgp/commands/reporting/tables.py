@@ -235,7 +235,7 @@ def _predicted_variances(document: Document) -> Rows:
     if "method" in variance:
         return [
             of,
-            ("variances by", f"{variance['method']}; {variance['outside']:.2%} of them proven to be wrong"),
+            ("variances by", f"{variance['method']}; {variance['outside']:.2%} lie outside the exact model's intervals"),
             ("exact variances known within", widths),
             *_bases(variance),
         ]
@@ -346,7 +346,7 @@ def _evaluated_gaps(document: Document) -> Rows:
 def _by_method(document: Document) -> str | None:
     if "method" not in document:
         return None
-    return f"{document['method']}; {document.get('variance_outside', 0.0):.2%} of them proven to be wrong"
+    return f"{document['method']}; {document.get('variance_outside', 0.0):.2%} lie outside the exact model's intervals"
 
 
 def _unmet(document: Document) -> str | None:
