@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -82,7 +83,9 @@ def execute(
         with terminate_as_interrupt():
             from dkgp.commands.reporting.terminal import TerminalReporter
 
-            document = job(TerminalReporter(quiet=output.quiet, verbose=output.verbose, wording=worded))
+            reporter = TerminalReporter(quiet=output.quiet, verbose=output.verbose, wording=worded)
+            with _reported_warnings(reporter):
+                document = job(reporter)
     except DkgpError as error:
         checkpoint = getattr(error, "checkpoint", None)
         failure = (
@@ -124,6 +127,22 @@ def execute(
         sys.exit(int(ExitCode.NOT_CONVERGED) if unconverged else int(ExitCode.DONE))
     _print_failure(command, failure, output.as_json)
     sys.exit(failure[2])
+
+
+@contextmanager
+def _reported_warnings(reporter: Reporter) -> Iterator[None]:
+    """Report warnings to users as the command's own, without the line of code that issued them."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if category is UserWarning:
+                reporter.warn(str(message))
+            else:
+                others(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 def output_parameters() -> list[click.Parameter]:

@@ -412,5 +412,9 @@ def _how(name: str, probe: Probe) -> str:
 
 
 def _others(name: str, projected: dict[str, float]) -> str:
-    ratios = [f"{other} {seconds / projected[name]:.1f} times as long" for other, seconds in projected.items() if other != name]
+    ratios = [
+        f"{other} {seconds / projected[name]:.1f} times as long"
+        for other, seconds in projected.items()
+        if other != name
+    ]
     return f"forecast of the others: {', '.join(ratios)}" if ratios else "a factor would take too many iterations"

@@ -296,6 +296,19 @@ def test_a_drift_leaves_the_variogram_of_residuals(shell: Shell, made: dict[str,
     np.testing.assert_allclose(linear["empirical"]["gamma"], detrended["empirical"]["gamma"], rtol=1e-8)
 
 
+def test_a_warning_is_the_commands_own(shell: Shell, made: dict[str, Any]) -> None:
+    """It is printed with the option's flag and without a line of code, and stands in the document."""
+    table = pd.read_csv(made["folder"] / "soil.csv")
+    table.assign(lon=16.2 + table["x"] / 3e3, lat=48.0 + table["y"] / 3e3).to_csv(shell.folder / "degrees.csv")
+    line = "krige variogram @degrees.csv --target zinc --x lon --y lat --bins 5"
+    (warning,) = shell.json(line)["warnings"]
+    assert warning.startswith("coordinates may be longitude and latitude (16.2..16.5, 48.0..48.3), and are taken as")
+    assert warning.endswith("Pass --crs EPSG:4326 if they are degrees, or --metric plane if they are not")
+    told = shell.told(line)
+    assert f"warning: {warning}" in told
+    assert "UserWarning" not in told
+
+
 def test_blocks_are_averages_of_the_map(shell: Shell, made: dict[str, Any]) -> None:
     document = shell.json("krige blocks @zinc.zarr --spacing 300 --region 150,450,150,450 --out @b.csv")
     table = pd.read_csv(shell.folder / "b.csv")

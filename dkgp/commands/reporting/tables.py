@@ -235,7 +235,10 @@ def _predicted_variances(document: Document) -> Rows:
     if "method" in variance:
         return [
             of,
-            ("variances by", f"{variance['method']}; {variance['outside']:.2%} lie outside the exact model's intervals"),
+            (
+                "variances by",
+                f"{variance['method']}; {variance['outside']:.2%} lie outside the exact model's intervals",
+            ),
             ("exact variances known within", widths),
             *_bases(variance),
         ]

@@ -514,11 +514,11 @@ class AutoState(NewtonState):
         told = {}
         if self.whole:
             told["reason"] = (
-                "a low-rank factor was beyond this penalty: steps by factors of the whole matrix, in float64"
+                "the penalty is too small for a low-rank factor: the steps use factors of the whole matrix in float64"
             )
         elif self.failures and not self.steps:
             told["reason"] = (
-                "a low-rank factor was beyond this penalty: conjugate gradients went on from where it came to"
+                "the penalty is too small for a low-rank factor: conjugate gradients continued from its result"
             )
         return {
             **told,
