@@ -199,6 +199,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
         "mean_error_bound": bound if bounded else None,
         "mean_error_bound_rms": squared_bound.root_mean(n) if bounded else None,
     }
+    if (prediction.attributes.get("variance") or {}).get("way") == "vif":
+        result["variance_approximate"] = True
     if "method" in prediction.attributes:
         result["method"] = prediction.attributes["method"]
         if "rms_bound_raw" in prediction.attributes:

@@ -223,6 +223,9 @@ def _predicted_means(document: Document) -> Rows:
     return [("mean certified within", bounds_of(*bounds, units, scale))]
 
 
+APPROXIMATE = "approximate, from neighbours (VIF)"
+
+
 def _predicted_variances(document: Document) -> Rows:
     variance = document.get("variance")
     if variance is None:
@@ -230,7 +233,7 @@ def _predicted_variances(document: Document) -> Rows:
     of = ("variances of", "the function" if variance["latent"] else "new observations, noise included")
     if variance.get("approximate"):
         near = f"{variance['neighbours']:,} samples near each and a basis of {variance['basis_size']:,}"
-        return [of, ("variances", f"approximate, from neighbours (VIF): {near}"), *_milliseconds(variance)]
+        return [of, ("variances", f"{APPROXIMATE}: {near}"), *_milliseconds(variance)]
     widths = gaps(variance["gap_mean"], variance["gap_max"])
     if "method" in variance:
         return [
@@ -373,6 +376,7 @@ def _point(document: Document) -> str | None:
 SCORED_VARIANCES = (
     Figure("variances of", lambda of: "the function" if of["noise_free"] else "new observations, noise included"),
     may("Student's t", "the noise's, of {student_t[degrees]:.3g} degrees of freedom"),
+    Figure("variances", lambda of: APPROXIMATE if of.get("variance_approximate") else None),
     Figure("negative log predictive density", lambda of: number(of["nlpd_raw"]) + _moved(of, "nlpd_raw")),
     Figure("coverage of 95 % intervals", _coverage),
     Figure("squared error / variance", _squared_error),

@@ -43,6 +43,7 @@ def test_they_are_near_the_exact_ones_and_have_no_interval(
     assert summary.largest_mean_error_bound is not None
     figures = evaluate(stored, world.test)
     assert figures["nlpd"] is not None
+    assert figures["variance_approximate"]
     assert "variance_gap_mean" not in figures
     assert "nlpd_range" not in figures
 
@@ -80,7 +81,7 @@ def test_settings_of_proven_variances_are_refused() -> None:
         VarianceSettings(way="vif", rank=10)
 
 
-def test_resumed_regions_have_the_same_bits(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
+def test_two_runs_have_the_same_bits(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
     for name in ("a", "b"):
         out = Destination(str(tmp_path / name), chunk_rows=30)
         predict(world.model, world.test, out, executor, variance=VarianceSettings(way="vif"))
