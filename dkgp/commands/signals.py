@@ -37,7 +37,8 @@ _POLLS_OF_MEMORY, _MEMORY_GRACE_SECONDS = 5, 2.0
 # Time that work has to end by itself, as a share of its whole time.
 _GRACE_SHARE = 0.05
 _ANNOUNCE_SECONDS = 5.0
-_RESEND_SECONDS = 0.01
+# Seconds until a dropped signal is sent again, and from one attempt to the next.
+_RESEND_SECONDS, _NEXT_RESEND_SECONDS = 0.01, 1.0
 _supervised = False
 _held: list[int] = []
 _open: Interruption | None = None  # that of the innermost open `interruptible`
@@ -265,9 +266,11 @@ def _send_again(number: int) -> None:
     time.sleep(_RESEND_SECONDS)
     while _noting:
         time.sleep(_RESEND_SECONDS)
-    if _dropped is not None:
+    while _dropped is not None:
         # Send it to the main thread to interrupt its system call: a signal to the process may reach another thread.
+        # A signal that arrives just before a system call does not interrupt it, so one attempt is not enough.
         signal.pthread_kill(threading.main_thread().ident or 0, number)
+        time.sleep(_NEXT_RESEND_SECONDS)
 
 
 @contextmanager
