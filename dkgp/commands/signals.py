@@ -42,7 +42,7 @@ _RESEND_SECONDS, _NEXT_RESEND_SECONDS = 0.01, 1.0
 _supervised = False
 _held: list[int] = []
 _open: Interruption | None = None  # that of the innermost open `interruptible`
-_dropped: int | None = None  # the signal whose exception Python dropped, until it is raised again
+_dropped: StopSignal | None = None  # the one that Python dropped, until it is raised again
 _user_stops = 0  # stop signals so far
 _noting = False  # the main thread is noting that: an exception that is raised meanwhile is lost
 
@@ -112,9 +112,9 @@ def interruptible(announce: Callable[[str], None]) -> Iterator[Interruption]:
     interruption, before = Interruption(announce), _open
     with _handlers(interruption.handle):
         _open = interruption
-        number = _dropped
-        if number is not None and _taken_back():
-            interruption.ask(number)
+        dropped = _dropped
+        if dropped is not None and _taken_back():
+            interruption.ask(dropped.number)
         try:
             yield interruption
         finally:
@@ -262,14 +262,14 @@ def _taken_back() -> bool:
     return dropped
 
 
-def _send_again(number: int) -> None:
+def _send_again(dropped: StopSignal) -> None:
     time.sleep(_RESEND_SECONDS)
     while _noting:
         time.sleep(_RESEND_SECONDS)
-    while _dropped is not None:
+    while _dropped is dropped:
         # Send it to the main thread to interrupt its system call: a signal to the process may reach another thread.
         # A signal that arrives just before a system call does not interrupt it, so one attempt is not enough.
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        signal.pthread_kill(threading.main_thread().ident or 0, dropped.number)
         time.sleep(_NEXT_RESEND_SECONDS)
 
 
@@ -285,7 +285,8 @@ def _handlers(
     def note_dropped(unraisable: sys.UnraisableHookArgs) -> None:
         global _dropped, _noting
         if isinstance(unraisable.exc_value, StopSignal):
-            _noting, _dropped = True, unraisable.exc_value.number
+            # Another object each time: a thread that sends an earlier one then ends.
+            _noting, _dropped = True, StopSignal(unraisable.exc_value.number)
             _thread.start_new_thread(_send_again, (_dropped,))
             _noting = False
         else:

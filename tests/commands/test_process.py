@@ -121,9 +121,13 @@ def test_a_dropped_signal_is_sent_until_it_interrupts(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(signal, "pthread_kill", late_at_first)
     monkeypatch.setattr("dkgp.commands.signals._NEXT_RESEND_SECONDS", 0.05)
-    with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGTERM$"), terminate_as_interrupt():
+
+    def interrupted() -> None:
         Finaliser()
         time.sleep(60.0)
+
+    with pytest.raises(KeyboardInterrupt, match="^interrupted by SIGTERM$"), terminate_as_interrupt():
+        interrupted()
     assert sent[:2] == [signal.SIGTERM] * 2
 
 
