@@ -11,6 +11,7 @@ Without a deadline nothing ends early. Deadlines hold in the thread that opens t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class Deadline:
 
     Attributes
     ----------
+    slowness
+        Measured time per processor second of this thread, when the work began; 1 for an idle machine.
     measured : dict
         "seconds": the time that work which was too slow would have taken, by its measured speed. "bytes": the memory
         that ended the work.
@@ -35,6 +38,7 @@ class Deadline:
     finish: float
     stop: float
     clock: Clock = time.monotonic
+    slowness: float = 1.0
     measured: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -92,6 +96,18 @@ def should_finish() -> bool:
     """Return True if work with a usable result should end with it."""
     deadline = _current.get()
     return deadline is not None and deadline.clock() >= deadline.finish
+
+
+def seconds_to_finish() -> float:
+    """Return the time until work with a usable result should end with it; infinite without a deadline."""
+    deadline = _current.get()
+    return math.inf if deadline is None else deadline.finish - deadline.clock()
+
+
+def measured_slowness() -> float:
+    """Return the deadline's `slowness`; 1 without a deadline."""
+    deadline = _current.get()
+    return 1.0 if deadline is None else deadline.slowness
 
 
 def is_over() -> bool:

@@ -48,9 +48,25 @@ TOLERANCE, MOST_EVALUATIONS, EVALUATIONS = 1e-3, 60, 30
 # evaluation on a subset of m samples, by m^3 and m^2.
 SAMPLE, JUDGING, HELD_OUT = 1e-4, 1e-4, 3e-3
 CUBIC, SQUARE = 4.5e-11, 3e-8
+# Evaluations that a search on a subset should have time for, and the smaller subsets that a time limit leads to.
+LEAST_SEARCH, SMALLER_SUBSETS = 10, (1000, 500)
 # Kernels that are tried if the noise stopped at its bound or error bars fail: one that is rougher.
 ROUGHER = {"matern32": "matern12"}
 SIMILAR = ("rbf", "matern12", "matern32", "matern52")
+
+
+def evaluation_seconds(size: int) -> float:
+    """Return the nominal seconds of an evaluation on a subset of this size."""
+    return CUBIC * size**3 + SQUARE * size**2
+
+
+def affordable_subset(size: int, seconds: float, slowness: float) -> int:
+    """Return `size`, or the largest smaller subset whose search fits into the time; the smallest if none does.
+
+    `slowness` is the time of evaluations over the nominal one.
+    """
+    sizes = [size, *(other for other in SMALLER_SUBSETS if other < size)]
+    return next((one for one in sizes if LEAST_SEARCH * slowness * evaluation_seconds(one) <= seconds), sizes[-1])
 
 
 def affordable(n: int, subset: int, seconds: float | None, slowness: float, held_out: int) -> int:
@@ -94,7 +110,7 @@ class Choice:
         self._not_tried: list[dict[str, str]] = []
         self._tuned, self._limit = tuned, run.job.all_samples_seconds
         size = tuned.subset_size or 1
-        nominal = max(1, tuned.evaluations or 1) * (CUBIC * size**3 + SQUARE * size**2)
+        nominal = max(1, tuned.evaluations or 1) * evaluation_seconds(size)
         self._slowness = max(1.0, (tuned.seconds or 0.0) / nominal)
 
     def best(self) -> Hyperparameters:
@@ -105,7 +121,7 @@ class Choice:
         if n < LEAST_SAMPLES:
             return self._tuned
         if n - held_out < WORTH * size:
-            rows = plan_subsets(n, self._job.subset, seed=self._job.seed).subset(0)
+            rows = plan_subsets(n, size, seed=self._job.seed).subset(0)
             self._judged.append(leave_one_out(self._dataset, rows, first))
             self._free_amplitude(rows, first.origin)
             return self._taken(0, len(rows))
@@ -135,7 +151,7 @@ class Choice:
                     objective=job.of_subsets,
                     executor=self._context.executor,
                     start=start,
-                    subset=job.subset,
+                    subset=len(rows),
                     seed=job.seed,
                     learn_variance=True,
                     tolerance=job.tolerance,

@@ -14,7 +14,7 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.cluster.options import KINDS
 from dkgp.codec import difference, to_json
-from dkgp.commands.candidates import Choice
+from dkgp.commands.candidates import Choice, affordable_subset, evaluation_seconds
 from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_tuning
@@ -27,7 +27,7 @@ from dkgp.data import open_dataset
 from dkgp.data.remote.storage import is_folder
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
 from dkgp.kernels import Kernel
-from dkgp.limits import elapsed_clock, finishing_within
+from dkgp.limits import elapsed_clock, finishing_within, measured_slowness, seconds_to_finish
 from dkgp.models import (
     Hyperparameters,
     RunContext,
@@ -190,6 +190,8 @@ class TuneRun(Run):
     signature: dict[str, Any]
     is_label = False
     _overwrite = False
+    # Time of evaluations over the nominal one, as other kernels took it; None before any.
+    _slowness: float | None = None
 
     @property
     def places(self) -> list[str]:
@@ -402,7 +404,8 @@ class TuneRun(Run):
 
     def search(self, executor: BlockExecutor) -> Hyperparameters:
         """Search, with one line per evaluation."""
-        job, dataset, size = self.job, self.dataset, min(self.job.subset, self.dataset.n_samples)
+        job, dataset = self.job, self.dataset
+        size = self._affordable(min(job.subset, dataset.n_samples), seconds_to_finish())
         where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
         kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
         self.reporter.note(
@@ -414,6 +417,7 @@ class TuneRun(Run):
             settings: dict[str, Any] = {
                 **{name: getattr(job, name) for name in names},
                 **job.named(),
+                "subset": size,
                 "start": self.start,
                 "progress": progress,
             }
@@ -422,6 +426,15 @@ class TuneRun(Run):
             data = LabelledData(dataset, self.labels, label_weights(self.labels, None, dataset.all_weights()))
             search = LabelTuning(likelihood=job.of_labels, max_evaluations=MOST_EVALUATIONS, **settings)
             return tune_labels(data, search, executor)
+
+    def _affordable(self, size: int, seconds: float) -> int:
+        """Return the subset for a search within the time; only a run with a deadline has a smaller one."""
+        if self.labels is not None or math.isinf(seconds_to_finish()):
+            return size
+        smaller = affordable_subset(size, seconds, self._slowness or measured_slowness())
+        if smaller < size:
+            self.reporter.note(f"the time that is left suffices for a subset of {smaller:,} samples, not {size:,}")
+        return smaller
 
     def written(self) -> None:
         """Remove files that only an unfinished search needs."""
@@ -577,7 +590,8 @@ class KernelsRun(TuneRun):
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
         """Tune and score the kernels one by one and share the time limit among them."""
         job, clock = self.asked, elapsed_clock()
-        began, size = clock(), min(job.subset, COMPARED, self.dataset.n_samples)
+        began, share = clock(), job.kernel_seconds / len(COMPARED_KERNELS)
+        size = self._affordable(min(job.subset, COMPARED, self.dataset.n_samples), share)
         rows: list[dict[str, Any]] = []
         for kernel in COMPARED_KERNELS:
             others, time_left = len(COMPARED_KERNELS) - len(rows), job.kernel_seconds - (clock() - began)
@@ -634,6 +648,9 @@ class KernelsRun(TuneRun):
                 assert tuned.scores is not None
                 scores = {"rows": size, **tuned.scores[next(iter(scoring))]}
                 figures = {name: scores[name] for name in figures}
+                # The scores take about as long as two evaluations.
+                speed = (clock() - began) / ((2 + (tuned.evaluations or 0)) * evaluation_seconds(size))
+                self._slowness = min(self._slowness or speed, speed)
         seconds = clock() - began
         self.reporter.note(f"{kernel}: " + ("no result" if figures["nlpd"] is None else f"NLPD {figures['nlpd']:.4f}"))
         return {"kernel": kernel, **figures, "seconds": seconds}

@@ -42,7 +42,8 @@ ATTEMPT = 0.5
 LEAST_SECONDS = 1.0
 # Less wall-clock time per processor second counts as an idle machine.
 IDLE = 1.25
-_PROBE_SECONDS = 0.05
+# Processor seconds of a measurement of the load; on a busy machine it ends after this share of the limit, or at least.
+_PROBE_SECONDS, _PROBE_SHARE, _LEAST_PROBE_SECONDS = 0.05, 0.0025, 1e-3
 # Share of the limit after which the load is measured again, and weight of earlier measurements.
 _RECENT, _FORGET = 0.02, 0.5
 # Share of the memory limit that is near it, and growth below which an attempt is not the cause.
@@ -147,7 +148,7 @@ class Budget:
         """
         began = self.clock()
         end = np.inf if stop is None else max(stop, LEAST_SECONDS)
-        deadline = Deadline(began + max(0.0, finish), began + end, self.clock)
+        deadline = Deadline(began + max(0.0, finish), began + end, self.clock, self.slowness())
         document, lack, least = None, "", _used_bytes() + LEAST_GROWTH
 
         def used() -> int | None:
@@ -180,10 +181,11 @@ class Budget:
         if self._slowness is not None and began - self._slowness[0] < _RECENT * self.seconds:
             return self._slowness[1]
         values = np.linspace(0.0, 1.0, 4096)
-        while time.thread_time() - own < _PROBE_SECONDS:
+        now, used = began, 0.0
+        while used < _LEAST_PROBE_SECONDS or (used < _PROBE_SECONDS and now - began < _PROBE_SHARE * self.seconds):
             np.sin(values)
-        now = self.clock()
-        ratio = max((now - began) / (time.thread_time() - own), self._waiting() if self.counts_waiting else 1.0)
+            now, used = self.clock(), time.thread_time() - own
+        ratio = max((now - began) / used, self._waiting() if self.counts_waiting else 1.0)
         self._slowness = now, ratio if ratio > IDLE else 1.0
         return self._slowness[1]
 

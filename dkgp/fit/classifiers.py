@@ -12,7 +12,6 @@ import numpy as np
 from dkgp.data import Dataset
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, NumericalError
-from dkgp.estimators import FixedSizeLSSVC, GPClassifier, KernelLogisticClassifier
 from dkgp.models.classification.calibration import drawn_by_class
 from dkgp.models.classification.labels import labels_of
 
@@ -70,6 +69,9 @@ def compare_methods(
     A method is left out if it would exceed the time limit `seconds`, judged by the time of the one before it. A method
     is preferred to fixed-size only if its log loss is smaller by more than the standard error of the difference.
     """
+    # scikit-learn takes as long to import as all other modules of a fit, and a regression does not need it.
+    from dkgp.estimators import FixedSizeLSSVC, GPClassifier, KernelLogisticClassifier
+
     labels = labels_of(train)
     most = max(2 * labels.n_classes, int(TRAINED / labels.n_outputs ** (1.0 / 3.0)))
     drawn = drawn_by_class(labels, max(4, min(most, train.n_samples // 2)), seed)

@@ -226,14 +226,18 @@ def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str
     """Return the words of `dkgp tune` that repeat the choice among candidates of n samples, within `seconds`."""
     # The help of all commands imports this module.
     from dkgp.models.refinement.candidates import MOST_SAMPLES
+    from dkgp.models.tuning.tune import DEFAULT_SUBSET
 
-    record = (tuned or {}).get("candidates")
-    if record is None:
+    if tuned is None:
         return ()
+    record, size = tuned.get("candidates"), tuned.get("subset_size") or n
+    smaller = ("--subset", str(size)) if size < min(n, DEFAULT_SUBSET) else ()
+    if record is None:
+        return smaller
     if not record["candidates"] or record["taken"] == record["candidates"][0]["from"]:
-        return ("--all-samples", "none")
+        return smaller or ("--all-samples", "none")
     limited = record["held_out"] > 0 and record["samples"] < min(n - record["held_out"], MOST_SAMPLES)
-    return ("--all-samples-seconds", f"{seconds:g}") if limited else ()
+    return ("--all-samples-seconds", f"{seconds:g}") if limited or smaller else ()
 
 
 def chosen_kernel(kernel: str, tuned: Document | None) -> str:

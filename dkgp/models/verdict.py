@@ -12,13 +12,16 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import scipy
+from threadpoolctl import threadpool_limits
 
 from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.models.references import training_set_named
+from dkgp.limits import measured_slowness
 from dkgp.models.classification.metrics import ClassMetrics, Reliability
 from dkgp.models.metrics import check_belonging, coverage_band
 from dkgp.models.target_units import NORMAL_95, ScoredVariances, TargetUnits
@@ -663,5 +666,7 @@ def _boosting(train: Dataset, step: int) -> Callable[[FloatArray], FloatArray]:
         for start, stop in train.row_chunks()
     ]
     X, y = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    models = [HistGradientBoostingRegressor(random_state=0).fit(X, column) for column in y.T]
+    # Threads wait for each other thousands of times. On a busy machine, each wait may last a time slice.
+    with threadpool_limits(1, "openmp") if measured_slowness() > 1.0 else nullcontext():
+        models = [HistGradientBoostingRegressor(random_state=0).fit(X, column) for column in y.T]
     return lambda rows: np.stack([model.predict(rows) for model in models], axis=1)

@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 from dkgp.commands import candidates
-from dkgp.commands.candidates import affordable, forecast, rougher
+from dkgp.commands.candidates import (
+    LEAST_SEARCH,
+    affordable,
+    affordable_subset,
+    evaluation_seconds,
+    forecast,
+    rougher,
+)
+from dkgp.commands.reporting.progress import SilentReporter
+from dkgp.commands.searches import run_tune
 from dkgp.commands.tune import TuneJob
 from dkgp.data import ingest, open_dataset
 from dkgp.kernels import parse_kernel
+from dkgp.limits import Deadline, limited
 from dkgp.models import tune_dataset
 from tests.cli.invoke import run, run_json
 
@@ -34,6 +44,44 @@ def test_forecasts_decide_on_the_samples(n: int, seconds: float | None, slowness
     assert affordable(n, 2000, seconds, slowness, 1000) == samples
     if seconds is not None and samples:
         assert forecast(samples, slowness, 1000) <= seconds * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "slowness", "taken"),
+    [
+        (2000, 27.0, 1.0, 2000),
+        (2000, 27.0, 9.0, 1000),
+        (2000, 27.0, 38.0, 500),
+        (2000, 0.0, 1.0, 500),
+        (2000, float("inf"), 1e9, 2000),
+        (700, 1.0, 10.0, 500),
+        (300, 0.0, 1.0, 300),
+    ],
+)
+def test_a_busy_machine_has_a_smaller_subset(size: int, seconds: float, slowness: float, taken: int) -> None:
+    assert affordable_subset(size, seconds, slowness) == taken
+    if 500 < taken < size:
+        assert LEAST_SEARCH * slowness * evaluation_seconds(taken) <= seconds
+
+
+@pytest.mark.parametrize(("finish", "slowness", "taken"), [(30.0, 1.0, 300), (30.0, 1e3, 100), (0.0, 1.0, 50)])
+def test_a_search_with_a_deadline_takes_the_subset_that_it_has_time_for(
+    finish: float,
+    slowness: float,
+    taken: int,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "SMALLER_SUBSETS", (100, 50))
+    train, notes = stored(tmp_path, *surface(300, rng)), list[str]()
+    reporter = SilentReporter()
+    monkeypatch.setattr(reporter, "note", lambda message, figures=None: notes.append(message))
+    job = TuneJob(str(train), str(tmp_path / "a.json"), all_samples="none")
+    with limited(Deadline(finish, np.inf, lambda: 0.0, slowness)):
+        assert run_tune(job, reporter)["subset_size"] == taken
+    words = f"the time that is left suffices for a subset of {taken} samples, not 300"
+    assert (words in notes) == (taken < 300)
 
 
 @pytest.mark.parametrize(

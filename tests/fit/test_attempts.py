@@ -79,4 +79,8 @@ def test_a_greater_density_does_not_buy_errors_or_coverage(rmse: float, coverage
 def test_commands_repeat_the_choice_among_candidates(record: dict[str, Any] | None, words: tuple[str, ...]) -> None:
     tuned = {} if record is None else {"candidates": {"candidates": [{"from": "subset"}, {"from": "all"}], **record}}
     assert candidate_words(tuned, 1000, 60.0) == words
+    # A smaller subset is another search.
+    from_subset = record is None or record["taken"] == "subset"
+    smaller = ("--subset", "500") if from_subset else ("--all-samples-seconds", "60")
+    assert candidate_words({**tuned, "subset_size": 500}, 1000, 60.0) == smaller
     assert candidate_words(None, 1000, 60.0) == ()

@@ -430,6 +430,28 @@ def test_a_fit_says_at_once_that_its_limit_is_below_its_fixed_costs(rows: Path, 
     assert document["evaluation"]["rmse"] < 0.9
 
 
+def test_a_measurement_of_the_load_takes_little_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "slowness", SLOWNESS)
+    calls: list[float] = []
+
+    def slow() -> float:
+        """Return a time that is 100 s later at each call."""
+        calls.append(100.0 * len(calls))
+        return calls[-1]
+
+    budget = Budget(1000.0, slow)
+    before = len(calls)
+    assert budget.slowness() > 1e3
+    # Before and after, with a few steps of the least processor time between.
+    assert len(calls) - before < 1000
+
+
+def test_a_fit_starts_without_scikit_learn() -> None:
+    code = "import sys, dkgp.fit.run; print(sorted({'sklearn', 'pandas', 'scipy.stats'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
 def test_waiting_for_a_processor_counts_as_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "slowness", SLOWNESS)
     counts = np.array([5.0, 1.0])
