@@ -121,6 +121,8 @@ class TableSamples:
 def samples_of(name: str, library: Library, n: int | None, n_test: int, seed: int) -> TableSamples:
     """Draw a problem, or rows of a file of numbers: of its own test samples where it has a `test_mask`.
 
+    A file with several masks, such as the folds of a cross-validation, is split by one of them; the seed chooses it.
+
     Parameters
     ----------
     name
@@ -146,7 +148,8 @@ def samples_of(name: str, library: Library, n: int | None, n_test: int, seed: in
     if y.ndim != 1 or len(y) < 50:
         raise InputError(f"'{name}' has targets of shape {y.shape}; this comparison needs one, of 50 samples or more")
     if mask is not None:
-        mask = np.asarray(mask, dtype=bool).reshape(len(y), -1)[:, 0]
+        masks = np.asarray(mask, dtype=bool).reshape(len(y), -1)
+        mask = masks[:, seed % masks.shape[1]]
         test, train = rng.permutation(np.flatnonzero(mask)), rng.permutation(np.flatnonzero(~mask))
     else:
         order = rng.permutation(len(y))

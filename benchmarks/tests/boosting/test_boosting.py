@@ -43,6 +43,16 @@ def test_one_hot_columns_are_of_one_level_each() -> None:
     np.testing.assert_array_equal(one_hot.sum(axis=2), 1.0)
 
 
+def test_the_seed_chooses_among_several_masks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folds = np.arange(90)[:, None] % 3 == np.arange(3)
+    np.savez(tmp_path / "folds.npz", X=rng.random((90, 2)), y=np.arange(90.0), test_mask=folds)
+    for seed in (0, 1, 2, 5):
+        samples = samples_of("folds", Library.of(str(tmp_path)), None, 2000, seed)
+        assert set(samples.test_targets % 3) == {seed % 3}
+        assert len(samples.targets) == 60
+
+
 def test_a_file_is_split_by_its_mask_or_at_random(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X, y, mask = rng.random((90, 2)), np.arange(90.0), np.arange(90) % 3 == 0
