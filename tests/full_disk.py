@@ -62,3 +62,13 @@ def fill(folder: Path, but: int) -> Path:
     free, ballast = os.statvfs(folder), folder / "ballast"
     ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - but))
     return ballast
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing can be written to a mounted file system."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", folder], check=True)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dkgp.data.remote.storage import replaced_file
+from dkgp.data.remote.storage import replaced_file, translate_write_errors
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kriging.grids import Grid
@@ -83,12 +83,16 @@ class Store:
     n_finished: int = 0
 
     def __enter__(self) -> Self:
-        """Make the store in a folder beside, or open that of an interrupted run."""
+        """Make the store in a folder beside, or open that of an interrupted run; `StorageError` if that fails."""
+        with translate_write_errors(self.out):
+            return self._begun()
+
+    def _begun(self) -> Self:
         import zarr
 
         self._folder = part_of(self.out)
         self._part, self._state = self._folder / "layers.zarr", self._folder / "state.json"
-        if self.resume and self._state.exists():
+        if self.resume and self._state.exists() and self._part.exists():
             origin, finished = json.loads(self._state.read_text())
             if origin != json.loads(self._identity):
                 raise InputError(
@@ -96,6 +100,9 @@ class Store:
                     "leave `resume` out to start afresh"
                 )
             self.n_finished = finished
+            # Chunks that a kill left half written.
+            for chunk in self._part.rglob("*.partial"):
+                chunk.unlink()
             self._group = zarr.open_group(self._part, mode="r+", use_consolidated=False)
             self._arrays: list[Any] = [self._group[name] for name in self.names]
             return self
@@ -131,24 +138,28 @@ class Store:
 
     def finish(self, count: int) -> None:
         """Note that so many layers, from the first on, are written."""
-        with replaced_file(self._state) as place:
+        with translate_write_errors(self.out), replaced_file(self._state) as place:
             place.write_text(f"[{self._identity}, {count}]")
         self.n_finished = count
 
     def write(self, number: int, variable: int, values: FloatArray) -> None:
         """Write a layer of a variable, both by number: (rows, columns)."""
-        self._arrays[variable][number] = values
+        with translate_write_errors(self.out):
+            self._arrays[variable][number] = values
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Give the store its name; after an error, remove it if no layer is finished."""
+        if kind is None:
+            with translate_write_errors(self.out):
+                self._conclude()
+        elif not self.n_finished:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _conclude(self) -> None:
         import zarr
 
-        if kind is not None:
-            if not self.n_finished:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            return
         self._group.attrs.update(self.attributes)
         with warnings.catch_warnings():
             # Not in the specification of Zarr v3 yet, but xarray opens such a store in one read.

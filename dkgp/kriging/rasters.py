@@ -36,6 +36,7 @@ from dkgp.kriging.cells import CellRows, Covariates, cells_of
 from dkgp.kriging.field import Field, Kriged, Quantity
 from dkgp.kriging.geotiff import write_geotiff
 from dkgp.kriging.grids import Grid
+from dkgp.kriging.held_file import HeldFile
 from dkgp.kriging.space import crs_of
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.context import RunContext
@@ -405,13 +406,14 @@ def write_field(
 
     The cells lie in `out` + ".cells" until the map is whole; a run with `resume` goes on with them.
     """
-    require_writable(out)
-    store = Destination(cells_url(out.url), overwrite=not out.resume, resume=out.resume)
-    cells = map_cells(field, grid, store, settings, context)
-    write_map(cells, out)
-    summary = cells.summary()
-    remove_tree(store.url)
-    return summary
+    with locked(out.url):
+        require_writable(out)
+        store = Destination(cells_url(out.url), overwrite=not out.resume, resume=out.resume)
+        cells = map_cells(field, grid, store, settings, context)
+        write_map(cells, out)
+        summary = cells.summary()
+        remove_tree(store.url)
+        return summary
 
 
 def coarse_map(url: str, most: int) -> tuple[Grid, dict[str, FloatArray]]:
@@ -537,10 +539,13 @@ def _write_netcdf(cells: CellMap, out: Path) -> None:
     import xarray
 
     grid = cells.rows.grid
-    empty = xarray.Dataset(coords={"y": grid.y, "x": grid.x}, attrs=cells.attributes)
-    with_reference(empty, cells.crs, ("y", "x")).to_netcdf(out, engine="h5netcdf")
+    axes = with_reference(xarray.Dataset(coords={"y": grid.y, "x": grid.x}), cells.crs, ("y", "x"))
     chunks = tuple(min(size, side) for size, side in zip(TILE, grid.shape, strict=True))
-    with h5netcdf.File(out, "r+") as file:
+    with HeldFile(out) as place, h5netcdf.File(place, "w") as file:
+        file.attrs.update(cells.attributes)
+        file.dimensions = dict(axes.sizes)
+        for name, axis in axes.coords.items():
+            file.create_variable(name, axis.dims, axis.dtype, data=axis.values).attrs.update(axis.attrs)
         for name, (_, kind) in cells.variables.items():
             dtype = _dtype(kind)
             fill = {"fillvalue": np.nan} if dtype == np.float64 else {}
@@ -554,3 +559,4 @@ def _write_netcdf(cells: CellMap, out: Path) -> None:
             for name, window in values.items():
                 variable = file.variables[name]
                 variable[first : first + len(window)] = _stored(window, variable.dtype)
+                place.check()

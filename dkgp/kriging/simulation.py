@@ -31,6 +31,7 @@ from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import RoundTasks, split_evenly
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.data import Dataset
+from dkgp.data.remote.claims import locked
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, OutputExistsError
 from dkgp.kernels import kernel_from_json
@@ -145,9 +146,24 @@ def simulate(
         A method that the samples or the grid do not allow, a covariance error above the accepted one, or fields of
         another run to be resumed.
     OutputExistsError
-        `out` exists, and `overwrite` is false.
+        `out` exists, and `overwrite` is false; or another process writes it.
+    StorageError
+        `out` cannot be written, such as on a full disk.
     """
     out = Destination(out) if isinstance(out, str) else out
+    with locked(*([] if out is None else [out.url])):
+        return _simulated(field, grid, settings, context, out, cells)
+
+
+def _simulated(
+    field: Field,
+    grid: Grid,
+    settings: Simulation,
+    context: RunContext,
+    out: Destination | None,
+    cells: Mapping[str, Any],
+) -> Any:
+    """Draw fields; see `simulate`."""
     if out is not None and Path(out.url).exists() and not out.overwrite:
         raise OutputExistsError(f"'{out.url}' exists; pass `overwrite` to replace it, or another name")
     dataset, rows = cells_of(field, grid, note=context.note, **cells)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import shutil
-import tempfile
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -193,18 +192,18 @@ def write_areas(out: str, columns: dict[str, Any], shapes: list[Any], crs: str |
             for shape in shapes
         ]
         frame = geopandas.GeoDataFrame(frame, geometry=geometry, crs=crs)
-    # Formats of features take a file's name from its ending: the file is made under its name, elsewhere.
-    with tempfile.TemporaryDirectory() as folder, replacing(Path(out)) as place:
-        made = Path(folder) / f"areas{suffix}"
-        if suffix == ".csv":
-            frame.to_csv(made, index=False)
-        elif suffix == ".parquet":
-            frame.to_parquet(made)
-        else:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "'crs' was not provided", UserWarning)
-                frame.to_file(made, driver=DRIVERS[suffix], engine="pyogrio")
-        shutil.copyfile(made, place)
+    # GDAL does not report a full disk: it writes to memory.
+    content = io.BytesIO()
+    if suffix == ".csv":
+        frame.to_csv(content, index=False)
+    elif suffix == ".parquet":
+        frame.to_parquet(content)
+    else:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'crs' was not provided", UserWarning)
+            frame.to_file(content, driver=DRIVERS[suffix], engine="pyogrio", layer="areas")
+    with replacing(Path(out)) as place:
+        place.write_bytes(content.getbuffer())
 
 
 def run_krige_blocks(job: KrigeBlocksJob, reporter: Reporter) -> Document:
