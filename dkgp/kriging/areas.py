@@ -51,8 +51,8 @@ def rectangle_variance(sides: tuple[float, float], variogram: Variogram, width: 
     corners = 0.5 * np.array([(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]) @ columns.T
     # The covariance is the same at both points of a pair about the centre.
     centres = lattice_centres(columns / order, order)[: order**2 // 2]
-    values, errors = covariances(Outline.of([corners], 8.0 * EPS * half), centres, variogram, 1.0)
-    unsure = float(errors.mean()) + len(values) * EPS
+    values, errors, moved = covariances(Outline.of([corners], 8.0 * EPS * half), centres, variogram, 1.0)
+    unsure = float((errors + moved).mean()) + len(values) * EPS
     slack = 2.0 * unsure + (1e-12 * sum_variance + 8.0 * changes(1e-10 * half, variogram)) / total
     low = 2.0 * float(values.mean()) - sum_variance / total
     return max(low - slack, 0.0), low + slack + square / total
@@ -71,9 +71,9 @@ def polygon_variance(shape: Any, variogram: Variogram, width: float) -> tuple[fl
     matrix = variogram.anisotropy(2)
     rings = [(ring - cells.origin) @ matrix.T for ring in cells.rings]
     places = np.concatenate([cells.full, cells.clipped])
-    values, errors = covariances(Outline.of(rings, cells.shift), places, variogram, 1.0)
+    values, errors, moved = covariances(Outline.of(rings, cells.shift), places, variogram, 1.0)
     weights = np.concatenate([np.full(len(cells.full), cells.share), cells.shares])
-    slack = 2.0 * float(weights @ errors) + (4.0 * len(weights) + 16.0) * EPS
+    slack = 2.0 * float(weights @ (errors + moved)) + (4.0 * len(weights) + 16.0) * EPS
     # Nodes as computed, and their weights, are those of the sum: they have no error.
     slack += 4.0 * changes(64.0 * EPS * float(np.abs(places).max()), variogram) / total + 1e-12
     low = 2.0 * float(weights @ values) - sum_variance / total

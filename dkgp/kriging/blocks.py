@@ -244,19 +244,20 @@ def _integrals(field: Field, rules: Sequence[Rule], rows: FloatArray, weights: F
     # Roundings of corners, and of samples where structures differ in range.
     magnitude = float(np.abs(to.input_mean).max()) + unit * float(np.abs(samples).max())
     columns, off, missed = np.zeros((n, count)), np.zeros(count), np.zeros((count, sizes.shape[1]))
-    cross, unsure = np.zeros(count), np.zeros(count)
+    cross, unsure, astray = np.zeros(count), np.zeros(count), np.zeros(count)
     for index, rule in enumerate(rules):
         farthest = stretch * max(float(np.abs(ring).max()) for ring in rule.rings) + magnitude
         outline = Outline.of([_inputs(field, ring) for ring in rule.rings], 8.0 * EPS * farthest / unit)
         nodes = np.flatnonzero(weights[:, index])
-        values, errors = covariances(outline, np.concatenate([samples, rows[nodes]]), variogram, unit)
-        columns[:, index], share = values[:n], weights[nodes, index]
-        off[index], missed[index] = np.linalg.norm(errors[:n]), errors[:n] @ sizes
+        values, errors, moved = covariances(outline, np.concatenate([samples, rows[nodes]]), variogram, unit)
+        columns[:, index], share, astray[index] = values[:n], weights[nodes, index], outline.astray
+        off[index], missed[index] = np.linalg.norm(errors[:n]), (errors + moved)[:n] @ sizes
         cross[index], unsure[index] = share @ values[n:], share @ errors[n:] + len(share) * EPS
     low, high = prior_variances(field, rows, weights)
     eps = np.array([rule.error for rule in rules]) / math.sqrt(variogram.field_variance)
     slack = 2.0 * unsure + 16.0 * EPS
-    least, most = np.maximum(2.0 * cross - high - slack, 0.0), 2.0 * cross - low + slack + eps**2
+    # All is of the block with the corners as they are stored; the given block's average differs by `astray`.
+    least, most = np.maximum(2.0 * cross - high - slack, 0.0), 2.0 * cross - low + slack + (eps + astray) ** 2
     known: dict[tuple[str, str], tuple[float, float]] = {}
 
     def narrowed(index: int, width: float) -> tuple[float, float]:
@@ -264,9 +265,10 @@ def _integrals(field: Field, rules: Sequence[Rule], rows: FloatArray, weights: F
         key = ("", str(index)) if sides is None else (f"{sides[0]:.11e}", f"{sides[1]:.11e}")
         if key not in known or known[key][1] - known[key][0] > 1.5 * width:
             known[key] = variance_of(rules[index], variogram, width)
-        return known[key]
+        change = astray[index] * (2.0 * math.sqrt(known[key][1]) + astray[index])
+        return known[key][0] - change, known[key][1] + change
 
-    return Integrals(columns, off * EVALUATION, missed * EVALUATION, least, most, narrowed)
+    return Integrals(columns, off * EVALUATION, missed * EVALUATION, least, most, astray, narrowed)
 
 
 def _drift_error(field: Field, rules: Sequence[Rule]) -> tuple[FloatArray, FloatArray]:

@@ -66,6 +66,8 @@ class Integrals:
         Bounds on the lengths of the errors of the columns.
     missed : (B, p + q)
         Bounds on the errors of k_L'A, A the stored solutions.
+    astray : (B,)
+        Bounds on the prior deviations of the functionals from those that are predicted.
     narrowed : callable
         From a functional's number and a width: the ends of its c_LL, so far apart where that can be had.
     """
@@ -75,6 +77,7 @@ class Integrals:
     missed: FloatArray
     low: FloatArray
     high: FloatArray
+    astray: FloatArray
     narrowed: Callable[[int, float], tuple[float, float]]
 
 
@@ -156,7 +159,9 @@ def averages(
     mean += np.where(is_better, shift, 0.0)
     bound = roundings.mean_error_bound(np.ones(len(mean)), row) + np.where(is_better, corrected, unsolved)
     bound += 4.0 * UNIT * np.abs(mean)
-    product_error = np.zeros_like(bound) if integrals is None else integrals.missed
+    product_error = np.zeros_like(bound)
+    if integrals is not None:
+        product_error = integrals.missed + integrals.astray[:, None] * _distances(stored)
     bound = bound + product_error
     to = model.standardisation
     if trend is not None:
@@ -169,6 +174,9 @@ def averages(
         known = trend.taken(mean, bound, weights.T @ values, product_error)
         mean, bound = known.mean, known.bound
         lower, upper = known.widened(lower, upper)
+    if integrals is not None:
+        lower = np.maximum(np.sqrt(lower) * (1.0 - 4.0 * EPS) - integrals.astray, 0.0) ** 2 * (1.0 - 4.0 * EPS)
+        upper = (np.sqrt(np.maximum(upper, 0.0)) * (1.0 + 4.0 * EPS) + integrals.astray) ** 2 * (1.0 + 4.0 * EPS)
     mean, bound = mean_in_units(mean, bound, to.target_std, to.target_mean)
     # The targets' offset is added once, and weights add up to one but for their roundings.
     astray = np.abs(weights.sum(axis=0) - 1.0) + (len(nodes) + 2.0) * UNIT * EVALUATION

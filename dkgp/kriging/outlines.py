@@ -73,23 +73,24 @@ class Outline:
         return area, (len(a) + 8.0) * EPS * float(sizes.sum()) / area
 
     @property
-    def perimeter(self) -> float:
-        """The length of all edges."""
-        return float(np.linalg.norm(self.end - self.start, axis=1).sum())
+    def astray(self) -> float:
+        """Bound on the sum of the weights by which an average over displaced corners differs."""
+        return 4.0 * self.off * float(np.linalg.norm(self.end - self.start, axis=1).sum()) / self.area[0] * (1.0 + 1e-9)
 
 
-def covariances(outline: Outline, points: FloatArray, variogram: Variogram, unit: float) -> tuple[FloatArray, Any]:
-    """Return the covariances of the block's average with the field at points, and bounds on their errors: (n,) each.
+def covariances(
+    outline: Outline, points: FloatArray, variogram: Variogram, unit: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the covariances of the block's average with the field at points: (n,), as both bounds on their errors.
 
-    Coordinates have the unit `unit` of the variogram's ranges and no anisotropy; covariances are in proportion to the
-    field's variance.
+    The first bound holds for the block with the corners as they are stored. The second one is on the change where they
+    are displaced. Coordinates have the unit `unit` of the variogram's ranges and no anisotropy; covariances are in
+    proportion to the field's variance.
     """
     area, rounding = outline.area
     middle = 0.5 * (outline.start.min(axis=0) + outline.start.max(axis=0))
     radius = float(np.linalg.norm(outline.start - middle, axis=1).max())
-    values, errors = np.zeros(len(points)), np.zeros(len(points))
-    # Corners that are off change the average by the part of the area that lies along the outline, at most.
-    astray = 4.0 * outline.off * outline.perimeter / area + rounding
+    values, errors, most = np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points))
     together = max(1, _PAIRS // len(outline.start))
     for first in range(0, len(points), together):
         some = points[first : first + together]
@@ -101,9 +102,10 @@ def covariances(outline: Outline, points: FloatArray, variogram: Variogram, unit
             integral, error = _integrals(outline.start / length, outline.end / length, some[reached] / length, one)
             values[here][reached] += share * length**2 / area * integral
             errors[here][reached] += share * length**2 / area * error
-        most = variogram.covariance(away * unit) / variogram.field_variance
-        errors[here] += astray * most + 16.0 * EPS * np.abs(values[here])
-    return values, errors * (1.0 + 1e-6)
+        most[here] = variogram.covariance(away * unit) / variogram.field_variance
+    errors += rounding * most + 16.0 * EPS * np.abs(values)
+    # Displaced corners change the average by the part of the area that lies along the outline, at most.
+    return values, errors * (1.0 + 1e-6), outline.astray * most * (1.0 + 1e-6)
 
 
 def _integrals(start: FloatArray, end: FloatArray, points: FloatArray, one: Variogram) -> tuple[FloatArray, FloatArray]:

@@ -164,7 +164,7 @@ def test_covariances_with_blocks_are_those_of_a_quadrature_over_triangles(model:
     x = [(0.65, 0.4), (0.3, 0.2), (2.0, 1.0), (0.55 + 1e-7, 0.1), (0.0, 0.0), (-3.0, 1.5), (0.0, 12.0), (0.75, 0.55)]
     for scale in (1.0, 0.03, 6.0):
         rings, points = [scale * np.array(one) @ A.T for one in (ring, hole)], scale * np.array(x) @ A.T
-        values, errors = covariances(Outline.of(rings, 0.0), points, variogram, 0.7)
+        values, errors, _ = covariances(Outline.of(rings, 0.0), points, variogram, 0.7)
         # The unit of coordinates is 0.7.
         truth = covariances_of(
             variogram, [0.7 * scale * np.array(one) for one in (ring, hole)], 0.7 * scale * np.array(x)
@@ -201,7 +201,7 @@ def test_gaussian_covariances_of_rectangles_are_products_of_error_functions(rng:
             edges = [(x, inside[0, 1]), (x + 1e-12, y), (inside[1, 0], corner[1] - 1e-7 * size), tuple(corner), (x, y)]
             points = np.vstack([inside, edges, corner + rng.normal(size=(3, 2)), corner + 8.0 * size])
             ring = np.array([corner, (x, corner[1]), (x, y), (corner[0], y)])
-            values, errors = covariances(Outline.of([ring], 0.0), points, variogram, 1.0)
+            values, errors, _ = covariances(Outline.of([ring], 0.0), points, variogram, 1.0)
             for point, value, error in zip(points, values, errors, strict=True):
                 truth = mpmath.mpf(1)
                 for low, high, at in zip(corner, (x, y), point, strict=True):
@@ -487,6 +487,25 @@ def test_blocks_far_from_the_origin_and_the_data(rng: np.random.Generator) -> No
         assert result.mean_error_bound[index, 0] < 1e-5
         assert result.variance_lower[index, 0] - 1e-9 <= v + rule.error**2
         assert v <= result.variance_upper[index, 0] + 1e-9
+
+
+def test_roundings_of_corners_far_from_the_origin_widen_no_variance(rng: np.random.Generator) -> None:
+    shift = np.array([5e5, 5.8e6])
+    X = rng.uniform(0.0, 5.0, (150, 2)) + shift
+    variogram = Variogram("matern32", psill=1.3, range=2.0, nugget=1.3e-6)
+    z = np.sin(X[:, 0] - shift[0])
+    blocks = [tuple(np.repeat(shift, 2) + np.array(sides)) for sides in ((1.0, 1.5, 1.0, 1.5), (1.0, 4.0, 0.5, 4.0))]
+    rules = [rectangle(block, variogram, 8) for block in blocks]  # type: ignore[arg-type]
+    result = predicted(field_of(variogram, X, z), rules)
+    assert ((result.variance_upper - result.variance_lower) < 0.05 * result.variance_upper).all()
+    for index, block in enumerate(blocks):
+        low, high = rectangle_variance((block[1] - block[0], block[3] - block[2]), variogram, 1e-9)
+        rule = replace(rules[index], nodes=rules[index].nodes - shift, rings=(rules[index].rings[0] - shift,))
+        own = 2.0 * rule.weights @ covariances_of(variogram, rule.rings, rule.nodes)
+        own -= rule.weights @ variogram.covariance(cdist(rule.nodes, rule.nodes)) @ rule.weights
+        v = dense(variogram, X - shift, z, rule, 0)[1] - own
+        assert result.variance_lower[index, 0] <= v + 1.3 * high + 1e-9
+        assert v + 1.3 * low - 1e-9 <= result.variance_upper[index, 0]
 
 
 @pytest.mark.spread(3)
