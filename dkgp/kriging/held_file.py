@@ -1,4 +1,4 @@
-"""A file for HDF5, which may end the process where a write fails: a failed write is kept in memory, and raised later."""
+"""A file for HDF5, which may end the process where a write fails: failed writes are kept in memory, and raised later."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from dkgp.data.sources.base import (
     row_places,
     text_error,
 )
-from dkgp.data.sources.csv import is_number
+from dkgp.data.sources.csv import CsvSource, is_number
 from dkgp.data.sources.formats import expand_locations, open_source
 from dkgp.data.sources.labelled import is_labelled
 from dkgp.data.sources.tables.encoding import ISO, date_seconds, gaps
@@ -574,7 +574,9 @@ def _open(source: Any, layer: str | None, options: Mapping[str, Any], target: st
             with part._opened() as raw:
                 attributes += [(str(name), dict(variable.attrs)) for name, variable in raw.variables.items()]
     reference = _reference_in([each for _, each in attributes])
-    return _Table(opened, reference, is_grid=is_grid, attributes=dict(attributes), notes=list(opened.warnings))
+    commas = [part.url for part in parts if isinstance(part, CsvSource) and part.take_decimal_commas()]
+    notes = [*opened.warnings, *(f"the numbers of '{url}' have decimal commas" for url in commas)]
+    return _Table(opened, reference, is_grid=is_grid, attributes=dict(attributes), notes=notes)
 
 
 def _open_source(urls: Sequence[str], options: Mapping[str, Any]) -> tuple[Source, bool]:

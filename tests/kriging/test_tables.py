@@ -330,6 +330,45 @@ def test_texts_of_measured_values_are_refused_with_advice(text: str, advice: str
         read_samples(frame(zinc=[1.0, 2.0, text, 3.0]), "zinc")
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_decimal_commas_are_read_where_they_are_unambiguous(tmp_path: Path, delimiter: str, rng: Any) -> None:
+    table = pd.DataFrame(
+        {"x": 1e5 * rng.random(50), "y": -rng.random(50), "zinc": np.arange(50), "dist": rng.random(50)}
+    )
+    table["zinc"] = table["zinc"].astype(str).where(table["zinc"] != 7, "2,5e3")
+    path = tmp_path / "points.csv"
+    table.to_csv(path, sep=delimiter, decimal=",", index=False)
+    samples = read_samples(path, "zinc", covariates=["dist"])
+    for values, name in (
+        (samples.coordinates[0], "x"),
+        (samples.coordinates[1], "y"),
+        (samples.covariates["dist"], "dist"),
+    ):
+        np.testing.assert_array_equal(values, table[name])
+    assert samples.values[7] == 2500.0
+    assert samples.notes == (f"the numbers of '{path}' have decimal commas",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (["1,5;2,5;3,5", "1,5;3,5;4.5"], "holds the text"),  # both marks
+        (["1,500;2,500;3", "4,500;6,500;9"], "holds the text '1,500'"),  # thousands, perhaps
+        (
+            [*["1,5;2,5;3,5"] * 30, "1,5;2,5;1.500"],
+            r"holds the text '1.500' in line 32 .*; expected a number with a dec",
+        ),
+        ([*["1,5;2,5;3,5"] * 30, "1,5;2,5;1.500,5"], "holds the text '1.500,5'"),
+        (["1;2;3", "1;3;low"], "holds the text 'low'"),
+    ],
+)
+def test_ambiguous_decimal_marks_are_refused(tmp_path: Path, rows: list[str], words: str) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join(["x;y;zinc", *rows]) + "\n")
+    with pytest.raises(InputError, match=words):
+        read_samples(path, "zinc")
+
+
 def test_missing_values_are_refused_or_left_out(tmp_path: Path) -> None:
     path = tmp_path / "gaps.csv"
     zinc, dist = ZINC.copy(), DIST.copy()

@@ -54,19 +54,21 @@ def test_a_file_that_is_held_reads_as_if_it_were_written(rng: Any, tmp_path: Pat
         return put(handle, content[: min(100, 1000 - place)], place)
 
     monkeypatch.setattr(os, "pwrite", limited)
-    expected = bytearray(3000)
-    with pytest.raises(OSError, match="No space"), HeldFile(tmp_path / "file") as file:
-        for _ in range(40):
-            place, content = int(rng.integers(0, 2500)), rng.bytes(int(rng.integers(1, 500)))
-            expected[place : place + len(content)] = content
-            file.seek(place)
-            assert file.write(content) == len(content)
-            places.append(place + len(content))
-            file.seek(0)
-            assert file.read(4000) == bytes(expected[: max(places)])
-        assert file.seek(0, os.SEEK_END) == max(places)
-        with pytest.raises(OSError, match="No space"):
-            file.check()
+    expected, file = bytearray(3000), HeldFile(tmp_path / "file")
+    for _ in range(40):
+        place, content = int(rng.integers(0, 2500)), rng.bytes(int(rng.integers(1, 500)))
+        expected[place : place + len(content)] = content
+        file.seek(place)
+        assert file.write(content) == len(content)
+        places.append(place + len(content))
+        file.seek(0)
+        assert file.read(4000) == bytes(expected[: max(places)])
+    assert file.seek(0, os.SEEK_END) == max(places)
+    with pytest.raises(OSError, match="No space"):
+        file.check()
+    with pytest.raises(OSError, match="No space"), file:
+        pass
+    assert file.closed
 
 
 @pytest.mark.faults

@@ -97,11 +97,24 @@ class CsvSource(Source):
         most_fields = max(line.count(mark) for _, line in lines for mark in ",;\t|") + 1
         require_bounded(most_fields, 0, f"A line of '{self.url}'")
         self._layout = TextLayout.of_lines(lines, header, self.url)
-        self._delimiter, self._n_fields = self._layout.delimiter, len(self._layout.names)
+        self._delimiter, self._n_fields, self._decimal = self._layout.delimiter, len(self._layout.names), "."
         names = self._names()
         columns = [Column(name, "", index) for index, name in enumerate(names)]
         self.columns = tuple(columns[:-1] if self._layout.is_trailing else columns)
         self.positional = self.columns[1:] if self._layout.has_row_names else self.columns
+
+    def take_decimal_commas(self) -> bool:
+        """Read numbers with decimal commas if the first lines have such numbers, and no others; return whether.
+
+        Semicolons or tabs delimit the fields, a number has a comma that cannot stand between thousands, and none has a
+        decimal point.
+        """
+        if self._delimiter in (";", "\t"):
+            fields = [field.strip() for _, line in self._first_lines() for field in line.split(self._delimiter)]
+            has_commas = any(_DECIMAL_COMMA.fullmatch(field) for field in fields)
+            if has_commas and not any("," not in field and "." in field and is_number(field) for field in fields):
+                self._decimal = ","
+        return self._decimal == ","
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All the samples, of the chosen columns."""
@@ -142,9 +155,12 @@ class CsvSource(Source):
             if column.encode is not None:
                 values[:, position] = column.encode(cells.to_numpy(dtype=object), place, untyped=True)
             else:
+                if self._decimal == "," and cells.dtype.kind not in "biuf":
+                    cells = _with_points(cells, column.name, place)
                 values[:, position] = floats = _numeric(cells, column.name, place)
                 if cells.dtype.kind == "f" and (np.abs(floats) >= EXACT).any():
                     texts = self._frame(content, lines, {column.index}, [column.index])[column.index]
+                    texts = texts if self._decimal == "." else _with_points(texts, column.name, place)
                     require_whole(texts.to_numpy(dtype=object), floats, column.name, place)
         return values
 
@@ -176,6 +192,7 @@ class CsvSource(Source):
                 usecols=sorted(indices),
                 index_col=False,
                 sep=self._delimiter,
+                decimal=self._decimal,
                 skipinitialspace=True,
                 dtype=dict.fromkeys(texts, object),
                 **options,
@@ -332,6 +349,15 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> BinaryIO:
     return raw
 
 
+def _with_points(texts: Any, name: str, place: Callable[[int], str]) -> Any:
+    """Return texts with decimal points instead of commas; `InputError` for one with a point already."""
+    pointed = np.asarray(texts.map(lambda text: isinstance(text, str) and "." in text), dtype=bool)
+    if pointed.any():
+        row = int(np.argmax(pointed))
+        raise text_error(name, str(texts.iloc[row]), place(row), "a number with a decimal comma, as in other lines")
+    return texts.map(lambda text: text.replace(",", ".") if isinstance(text, str) else text)
+
+
 def _numeric(values: Any, name: str, place: Callable[[int], str]) -> FloatArray:
     if values.dtype.kind in "biuf":
         return numbers(values.to_numpy(), name, place)
@@ -375,6 +401,8 @@ FORMATS.add(
 DELIMITERS = (",", ";", "\t", "|")
 SPACES = r"\s+"
 ROW_NAMES = "row_names"
+# A number whose comma does not stand between thousands: three digits follow it only after a zero.
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d*,(\d{1,2}|\d{4,})|0*,\d{3}|\d{4,},\d{3})([eE][+-]?\d+)?")
 # Between blanks a field may stand in quotes, within which two quotes are one.
 _FIELD = re.compile(r'"(?:[^"]|"")*"(?=\s|$)|\S+')
 # Lines that the layout is read from, and fields of each that are looked at for numbers.
