@@ -1,4 +1,4 @@
-"""A file for HDF5, which may end the process where a write fails: failed writes are kept in memory, and raised later."""
+"""A file for HDF5, which may end the process where a write fails: failed writes stay in memory, to be raised later."""
 
 from __future__ import annotations
 
