@@ -18,6 +18,7 @@ from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.options import SEED
 from dkgp.registry import FURTHER, Group, Option
 from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
+from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.registry import (
     AUTO,
     Need,
@@ -158,6 +159,7 @@ class SolverOptions:
         product_error: ProductError = EVERY_ENTRY,
         memory_bytes: int | None = None,
         one_arithmetic: bool = True,
+        probe: Probe | None = None,
     ) -> tuple[SolverOptions, Choice | None]:
         """Return the options with "auto" replaced by a solver, and the reason; other solvers stay unchanged.
 
@@ -171,6 +173,8 @@ class SolverOptions:
             Memory limit of the run.
         one_arithmetic : bool
             Whether all workers produce identical bits.
+        probe : Probe, optional
+            Probe of the problem with this tolerance and seed.
         """
         if self.solver != AUTO:
             return self, None
@@ -188,6 +192,7 @@ class SolverOptions:
             memory_bytes=memory_bytes,
             one_arithmetic=one_arithmetic,
             seed=self.seed,
+            probe=probe,
         )
         precision = choice.precision if self.precision == "mixed" else self.precision
         return self.changed(solver=choice.solver, precision=precision, **choice.options), choice

@@ -22,12 +22,15 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.signals import TimeUpError, enforced
 from dkgp.data.types import FloatArray
 from dkgp.errors import MemoryBudgetError
+from dkgp.kernels import SquaredExponential
 from dkgp.limits import Clock, Deadline, start_up_seconds
 
 # Time by which each step should finish or must stop.
 TRANSFORM, TUNE, TUNE_END, CHOOSE = 0.1, 0.45, 0.05, 0.05
 # Processor seconds that steps take at least, on an idle machine: imports, and compiled code that is loaded.
 LEAST = {"ingest": 0.2, "tune": 0.5, "choose": 0.5, "train": 0.2, "predict": 0.2, "evaluate": 0.1, "report": 0.3}
+# A kernel with the least code to compile.
+LEAST_KERNEL = SquaredExponential((1.0,))
 # The same for comparisons that a fit does without if time is short: with simpler models, and of machine figures.
 LEAST_RIVALS, LEAST_MEASUREMENT = 1.0, 1.0
 # Kept for evaluation and page.

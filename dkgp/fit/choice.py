@@ -1,50 +1,84 @@
 """The choice of the model that a fit trains: the first way whose forecast is within its time and its memory.
 
+The density of held-out training samples then compares it with the next one: an exact model with the one with
+neighbours (VIF), and that one with a sparse model.
+
 Forecasts are those of `dkgp plan`: the solver that `train` would take, its products from a probe of the samples, the
 variances' layout, and entries of sparse models and classifiers, at prices of this machine that are measured here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any
 
 import psutil
 
 from dkgp.cluster import BlockExecutor, ClusterOptions
+from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.cluster.threads import available_cores
+from dkgp.codec import to_json
+from dkgp.commands.candidates import evaluation_seconds
+from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.data import Dataset
+from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError
+from dkgp.fit.budget import CHOOSE, FORECAST, LEAST, LEAST_KERNEL, LEAST_MEASUREMENT, Budget
 from dkgp.fit.classifiers import Comparison, basis_size
+from dkgp.fit.job import HYPER, TEST, TRAIN, FitJob
+from dkgp.fit.ways import GAPS, Way, spoken
 from dkgp.kernels import SquaredExponential
-from dkgp.models import Hyperparameters
+from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.context import RunContext
 from dkgp.models.memory import RUNTIME_BYTES
-from dkgp.models.refinement.candidates import MOST_SAMPLES, Candidate, Judge, Judged, draw_held_out
+from dkgp.models.refinement.candidates import (
+    LEAST_GAIN,
+    MOST_SAMPLES,
+    Candidate,
+    Judge,
+    Judged,
+    draw_held_out,
+)
 from dkgp.models.sparse.near import SMALL
 from dkgp.models.sparse.search import BASIS_SIZES as BASIS_SIZES_OF_EVIDENCE
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.tuning.tune import DEFAULT_SUBSET
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.variance.ways import variance_memory
+from dkgp.models.warm_up import compile_seconds, pieces_of_model
 from dkgp.plan.fleet import Fleet, project
-from dkgp.plan.foreseen import Smaller, foresee, foresee_classifier, foresee_sparse, foresee_variances
+from dkgp.plan.foreseen import (
+    Foreseen,
+    ForeseenVariances,
+    Smaller,
+    foresee,
+    foresee_classifier,
+    foresee_sparse,
+    foresee_variances,
+)
 from dkgp.plan.machine import MachineFigures, Network, measure_machine
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
-# Gaps of variances that are tried with the exact model, and sizes of smaller models, best first.
-GAPS = (VarianceSettings().gap, 0.1)
+# Sizes of smaller models, best first.
 BASIS_SIZES = (4000, 2000, 1000, 500, 250, 100)
 POOLS = (2000, 1000, 500, 250)
 # A sparse model is compared with the one with neighbours at this size at most, in this share of the time that is left.
 COMPARED_BASIS, SHARE_OF_COMPARISON = 1000, 0.1
+# The exact model is compared with the one with neighbours up to this number of samples, and gives way for this gain in
+# nats a sample: its means are proven.
+MOST_DENSE, PROOF_GAIN = 4000, 0.01
 # Of the time that is left: a forecast at nominal prices of less is good enough, and no machine is measured.
 CERTAIN_SHARE = 0.05
+# Share of the time for forecasts of models at nominal prices.
+SHARE_OF_FORECASTS = 0.1
+# Any model takes less than this one. Of forecasts that differ by at most this factor, the better model is chosen.
+EVERY, SIMILAR = Way("exact", None, None, math.inf, math.inf, 0), 1.25
 # Kernel matrices that training by a likelihood holds at most.
 MATRICES = 3
 # Messages between threads of this process.
@@ -52,68 +86,6 @@ THREADS = Network(round_trip_seconds=2e-4, task_seconds=2e-5, submit_seconds=1e-
 
 # Basis samples of the model with neighbours.
 NEAR_BASIS = BASIS_SIZES_OF_EVIDENCE["vif"]
-
-# Words for the exact model's variances by `--variance-way vif`.
-APPROXIMATE = "approximate, from neighbours (VIF)"
-
-Name = Literal["exact", "vif", "sparse", "fixed-size", "logistic", "gp"]
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to a model and its predictions, foreseen.
-
-    Attributes
-    ----------
-    name
-        Of the model.
-    size
-        Basis samples, or prototypes to choose among; None of the exact model.
-    gap
-        Of the variances' proven intervals, of the exact model.
-    train_seconds, predict_seconds
-    memory_bytes
-        The peak, including memory that this process holds already.
-    variance_memory_bytes
-        Working memory of variances under a memory limit; None without a limit.
-    approximate
-        Whether the exact model's variances are those of neighbours (VIF), without intervals.
-    """
-
-    name: Name
-    size: int | None
-    gap: float | None
-    train_seconds: float
-    predict_seconds: float
-    memory_bytes: int
-    variance_memory_bytes: int | None = None
-    approximate: bool = False
-
-    derived: ClassVar = ("seconds", "words")
-
-    @property
-    def seconds(self) -> float:
-        """Time of training and predicting."""
-        return self.train_seconds + self.predict_seconds
-
-    @property
-    def words(self) -> str:
-        """The model in a few words."""
-        if self.approximate:
-            return f"exact (variances {APPROXIMATE})"
-        if self.name == "exact":
-            return "exact" if self.gap is None else f"exact (variances within {100 * self.gap:g} %)"
-        if self.name == "vif":
-            return f"vif with {self.size:,} basis samples and neighbours"
-        if self.name in ("logistic", "gp"):
-            return f"{self.name} on {'all samples' if self.size is None else f'a basis of {self.size:,} samples'}"
-        what = "basis samples" if self.name == "sparse" else "prototypes to choose among"
-        return f"{self.name} with {self.size:,} {what}"
-
-    @property
-    def forecast(self) -> str:
-        """Its figures in words."""
-        return f"{spoken(self.seconds)} and {self.memory_bytes / 1024**3:.2f} GiB"
 
 
 @dataclass(frozen=True)
@@ -123,15 +95,6 @@ class Decision:
     way: Way
     reason: str
     passed_over: tuple[Way, ...]
-
-
-def spoken(seconds: float) -> str:
-    """A duration as people say it."""
-    if seconds < 1.0:
-        return f"{seconds:.1g} s"
-    if seconds < 90.0:
-        return f"{seconds:.2g} s" if seconds < 10.0 else f"{seconds:.0f} s"
-    return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
 
 
 def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: int) -> Decision:
@@ -148,7 +111,7 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
     """
     passed: list[Way] = []
     for way in ways:
-        if way.seconds <= seconds and way.memory_bytes <= memory_bytes:
+        if way.fits(seconds, memory_bytes):
             return Decision(way, _reason(way, passed, seconds, memory_bytes), tuple(passed))
         passed.append(way)
     if not passed:
@@ -181,17 +144,17 @@ def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) 
 
 def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:
     """True for a way that fits on any machine."""
-    return way.seconds <= CERTAIN_SHARE * seconds and way.memory_bytes <= memory_bytes
+    return way.fits(CERTAIN_SHARE * seconds, memory_bytes)
 
 
-def compare_basis(
-    dataset: Dataset, hyperparameters: Hyperparameters, size: int, executor: BlockExecutor, seed: int
-) -> tuple[Judged, Judged]:
-    """Judge the model with neighbours and a sparse one of `size` basis samples by the same held-out samples."""
-    held_out = draw_held_out(dataset.n_samples, DEFAULT_SUBSET, seed)
-    judge, context = Judge.of(dataset, held_out, MOST_SAMPLES, seed), RunContext(executor)
-    candidate = Candidate(hyperparameters, "tuned")
-    return judge.judge(candidate, context), judge.judge_basis(candidate, size, context)
+def compare_ways(
+    dataset: Dataset, hyperparameters: Hyperparameters, ways: Sequence[Way], executor: BlockExecutor, seed: int
+) -> list[Judged]:
+    """Judge the models of some ways by the same held-out samples, which are not in the subset of the tuning."""
+    subset = hyperparameters.subset_size or DEFAULT_SUBSET
+    judge = Judge.of(dataset, draw_held_out(dataset.n_samples, subset, seed), MOST_SAMPLES, seed)
+    candidate, context = Candidate(hyperparameters, "tuned"), RunContext(executor)
+    return [way.judged(judge, candidate, context) for way in ways]
 
 
 class Forecasts:
@@ -213,8 +176,8 @@ class Forecasts:
         Methods of classifiers, compared on held-out training samples.
     limited : bool
         Whether the user set the memory limit, which variances then keep.
-    measured : bool
-        Whether at prices that are measured here, in some seconds; at those of a nominal machine otherwise.
+
+    Prices are those of a nominal machine, or measured here in some seconds (`measured`). The work is counted once.
 
     Attributes
     ----------
@@ -233,21 +196,32 @@ class Forecasts:
         reporter: Reporter,
         *,
         compared: Comparison | None = None,
-        measured: bool = True,
         limited: bool = False,
     ) -> None:
         self._dataset, self._tests, self._budget, self._is_limited = dataset, tests, memory_bytes, limited
         self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
         self._compared = compared
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
-        self.resident_bytes = int(psutil.Process().memory_info().rss)
+        self._counted: dict[str, Any] = {}
+        self._take(MachineFigures(dataset.n_features, Prices.nominal(dataset.n_features), (1.0,)))
+
+    def measured(self) -> Forecasts:
+        """Return forecasts of the same work at prices that are measured here."""
         kernel, noise_variance = self._hyperparameters.kernel, self._hyperparameters.noise_variance
-        self._machine = (
-            measure_machine(dataset, kernel, noise_variance)
-            if measured
-            else MachineFigures(dataset.n_features, Prices.nominal(dataset.n_features), (1.0,))
-        )
-        self._fleet = Fleet(1, available_cores(), self._machine.speedups, THREADS, one_machine=True)
+        other = copy(self)
+        other._take(measure_machine(self._dataset, kernel, noise_variance))
+        return other
+
+    def _take(self, machine: MachineFigures) -> None:
+        self.resident_bytes = int(psutil.Process().memory_info().rss)
+        self._machine = machine
+        self._fleet = Fleet(1, available_cores(), machine.speedups, THREADS, one_machine=True)
+
+    def _once(self, name: str, count: Callable[[], Any]) -> Any:
+        """Return the work that `count` counts; it is counted only once for each name."""
+        if name not in self._counted:
+            self._counted[name] = count()
+        return self._counted[name]
 
     def ways(self) -> Iterator[Way]:
         """Yield ways, best first; one that `train` would refuse for its memory is left out, and said."""
@@ -291,8 +265,10 @@ class Forecasts:
 
     def _exact(self, gap: float) -> Way:
         dataset, hyperparameters, threads = self._dataset, self._hyperparameters, self._fleet.threads
-        foreseen = foresee(
-            dataset, hyperparameters, SolverOptions(seed=self._seed), self._reporter, memory_bytes=self._budget
+        options = SolverOptions(seed=self._seed)
+        foreseen: Foreseen = self._once(
+            "training",
+            lambda: foresee(dataset, hyperparameters, options, self._reporter, memory_bytes=self._budget),
         )
         cache = self._cluster.cache_bytes
         memory = foreseen.memory_plan(cache, self._budget)
@@ -300,7 +276,10 @@ class Forecasts:
         if self._is_limited:
             working = variance_memory(dataset.n_samples, max(0, self._budget - self.resident_bytes - RUNTIME_BYTES))
             settings = replace(settings, memory_bytes=working)
-        variances = foresee_variances(dataset, hyperparameters, settings, self._tests, threads)
+        variances: ForeseenVariances = self._once(
+            f"variances {settings}",
+            lambda: foresee_variances(dataset, hyperparameters, settings, self._tests, threads),
+        )
         run = variances.on(1, threads)
         work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
         training = self._seconds(work, foreseen.sizes)
@@ -350,3 +329,191 @@ class Forecasts:
     def _seconds(self, phases: Sequence[Phase], sizes: Sizes | None = None) -> float:
         sizes = sizes or Sizes(self._dataset.n_samples, self._dataset.n_features, self._dataset.n_targets)
         return project(phases, sizes, self._machine.prices, self._fleet).total
+
+
+class Chooser:
+    """Forecasts the models of a fit whose hyperparameters are tuned, and chooses one.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        Limit of the whole process.
+
+    Attributes
+    ----------
+    methods
+        Methods of classifiers, compared on held-out training samples; None for a regression.
+    """
+
+    def __init__(self, job: FitJob, budget: Budget, reporter: Reporter, memory_bytes: int) -> None:
+        self._job, self._budget, self._reporter, self._memory_bytes = job, budget, reporter, memory_bytes
+        self.methods: Comparison | None = None
+
+    def choose(self, *, hurried: bool) -> Document:
+        """Return the decision as a document; a fit in a hurry takes one of the quickest models."""
+        budget, seconds = self._budget, FORECAST * self._budget.for_model
+        slowness = budget.slowness()
+        rows: list[Document] = []
+        later: list[Way] = []
+        given_up: list[dict[str, str]] = []
+        if hurried and (ways := self.smaller(EVERY)):
+            decision = self._quickest(ways, seconds, slowness)
+            self._reporter.note(f"the model: {decision.reason}")
+            return dict(to_json(decision))
+        forecasts, limit = self.forecasts(), SHARE_OF_FORECASTS * self._job.seconds
+        nominal = self._foreseen(lambda: forecasts, seconds, slowness, limit)
+        if nominal is None:
+            nominal = self.smaller(EVERY)
+            text = f"the exact model was not considered, because its forecast alone took more than {spoken(limit)}"
+            self._reporter.warn(f"to keep the limits: {text}")
+            given_up = [{"step": "choose", "text": text}]
+        if nominal and is_certain(nominal[0], seconds, self._memory_bytes):
+            decision = decide(nominal[:1], seconds, self._memory_bytes)
+        else:
+            limit = 0.0 if hurried or given_up else CHOOSE * self._job.seconds
+            decision, later = self._decide(forecasts, nominal, seconds, slowness, limit)
+            if slowness > 1.0:
+                times = f"{slowness:.2g}" if slowness < 10.0 else f"{slowness:,.0f}"
+                busy = f"The machine is busy, so that forecasts are {times} times those of an idle machine"
+                decision = replace(decision, reason=f"{decision.reason}. {busy}")
+        if decision.way.name in ("exact", "vif"):
+            near = forecasts.near() if decision.way.name == "exact" else None
+            others = later if near is None else [self._at_load(near, slowness)]
+            other = next((way for way in others if way.fits(seconds, self._memory_bytes)), None)
+            decision, rows = self._by_density(decision, other, seconds)
+        self._reporter.note(f"the model: {decision.reason}")
+        return {**to_json(decision), "compared": rows, "given_up": given_up}
+
+    def smaller(self, way: Way) -> list[Way]:
+        """Return the smaller models with forecasts for the current load, best first."""
+        slowness = self._budget.slowness()
+        return [self._at_load(other, slowness) for other in self.forecasts().smaller(way)]
+
+    def forecasts(self) -> Forecasts:
+        """Return forecasts at nominal prices."""
+        job = self._job
+        return Forecasts(
+            open_dataset(job.place(TRAIN)),
+            None if self._labelled else read_hyperparameters(job.place(HYPER)),
+            open_dataset(job.place(TEST)).n_samples,
+            self._memory_bytes,
+            job.seed,
+            job.cluster,
+            self._reporter,
+            compared=self.methods,
+            limited=job.memory_bytes is not None,
+        )
+
+    @property
+    def _labelled(self) -> bool:
+        return self._job.ingestion.labels is not None
+
+    def _quickest(self, ways: Sequence[Way], seconds: float, slowness: float) -> Decision:
+        """Choose the best model whose forecast is close to that of the quickest.
+
+        Its fixed costs may exceed the limit. Refuse if the number of samples alone makes it exceed the limit.
+        """
+        fitting = [way for way in ways if way.memory_bytes <= self._memory_bytes]
+        quick = min(fitting or ways, key=lambda way: way.seconds)
+        fixed = sum(self._fixed_seconds(quick))
+        if quick.seconds / slowness - fixed <= max(fixed, self._job.seconds):
+            seconds = SIMILAR * quick.seconds
+        decision = decide(ways, seconds, self._memory_bytes)
+        reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; the time limit leaves no choice"
+        return replace(decision, reason=reason)
+
+    def _foreseen(
+        self, forecasts: Callable[[], Forecasts], seconds: float, slowness: float, limit: float
+    ) -> list[Way] | None:
+        """Forecast models, best first, until one fits; return None if this takes longer than the limit."""
+        ways: list[Way] = []
+
+        def work() -> Document:
+            for way in forecasts().ways():
+                ways.append(self._at_load(way, slowness))
+                fits = [one for one in ways if one.fits(seconds, self._memory_bytes)]
+                # The model with neighbours may be compared with the next one.
+                if fits and (fits[0].name != "vif" or len(fits) > 1):
+                    break
+            return {}
+
+        return None if self._budget.attempt(work, limit, limit).document is None else ways
+
+    def _decide(
+        self,
+        forecasts: Forecasts,
+        nominal: Sequence[Way],
+        seconds: float,
+        slowness: float,
+        limit: float,
+    ) -> tuple[Decision, list[Way]]:
+        """Decide by measured prices, by nominal prices if that may exceed the limit; also return later ways."""
+        # The measurement runs code of the exact model.
+        needed = slowness * (LEAST_MEASUREMENT + compile_seconds(pieces_of_model("exact", LEAST_KERNEL)))
+        ways = None
+        if needed <= limit:
+            self._reporter.note("measuring this machine to forecast time and memory of the possible models")
+            ways = self._foreseen(forecasts.measured, seconds, slowness, limit)
+        ways = list(nominal) if ways is None else ways
+        try:
+            decision = decide(ways, seconds, self._memory_bytes)
+            return decision, ways[ways.index(decision.way) + 1 :]
+        except InputError:
+            quick = min(ways, key=lambda way: way.seconds)
+            fixed = sum(self._fixed_seconds(quick))
+            if quick.seconds / slowness - fixed > seconds:
+                raise
+            # Fixed costs or the load of the machine exceed the time, and no model can change that.
+            reason = f"{quick.words} is forecast to take {quick.forecast}; it is the fastest model"
+            return Decision(quick, reason, tuple(way for way in ways if way is not quick)), []
+
+    def _at_load(self, way: Way, slowness: float) -> Way:
+        return way.at_load(slowness, *self._fixed_seconds(way))
+
+    def _fixed_seconds(self, way: Way) -> tuple[float, float]:
+        """Return the processor seconds of training and predicting that no samples change."""
+        kernel = LEAST_KERNEL if self._labelled else read_hyperparameters(self._job.place(HYPER)).kernel
+        return LEAST["train"] + compile_seconds(pieces_of_model(way.name, kernel)), LEAST["predict"]
+
+    def _by_density(self, decision: Decision, other: Way | None, seconds: float) -> tuple[Decision, list[Document]]:
+        """Compare the chosen model with another one that fits, on held-out training samples.
+
+        The decision stands without another model and without time. Also return the rows of the comparison.
+        """
+        job, train, way = self._job, open_dataset(self._job.place(TRAIN)), decision.way
+        is_exact, n = way.name == "exact", train.n_samples
+        if other is None or other.size is None or (is_exact and (n > MOST_DENSE or train.noise_name is not None)):
+            return decision, []
+        tried = other if is_exact else replace(other, size=min(COMPARED_BASIS, other.size))
+        if is_exact:
+            forecast = other.train_seconds + self._budget.slowness() * evaluation_seconds(n)
+        else:
+            share = min(1.0, MOST_SAMPLES / n) * (min(COMPARED_BASIS, other.size) / other.size) ** 2
+            forecast = way.train_seconds + share * other.train_seconds
+        if forecast > SHARE_OF_COMPARISON * seconds:
+            skipped = f"There was no time to compare it with {tried.words} ({spoken(forecast)})"
+            return replace(decision, reason=f"{decision.reason}. {skipped}"), []
+        judged: list[Judged] = []
+
+        def work() -> Document:
+            executor = LocalExecutor(available_cores())
+            try:
+                hyperparameters = read_hyperparameters(job.place(HYPER))
+                judged.extend(compare_ways(train, hyperparameters, (way, tried), executor, job.seed))
+            finally:
+                executor.close()
+            return {}
+
+        limit = SHARE_OF_COMPARISON * job.seconds
+        if self._budget.attempt(work, limit, limit).document is None:
+            return decision, []
+        first, second = judged
+        rows = [{**first.row(), "model": way.words}, {**second.row(), "model": tried.words}]
+        seen = ", ".join(f"{row['model']} {_figure(row['nlpd'])}" for row in rows)
+        reason = f"{decision.reason}. NLPD of held-out training samples: {seen}"
+        least = PROOF_GAIN if is_exact else LEAST_GAIN
+        return replace(decision, way=other if second.beats(first, least) else way, reason=reason), rows
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

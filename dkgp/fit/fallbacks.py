@@ -19,24 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.recipe import recipe_of
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.commands.sparse import SparseJob
-from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import AUTO_KERNEL, TuneJob
 from dkgp.data import open_dataset, write_rows
-from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
-from dkgp.fit.choice import APPROXIMATE, GAPS, Way, spoken
-from dkgp.kernels import SquaredExponential
+from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_KERNEL, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
+from dkgp.fit.ways import APPROXIMATE, GAPS, TrainingJob, Way, spoken
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import compile_seconds, pieces_of_model
 
 # Samples and kernel of the fallback of tuning.
 FEW_SAMPLES, FEW_SAMPLES_KERNEL = 500, "rbf"
-LEAST_KERNEL = SquaredExponential((1.0,))
 # Largest gradient of a solve that ended early, in standard deviations of the target, whose model is used.
 LOOSEST = 0.02
 # Share of the time to stop at which a solve should finish.
@@ -49,8 +44,6 @@ FIRST_VARIANCES = 0.6
 QUICKER = 0.8
 # Seconds of the limit that predictions have at least, however long training took.
 LEAST_PREDICTING = 0.05
-
-Job = TrainJob | SparseJob | ClassifyJob
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ class Fallbacks:
         return self._ended(self._budget.attempt(lambda: self._run(small), seconds))
 
     def train(
-        self, way: Way, training: Callable[[Way, bool], Job], smaller: Callable[[Way], Sequence[Way]]
+        self, way: Way, training: Callable[[Way, bool], TrainingJob], smaller: Callable[[Way], Sequence[Way]]
     ) -> Document:
         """Train the model of a way, or a smaller one; the document has the `way` that was taken.
 

@@ -21,8 +21,8 @@ from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_r
 from dkgp.commands.reporting.progress import typed
 from dkgp.commands.reporting.tables import nothing_wrong, rival_text, transform_text
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
-from dkgp.fit.choice import spoken
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob
+from dkgp.fit.ways import spoken
 from dkgp.kernels import kernel_from_json, kernel_text
 from dkgp.models.classification.metrics import evaluate_classes
 from dkgp.models.hyperparameters import TunedParameter, stopped

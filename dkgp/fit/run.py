@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,20 +12,14 @@ from typing import Any
 
 import psutil
 
-from dkgp.cluster.executors.base import LocalExecutor
-from dkgp.cluster.threads import available_cores
 from dkgp.codec import from_json, to_json
 from dkgp.commands.chained import Steps, earlier_record
-from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob, run_evaluate
 from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.predict import PredictJob
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, write_text
 from dkgp.commands.reporting.progress import Reporter, SilentReporter
-from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.sparse import SparseJob
-from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import AUTO_KERNEL, LEAST_SAMPLES, TuneJob
 from dkgp.data import TableOptions, open_dataset
 from dkgp.data.remote.claims import locked
@@ -35,22 +27,12 @@ from dkgp.data.remote.storage import exists, read_object, remove_object, remove_
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies
-from dkgp.fit.budget import CHOOSE, FORECAST, LEAST, LEAST_MEASUREMENT, LEAST_RIVALS, TRANSFORM, Budget
+from dkgp.fit.budget import LEAST_KERNEL, LEAST_RIVALS, TRANSFORM, Budget
 from dkgp.fit.budget import LEAST_SECONDS as LEAST_ATTEMPT
 from dkgp.fit.budget import MODEL as MODEL_SHARE
-from dkgp.fit.choice import (
-    COMPARED_BASIS,
-    SHARE_OF_COMPARISON,
-    Decision,
-    Forecasts,
-    Way,
-    compare_basis,
-    decide,
-    is_certain,
-    spoken,
-)
+from dkgp.fit.choice import Chooser
 from dkgp.fit.classifiers import Comparison, compare_methods
-from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, LEAST_KERNEL, Fallbacks, given_up
+from dkgp.fit.fallbacks import FEW_SAMPLES_KERNEL, Fallbacks, given_up
 from dkgp.fit.job import (
     HYPER,
     MODEL,
@@ -69,13 +51,9 @@ from dkgp.fit.job import (
 )
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
+from dkgp.fit.ways import TrainingJob, Way, spoken
 from dkgp.limits import Clock
-from dkgp.models import Hyperparameters, read_hyperparameters
-from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.memory import RUNTIME_BYTES
-from dkgp.models.refinement.candidates import MOST_SAMPLES
-from dkgp.models.sparse.settings import SparseSettings
-from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.verdict import rival_seconds
 from dkgp.models.warm_up import compile_seconds, helped, pieces_of_model
 
@@ -85,14 +63,10 @@ OF_NUMBERS, OF_LABELS = ("transform", "tune"), ("compare",)
 SHARE_OF_KERNELS = 0.2
 # Share of the time for the evidence of all samples.
 SHARE_OF_ALL_SAMPLES = 0.25
-# Share of the time for forecasts of models at nominal prices.
-SHARE_OF_FORECASTS = 0.1
 # Share of the time for the comparison of classifiers' methods.
 SHARE_OF_METHODS = 0.2
 # Share of the time for the comparison with simpler models, by a forecast.
 SHARE_OF_RIVALS = 0.1
-# Any model takes less than this one. Of forecasts that differ by at most this factor, the better model is chosen.
-EVERY, SIMILAR = Way("exact", None, None, math.inf, math.inf, 0), 1.25
 # Seconds of an idle machine that pictures take.
 PICTURE_SECONDS = 3.0
 # Seconds below which transforms of the target are not compared.
@@ -120,7 +94,6 @@ class _Fit:
     """A fit that runs."""
 
     steps: Steps
-    _methods: Comparison | None = None
     # Forecast of a fit of the smallest model, and why the limit is too short for another; empty if it is not.
     _least_seconds, _too_short = 0.0, ""
 
@@ -129,6 +102,7 @@ class _Fit:
         self.fallbacks = Fallbacks(self.budget, job.seed, reporter)
         self.record = job.folder / RECORD
         self.memory_bytes = job.memory_bytes or int(psutil.Process().memory_info().rss) + available_bytes()
+        self.chooser = Chooser(job, self.budget, reporter, self.memory_bytes)
 
     @property
     def labelled(self) -> bool:
@@ -153,7 +127,7 @@ class _Fit:
         before = read_object(self.record).decode() if self.record.exists() else None
         self._check_time("ingest")
         # In a hurry, helpers would compile code that the smallest model does not need.
-        with PeakMemory() as memory, nullcontext() if self._too_short else helped():
+        with PeakMemory() as memory, helped(enabled=not self._too_short):
             self.steps = Steps("fit", self.record, job.settings(), earlier, memory, self.reporter)
             self.budget.resume(sum(self.steps.seconds.values()))
             try:
@@ -353,161 +327,9 @@ class _Fit:
         return dict(to_json(Comparison())) if compared is None else compared
 
     def _choose(self, methods: Document | None) -> Document:
-        self._methods = None if methods is None else from_json(Comparison, methods)
+        self.chooser.methods = None if methods is None else from_json(Comparison, methods)
         self._check_time("choose")
-        seconds = FORECAST * self.budget.for_model
-        slowness = self.budget.slowness()
-        times = f"{slowness:.2g}" if slowness < 10.0 else f"{slowness:,.0f}"
-        busy = f". The machine is busy, so that forecasts are {times} times those of an idle machine"
-        if self._too_short and (ways := self._smaller(EVERY)):
-            decision = self._quickest(ways, seconds, slowness)
-            self.reporter.note(f"the model: {decision.reason}")
-            return dict(to_json(decision))
-        given_up: list[dict[str, str]] = []
-        began, limit = self.budget.elapsed, SHARE_OF_FORECASTS * self.job.seconds
-        nominal = self._foreseen(seconds, slowness, limit, measured=False)
-        spent = self.budget.elapsed - began
-        if nominal is None:
-            nominal = self._smaller(EVERY)
-            text = f"the exact model was not considered, because its forecast alone took more than {spoken(limit)}"
-            self.reporter.warn(f"to keep the limits: {text}")
-            given_up = [{"step": "choose", "text": text}]
-        if nominal and is_certain(nominal[0], seconds, self.memory_bytes):
-            decision = decide(nominal[:1], seconds, self.memory_bytes)
-        else:
-            decision, later = self._decide(nominal, seconds, slowness, spent)
-            decision = replace(decision, reason=decision.reason + (busy if slowness > 1.0 else ""))
-            if decision.way.name == "vif" and not self.labelled:
-                fits = [way for way in later if way.seconds <= seconds and way.memory_bytes <= self.memory_bytes]
-                hyperparameters = read_hyperparameters(self.job.place(HYPER))
-                other, limit = next(iter(fits), None), SHARE_OF_COMPARISON * self.job.seconds
-                attempt = self.budget.attempt(
-                    lambda: self._by_density(decision, other, hyperparameters, seconds), limit, limit
-                )
-                if attempt.document is not None:
-                    return {**attempt.document, "given_up": given_up}
-        self.reporter.note(f"the model: {decision.reason}")
-        return {**to_json(decision), "given_up": given_up}
-
-    def _quickest(self, ways: Sequence[Way], seconds: float, slowness: float) -> Decision:
-        """Choose the best model whose forecast is close to that of the quickest.
-
-        Its fixed costs may exceed the limit. Refuse if the number of samples alone makes it exceed the limit.
-        """
-        fitting = [way for way in ways if way.memory_bytes <= self.memory_bytes]
-        quick = min(fitting or ways, key=lambda way: way.seconds)
-        fixed = sum(self._fixed_seconds(quick))
-        if quick.seconds / slowness - fixed <= max(fixed, self.job.seconds):
-            seconds = SIMILAR * quick.seconds
-        decision = decide(ways, seconds, self.memory_bytes)
-        reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; the time limit leaves no choice"
-        return replace(decision, reason=reason)
-
-    def _foreseen(self, seconds: float, slowness: float, limit: float, *, measured: bool) -> list[Way] | None:
-        """Forecast models, best first, until one fits; return None if this takes longer than the limit."""
-        ways: list[Way] = []
-
-        def work() -> Document:
-            for way in self._ways(measured=measured, slowness=slowness):
-                ways.append(way)
-                fits = [one for one in ways if one.seconds <= seconds and one.memory_bytes <= self.memory_bytes]
-                # The model with neighbours may be compared with the next one.
-                if fits and (fits[0].name != "vif" or len(fits) > 1):
-                    break
-            return {}
-
-        return None if self.budget.attempt(work, limit, limit).document is None else ways
-
-    def _decide(
-        self, nominal: Sequence[Way], seconds: float, slowness: float, spent: float
-    ) -> tuple[Decision, list[Way]]:
-        """Decide by measured prices, by nominal prices if the measurement takes too long; also return later ways.
-
-        `spent` is the time that the forecasts at nominal prices took.
-        """
-        limit = CHOOSE * self.job.seconds
-        # The measurement runs code of the exact model.
-        needed = slowness * (LEAST_MEASUREMENT + compile_seconds(pieces_of_model("exact", LEAST_KERNEL))) + spent
-        ways = None
-        if needed <= limit and not self._too_short:
-            self.reporter.note("measuring this machine to forecast time and memory of the possible models")
-            ways = self._foreseen(seconds, slowness, limit, measured=True)
-        ways = list(nominal) if ways is None else ways
-        try:
-            decision = decide(ways, seconds, self.memory_bytes)
-            return decision, ways[ways.index(decision.way) + 1 :]
-        except InputError:
-            quick = min(ways, key=lambda way: way.seconds)
-            fixed = sum(self._fixed_seconds(quick))
-            if quick.seconds / slowness - fixed > seconds:
-                raise
-            # Fixed costs or the load of the machine exceed the time, and no model can change that.
-            reason = f"{quick.words} is forecast to take {quick.forecast}; it is the fastest model"
-            return Decision(quick, reason, tuple(way for way in ways if way is not quick)), []
-
-    def _forecasts(self, *, measured: bool) -> Forecasts:
-        job, train = self.job, open_dataset(self.job.place(TRAIN))
-        hyperparameters = None if self.labelled else read_hyperparameters(job.place(HYPER))
-        tests = open_dataset(job.place(TEST)).n_samples
-        return Forecasts(
-            train,
-            hyperparameters,
-            tests,
-            self.memory_bytes,
-            job.seed,
-            job.cluster,
-            self.reporter,
-            compared=self._methods,
-            measured=measured,
-            limited=job.memory_bytes is not None,
-        )
-
-    def _ways(self, *, measured: bool, slowness: float) -> Iterator[Way]:
-        """Yield ways with forecasts for the current load of the machine, best first."""
-        yield from (self._at_load(way, slowness) for way in self._forecasts(measured=measured).ways())
-
-    def _at_load(self, way: Way, slowness: float) -> Way:
-        """Return a way with its fixed costs, and forecasts for the current load."""
-        training, predicting = self._fixed_seconds(way)
-        return replace(
-            way,
-            train_seconds=slowness * (way.train_seconds + training),
-            predict_seconds=slowness * (way.predict_seconds + predicting),
-        )
-
-    def _fixed_seconds(self, way: Way) -> tuple[float, float]:
-        """Return the processor seconds of training and predicting that no samples change."""
-        kernel = LEAST_KERNEL if self.labelled else read_hyperparameters(self.job.place(HYPER)).kernel
-        return LEAST["train"] + compile_seconds(pieces_of_model(way.name, kernel)), LEAST["predict"]
-
-    def _by_density(
-        self, decision: Decision, other: Way | None, hyperparameters: Hyperparameters, left: float
-    ) -> Document:
-        """Compare the model with neighbours and the best sparse one that fits, on held-out training samples."""
-        train, rows = open_dataset(self.job.place(TRAIN)), []
-        size = min(COMPARED_BASIS, 0 if other is None or other.size is None else other.size)
-        forecast = 0.0
-        if other is not None and other.size is not None:
-            share = min(1.0, MOST_SAMPLES / train.n_samples) * (size / other.size) ** 2
-            forecast = other.train_seconds * share + decision.way.train_seconds
-        if other is None or forecast > SHARE_OF_COMPARISON * left:
-            reason = f"{decision.reason}. A sparse model was not tried, because its forecast is {spoken(forecast)}"
-            decision = replace(decision, reason=reason) if other is not None else decision
-        else:
-            executor = LocalExecutor(available_cores())
-            try:
-                near, sparse = compare_basis(train, hyperparameters, size, executor, self.job.seed)
-            finally:
-                executor.close()
-            rows = [
-                {**judged.row(), "model": words}
-                for judged, words in ((near, decision.way.words), (sparse, f"sparse with {size:,} basis samples"))
-            ]
-            seen = ", ".join(f"{row['model']} {_figure(row['nlpd'])}" for row in rows)
-            reason = f"{decision.reason}. NLPD of held-out training samples: {seen}"
-            decision = replace(decision, way=other if sparse.beats(near) else decision.way, reason=reason)
-        self.reporter.note(f"the model: {decision.reason}")
-        return {**to_json(decision), "compared": rows}
+        return self.chooser.choose(hurried=bool(self._too_short))
 
     def _attempts(self, kernel: str, decision: Document, tuned: Document | None) -> Attempts:
         """Train, predict and evaluate; while the verdict calls for it and time allows, go on with another model."""
@@ -577,14 +399,8 @@ class _Fit:
 
     def _remedy(self, remedy: Remedy, first: Attempt) -> Document:
         """Return the way of a remedy, or None and the reason if its forecast exceeds the time that is left."""
-        job = self.job
         remaining = self.budget.for_predictions
-        train, tests = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST)).n_samples
-        hyperparameters = read_hyperparameters(job.place(HYPER))
-        forecasts = Forecasts(
-            train, hyperparameters, tests, self.memory_bytes, job.seed, job.cluster, self.reporter, measured=False
-        )
-        way = forecasts.near() if remedy.way == "vif" else from_json(Way, first.way)
+        way = self.chooser.forecasts().near() if remedy.way == "vif" else Way.from_document(first.way)
         if way is None:
             return {"way": None, "reason": "too few samples, or noise that is known by sample"}
         if way.memory_bytes > self.memory_bytes:
@@ -622,51 +438,22 @@ class _Fit:
 
     def _train(self, way: Mapping[str, Any], step: str = "train", hyper: str = HYPER) -> Document:
         self._say("train", step)
-        taken = from_json(Way, _plain_way(way))
+        taken = Way.from_document(way)
         if step != "train":
             return self.steps.train(self._training(taken, True, hyper), step)
-        return self.steps.run(step, lambda: to_json(self.fallbacks.train(taken, self._training, self._smaller)))
+        return self.steps.run(step, lambda: to_json(self.fallbacks.train(taken, self._training, self.chooser.smaller)))
 
-    def _smaller(self, way: Way) -> list[Way]:
-        slowness = self.budget.slowness()
-        return [self._at_load(other, slowness) for other in self._forecasts(measured=False).smaller(way)]
-
-    def _training(self, way: Way, first: bool, hyper_name: str = HYPER) -> TrainJob | SparseJob | ClassifyJob:
+    def _training(self, way: Way, first: bool, hyper: str = HYPER) -> TrainingJob:
         """Return the job of a way; only the first attempt continues an earlier run."""
-        job = self.job
-        train, hyper, model = job.place(TRAIN), job.place(hyper_name), job.place(MODEL)
-        shared: dict[str, Any] = {
-            "memory_limit_bytes": job.memory_bytes,
-            "overwrite": True,
-            "cluster": job.cluster,
-        }
-        training: TrainJob | SparseJob | ClassifyJob
-        if way.name == "exact":
-            training = TrainJob(
-                train, hyper, model, solver=SolverOptions(seed=job.seed), variance_gap=way.gap, **shared
-            )
-        elif way.name in ("sparse", "vif"):
-            settings = SparseSettings(method="vif" if way.name == "vif" else "vfe", seed=job.seed)
-            training = SparseJob(train, hyper, model, settings, basis_size=way.size, **shared)
-        elif way.name != "fixed-size":
-            likelihood: dict[str, Any] = {"method": way.name, "basis_size": way.size}
-            training = ClassifyJob(train, model, settings=FixedSizeSettings(seed=job.seed), **likelihood, **shared)
-        else:
-            training = ClassifyJob(train, model, settings=FixedSizeSettings(pool=way.size, seed=job.seed), **shared)
+        training = way.training(self.job, hyper)
         if not first:
             self._remove([MODEL])
         return replace(training, resume=first and self.steps.goes_on and training.begun)
 
     def _predict(self, way: Mapping[str, Any], step: str = "predict") -> Document:
-        job, taken, out = self.job, from_json(Way, _plain_way(way)), self.job.place(PREDICTIONS)
+        job, taken, out = self.job, Way.from_document(way), self.job.place(PREDICTIONS)
         self._say("predict", step)
-        variance = None
-        if not self.labelled:
-            variance = VarianceSettings(seed=job.seed, memory_bytes=taken.variance_memory_bytes)
-            if taken.approximate:
-                variance = replace(variance, way="vif")
-            elif taken.gap is not None:
-                variance = replace(variance, gap=taken.gap)
+        variance = None if self.labelled else taken.variance(job.seed)
         predicting = PredictJob(job.place(MODEL), job.place(TEST), out, variance, overwrite=True, cluster=job.cluster)
         if step != "predict":
             return self.steps.predict(predicting, step)
@@ -760,10 +547,6 @@ class _Fit:
         self.reporter.note(f"step {names.index(name) + 1} of {len(names)}: {name}{done}")
 
 
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
-
-
 def _text_targets(survey: Survey) -> list[str]:
     """Targets that hold text other than marks of missing values."""
     return [
@@ -772,8 +555,3 @@ def _text_targets(survey: Survey) -> list[str]:
         if column.name in survey.targets and column.texts and not column.kind
         if not (column.gap_texts or column.reads_like_numbers)
     ]
-
-
-def _plain_way(way: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a way without derived values."""
-    return {name: value for name, value in way.items() if name not in Way.derived}

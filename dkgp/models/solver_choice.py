@@ -28,6 +28,7 @@ def choose_solver_for(
     memory_bytes: int | None = None,
     one_arithmetic: bool = True,
     seed: int = 0,
+    probe: Probe | None = None,
 ) -> Choice:
     """Choose a solver for a problem by at most `PROBE_SAMPLES` of its rows; see `dkgp.solvers.choose_solver`.
 
@@ -39,12 +40,14 @@ def choose_solver_for(
         As for `choose_solver`.
     memory_bytes : int, optional
         Memory limit of the run; a factor may take a third of it, and `factor_bytes_allowed` at most.
+    probe : Probe, optional
+        Probe of the problem with these columns, tolerance and seed.
     """
     share = factor_bytes_allowed(problem.dataset.n_samples)
     if memory_bytes is not None:
         share = min(share, memory_bytes // 3)
     return choose_by(
-        probe_of(problem, columns=columns, tolerance=tolerance, seed=seed),
+        probe or probe_of(problem, columns=columns, tolerance=tolerance, seed=seed),
         double=double,
         memory_bytes=max(1, share),
         one_arithmetic=one_arithmetic,

@@ -319,11 +319,11 @@ def compile_pieces(
 
 
 @contextmanager
-def helped(kernel: Kernel | None = None, also: Sequence[str] = ()) -> Iterator[None]:
+def helped(kernel: Kernel | None = None, also: Sequence[str] = (), *, enabled: bool = True) -> Iterator[None]:
     """Compile, while the context is open, the pieces that a run with this kernel needs and the cache lacks.
 
     The kernel is by default the squared exponential, with which most runs begin; `also` names other pieces. Of nested
-    contexts only the outermost has helpers.
+    contexts only the outermost has helpers, and only if it is `enabled`.
     """
     if not _one_at_a_time.acquire(blocking=False):
         yield
@@ -331,7 +331,7 @@ def helped(kernel: Kernel | None = None, also: Sequence[str] = ()) -> Iterator[N
     helpers = None
     try:
         wanted = missing([*also, *pieces_of_run(_KERNEL if kernel is None else kernel)])
-        if wanted:
+        if wanted and enabled:
             within = int(psutil.virtual_memory().available) // (4 * _HELPER_BYTES)
             helpers = _Helpers(wanted, min(_MOST_HELPERS, within, max(1, available_cores() - 1)))
         yield

@@ -67,6 +67,7 @@ from dkgp.operators.product_error import ProductMemory
 from dkgp.solvers import Choice, Solver
 from dkgp.solvers.auto import PROBE_SAMPLES
 from dkgp.solvers.conjugate.preconditioner import conjugate_phases, shared_phases, variance_phases
+from dkgp.solvers.conjugate.probe import Probe
 from dkgp.solvers.prices import Expected, Phase, Prices, Sizes, Work, core_seconds
 from dkgp.solvers.registry import AUTO, Need, SolverMemory, solver_memory
 from dkgp.solvers.risk import risk_memory
@@ -221,7 +222,10 @@ def foresee(
     """
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     options.stopping()
-    named, choice = options.decided(dataset, hyperparameters, memory_bytes=memory_bytes)
+    problem = Problem(dataset, hyperparameters.kernel, hyperparameters.noise_of(dataset))
+    # The choice and the count share what the probe finds out.
+    probe = probe_of(problem, tolerance=options.tolerance, seed=options.seed)
+    named, choice = options.decided(dataset, hyperparameters, problem=problem, memory_bytes=memory_bytes, probe=probe)
     solver = named.build(n, d, p, reporter)
     double = named.precision == "double"
     context = BlockContext("plan", dataset, hyperparameters.kernel, n)
@@ -232,7 +236,7 @@ def foresee(
         named,
         choice,
         sizes,
-        _counts(solver, dataset, hyperparameters, options, count, CHECKS_IN_DOUBLE if double else CHECKS),
+        _counts(solver, probe, count, CHECKS_IN_DOUBLE if double else CHECKS),
         solver_memory(solver, n, width),
         width,
         _tiles_bytes(context),
@@ -252,23 +256,13 @@ def _tiles_bytes(context: BlockContext) -> int:
     return pairs + others * evaluator.room(full).nbytes + evaluator.room(last).nbytes
 
 
-def _counts(
-    solver: Solver,
-    dataset: Dataset,
-    hyperparameters: Hyperparameters,
-    options: SolverOptions,
-    known: float | None,
-    checks: float,
-) -> Counts:
+def _counts(solver: Solver, probe: Probe, known: float | None, checks: float) -> Counts:
     unit = solver.counted_in
     if unit == "factor":
         return Counts(unit, 1.0, 1.0, 1.0, CHECKS_IN_DOUBLE)
     if known is not None:
         return Counts(unit, known, known, known, checks)
-    noise = Noise(hyperparameters.noise_variance).beside(dataset)
-    probe = probe_of(Problem(dataset, hyperparameters.kernel, noise), tolerance=options.tolerance, seed=options.seed)
-    expected = solver.expected(probe)
-    return Counts(unit, *expected.products, checks)
+    return Counts(unit, *solver.expected(probe).products, checks)
 
 
 # Rows of a synthetic batch of neighbours, and training samples that determine the sample density.

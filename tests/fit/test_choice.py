@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ import pytest
 from dkgp.cluster import ClusterOptions
 from dkgp.cluster.executors.base import LocalExecutor
 from dkgp.cluster.threads import available_cores
+from dkgp.commands.ingest import IngestJob
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import Dataset, memory_dataset, open_dataset, write_friedman1
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.fit.choice import BASIS_SIZES, GAPS, THREADS, Forecasts, Way, compare_basis, decide, spoken
+from dkgp.fit.budget import Budget
+from dkgp.fit.choice import BASIS_SIZES, PROOF_GAIN, THREADS, Chooser, Forecasts, compare_ways, decide
+from dkgp.fit.job import HYPER, TEST, TRAIN, FitJob
+from dkgp.fit.ways import GAPS, Way, spoken
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters, tune, write_hyperparameters
+from dkgp.models.context import RunContext
 from dkgp.models.memory import RUNTIME_BYTES
+from dkgp.models.refinement.candidates import Candidate, Judge, Judged, draw_held_out
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.machine import ClusterFigures, MachineFigures, write_figures
 from dkgp.plan.plan import PlanJob, run_plan
@@ -87,8 +94,17 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
     hyperparameters = Hyperparameters(SquaredExponential(np.full(dataset.n_features, 0.05)), 0.05)
     write_hyperparameters(hyper, hyperparameters)
     reporter, budget = SilentReporter(), 4 * GIB
-    forecasts = Forecasts(dataset, hyperparameters, 40, budget, 0, ClusterOptions(), reporter)
-    ways = list(forecasts.ways())
+    nominal = Forecasts(dataset, hyperparameters, 40, budget, 0, ClusterOptions(), reporter)
+    with monkeypatch.context() as patch:
+        # The choice of the solver and the count of its work share a probe.
+        patch.delattr("dkgp.models.solver_choice.probe_of")
+        list(nominal.ways())
+    # Other prices change no work, so that nothing is counted again.
+    with monkeypatch.context() as patch:
+        patch.delattr("dkgp.fit.choice.foresee")
+        patch.delattr("dkgp.fit.choice.foresee_variances")
+        forecasts = nominal.measured()
+        ways = list(forecasts.ways())
     smaller = [size for size in BASIS_SIZES if size < 300]
     assert [(way.name, way.size, way.gap) for way in ways] == [
         *(("exact", None, gap) for gap in GAPS),
@@ -195,19 +211,57 @@ def test_a_tuning_that_took_too_long_leaves_a_fifth_of_the_time_to_the_model(
     assert "available: 3 min and" in document["choice"]["reason"]
 
 
+@pytest.mark.parametrize(("shrinkage", "model"), [(1.0, "exact"), (0.999, "exact"), (0.5, "vif")])
+def test_held_out_density_chooses_between_the_exact_model_and_neighbours(
+    shrinkage: float, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = FitJob(IngestJob(("rows.csv",), targets=("y",)), out=str(tmp_path))
+    write_friedman1(job.place(TRAIN), job.place(TEST), 300, 40, seed=0)
+    dataset = open_dataset(job.place(TRAIN))
+    kernel, noise = SquaredExponential(np.full(dataset.n_features, 0.05)), 0.05
+    write_hyperparameters(job.place(HYPER), Hyperparameters(kernel, noise))
+
+    def neighbours(judge: Judge, candidate: Candidate, context: RunContext) -> Judged:
+        """Predict as the exact model, with smaller errors."""
+        exact = judge.judge_exact(candidate)
+        assert exact.predicted is not None
+        truth, means = exact.predicted.truth, exact.predicted.means
+        return Judged(candidate, replace(exact.predicted, means=truth - shrinkage * (truth - means)), 0.0)
+
+    monkeypatch.setattr(Judge, "judge", neighbours)
+    document = Chooser(job, Budget(3600.0), SilentReporter(), 64 * GIB).choose(hurried=False)
+    # The choice again, by dense algebra and loops.
+    held_out = draw_held_out(300, 300, 0)
+    others = np.delete(np.arange(300), held_out)
+    inputs, targets = dataset.inputs(0, 300), dataset.all_targets()[:, 0]
+    K = kernel.matrix(inputs, inputs) + noise * np.eye(300)
+    losses = np.zeros((2, len(held_out)))
+    for place, row in enumerate(held_out):
+        weights = np.linalg.solve(K[np.ix_(others, others)], K[others, row])
+        variance = K[row, row] - weights @ K[others, row]
+        error = targets[row] - weights @ targets[others]
+        for number, factor in enumerate((1.0, shrinkage)):
+            losses[number, place] = 0.5 * np.log(2.0 * np.pi * variance) + 0.5 * (factor * error) ** 2 / variance
+    gains = losses[0] - losses[1]
+    is_better = gains.mean() > max(PROOF_GAIN, gains.std(ddof=1) / np.sqrt(len(gains)))
+    assert ("vif" if is_better else "exact") == model == document["way"]["name"]
+    assert [row["nlpd"] for row in document["compared"]] == pytest.approx(losses.mean(axis=1), rel=1e-9)
+    assert f"training samples: exact (variances within 2 %) {losses[0].mean():.4g}, vif with" in document["reason"]
+
+
 def test_held_out_samples_compare_a_basis_with_neighbours(rng: np.random.Generator) -> None:
     X = rng.random((500, 2))
     dataset = memory_dataset(X, np.sin(30.0 * X[:, 0]) + np.cos(30.0 * X[:, 1]) + 0.05 * rng.standard_normal(500))
     rough = tune(dataset.inputs(0, 500), dataset.all_targets(), subset=200)
     executor = LocalExecutor(1)
-    near, few = compare_basis(dataset, rough, 20, executor, 0)
+    ways = [Way("vif", 200, None, 1.0, 1.0, 1), *(Way("sparse", size, None, 1.0, 1.0, 1) for size in (20, 450))]
+    near, few, every = compare_ways(dataset, rough, ways, executor, 0)
     assert near.beats(few)
     assert near.predicted is not None
     assert few.predicted is not None
     # A tenth, the same samples for both, and a basis of all samples is the exact model.
     np.testing.assert_array_equal(near.predicted.truth, few.predicted.truth)
     assert len(near.predicted.truth) == 50
-    _, every = compare_basis(dataset, rough, 450, executor, 0)
     assert every.predicted is not None
     np.testing.assert_allclose(every.predicted.means, near.predicted.means, atol=0.05)
     np.testing.assert_allclose(every.predicted.variances, near.predicted.variances, rtol=0.1)

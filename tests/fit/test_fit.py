@@ -18,9 +18,10 @@ from dkgp.commands.ingest import IngestJob, run_ingest
 from dkgp.commands.reporting.layout import plain_number
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import TableOptions, open_dataset, open_prediction
-from dkgp.fit.choice import Forecasts, Way
+from dkgp.fit.choice import Forecasts
 from dkgp.fit.job import FitJob, candidate_words, command_lines
 from dkgp.fit.run import _Fit
+from dkgp.fit.ways import Way
 from dkgp.models import read_hyperparameters
 from dkgp.models.hyperparameters import TunedParameter
 from dkgp.models.verdict import BOOSTING
@@ -165,7 +166,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
     places = {
         "transform": "dkgp.fit.run.compare_transforms",
         "tune": "dkgp.commands.searches.run_tune",
-        "choose": "dkgp.fit.run.Forecasts",
+        "choose": "dkgp.fit.choice.Forecasts",
         "train": "dkgp.commands.tuned.run_train",
         "predict": "dkgp.commands.predict.run_predict",
         "evaluate": "dkgp.commands.evaluate.run_evaluate",
@@ -232,7 +233,7 @@ def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(
     assert run(*arguments, "--time", "soon").exit_code == 2
     assert not out.exists()
     # Only the time that depends on the samples is a reason to refuse.
-    monkeypatch.setattr("dkgp.fit.run._Fit._fixed_seconds", lambda fit, way: (0.0, 0.0))
+    monkeypatch.setattr("dkgp.fit.choice.Chooser._fixed_seconds", lambda fit, way: (0.0, 0.0))
     refused(run(*arguments, "--time", "0.0001s"), "is forecast to take 0.0", "of --time", "remain for it. Give more")
     assert not (out / "model.zarr").exists()
     written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns

@@ -24,10 +24,11 @@ from dkgp.commands.tune import TuneJob
 from dkgp.data import dataset_from_arrays, open_dataset, open_prediction
 from dkgp.errors import InterruptedRunError, MemoryBudgetError
 from dkgp.fit.budget import LEAST, Budget
-from dkgp.fit.choice import Forecasts, Way
+from dkgp.fit.choice import Forecasts
 from dkgp.fit.fallbacks import FEW_SAMPLES, Fallbacks, variants
 from dkgp.fit.job import FitJob
 from dkgp.fit.run import _Fit
+from dkgp.fit.ways import Way
 from dkgp.limits import Deadline, Pace, elapsed_clock, finishing_within, is_over, limited, should_finish
 from dkgp.models.tuning.tune import tune
 from dkgp.models.variance.settings import VarianceSettings

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,13 +131,13 @@ class Judged:
         """Two standard errors of the mean of z^2."""
         return 2.0 * float(self._squares.std()) / math.sqrt(self._squares.size)
 
-    def beats(self, other: Judged) -> bool:
-        """True if this candidate predicts better by more than chance and by more than `LEAST_GAIN`."""
+    def beats(self, other: Judged, least: float = LEAST_GAIN) -> bool:
+        """True if this candidate predicts better by more than chance and by more than `least` nats a sample."""
         if self.predicted is None or other.predicted is None:
             return self.predicted is not None
         gains = other.losses - self.losses
         error = float(gains.std(ddof=1)) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        return float(gains.mean()) > max(LEAST_GAIN, ERRORS * error)
+        return float(gains.mean()) > max(least, ERRORS * error)
 
     def rescaled(self) -> Judged | None:
         """Return the candidate with its variances scaled to the size of the errors; None if that gains too little."""
@@ -235,54 +236,68 @@ class Judge:
         return cls(assembled_dataset(inputs, targets, identity, *names, ""), *read_rows(dataset, held_out), seed)
 
     def judge(self, candidate: Candidate, context: RunContext) -> Judged:
-        """Predict the held-out samples by the model with neighbours; a candidate that cannot predict has no figures."""
-        began = time.perf_counter()
-        hyperparameters, predicted = candidate.hyperparameters, None
-        kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
-        try:
+        """Predict the held-out samples by the model with neighbours."""
+
+        def predict(kernel: Kernel, noise_variance: float) -> Predicted:
             with context.operator(kernel, noise_variance, self.training) as operator:
                 size = min(BASIS_SIZES["vif"], operator.n)
                 predictor = near_predictor(operator, self.training.all_targets(), size, self.seed)
             means, latent, _ = predictor.predicted(self.inputs, None)
-            predicted = Predicted(self.targets, means, latent + noise_variance)
-        except (NumericalError, np.linalg.LinAlgError):
-            pass
-        return Judged(candidate, predicted, time.perf_counter() - began)
+            return Predicted(self.targets, means, latent + noise_variance)
+
+        return _judged(candidate, predict)
 
     def judge_basis(self, candidate: Candidate, size: int, context: RunContext) -> Judged:
         """Predict the held-out samples by the variational model of `size` basis samples, without neighbours."""
-        began = time.perf_counter()
-        hyperparameters, predicted = candidate.hyperparameters, None
-        kernel, noise_variance = hyperparameters.kernel, hyperparameters.noise_variance
-        try:
+
+        def predict(kernel: Kernel, noise_variance: float) -> Predicted:
             with context.operator(kernel, noise_variance, self.training) as operator:
                 basis = blind_basis(operator, "pivoted", min(size, operator.n), self.seed)
                 model = fit_sparse(operator, self.training.all_targets(), basis, method_named("vfe")).model
-            variances = model.variance(self.inputs) + noise_variance
-            predicted = Predicted(self.targets, model.mean(self.inputs), variances)
-        except (NumericalError, np.linalg.LinAlgError):
-            pass
-        return Judged(candidate, predicted, time.perf_counter() - began)
+            return Predicted(self.targets, model.mean(self.inputs), model.variance(self.inputs) + noise_variance)
+
+        return _judged(candidate, predict)
+
+    def judge_exact(self, candidate: Candidate) -> Judged:
+        """Predict the held-out samples by the exact model, with a dense factor of the matrix of all other samples."""
+
+        def predict(kernel: Kernel, noise_variance: float) -> Predicted:
+            inputs, new = self.training.inputs(0, self.training.n_samples), self.inputs
+            cross, prior = kernel.matrix(inputs, new), kernel.diagonal(new)
+            factor = _factor(kernel, noise_variance, inputs)
+            with single_threaded_blas():
+                means = cross.T @ scipy.linalg.cho_solve((factor, True), self.training.all_targets())
+                half = scipy.linalg.solve_triangular(factor, cross, lower=True)
+            return Predicted(self.targets, means, prior - np.sum(half**2, axis=0) + noise_variance)
+
+        return _judged(candidate, predict)
 
 
 def leave_one_out(dataset: Dataset, rows: IntArray, candidate: Candidate) -> Judged:
     """Predict each of some rows from the others: mean y_i - alpha_i / P_ii, variance 1 / P_ii, P = Kbar^-1."""
-    began = time.perf_counter()
-    inputs, targets = read_rows(dataset, rows)
-    predicted = None
-    try:
-        precision = _inverse(candidate.hyperparameters.kernel, candidate.hyperparameters.noise_variance, inputs)
+
+    def predict(kernel: Kernel, noise_variance: float) -> Predicted:
+        inputs, targets = read_rows(dataset, rows)
+        factor = _factor(kernel, noise_variance, inputs)
+        with single_threaded_blas():
+            precision = scipy.linalg.cho_solve((factor, True), np.eye(len(inputs)), overwrite_b=True)
         diagonal = precision.diagonal().copy()
-        predicted = Predicted(targets, targets - (precision @ targets) / diagonal[:, None], 1.0 / diagonal)
-    except np.linalg.LinAlgError:
-        pass
+        return Predicted(targets, targets - (precision @ targets) / diagonal[:, None], 1.0 / diagonal)
+
+    return _judged(candidate, predict)
+
+
+def _judged(candidate: Candidate, predict: Callable[[Kernel, float], Predicted]) -> Judged:
+    """Judge predictions by the candidate's kernel and noise variance; there are no figures if these fail."""
+    began, predicted = time.perf_counter(), None
+    with suppress(NumericalError, np.linalg.LinAlgError):
+        predicted = predict(candidate.hyperparameters.kernel, candidate.hyperparameters.noise_variance)
     return Judged(candidate, predicted, time.perf_counter() - began)
 
 
-def _inverse(kernel: Kernel, noise_variance: float, inputs: FloatArray) -> FloatArray:
-    """(K + s2 I)^-1 of inputs (n, d)."""
+def _factor(kernel: Kernel, noise_variance: float, inputs: FloatArray) -> FloatArray:
+    """Return the lower Cholesky factor of K + s2 I for inputs (n, d); the entries above its diagonal are not zero."""
     matrix = np.asfortranarray(kernel.matrix(inputs, inputs))
     matrix[np.diag_indices_from(matrix)] += noise_variance
     with single_threaded_blas():
-        factor = scipy.linalg.cho_factor(matrix, lower=True, overwrite_a=True)
-        return np.asarray(scipy.linalg.cho_solve(factor, np.eye(len(inputs)), overwrite_b=True))
+        return np.asarray(scipy.linalg.cho_factor(matrix, lower=True, overwrite_a=True)[0])

@@ -123,6 +123,22 @@ def test_leave_one_out_is_that_of_a_loop(rng: np.random.Generator) -> None:
         assert item.predicted.variances[i] == pytest.approx(K[i, i] - weights @ K[others, i], rel=1e-9)
 
 
+def test_exact_predictions_are_those_of_a_loop(rng: np.random.Generator) -> None:
+    X, y = rng.standard_normal((40, 2)), rng.standard_normal(40)
+    judge = Judge.of(memory_dataset(X, y), np.arange(0, 40, 5), 20, 0)
+    item = judge.judge_exact(Candidate(HYPER, ""))
+    inputs, targets = judge.training.inputs(0, 20), judge.training.all_targets()
+    K = HYPER.kernel.matrix(inputs, inputs) + 0.1 * np.eye(20)
+    assert item.predicted is not None
+    for i, row in enumerate(judge.inputs):
+        k = HYPER.kernel.matrix(inputs, row[None])[:, 0]
+        weights = np.linalg.solve(K, k)
+        assert item.predicted.means[i, 0] == pytest.approx(weights @ targets[:, 0], rel=1e-9)
+        assert item.predicted.variances[i] == pytest.approx(1.1 - weights @ k, rel=1e-9)
+    flat = Hyperparameters(parse_kernel("rbf(length_scale=100)", 2), 1e-300)
+    assert judge.judge_exact(Candidate(flat, "")).nlpd is None
+
+
 def test_held_out_samples_prefer_the_truth_to_a_subsets_noise(rng: np.random.Generator) -> None:
     X = rng.random((700, 2))
     y = np.sin(25.0 * X[:, 0]) * np.cos(25.0 * X[:, 1]) + 0.05 * rng.standard_normal(700)

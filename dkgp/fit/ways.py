@@ -1,0 +1,144 @@
+"""A way to a model and its predictions: how it is built, its forecast, its judgement and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from dkgp.codec import from_json
+from dkgp.commands.classify import ClassifyJob
+from dkgp.commands.solver_options import SolverOptions
+from dkgp.commands.sparse import SparseJob
+from dkgp.commands.train import TrainJob
+from dkgp.fit.job import MODEL, TRAIN, FitJob
+from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.context import RunContext
+from dkgp.models.refinement.candidates import Candidate, Judge, Judged
+from dkgp.models.sparse.settings import SparseSettings
+from dkgp.models.variance.settings import VarianceSettings
+
+# Gaps of variances that are tried with the exact model, best first.
+GAPS = (VarianceSettings().gap, 0.1)
+# Words for the exact model's variances by `--variance-way vif`.
+APPROXIMATE = "approximate, from neighbours (VIF)"
+
+Name = Literal["exact", "vif", "sparse", "fixed-size", "logistic", "gp"]
+TrainingJob = TrainJob | SparseJob | ClassifyJob
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to a model and its predictions, with its forecast.
+
+    Attributes
+    ----------
+    name
+        Name of the model.
+    size
+        Basis samples, or prototypes to choose among; None for the exact model.
+    gap
+        Gap of the exact model's proven intervals of variances.
+    train_seconds, predict_seconds
+    memory_bytes
+        The peak, including memory that this process holds already.
+    variance_memory_bytes
+        Working memory of variances under a memory limit; None without a limit.
+    approximate
+        Whether the exact model's variances are those of neighbours (VIF), without intervals.
+    """
+
+    name: Name
+    size: int | None
+    gap: float | None
+    train_seconds: float
+    predict_seconds: float
+    memory_bytes: int
+    variance_memory_bytes: int | None = None
+    approximate: bool = False
+
+    derived: ClassVar = ("seconds", "words")
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Way:
+        """Read the way of a fit's document."""
+        return from_json(cls, {name: value for name, value in document.items() if name not in cls.derived})
+
+    @property
+    def seconds(self) -> float:
+        """Time of training and predicting."""
+        return self.train_seconds + self.predict_seconds
+
+    @property
+    def words(self) -> str:
+        """The model in a few words."""
+        if self.approximate:
+            return f"exact (variances {APPROXIMATE})"
+        if self.name == "exact":
+            return "exact" if self.gap is None else f"exact (variances within {100 * self.gap:g} %)"
+        if self.name == "vif":
+            return f"vif with {self.size:,} basis samples and neighbours"
+        if self.name in ("logistic", "gp"):
+            return f"{self.name} on {'all samples' if self.size is None else f'a basis of {self.size:,} samples'}"
+        kind = "basis samples" if self.name == "sparse" else "prototypes to choose among"
+        return f"{self.name} with {self.size:,} {kind}"
+
+    @property
+    def forecast(self) -> str:
+        """The figures of the forecast in words."""
+        return f"{spoken(self.seconds)} and {self.memory_bytes / 1024**3:.2f} GiB"
+
+    def fits(self, seconds: float, memory_bytes: int) -> bool:
+        """Return True if the forecast is within the limits."""
+        return self.seconds <= seconds and self.memory_bytes <= memory_bytes
+
+    def at_load(self, slowness: float, training: float, predicting: float) -> Way:
+        """Return the way with a forecast for the current load; the last two are fixed costs in processor seconds."""
+        return replace(
+            self,
+            train_seconds=slowness * (self.train_seconds + training),
+            predict_seconds=slowness * (self.predict_seconds + predicting),
+        )
+
+    def training(self, job: FitJob, hyper: str) -> TrainingJob:
+        """Return the job that trains the model on the fit's samples, with the hyperparameters of the file `hyper`."""
+        train, model, seed = job.place(TRAIN), job.place(MODEL), job.seed
+        shared: dict[str, Any] = {
+            "memory_limit_bytes": job.memory_bytes,
+            "overwrite": True,
+            "cluster": job.cluster,
+        }
+        if self.name == "exact":
+            solver = SolverOptions(seed=seed)
+            return TrainJob(train, job.place(hyper), model, solver=solver, variance_gap=self.gap, **shared)
+        if self.name in ("sparse", "vif"):
+            settings = SparseSettings(method="vif" if self.name == "vif" else "vfe", seed=seed)
+            return SparseJob(train, job.place(hyper), model, settings, basis_size=self.size, **shared)
+        if self.name == "fixed-size":
+            return ClassifyJob(train, model, settings=FixedSizeSettings(pool=self.size, seed=seed), **shared)
+        likelihood: dict[str, Any] = {"method": self.name, "basis_size": self.size}
+        return ClassifyJob(train, model, settings=FixedSizeSettings(seed=seed), **likelihood, **shared)
+
+    def variance(self, seed: int) -> VarianceSettings:
+        """Return the settings of the predictions' variances."""
+        settings = VarianceSettings(seed=seed, memory_bytes=self.variance_memory_bytes)
+        if self.approximate:
+            return replace(settings, way="vif")
+        return settings if self.gap is None else replace(settings, gap=self.gap)
+
+    def judged(self, judge: Judge, candidate: Candidate, context: RunContext) -> Judged:
+        """Predict the judge's held-out samples by this model of the other samples."""
+        if self.name == "vif":
+            return judge.judge(candidate, context)
+        if self.size is None:
+            return judge.judge_exact(candidate)
+        return judge.judge_basis(candidate, self.size, context)
+
+
+def spoken(seconds: float) -> str:
+    """Return a duration in words."""
+    if seconds < 1.0:
+        return f"{seconds:.1g} s"
+    if seconds < 90.0:
+        return f"{seconds:.2g} s" if seconds < 10.0 else f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
