@@ -223,7 +223,7 @@ def foresee(
     n, d, p = dataset.n_samples, dataset.n_features, dataset.n_targets
     options.stopping()
     problem = Problem(dataset, hyperparameters.kernel, hyperparameters.noise_of(dataset))
-    # The choice and the count share what the probe finds out.
+    # The choice and the count share one probe.
     probe = probe_of(problem, tolerance=options.tolerance, seed=options.seed)
     named, choice = options.decided(dataset, hyperparameters, problem=problem, memory_bytes=memory_bytes, probe=probe)
     solver = named.build(n, d, p, reporter)
