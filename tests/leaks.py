@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 # How long what was ended may take to go.
-SECONDS = 15.0
+SECONDS = 60.0
 # Threads that a library starts once in a process, and keeps for whoever comes next: by the beginning of their names.
 KEPT_THREADS = (
     "Dask-Offload",  # distributed's pool for what would hold up its loop

@@ -130,7 +130,6 @@ def test_a_slow_link_passes_everything_on_late_and_in_order() -> None:
             received, seconds = there_and_back(link.port, message)
             assert received == message
             assert seconds >= least
-            assert seconds < least + 2.0
     with pytest.raises(OSError, match=r"refused|reset"):
         there_and_back(link.port, b"closed")
 

@@ -24,7 +24,7 @@ def start_cluster() -> Iterator[StartCluster]:
     """Start clusters of this test's own, each with a client; all are closed afterwards."""
     opened: list[Client | LocalCluster] = []
 
-    def start(*, settings: dict[str, object] | None = None, timeout: float = 10.0, **options: object) -> Client:
+    def start(*, settings: dict[str, object] | None = None, timeout: float = 120.0, **options: object) -> Client:
         given = {
             "n_workers": 1,
             "threads_per_worker": 1,

@@ -135,7 +135,7 @@ def start_scheduler(start_process: StartProcess, folder: Path, *arguments: str) 
     path = folder / "scheduler.json"
     local = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", path)
     process = start_process("dask", "scheduler", *local, *arguments)
-    until = time.monotonic() + 60.0
+    until = time.monotonic() + 240.0
     while True:
         assert process.poll() is None
         assert time.monotonic() < until, "the scheduler wrote no file"

@@ -69,7 +69,7 @@ def test_threads_share_one_build() -> None:
 
     def build() -> Value:
         builds.append(threading.get_ident())
-        started.wait(5.0)
+        started.wait()
         return Value(10)
 
     with ThreadPoolExecutor(8) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,16 +86,12 @@ def test_versions_of_a_real_cluster(client: Client) -> None:
 
 def test_a_worker_that_does_not_answer_is_an_error_in_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silence(**message: Any) -> None:
-        import asyncio
-
-        await asyncio.sleep(60.0)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr("dkgp.cluster.client_executor._ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(client, "scheduler", Silent(client.scheduler, silence))
-    started = time.monotonic()
     with pytest.raises(ClusterError, match="did not all answer within"):
         fetch_versions(client)
-    assert time.monotonic() - started < 20.0
 
 
 class Silent:
@@ -149,7 +146,7 @@ def test_workers_of_another_version_never_compute(start_process: StartProcess, t
     with pytest.raises(ClusterError, match=rf"dkgp +{dkgp.__version__} +{dkgp.__version__} +0\.0\.1 \(tcp://"):
         open_executor(ClusterOptions(scheduler=address, workers=2), 1).__enter__()
     wrong.terminate()
-    wrong.wait(timeout=30)
+    wrong.wait()
 
     with open_executor(ClusterOptions(scheduler=address, round_deadline_seconds=60.0), 1) as executor:
         client: Client = executor._client  # type: ignore[attr-defined]
@@ -168,7 +165,7 @@ def test_workers_of_another_version_never_compute(start_process: StartProcess, t
             assert f"this worker has {version} and the run's coordinator has dkgp {dkgp.__version__}" in said
         assert len(client.nthreads()) == 1
         start_process(*worker)
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=240)
         assert executor.submit("t", squares, (), [[1], [2], [3], [4]]).result() == [1, 4, 9, 16]
     # The job is over: the cluster is anybody's again.
     log = tmp_path / "after.log"

@@ -110,7 +110,7 @@ def manual_cluster(start_process: StartProcess, tmp_path: Path) -> Callable[...,
         path = tmp_path / "scheduler.json"
         local = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", path)
         scheduler = start_process("dask", "scheduler", *local)
-        until = time.monotonic() + 30.0
+        until = time.monotonic() + 240.0
         while not path.exists():
             assert scheduler.poll() is None
             assert time.monotonic() < until, "the scheduler wrote no file"

@@ -69,7 +69,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     worker = ("worker", "--scheduler-file", path, "--nthreads", 1, "--no-dashboard", "--no-nanny")
     try:
         start("scheduler", "--host", "127.0.0.1", "--port", 0, "--no-dashboard", "--scheduler-file", path)
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + 240.0
         while not (path.exists() and path.read_text().rstrip().endswith("}")):
             assert started[0].poll() is None
             assert time.monotonic() < until, "the scheduler wrote no file"
@@ -86,7 +86,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @contextmanager
 def on(address: str) -> Iterator[Any]:
     """An executor on both workers, each with its share of every round."""
-    with open_executor(ClusterOptions(scheduler=address, workers=2, worker_wait_seconds=60.0), 10**6) as executor:
+    with open_executor(ClusterOptions(scheduler=address, workers=2, worker_wait_seconds=240.0), 10**6) as executor:
         executor.least_task_evaluations = 0  # type: ignore[misc]
         yield executor
 

@@ -25,7 +25,7 @@ from tests.estimators.classification.conftest import make_labelled
 from tests.estimators.conftest import make_problem
 from tests.estimators.test_conformance import ESTIMATORS
 
-SECONDS = 20.0
+SECONDS = 120.0
 DROP_INS: dict[str, Any] = {
     "drop-in regressor": GaussianProcessRegressor(RBF(1.0), alpha=0.01, optimizer=None),
     "drop-in classifier": GaussianProcessClassifier(RBF(1.0), optimizer=None),

@@ -141,10 +141,15 @@ def test_attempts_end_in_an_orderly_way_if_the_work_heeds_the_limit() -> None:
 
 
 def test_work_that_does_not_heed_the_limit_is_interrupted_and_others_are_not() -> None:
-    began = time.monotonic()
+    began, slept = time.monotonic(), list[bool]()
+
+    def sleep() -> None:
+        time.sleep(240.0)
+        slept.append(True)
+
     with pytest.raises(TimeUpError), enforced(Deadline(began + 0.1, began + 0.1)):
-        time.sleep(20.0)
-    assert time.monotonic() - began < 10.0
+        sleep()
+    assert not slept
     with enforced(Deadline(began, time.monotonic() + 60.0)):
         time.sleep(0.05)
 
@@ -294,8 +299,7 @@ def test_an_attempt_ends_when_memory_is_short_or_refused(monkeypatch: pytest.Mon
 
     def growing() -> dict[str, Any]:
         used[0] = 990
-        until = time.monotonic() + 20.0
-        while not is_over() and time.monotonic() < until:
+        while not is_over():
             time.sleep(0.01)
         raise InterruptedRunError("interrupted")
 
@@ -485,13 +489,16 @@ def test_a_small_model_is_no_alternative_if_fixed_costs_are_the_same(tmp_path: P
 def test_a_forecast_that_takes_too_long_leaves_the_exact_model_out(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Hand()
+
     def endless(forecasts: Forecasts, gap: float) -> Way:
         while True:
+            clock.now += 0.1
             time.sleep(0.01)
 
     monkeypatch.setattr(Forecasts, "_exact", endless)
     job = FitJob(IngestJob((str(rows),), targets=("y",)), out=str(tmp_path / "fit"), seconds=20.0, kernel="rbf")
-    document = _Fit(job, SilentReporter()).run()
+    document = _Fit(job, SilentReporter(), clock).run()
     assert [item["step"] for item in document["given_up"]] == ["choose"]
     assert document["given_up"][0]["text"].endswith("because its forecast alone took more than 2 s")
     assert document["choice"]["way"]["name"] != "exact"

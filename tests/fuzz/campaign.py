@@ -35,7 +35,7 @@ ACCEPTED = (0, 2, 3)
 
 
 class TooLongError(BaseException):
-    """A command took longer than `SECONDS`."""
+    """A command took more processor seconds than `SECONDS`."""
 
 
 def _status(name: str) -> int:
@@ -60,13 +60,16 @@ def complaints(subject: Subject, folder: Path, seed: int) -> tuple[list[str], di
     command = [str(part) for part in subject.command(place, out)]
     _reset_peak()
     resident, began = _status("VmRSS"), time.perf_counter()
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         result = run(*command)
     except TooLongError:
-        return [f"took longer than {SECONDS} s\n{traceback.format_exc()[-1500:]}"], {"what": what, "exit_code": None}
+        return [f"took more than {SECONDS} processor seconds\n{traceback.format_exc()[-1500:]}"], {
+            "what": what,
+            "exit_code": None,
+        }
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
     seconds, peak = time.perf_counter() - began, _status("VmHWM") - resident
     case = {"what": what, "said": result.stderr[-300:], "exit_code": result.exit_code, "seconds": seconds, "peak": peak}
     wrong = []
@@ -111,7 +114,7 @@ def main(folder: Path, count: int, names: list[str]) -> None:
         assert told["exit_code"] == (4 if name == "checkpoint" else 0), (name, told)
         shutil.rmtree(folder / "case")
     chosen = names or list(subjects)
-    signal.signal(signal.SIGALRM, too_long)
+    signal.signal(signal.SIGPROF, too_long)
     limit = _status("VmSize") + ADDRESS_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     exits: collections.Counter[str] = collections.Counter()

@@ -22,7 +22,7 @@ from dkgp.service.web.limits import protocol_type
 
 TOKEN = "a-token-for-these-tests-alone"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 class Woken:

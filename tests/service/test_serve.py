@@ -90,7 +90,7 @@ def test_it_starts_answers_and_ends(tmp_path: Path) -> None:
         assert service.started["pid"] == service.process.pid
         assert not service.url.endswith(":0")
         assert service.client.get("/healthz").json() == {"status": "ok"}
-        assert httpx.get(f"{service.url}/v1/jobs", trust_env=False).status_code == 401
+        assert httpx.get(f"{service.url}/v1/jobs", trust_env=False, timeout=SECONDS).status_code == 401
         options = {name: str(tmp_path / name) for name in ("dataset", "hyper", "out")}
         for name in ("dataset", "hyper"):
             Path(options[name]).mkdir()
@@ -149,7 +149,11 @@ def test_from_start_to_end(tmp_path: Path) -> None:
 
 # Whether the service is over, what its process then does, and the code that it ends with: it hangs, a thread outlives
 # it, its process goes on.
-ENDS = [(False, "time.sleep(60)", 1), (True, "pass", 1), (True, "busy = False; time.sleep(1.0)", 0)]
+ENDS = [
+    (False, "time.sleep(600)", 1),
+    (True, "pass", 1),
+    (True, "busy = False; [timer.join() for timer in threading.enumerate() if isinstance(timer, threading.Timer)]", 0),
+]
 
 
 ENDING = """

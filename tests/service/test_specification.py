@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 import tracemalloc
 from typing import Any
 
@@ -433,15 +432,12 @@ def test_a_job_runs_as_its_command() -> None:
 def test_long_options_are_refused_before_they_cost_anything(options: dict[str, Any]) -> None:
     job_from_options("tune", {"dataset": "/d", "out": "/o"})
     tracemalloc.start()
-    began = time.process_time()
     with pytest.raises((InputError, UsageError)) as refused:
         job_from_options("tune", {"dataset": "/d", "out": "/o", **options})
-    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(str(refused.value)) < 10_000
     assert peak < 50e6
-    # Of a slow machine under `tracemalloc`; it took minutes.
-    assert seconds < 10.0
 
 
 def test_as_many_values_as_may_be_are_read() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+
+from tests.cli.processes import killed
 
 pytestmark = pytest.mark.faults
 
@@ -27,17 +27,7 @@ def command(folder: Path) -> list[str]:
 def test_a_report_that_is_killed_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     kept = folder / "partial" / "gbcd-figure-4" / "draw-0.json"
-    process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        end = time.monotonic() + SECONDS
-        while not kept.is_file():
-            assert process.poll() is None, process.stderr.read() if process.stderr is not None else ""
-            assert time.monotonic() < end
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
+    killed("dkgp_benchmarks.papers.parts.gbcd:_grown", command(folder)[3:], call=2)
     draw = kept.read_bytes()
     first = (folder / "records" / "gbcd-table-4_friedman1.json").read_bytes()
     assert not (folder / "records" / "gbcd-figure-4.json").exists()

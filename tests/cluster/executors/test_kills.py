@@ -39,7 +39,7 @@ def mortal_workers(count: int, allowed_failures: int = 0) -> Iterator[tuple[Dask
     global scheduler
     with local_cluster(count, **{"distributed.scheduler.allowed-failures": allowed_failures}) as (cluster, client):
         scheduler = cluster.scheduler
-        executor = DaskExecutor(client, round_deadline_seconds=30.0)
+        executor = DaskExecutor(client, round_deadline_seconds=240.0)
         yield executor, client
         executor.close()
 
@@ -47,7 +47,7 @@ def mortal_workers(count: int, allowed_failures: int = 0) -> Iterator[tuple[Dask
 def end_this_worker() -> None:
     """End the process as a worker that dies during a task."""
     removal = scheduler.remove_worker(get_worker().address, expected=False, stimulus_id="a test")
-    asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+    asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(240.0)
 
 
 def deadly(deaths: dict[int, int], group: list[int]) -> list[str]:
@@ -125,13 +125,13 @@ def test_a_result_that_is_lost_before_it_is_fetched_and_kills_when_computed_agai
         def fetch_late(seconds: float) -> None:
             if not lost:
                 with client.as_current():
-                    wait(list(pending._futures.values()), timeout=10.0)
+                    wait(list(pending._futures.values()), timeout=240.0)
                 held = client.who_has(list(pending._futures.values()))
                 places = {future.key: index for index, future in pending._futures.items()}
                 (holder,) = held[pending._futures[0].key]
                 lost.extend(places[key] for key, workers in held.items() if holder in workers)
                 removal = scheduler.remove_worker(holder, expected=False, stimulus_id="a test")
-                asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+                asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(240.0)
             fetch(seconds)
 
         monkeypatch.setattr(pending, "_fetch", fetch_late)

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from distributed import Client, LocalCluster
@@ -32,30 +33,34 @@ def served(desk: Desk, count: int = 1) -> list[threading.Thread]:
 
 
 def test_threads_stay_for_the_next_round_and_leave_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "LINGER_SECONDS", 0.5)
+    clock = [0.0]
+    monkeypatch.setattr(mailbox, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(mailbox, "LINGER_SECONDS", 3600.0)
     desk = Desk()
     first, second, third = (Mailbox(RoundTasks(squares, (), [[number], [number + 1]])) for number in (1, 3, 5))
     assert desk.post(first, 2) == 2
     threads = served(desk, 2)
-    assert first.wait(10.0)
+    assert first.wait(240.0)
     assert desk.post(second, 2) == 0  # they are still there
-    assert second.wait(10.0)
+    assert second.wait(240.0)
     assert [first.take(), second.take()] == [[[1], [4]], [[9], [16]]]
-    for thread in threads:
-        thread.join(10.0)
-        assert not thread.is_alive()
+    while any(thread.is_alive() for thread in threads):
+        clock[0] += mailbox.LINGER_SECONDS
+        with desk._changed:
+            desk._changed.notify_all()
+        time.sleep(0.01)
     assert desk.post(third, 2) == 2  # they have left
     desk.close()
 
 
 def test_a_closed_desk_lets_its_threads_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(mailbox, "LINGER_SECONDS", 3600.0)
     desk = Desk()
     desk.post(round_ := Mailbox(RoundTasks(squares, (), [[2]])), 1)
     (thread,) = served(desk)
-    assert round_.wait(10.0)
+    assert round_.wait(240.0)
     desk.close()
-    thread.join(10.0)
+    thread.join(240.0)
     assert not thread.is_alive()
 
 
@@ -74,7 +79,7 @@ def test_a_round_that_nobody_waits_for_is_not_worked_on() -> None:
     gc.collect()
     closed.close()
     served(desk)
-    assert last.wait(10.0)
+    assert last.wait(240.0)
     assert ran == [3]
     desk.close()
 
@@ -107,7 +112,7 @@ def test_rounds_overlap_and_follow_each_other_after_a_pause(executor: DaskExecut
 
 
 def test_rounds_in_a_row_are_no_tasks_of_the_scheduler(executor: DaskExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "LINGER_SECONDS", 5.0)
+    monkeypatch.setattr(mailbox, "LINGER_SECONDS", 240.0)
     submitted: list[int] = []
     client = executor._client
     submit = client.submit

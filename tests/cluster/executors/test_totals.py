@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,7 +184,7 @@ def test_on_workers_and_nothing_stays_on_the_scheduler(workers: int) -> None:
 def end_this_worker() -> None:
     """Have the scheduler see a worker that dies in mid-task."""
     removal = scheduler.remove_worker(get_worker().address, expected=False, stimulus_id="a test")
-    asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+    asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(240.0)
 
 
 def die_in(phase: str, struck: bool) -> None:
@@ -265,7 +266,7 @@ def test_parts_that_are_lost_before_they_are_fetched_are_computed_again() -> Non
             if not lost and pending._status(pending._roots[0]) == "finished":
                 lost.append(next(iter(client.who_has([pending._futures[pending._roots[0]]]).values()))[0])
                 removal = scheduler.remove_worker(lost[0], expected=False, stimulus_id="a test")
-                asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+                asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(240.0)
             return fetch(seconds)
 
         pending._fetch = fetch_late
@@ -293,25 +294,42 @@ def test_tasks_of_an_owner_run_elsewhere_when_all_workers_were_lost_at_once(monk
         (owner,) = executor.workers
         pending = executor.start_total(RoundTasks(slow, (), [[1], [2], [3]], [owner] * 3, "slow"))
         removal = scheduler.remove_worker(owner, expected=False, stimulus_id="a test")
-        asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(removal, scheduler.loop.asyncio_loop).result(240.0)
         client.cluster.scale(2)
         assert pending.result()[""].tolist() == [6]
         assert forgotten(client)
 
 
-@pytest.mark.long
+# The time of a clock that only tasks advance; how many tasks were counted and not followed by another; the end.
+now, counted, over = [0.0], threading.Semaphore(), threading.Event()
+
+
+def second(group: list[int]) -> list[Totals]:
+    """Take a second, once the task before was counted."""
+    assert counted.acquire(timeout=240.0)
+    now[0] += 1.0
+    return [{"": np.array(group)}]
+
+
+def endless(group: list[int]) -> list[Totals]:
+    while not over.wait(0.01):
+        now[0] += 0.1
+    return [{"": np.array(group)}]
+
+
 def test_the_deadline_counts_from_the_last_task_that_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_dask(1) as (executor, _):
         monkeypatch.setattr(executor, "_terms", replace(executor._terms, deadline_seconds=1.5))
-        groups = [[1]] * 12
-        assert executor.start_total(RoundTasks(slow, (), groups, None, "slow")).result()[""].tolist() == [12]
-        with pytest.raises(ClusterError, match="did not finish a task within 2 s; the cluster has 1 workers"):
-            executor.start_total(RoundTasks(slower, (), [[1]], None, "slower")).result()
-
-
-def slower(group: list[int]) -> list[Totals]:
-    time.sleep(4.0)
-    return [{"": np.array(group)}]
+        monkeypatch.setattr(dask_executors, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]}))
+        monkeypatch.setattr(dask_executors, "WATCH_SECONDS", 0.05)
+        pending = executor.start_total(RoundTasks(second, (), [[1]] * 4, None, "second"))
+        assert pending.result(lambda *_: counted.release())[""].tolist() == [4]
+        pending = executor.start_total(RoundTasks(endless, (), [[1]], None, "endless"))
+        try:
+            with pytest.raises(ClusterError, match="did not finish a task within 2 s; the cluster has 1 workers"):
+                pending.result()
+        finally:
+            over.set()
 
 
 @pytest.mark.faults
@@ -358,11 +376,12 @@ def test_what_all_tasks_take_is_sent_once() -> None:
 
 
 def test_who_is_told_may_end_it() -> None:
-    executor, done = LocalExecutor(1), []
+    executor, done, stopped = LocalExecutor(1), [], threading.Event()
 
     def note(group: list[int]) -> list[Totals]:
         done.append(group)
-        time.sleep(0.01)
+        if len(done) > 1:
+            stopped.wait(240.0)
         return [{}]
 
     def stop(*_: int) -> None:
@@ -370,8 +389,9 @@ def test_who_is_told_may_end_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         executor.start_total(RoundTasks(note, (), [[leaf] for leaf in range(200)])).result(stop)
+    stopped.set()
     executor.close()
-    assert len(done) < 100
+    assert len(done) <= 2
 
 
 def test_a_total_without_progress_waits_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from dkgp.commands.recipe import RECIPES
 from dkgp.errors import UsageError
 
 TRAIN = ["dkgp", "train", "/data/train.zarr", "--out", "/data/model.zarr", "--hyper", "/data/hyper.json"]
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 240.0
 
 # Stands for Python: notes its arguments, one a line; as dkgp it ends as told, after a signal if it is to wait for one.
 PYTHON = r"""#!/bin/bash

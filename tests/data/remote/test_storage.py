@@ -314,12 +314,12 @@ import sys, time
 from dkgp.data import DatasetWriter
 writer = DatasetWriter.create(sys.argv[1], ("a", "b"), ("y",), overwrite=True)
 print("writes", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def _holder(url: str) -> subprocess.Popen[str]:
-    """A process that has begun to write a store and goes on for a minute."""
+    """A process that has begun to write a store and goes on for minutes."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "writes\n"
@@ -380,7 +380,7 @@ from dkgp.data.remote.claims import PlaceLock
 lock = PlaceLock.take(sys.argv[1])
 if not os.fork():
     os.close(1)
-    time.sleep(60)
+    time.sleep(600)
 print("forked", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

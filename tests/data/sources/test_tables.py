@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -472,16 +471,26 @@ def test_a_look_at_the_library_loses_no_date() -> None:
             assert may_be_date(text, form) or not is_date
 
 
-MANY = tuple(f"column {index}" for index in range(9000))
+class Name(str):
+    """A name that counts its comparisons: a search through all names for each name is a comparison of each pair."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+MANY = tuple(Name(f"column {index}") for index in range(9000))
 
 
 @pytest.mark.parametrize("name", ["categorical", "dates", "drop", "numbers", "ordinal"])
 def test_options_of_many_columns_take_time_in_proportion(name: str) -> None:
     named: Any = dict.fromkeys(MANY, ("a", "b")) if name == "ordinal" else MANY
-    began = time.process_time()
-    table = TableOptions(**{name: named}, cyclic=dict.fromkeys(MANY, ("year",)) if name == "dates" else {})
-    assert time.process_time() - began < 0.5
-    assert table
+    Name.compared = 0
+    assert TableOptions(**{name: named}, cyclic=dict.fromkeys(MANY, ("year",)) if name == "dates" else {})
+    assert Name.compared < 10 * len(MANY)
 
 
 @pytest.mark.long
@@ -490,6 +499,6 @@ def test_tables_of_many_columns_take_time_in_proportion(tmp_path: Path, role: st
     rows = [",".join(str((index * 7 + row * row) % 5) for index in range(len(MANY))) + f",{row}" for row in range(4)]
     (tmp_path / "t.csv").write_text("\n".join([",".join([*MANY, "y"]), *rows]) + "\n")
     options: dict[str, Any] = {role: list(MANY[1:])} if role != "drop" else {"table": TableOptions(drop=MANY[1:])}
-    began = time.process_time()
+    Name.compared = 0
     ingest(tmp_path / "t.csv", tmp_path / "t.zarr", **{"target": "y", **options})
-    assert time.process_time() - began < 6.0
+    assert Name.compared < 50 * len(MANY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,12 +187,11 @@ def test_the_delimiter_cuts_all_lines_alike(lines: list[str], delimiter: str) ->
 
 
 def test_layouts_of_hostile_lines_take_no_time() -> None:
-    lines = ['"' * 50_001, "1," * 50_000, '"a ' * 30_000, "#" * 100_000]
-    began = time.process_time()
+    # Work that grows with the square of the length would take hours.
+    lines = ['"' * 500_001, "1," * 500_000, '"a ' * 300_000, "#" * 1_000_000]
     find_delimiter(lines)
     for line in lines:
         split_fields(line, SPACES, "")
-    assert time.process_time() - began < 2.0
 
 
 def archive_of(*names: str) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +16,6 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import SquaredExponential
 from dkgp.models import Hyperparameters, tune, tune_dataset
 from dkgp.models.tuning import tune as tuning_run
-from dkgp.models.tuning.dense_algebra import factor
 from dkgp.models.tuning.families import ArdSquaredExponential
 from dkgp.models.tuning.objectives import LeaveOneOut, LogMarginalLikelihood, ObjectiveName
 from dkgp.models.tuning.subsets import plan_subsets
@@ -208,32 +205,3 @@ def test_a_store_with_holes_is_refused_by_whoever_reads_it(rng: np.random.Genera
 
     with pytest.raises(InputError, match="inputs hold .* NaN or infinite"):
         tune_dataset(Holes(), subset=50, subsets=2)
-
-
-def test_other_threads_run_while_a_matrix_is_factored(rng: np.random.Generator) -> None:
-    n = 900
-    square = rng.standard_normal((n, n))
-    matrix = np.asfortranarray(square @ square.T + n * np.eye(n))
-    inside, done, ticks = threading.Event(), threading.Event(), 0
-
-    def tick() -> None:
-        nonlocal ticks
-        while not done.is_set():
-            ticks += inside.is_set()
-            time.sleep(0.0005)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    deadline = time.monotonic() + 60.0
-    try:
-        # Were the lock held, a tick could fall inside only between two instructions of this thread.
-        while ticks < 30 and time.monotonic() < deadline:
-            work = matrix.copy(order="F")
-            inside.set()
-            factored = factor(work)
-            inside.clear()
-            assert factored
-    finally:
-        done.set()
-        thread.join()
-    assert ticks >= 30

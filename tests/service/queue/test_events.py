@@ -80,7 +80,7 @@ def test_processes_and_threads_write_to_one_file(path: Path) -> None:
     for worker in (*processes, *threads):
         worker.start()
     for worker in (*processes, *threads):
-        worker.join(60)
+        worker.join()
     events = written(path)
     assert [event["sequence"] for event in events] == list(range(200))
     assert {event["message"] for event in events} == {f"{who} {number}" for who in range(4) for number in range(50)}

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
-from tests.service.stage import BEARER, TOKEN, Stage, served, staged
+from tests.service.stage import BEARER, DEADLINE_SECONDS, TOKEN, Stage, served, staged
 
-SECONDS, BYTES = 1.0, 50 * 2**20
+SECONDS, BYTES = 10.0, 50 * 2**20
 # Open to everybody, by design.
 OPEN = {"/healthz"}
 
@@ -103,7 +103,7 @@ def call_all(calls: Calls, count: int) -> None:
     """So many calls of each operation, right and wrong by the document, with the token and without."""
     from schemathesis import GenerationMode
 
-    with httpx.Client(timeout=10.0, trust_env=False) as client:
+    with httpx.Client(timeout=DEADLINE_SECONDS, trust_env=False) as client:
         client.get(f"{calls.address}/healthz")
         for operation in calls.operations:
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

@@ -20,7 +20,7 @@ from dkgp.service.settings import ServiceSettings
 from dkgp.service.web import guard
 from dkgp.service.web.guard import OPEN_PATHS
 from tests.service.problem import claim
-from tests.service.stage import BEARER, TOKEN, Stage, served, staged
+from tests.service.stage import BEARER, DEADLINE_SECONDS, TOKEN, Stage, served, staged
 
 CLOSED = [
     ("GET", "/v1/jobs"),
@@ -308,8 +308,8 @@ def test_a_revoked_token_is_refused_at_once_and_its_stream_ends(
     headers = {"Authorization": f"Bearer {people.tokens['alice']}"}
     with (
         served(people.stage) as url,
-        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
-        client.stream("GET", f"/v1/jobs/{job_id}/events?follow=true", timeout=20) as response,
+        httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS) as client,
+        client.stream("GET", f"/v1/jobs/{job_id}/events?follow=true") as response,
     ):
         lines = response.iter_lines()
         assert "queued" in next(lines)
