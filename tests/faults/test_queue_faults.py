@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -311,10 +310,8 @@ def test_a_process_that_hangs_is_ended_all_the_same(queue: JobQueue, problem: Pr
     supervisor.wake()
     process = in_the_middle(queue, job.id, out)
     process.suspend()  # SIGTERM does not reach it now
-    started = time.monotonic()
     queue.request_cancel(job.id)
     supervisor.wake()
     assert ended(queue, job.id).state == "cancelled"
-    assert time.monotonic() - started < 60.0
     supervisor.stop()
     until(lambda: not psutil.pid_exists(process.pid), "the process's end")

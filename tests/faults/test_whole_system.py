@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,9 +87,7 @@ def test_a_worker_killed_under_a_job_of_the_service_on_s3(
             job = command("submit", *train, "--out", f"{bucket}/model.zarr").strip()
             until(lambda: service.kinds(job).count("progress") >= 2, "the job is under way")
             os.kill(workers[0].pid, signal.SIGKILL)
-            killed_at = time.monotonic()
             assert json.loads(command("wait", job, "--json"))["jobs"][0]["state"] == "done"
-            assert time.monotonic() - killed_at < JOB_SECONDS
             options = ("--variance", "--variance-gap", "0.05", "--variance-batch", "50")
             predicting = command(
                 "submit", "predict", f"{bucket}/model.zarr", test, "--out", f"{bucket}/p.zarr", *options

@@ -489,16 +489,16 @@ def test_a_small_model_is_no_alternative_if_fixed_costs_are_the_same(tmp_path: P
 def test_a_forecast_that_takes_too_long_leaves_the_exact_model_out(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Hand()
+    clock = FastIn("", 1.0)
 
     def endless(forecasts: Forecasts, gap: float) -> Way:
         while True:
-            clock.now += 0.1
+            clock.total += 0.1
             time.sleep(0.01)
 
     monkeypatch.setattr(Forecasts, "_exact", endless)
     job = FitJob(IngestJob((str(rows),), targets=("y",)), out=str(tmp_path / "fit"), seconds=20.0, kernel="rbf")
-    document = _Fit(job, SilentReporter(), clock).run()
+    document = _Fit(job, clock, clock).run()
     assert [item["step"] for item in document["given_up"]] == ["choose"]
     assert document["given_up"][0]["text"].endswith("because its forecast alone took more than 2 s")
     assert document["choice"]["way"]["name"] != "exact"
