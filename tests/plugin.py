@@ -48,7 +48,7 @@ def dkgp(environment: dict[str, str], folder: Path, *commands: str) -> list[Ende
     done = subprocess.run(
         [sys.executable, "-c", _RUN],
         input=json.dumps([shlex.split(command) for command in commands]),
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=200, check=False,
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [Ended(*result) for result in json.loads(done.stdout.splitlines()[-1])]

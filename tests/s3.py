@@ -107,7 +107,7 @@ def s3_server() -> Iterator[S3Server]:
         request = urllib.request.Request(f"{server.endpoint}/{server.bucket}", method="PUT", data=b"")
         # moto tells services apart by the host's name or by the signature; this header is enough of one for S3.
         request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request")
-        opener.open(request, timeout=60).close()
+        opener.open(request, timeout=240).close()
         yield server
     finally:
         process.kill()

@@ -223,7 +223,7 @@ def test_each_line_is_answered_before_the_next_is_written_and_nobody_who_reads_o
         with suppress(BrokenPipeError):
             process.stdin.write(lines_of(rows[3:]))
             process.stdin.close()
-        assert (process.wait(timeout=60), process.stderr.read()) == (0, "")
+        assert (process.wait(timeout=240), process.stderr.read()) == (0, "")
 
 
 # ------------------------------------------------------------------------------------- earlier predictions, overwritten

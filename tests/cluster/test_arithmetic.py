@@ -206,12 +206,12 @@ def test_an_unlike_worker_that_joins_late_leaves_before_it_has_taken_a_task(
     with open_executor(ClusterOptions(scheduler=address, round_deadline_seconds=60.0), 1) as executor:
         client: Client = executor._client  # type: ignore[attr-defined]
         stays = start_process(*worker, environment=odd)
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=240)
         assert executor.submit("t", plain, (), [[1], [2]]).result() == [1, 2]
         with pytest.raises(ClusterError, match="Sandybridge"):
             executor.submit("t", marked, (), [[1], [2]])
         stays.terminate()
-        stays.wait(timeout=30)
+        stays.wait(timeout=240)
         assert executor.submit("t", marked, (), [[1], [2]]).result() == [1, 2]
 
         late = {

@@ -75,14 +75,14 @@ def test_threads_share_one_build() -> None:
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(cache.get, "a", build) for _ in range(8)]
         started.set()
-        values = {id(future.result(timeout=60.0)) for future in futures}
+        values = {id(future.result(timeout=240)) for future in futures}
     assert len(builds) == len(values) == 1
     assert cache.nbytes == 10
 
 
 def test_different_keys_are_built_side_by_side() -> None:
     cache = FeatureCache(100)
-    meeting = threading.Barrier(2, timeout=60.0)
+    meeting = threading.Barrier(2, timeout=240)
 
     def build() -> Value:
         meeting.wait()
@@ -90,7 +90,7 @@ def test_different_keys_are_built_side_by_side() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(cache.get, key, build) for key in "ab"]
-        assert [future.result(timeout=60.0).nbytes for future in futures] == [10, 10]
+        assert [future.result(timeout=240).nbytes for future in futures] == [10, 10]
 
 
 def test_bytes_stay_true_when_threads_evict_each_others_values() -> None:

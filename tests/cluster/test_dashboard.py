@@ -126,7 +126,7 @@ def test_a_cluster_in_this_process_listens_to_this_machine_only() -> None:
         link = executor.dashboard_link
         assert (link is not None) == (importlib.util.find_spec("bokeh") is not None)
         if link is not None:
-            with urllib.request.urlopen(link, timeout=120) as page:
+            with urllib.request.urlopen(link, timeout=240) as page:
                 assert b"Dask" in page.read()
 
 
@@ -148,7 +148,7 @@ def test_pages_of_workers_on_other_hosts_listen_to_these_hosts_only() -> None:
 @pytest.mark.long
 def test_a_scheduler_without_dashboard_has_no_link(start_process: StartProcess, tmp_path: Path) -> None:
     address = start_scheduler(start_process, tmp_path)  # with `--no-dashboard`, and an open port
-    with Client(address, timeout=120, set_as_default=False) as client:
+    with Client(address, timeout=240, set_as_default=False) as client:
         assert client.dashboard_link is not None
         assert find_dashboard(client) is None
 

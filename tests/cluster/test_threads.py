@@ -106,7 +106,7 @@ def test_no_pieces_is_no_work() -> None:
 
 @TWO_CORES
 def test_pieces_run_side_by_side() -> None:
-    meeting = threading.Barrier(2, timeout=60.0)
+    meeting = threading.Barrier(2, timeout=240)
     in_parallel(lambda index: meeting.wait() and None, 2, 2)
 
 
@@ -126,7 +126,7 @@ def test_an_exception_comes_out_and_the_helpers_stay_usable(bad: int, threads: i
 @TWO_CORES
 def test_nothing_is_still_at_work_once_an_exception_is_out() -> None:
     """A caller that has unwound frees or reuses the arrays that the pieces wrote to."""
-    meeting, ended, begun = threading.Barrier(2, timeout=60.0), [], []
+    meeting, ended, begun = threading.Barrier(2, timeout=240), [], []
 
     def work(index: int) -> None:
         begun.append(index)

@@ -164,7 +164,7 @@ def test_kill_9_of_a_solver_resumes_to_the_same_bits(
         assert time.monotonic() < until, f"the run did not get to round {wanted}"
         time.sleep(0.005)
     process.kill()
-    assert process.wait(timeout=120) == -signal.SIGKILL
+    assert process.wait(timeout=240) == -signal.SIGKILL
     assert not model.exists()
     assert wanted <= rounds_saved(checkpoints) < expected[2]
     result = CliRunner().invoke(main, solver_command(problem, tmp_path, options, "--resume"))

@@ -65,7 +65,7 @@ def test_results_that_went_down_with_their_worker_are_computed_again_soon() -> N
     with opened("processes", 2) as executor:
         client = client_of(executor)
         for _ in range(3):  # the scheduler does not always run into it
-            client.wait_for_workers(2, timeout=120)
+            client.wait_for_workers(2, timeout=240)
             pids = worker_pids(client)
             pending = executor.submit("sorted", sorted, (), [[3, 2], [5, 4], [7, 6], [9, 8]])
             while not pending.done():
@@ -84,7 +84,7 @@ def test_workers_killed_again_and_again(problem: Problem, reference: Bits) -> No
 
         def kill_now_and_then(progress: Progress) -> None:
             if progress.iteration in (10, 30, 45):
-                client.wait_for_workers(2, timeout=120)
+                client.wait_for_workers(2, timeout=240)
                 kill_one(client)
 
         assert bits(problem.train(executor, callback=kill_now_and_then)) == reference
@@ -106,7 +106,7 @@ def test_a_worker_that_joins_in_mid_solve_gets_work(
         def grow(progress: Progress) -> None:
             if progress.iteration == 10:
                 client.cluster.scale(2)
-                client.wait_for_workers(2, timeout=120)
+                client.wait_for_workers(2, timeout=240)
                 time.sleep(0.2)
             parallelism.append(executor.parallelism)
 
@@ -177,7 +177,7 @@ def test_ctrl_c_with_worker_processes_saves_and_resumes(command: TrainCommand) -
     assert len(helpers) >= 2
     os.killpg(process.pid, signal.SIGINT)
     assert command.require_error(process, ExitCode.INTERRUPTED)["type"] == "InterruptedRunError"
-    assert not psutil.wait_procs(helpers, timeout=60.0)[1]
+    assert not psutil.wait_procs(helpers, timeout=240)[1]
     command.require_resumed()
 
 
@@ -186,8 +186,8 @@ def test_kill_9_of_the_coordinator_leaves_no_orphans_and_resumes(command: TrainC
     process = command.start("--cluster", "processes", "--workers", 1, "--checkpoint-every", 0.05, rounds=25)
     helpers = descendants(process.pid)
     process.kill()
-    assert process.wait(timeout=120) == -signal.SIGKILL
-    assert not psutil.wait_procs(helpers, timeout=60.0)[1]
+    assert process.wait(timeout=240) == -signal.SIGKILL
+    assert not psutil.wait_procs(helpers, timeout=240)[1]
     command.require_resumed("--cluster", "local")
 
 

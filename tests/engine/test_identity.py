@@ -66,7 +66,7 @@ def test_scheduler_and_workers_started_by_hand(
 ) -> None:
     cluster = manual_cluster(2)
     with open_executor(ClusterOptions(scheduler_file=cluster.scheduler_file), 1) as executor:
-        executor._client.wait_for_workers(2, timeout=120)  # type: ignore[attr-defined]
+        executor._client.wait_for_workers(2, timeout=240)  # type: ignore[attr-defined]
         assert executor.parallelism == 2
         assert not executor.shares_memory
         assert bits(problem.train(executor, resident=resident)) == reference
@@ -192,7 +192,7 @@ def train(start_process: Callable[..., subprocess.Popen[str]], tmp_path: Path) -
         command = ("train", tmp_path / "train.zarr", "--hyper", hyper, "--out", tmp_path / "model.zarr", "--json")
         alone = "tests.engine.without_helpers"
         process = start_process(alone, *command, *options, stdout=subprocess.PIPE, environment=environment)
-        document = json.loads(process.communicate(timeout=200)[0])
+        document = json.loads(process.communicate(timeout=240)[0])
         assert process.returncode in (0, 4), document
         return document  # type: ignore[no-any-return]
 

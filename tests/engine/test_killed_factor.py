@@ -56,7 +56,7 @@ def killed_in(owner: type, name: str, left: int, command: list[str]) -> None:
         [sys.executable, "-c", KILLED, owner.__module__, owner.__name__, name, str(left), *command],
         env={**os.environ, "PYTHONPATH": REPOSITORY},
         capture_output=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()

@@ -194,7 +194,7 @@ def test_a_worker_killed_in_mid_batch(
     """A batch on a worker, and one that all workers share."""
     monkeypatch.setattr(BatchLayout, "is_shared", property(lambda self: shared))
     client: Client = processes._client  # type: ignore[attr-defined]
-    client.wait_for_workers(2, timeout=120)
+    client.wait_for_workers(2, timeout=240)
     before = set(client.run(os.getpid).values())
     faulty = AfterSubmit(processes, name, count - 1, lambda: os.kill(min(before), signal.SIGKILL))
     predict(model, tests, str(tmp_path / "p"), faulty, variance=PLANS["searched"])

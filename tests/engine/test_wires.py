@@ -43,7 +43,7 @@ def test_a_rough_wire_to_the_scheduler(
         process = command.start(*options, "--round-deadline", DEADLINE_SECONDS, rounds=10)
         wire.begin(TROUBLES[name])
         # A wire that is slow is no fault.
-        if process.wait(timeout=150) == 0 or name == "delayed":
+        if process.wait(timeout=240) == 0 or name == "delayed":
             assert process.returncode == 0
             assert "Traceback" not in process.communicate()[1]
             command.require_model()

@@ -148,7 +148,7 @@ class S3Proxy:
 
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> http.client.HTTPResponse:
         """Ask the server behind."""
-        connection = http.client.HTTPConnection(self._upstream, timeout=120)
+        connection = http.client.HTTPConnection(self._upstream, timeout=240)
         connection.request(method, path, body=body, headers=headers)
         return connection.getresponse()
 

@@ -452,7 +452,7 @@ def test_work_that_fails_leaves_nothing_that_looks_filled() -> None:
 
 def test_two_threads_at_one_pair_do_not_wait_for_each_other() -> None:
     cache, given = TileCache(), []
-    both = threading.Barrier(2, timeout=60.0)
+    both = threading.Barrier(2, timeout=240)
 
     def work(tiles: KeptTiles | None) -> None:
         given.append(tiles)

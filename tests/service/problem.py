@@ -65,7 +65,7 @@ _STAND_IN = """
     folder, job_id, attempt = sys.argv[3:6]
     with open(os.path.join(folder, ".started"), "a") as file:
         file.write(f"{job_id} {attempt} {os.getppid()}\\n")
-    connection = sqlite3.connect(os.path.join(folder, "queue.sqlite"), timeout=30, isolation_level=None)
+    connection = sqlite3.connect(os.path.join(folder, "queue.sqlite"), timeout=240, isolation_level=None)
     (name,) = connection.execute("SELECT name FROM jobs WHERE id = ?", (job_id,)).fetchone()
     words = (name or "done").split()
     if words[0] == "wait":

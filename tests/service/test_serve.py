@@ -188,7 +188,7 @@ else:
 @pytest.mark.long
 def test_no_thread_keeps_a_service_alive_that_was_asked_to_end(tmp_path: Path) -> None:
     code = ENDING.format(ends=ENDS, folder=tmp_path)
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert json.loads(shown.stdout) == [code for _, _, code in ENDS]
     for number, (_, main, code) in enumerate(ENDS):
         assert ("ended by force" in (tmp_path / str(number)).read_text()) == (code == 1), main

@@ -266,11 +266,11 @@ def test_a_service_with_tls_is_trusted_by_its_users_commands_alone(
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             service.client.get("/healthz")
         context = ssl.create_default_context(cafile=str(tmp_path / "queue" / "certificate.pem"))
-        with httpx.Client(base_url=service.url, verify=context, trust_env=False, timeout=60.0) as client:
+        with httpx.Client(base_url=service.url, verify=context, trust_env=False, timeout=240) as client:
             assert client.get("/healthz").json() == {"status": "ok"}
             assert client.get("/v1/jobs", headers=BEARER).status_code == 401
         with pytest.raises(httpx.HTTPError):
-            httpx.get(service.url.replace("https", "http") + "/healthz", trust_env=False, timeout=60.0)
+            httpx.get(service.url.replace("https", "http") + "/healthz", trust_env=False, timeout=240)
         for options in ((), ("--service", service.url)):
             assert "jobs" in run_json("jobs", *options)
         code, _, err = service.stop()
@@ -286,7 +286,7 @@ def test_a_service_with_tls_starts_again_with_the_certificate_that_it_has_made(t
     with service_process(tmp_path / "queue", tmp_path, "--https") as service:
         assert service.url.startswith("https://")
         context = ssl.create_default_context(cafile=str(tmp_path / "queue" / "certificate.pem"))
-        assert httpx.get(f"{service.url}/healthz", verify=context, trust_env=False, timeout=60.0).status_code == 200
+        assert httpx.get(f"{service.url}/healthz", verify=context, trust_env=False, timeout=240).status_code == 200
         assert service.stop()[0] == 0
     assert (tmp_path / "queue" / "certificate.pem").read_bytes() == made
 
@@ -440,7 +440,7 @@ except urllib.error.HTTPError as error:
 """
     answer = subprocess.run(
         ["/usr/bin/env", "python3", "-c", script], user=65534, group=65534, capture_output=True, text=True, cwd="/",
-        timeout=60,
+        timeout=240,
     )  # fmt: skip
     assert answer.stdout.split() == ["PermissionError", "401"], answer.stderr
 

@@ -50,7 +50,7 @@ def test_results_come_in_block_order(executor: LocalExecutor) -> None:
 
 
 def test_tasks_run_side_by_side(executor: LocalExecutor) -> None:
-    meeting = threading.Barrier(3, timeout=60.0)
+    meeting = threading.Barrier(3, timeout=240)
     pending = executor.submit("blocks", lambda group: [meeting.wait() >= 0 for _ in group], (), [[0], [1], [2]])
     assert pending.result() == [True, True, True]
     assert executor.parallelism == 3

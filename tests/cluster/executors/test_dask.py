@@ -228,7 +228,7 @@ def test_workers_that_join_late_are_set_up(start_cluster: StartCluster) -> None:
     executor = DaskExecutor(client, cache_bytes=worker_cache().budget_bytes)
     assert executor.parallelism == 1
     client.cluster.scale(3)
-    client.wait_for_workers(3, timeout=120)
+    client.wait_for_workers(3, timeout=240)
     found = client.run(plugins)
     assert len(found) == 3
     assert all(any(name.startswith("dkgp-worker-setup") for name in names) for names in found.values())
@@ -240,7 +240,7 @@ def test_parallelism_follows_the_cluster(start_cluster: StartCluster, monkeypatc
     executor = DaskExecutor(client)
     assert executor.parallelism == 1
     client.cluster.scale(3)
-    client.wait_for_workers(3, timeout=120)
+    client.wait_for_workers(3, timeout=240)
     assert executor.parallelism == 3
 
 
@@ -291,7 +291,7 @@ def test_worker_processes(start_cluster: StartCluster) -> None:
     executor = DaskExecutor(client, cache_bytes=12_345, owns_workers=True)
     before = (blas_threads(), worker_cache().budget_bytes)
     client.cluster.scale(2)
-    client.wait_for_workers(2, timeout=120)
+    client.wait_for_workers(2, timeout=240)
     # Workers that were there and workers that joined: one BLAS thread, the budget, deaf to the terminal's Ctrl-C.
     assert list(client.run(setup_of).values()) == [({1}, 12_345, True)] * 2
     assert (blas_threads(), worker_cache().budget_bytes) == before
@@ -316,7 +316,7 @@ def test_worker_processes(start_cluster: StartCluster) -> None:
         executor.submit("blocks", die, (), [[0]]).result()
     assert caught.value.exit_code is ExitCode.CLUSTER_LOST
     assert executor.submit("blocks", late_first, (1,), [[0], [1]]).result() == [0, 1]
-    client.wait_for_workers(2, timeout=120)
+    client.wait_for_workers(2, timeout=240)
     assert list(client.run(setup_of).values()) == [({1}, 12_345, True)] * 2
     assert forgotten(client)
 
@@ -378,7 +378,7 @@ def test_tasks_take_resources_of_workers_that_have_them(start_cluster: StartClus
         options = {**client.cluster.new_spec["options"], "nthreads": 4, "resources": resources}
         client.cluster.worker_spec[name] = {**client.cluster.new_spec, "options": options}
     client.cluster.sync(client.cluster._correct_state)
-    client.wait_for_workers(2, timeout=120)
+    client.wait_for_workers(2, timeout=240)
     assert DaskExecutor(client).parallelism == 8
     executor = DaskExecutor(client, resources={"dkgp": 2.0})
     with (

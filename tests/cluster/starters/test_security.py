@@ -117,7 +117,7 @@ TLS_ALERT = b"\x15\x03"
 def answer_to_plain_text(address: str) -> bytes:
     """The first two bytes that come back to dask's own greeting, sent as it is; none where the port is closed on it."""
     host, port = address.split(":")
-    with socket.create_connection((host, int(port)), timeout=120) as connection:
+    with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall((1).to_bytes(8, "little") + (64).to_bytes(8, "little") + b"x" * 64)
         with suppress(ConnectionError):
             return connection.recv(2)

@@ -163,8 +163,8 @@ def test_reads_from_threads_and_processes(s3: Place) -> None:
     queue = context.Queue()
     process = context.Process(target=lambda: queue.put(float(dataset.inputs(0, 300).sum())))
     process.start()
-    assert queue.get(timeout=120) == expected.sum()
-    process.join(120)
+    assert queue.get(timeout=240) == expected.sum()
+    process.join(240)
     assert process.exitcode == 0
     assert read(3)
 

@@ -152,7 +152,7 @@ def test_a_write_that_fails_for_real_leaves_nothing(tmp_path: Path, importable: 
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
         env=importable,
     )

@@ -356,7 +356,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, importable: dict[str
         env=importable,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     small_bytes, large_bytes = map(int, found.stdout.split())

@@ -129,7 +129,7 @@ def test_processes_write_side_by_side(local: Path, factor: Factor, importable: d
     process = subprocess.Popen([sys.executable, "-c", code, str(local.parent / "writer"), "0"], env=importable)
     for start, stop in writer.row_chunks()[1::2]:
         writer.write_columns(start, np.full((stop - start, 40), start, np.float32))
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=240) == 0
     record = writer.commit(**small(factor))
     expected = np.repeat(np.arange(N) // CHUNK_ROWS * CHUNK_ROWS, RANK).reshape(N, RANK)
     np.testing.assert_array_equal(record.columns(0, N), expected)

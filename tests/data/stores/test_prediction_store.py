@@ -113,7 +113,7 @@ def test_processes_write_side_by_side(tmp_path: Path, importable: dict[str, str]
     writer = PredictionWriter.open_to_resume(tmp_path / "p.zarr")
     for start in range(10, 400, 20):
         writer.write(start, mean=np.arange(start, start + 10.0))
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=240) == 0
     prediction = PredictionWriter.open_to_resume(tmp_path / "p.zarr").commit()
     np.testing.assert_array_equal(prediction.read("mean")[:, 0], np.arange(400.0))
 

@@ -128,7 +128,7 @@ for number in range(40):
 
 def test_concurrent_writers_lose_no_entry_and_share_no_file(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, str(number)]) for number in range(3)]
-    assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(240) for writer in writers] == [0, 0, 0]
     files = code_cache._SharedFiles(str(tmp_path), "function", "stamp")
     index = files._load_index()
     assert len(index) == len(set(index.values())) == 120
@@ -164,4 +164,4 @@ def test_what_one_process_compiles_the_others_wait_for(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    assert sorted(process.communicate(timeout=120)[0].strip() for process in processes) == ["0", "1"]
+    assert sorted(process.communicate(timeout=240)[0].strip() for process in processes) == ["0", "1"]

@@ -426,7 +426,7 @@ def test_everything_printed_becomes_events_and_stays_within_bounds(tmp_path: Pat
         "    os.write(1, b', after all\\n' + b'many\\n' * 1000)\n"
         f"pathlib.Path({str(tmp_path / 'lines')!r}).write_text('\\n'.join(lines))\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240)
     lines = (tmp_path / "lines").read_text().splitlines()
     assert lines[:4] == ["from python", "from C", "from a child", "no end of line, after all"]
     assert len(lines) == 100
