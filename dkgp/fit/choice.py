@@ -176,6 +176,8 @@ class Forecasts:
         Methods of classifiers, compared on held-out training samples.
     limited : bool
         Whether the user set the memory limit, which variances then keep.
+    most_seconds : float
+        An exact model whose training alone takes longer has no forecast of its variances, which costs more than that.
 
     Prices are those of a nominal machine, or measured here in some seconds (`measured`). The work is counted once.
 
@@ -197,10 +199,11 @@ class Forecasts:
         *,
         compared: Comparison | None = None,
         limited: bool = False,
+        most_seconds: float = math.inf,
     ) -> None:
         self._dataset, self._tests, self._budget, self._is_limited = dataset, tests, memory_bytes, limited
         self._hyperparameters = hyperparameters or Hyperparameters(SquaredExponential((1.0,) * dataset.n_features), 0.1)
-        self._compared = compared
+        self._compared, self._most_seconds = compared, most_seconds
         self._labelled, self._seed, self._cluster, self._reporter = hyperparameters is None, seed, cluster, reporter
         self._counted: dict[str, Any] = {}
         self._take(MachineFigures(dataset.n_features, Prices.nominal(dataset.n_features), (1.0,)))
@@ -238,8 +241,10 @@ class Forecasts:
                 self._reporter.note(f"the exact model does not fit: {error}")
                 break
             yield exact
+            if exact.gap is None:
+                break
         if (near := self.near()) is not None:
-            if exact is not None:
+            if exact is not None and exact.gap is not None:
                 memory = max(exact.memory_bytes, near.memory_bytes)
                 yield replace(exact, gap=None, approximate=True, predict_seconds=near.seconds, memory_bytes=memory)
             yield near
@@ -272,6 +277,10 @@ class Forecasts:
         )
         cache = self._cluster.cache_bytes
         memory = foreseen.memory_plan(cache, self._budget)
+        work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
+        training, peak = self._seconds(work, foreseen.sizes), memory.coordinator_bytes + memory.worker_parts
+        if training > self._most_seconds:
+            return Way("exact", None, None, training, 0.0, peak)
         settings = VarianceSettings(gap=gap, seed=self._seed)
         if self._is_limited:
             working = variance_memory(dataset.n_samples, max(0, self._budget - self.resident_bytes - RUNTIME_BYTES))
@@ -281,11 +290,8 @@ class Forecasts:
             lambda: foresee_variances(dataset, hyperparameters, settings, self._tests, threads),
         )
         run = variances.on(1, threads)
-        work = foreseen.phases(foreseen.counts.expected, spilled=foreseen.spilled(cache, 1))
-        training = self._seconds(work, foreseen.sizes)
         phases = variances.phases(run, foreseen.sizes, variances.single.count, variances.double.count)
-        predicting = variances.peak_bytes(run, self.resident_bytes)
-        peak = max(memory.coordinator_bytes + memory.worker_parts, predicting)
+        peak = max(peak, variances.peak_bytes(run, self.resident_bytes))
         return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak, settings.memory_bytes)
 
     def near(self) -> Way | None:
@@ -360,7 +366,7 @@ class Chooser:
             decision = self._quickest(ways, seconds, slowness)
             self._reporter.note(f"the model: {decision.reason}")
             return dict(to_json(decision))
-        forecasts, limit = self.forecasts(), SHARE_OF_FORECASTS * self._job.seconds
+        forecasts, limit = self.forecasts(seconds / slowness), SHARE_OF_FORECASTS * self._job.seconds
         nominal = self._foreseen(lambda: forecasts, seconds, slowness, limit)
         if nominal is None:
             nominal = self.smaller(EVERY)
@@ -389,7 +395,7 @@ class Chooser:
         slowness = self._budget.slowness()
         return [self._at_load(other, slowness) for other in self.forecasts().smaller(way)]
 
-    def forecasts(self) -> Forecasts:
+    def forecasts(self, most_seconds: float = math.inf) -> Forecasts:
         """Return forecasts at nominal prices."""
         job = self._job
         return Forecasts(
@@ -402,6 +408,7 @@ class Chooser:
             self._reporter,
             compared=self.methods,
             limited=job.memory_bytes is not None,
+            most_seconds=most_seconds,
         )
 
     @property

@@ -119,6 +119,13 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         "dkgp.plan.plan._measure_cluster", lambda job, reporter: ClusterFigures(THREADS, threads, resident, 0)
     )
+    # Variances are not counted if training alone takes too long.
+    with monkeypatch.context() as patch:
+        patch.delattr("dkgp.fit.choice.foresee_variances")
+        hopeless = Forecasts(dataset, hyperparameters, 40, budget, 0, ClusterOptions(), reporter, most_seconds=0.0)
+        first, second, *_ = hopeless.ways()
+    assert (first.words, second.name) == ("exact", "vif")
+    assert first.train_seconds > first.predict_seconds == 0.0
     widest, approximate, near = ways[len(GAPS) - 1 : len(GAPS) + 2]
     assert [way.words for way in ways if way.approximate] == ["exact (variances approximate, from neighbours (VIF))"]
     assert (approximate.train_seconds, approximate.predict_seconds) == (widest.train_seconds, near.seconds)
