@@ -190,8 +190,9 @@ class TuneRun(Run):
     signature: dict[str, Any]
     is_label = False
     _overwrite = False
-    # Time of evaluations over the nominal one, as other kernels took it; None before any.
+    # Time of evaluations over the nominal one and the optimum of the compared kernel; None without a comparison.
     _slowness: float | None = None
+    _compared: Hyperparameters | None = None
 
     @property
     def places(self) -> list[str]:
@@ -405,7 +406,8 @@ class TuneRun(Run):
     def search(self, executor: BlockExecutor) -> Hyperparameters:
         """Search, with one line per evaluation."""
         job, dataset = self.job, self.dataset
-        size = self._affordable(min(job.subset, dataset.n_samples), seconds_to_finish())
+        wanted = min(job.subset, dataset.n_samples)
+        size = self._affordable(wanted, seconds_to_finish())
         where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
         kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
         self.reporter.note(
@@ -418,7 +420,8 @@ class TuneRun(Run):
                 **{name: getattr(job, name) for name in names},
                 **job.named(),
                 "subset": size,
-                "start": self.start,
+                # There may be time for few evaluations only.
+                "start": self._compared if size < wanted and self._compared is not None else self.start,
                 "progress": progress,
             }
             if self.labels is None:
@@ -533,12 +536,18 @@ class BoundRun(TuneRun):
 
 # Samples of the subset that kernels are compared on, the share that is held out, and the folds of a smaller data set.
 COMPARED, HELD_OUT, COMPARED_FOLDS = 1000, 0.5, 10
+# Share of the time of a search with a deadline.
+SHARE_OF_KERNELS = 0.6
 
 
 class KernelsRun(TuneRun):
     """A run that compares kernels first. From then on, `job` contains the selected kernel."""
 
     asked: TuneJob
+
+    def __init__(self, job: TuneJob, reporter: Reporter) -> None:
+        super().__init__(job, reporter)
+        self._tuned: dict[str, Hyperparameters] = {}
 
     def check(self) -> None:
         """Refuse options of other searches together with `kernel` auto."""
@@ -578,7 +587,7 @@ class KernelsRun(TuneRun):
         """Compare the kernels, then tune the best one as if the user had named it."""
         comparison = self._compare(executor)
         kernel = comparison["kernel"]
-        self.job = replace(self.asked, kernel=kernel)
+        self.job, self._compared = replace(self.asked, kernel=kernel), self._tuned[kernel]
         return replace(super().search(executor), comparison=comparison)
 
     def _each_kernel(self) -> Iterator[str]:
@@ -590,15 +599,15 @@ class KernelsRun(TuneRun):
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
         """Tune and score the kernels one by one and share the time limit among them."""
         job, clock = self.asked, elapsed_clock()
-        began, share = clock(), job.kernel_seconds / len(COMPARED_KERNELS)
-        size = self._affordable(min(job.subset, COMPARED, self.dataset.n_samples), share)
+        began, limit = clock(), min(job.kernel_seconds, SHARE_OF_KERNELS * seconds_to_finish())
+        size = self._affordable(min(job.subset, COMPARED, self.dataset.n_samples), limit / len(COMPARED_KERNELS))
         rows: list[dict[str, Any]] = []
         for kernel in COMPARED_KERNELS:
-            others, time_left = len(COMPARED_KERNELS) - len(rows), job.kernel_seconds - (clock() - began)
+            others, time_left = len(COMPARED_KERNELS) - len(rows), limit - (clock() - began)
             if rows and time_left <= 0.0:
                 self.reporter.warn(
                     f"compared {len(rows)} of {len(COMPARED_KERNELS)} kernels within the time limit of "
-                    f"{job.kernel_seconds:.3g} s (`kernel_seconds`); not tried: {', '.join(COMPARED_KERNELS[-others:])}"
+                    f"{limit:.3g} s (`kernel_seconds`); not tried: {', '.join(COMPARED_KERNELS[-others:])}"
                 )
                 break
             # Time that a kernel does not use is shared among those after it.
@@ -646,6 +655,7 @@ class KernelsRun(TuneRun):
                 self.reporter.note(f"{kernel} could not be tuned: {error}")
             else:
                 assert tuned.scores is not None
+                self._tuned[kernel] = replace(tuned, scores=None)
                 scores = {"rows": size, **tuned.scores[next(iter(scoring))]}
                 figures = {name: scores[name] for name in figures}
                 # The scores take about as long as two evaluations.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands import candidates
+from dkgp.commands import candidates, searches
 from dkgp.commands.candidates import (
     LEAST_SEARCH,
     affordable,
@@ -82,6 +83,35 @@ def test_a_search_with_a_deadline_takes_the_subset_that_it_has_time_for(
         assert run_tune(job, reporter)["subset_size"] == taken
     words = f"the time that is left suffices for a subset of {taken} samples, not 300"
     assert (words in notes) == (taken < 300)
+
+
+@pytest.mark.parametrize("finish", [1e6, 1.0])
+def test_a_short_search_goes_on_from_the_compared_kernel(
+    finish: float, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "SMALLER_SUBSETS", (100, 50))
+    monkeypatch.setattr(searches, "COMPARED", 60)
+    monkeypatch.setattr(searches, "COMPARED_KERNELS", ("rbf", "rbf + linear"))
+    calls: list[dict[str, Any]] = []
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        calls.append(options)
+        return tune_dataset(*arguments, **options)
+
+    monkeypatch.setattr(searches, "tune_dataset", recorded)
+    train = stored(tmp_path, *surface(300, rng))
+    job = TuneJob(str(train), str(tmp_path / "a.json"), kernel="auto", all_samples="none", kernel_seconds=1e3)
+    # A clock on which each call takes a second: the comparison measures evaluations of a second.
+    ticks = itertools.count()
+    with limited(Deadline(finish, np.inf, lambda: float(next(ticks)) if finish == 1.0 else 0.0)):
+        document = run_tune(job, SilentReporter())
+    compared = [options["subset"] for options in calls[:-1]]
+    assert compared == ([60, 60] if finish > 1.0 else [50])
+    assert document["subset_size"] == (300 if finish > 1.0 else 50)
+    start = calls[-1]["start"]
+    assert (start is None) == (finish > 1.0)
+    if start is not None:
+        assert document["log_marginal_likelihood"] >= start.log_marginal_likelihood - 1e-6
 
 
 @pytest.mark.parametrize(
