@@ -203,7 +203,7 @@ def byte_count(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags=re.IGNORECASE)
     size = math.inf if match is None else float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
     if not math.isfinite(size):
-        raise ValueError(f"{text!r} is no size; write it as 4GiB, 512MiB or a number of bytes.")
+        raise ValueError(f"{text!r} is not a size; write it as 4GiB, 512MiB or a number of bytes.")
     return int(size)
 
 

@@ -9,6 +9,7 @@ a looser tolerance. With one, a forecast decides on the number of samples.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -113,38 +114,46 @@ class Choice:
         nominal = max(1, tuned.evaluations or 1) * evaluation_seconds(size)
         self._slowness = max(1.0, (tuned.seconds or 0.0) / nominal)
 
+    @property
+    def _subset(self) -> str:
+        """The first candidate's samples in words."""
+        n = self._dataset.n_samples
+        size = self._tuned.subset_size or n
+        return f"all {n:,} samples" if size >= n else f"a subset of {size:,} samples"
+
     def best(self) -> Hyperparameters:
         """Return the best candidate, with the record of all."""
         n, size = self._dataset.n_samples, self._tuned.subset_size or self._dataset.n_samples
-        first = Candidate(self._tuned, f"a subset of {size:,} samples")
+        first = Candidate(self._tuned, self._subset)
         held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * n))
         if n < LEAST_SAMPLES:
             return self._tuned
         if n - held_out < WORTH * size:
             rows = plan_subsets(n, size, seed=self._job.seed).subset(0)
             self._judged.append(leave_one_out(self._dataset, rows, first))
+            self._reporter.note(f"{first.origin}: {figures(self._judged[-1])}")
             self._free_amplitude(rows, first.origin)
             return self._taken(0, len(rows))
         samples = affordable(n - held_out, size, self._limit, self._slowness, held_out)
         if not samples:
             expected = forecast(int(WORTH * size), self._slowness, held_out)
-            self._skip("the evidence of all samples", f"forecast {expected:.3g} s of {self._limit:.3g} s")
+            self._skip("the likelihood of all samples", _too_long(expected, self._limit))
             return replace(self._tuned, candidates=self._record(None, 0, 0))
         return self._compared(first, draw_held_out(n, size, self._job.seed), samples)
 
     def _free_amplitude(self, rows: IntArray, origin: str) -> None:
         """Add the subset's optimum with a free amplitude, from the optimum with amplitude 1."""
-        job, start, origin = self._job, self._tuned, f"{origin}, free amplitude"
+        job, start, origin = self._job, self._tuned, f"{origin}, with the amplitude"
         chosen = job.learn_variance or job.bounds or job.fixed or job.priors
         if chosen or start.kernel.amplitude_index is None or not start.kernel.stationary:
             return
         if len(rows) < LEAST_FOR_FEATURE * self._dataset.n_features:
-            self._skip(origin, f"it needs {LEAST_FOR_FEATURE} samples for each feature")
+            self._skip(origin, f"it needs at least {LEAST_FOR_FEATURE} samples for each feature")
             return
         if should_finish() or (self._limit is not None and (start.seconds or 0.0) > self._limit):
-            self._skip(origin, "there was no time")
+            self._skip(origin, "the time limit is over")
             return
-        with self._reporter.search("free amplitude") as progress:
+        with self._reporter.search("tune with the amplitude") as progress:
             try:
                 tuned = tune_dataset(
                     self._dataset,
@@ -180,15 +189,15 @@ class Choice:
     def _search(self, judge: Judge, start: Hyperparameters, more: str) -> None:
         """Add the optimum of the evidence of the judge's samples, if time and memory allow it."""
         n, job = judge.training.n_samples, self._job
-        origin = f"the evidence of {n:,} samples{more}"
+        origin = f"the likelihood of {n:,} samples{more}"
         size, (resident, budget) = min(BASIS_SIZES["vif"], n), memory_budget()
         left = None if self._limit is None else self._limit - self._clock.seconds
         expected = forecast(n, self._slowness, len(judge.inputs))
         if should_finish():
-            self._skip(origin, "there was no time")
+            self._skip(origin, "the time limit is over")
             return
         if left is not None and left < 0.5 * expected:
-            self._skip(origin, f"forecast {expected:.3g} s of {max(0.0, left):.3g} s")
+            self._skip(origin, _too_long(expected, left))
             return
         self._reporter.note(f"continuing with {origin}")
         try:
@@ -236,16 +245,16 @@ class Choice:
             self._judged.append(again)
         if len(self._judged) == 1 and not held_out and not self._not_tried:
             return self._tuned
-        self._reporter.note(f"hyperparameters: those of {best.candidate.origin}; {figures(best)} on held-out samples")
+        self._reporter.note(f"chosen hyperparameters: '{best.candidate.origin}'{self._because(best)}")
         taken, first = best.candidate.hyperparameters, self._tuned
         kept = {name: getattr(first, name) for name in ("subset_size", "subsets", "n_samples", "comparison", "scores")}
         warnings = list(taken.warnings)
         if is_at_noise_bound(taken) and not any("noise_variance" in text for text in warnings):
             warnings.append(NO_NOISE.format(taken.noise_variance))
         if not best.is_calibrated and best.squared is not None:
+            source = "on held-out training samples" if held_out else "in leave-one-out predictions"
             warnings.append(
-                f"error bars may not be calibrated: {figures(best)} on held-out training samples (95 % and 1 are "
-                "expected)"
+                f"error bars may not be calibrated: {figures(best)} {source} (a calibrated model has 95 % and 1)"
             )
         return replace(
             taken,
@@ -255,14 +264,27 @@ class Choice:
             warnings=tuple(warnings),
         )
 
+    def _because(self, best: Judged) -> str:
+        """Return the reason for a choice whose NLPD is not the smallest; empty if it is."""
+        smaller = [other for other in self._judged if other.nlpd is not None and other.nlpd < (best.nlpd or math.inf)]
+        if not smaller or best.nlpd is None:
+            return ""
+        least = min(smaller, key=lambda judged: judged.nlpd or 0.0)
+        return f". The NLPD of '{least.candidate.origin}' is smaller, {least.nlpd:.4f}, but not by more than chance"
+
     def _record(self, best: Judged | None, held_out: int, samples: int) -> dict[str, Any]:
         return {
-            "taken": f"a subset of {self._tuned.subset_size:,} samples" if best is None else best.candidate.origin,
+            "taken": self._subset if best is None else best.candidate.origin,
             "held_out": held_out,
             "samples": samples,
             "candidates": [judged.row() for judged in self._judged],
             "not_tried": self._not_tried,
         }
+
+
+def _too_long(expected: float, remaining: float | None) -> str:
+    """Return the reason for a candidate that would exceed the time limit."""
+    return f"forecast {expected:.3g} s, more than the remaining time of {max(0.0, remaining or 0.0):.3g} s"
 
 
 NO_NOISE = (
@@ -276,8 +298,8 @@ def figures(judged: Judged) -> str:
     if judged.nlpd is None:
         return "could not predict"
     return (
-        f"NLPD {judged.nlpd:.4f}, RMSE {judged.rmse:.4f}, {judged.coverage_95:.1%} covered, squared error "
-        f"{judged.squared:.3g} times the variance"
+        f"NLPD {judged.nlpd:.4f}, RMSE {judged.rmse:.4f}, coverage of 95 % intervals {judged.coverage_95:.1%}, squared "
+        f"error / variance {judged.squared:.3g}"
     )
 
 

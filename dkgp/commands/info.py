@@ -39,6 +39,7 @@ from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normali
 from dkgp.data.sources.formats import formats
 from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, StoreError
+from dkgp.kernels import kernel_from_json
 from dkgp.models import read_hyperparameters
 from dkgp.registry import Extra, Option
 
@@ -67,7 +68,7 @@ def run_info(job: InfoJob, reporter: Reporter) -> Document:
         return {"command": "info", "kind": "installation", **_installation()}
     url = normalise_url(job.location)
     if not exists(url):
-        raise InputError(f"there is nothing at '{url}'. Check the path")
+        raise InputError(f"There is no file or folder at '{url}'. Check the path.")
     if is_file(url):
         if any(url.lower().endswith(suffix) for form in formats() for suffix in form.suffixes):
             open_dataset(url)  # the refusal names the command that builds a store from a table
@@ -205,6 +206,7 @@ def _classifier(url: str) -> Document:
 def _exact(url: str) -> Document:
     model = open_model(url)
     own = {"kind": model.kind, "n": model.n_samples, "by_reference": model.by_reference}
+    own["prior_variance"] = kernel_from_json(model.kernel).prior_variance(model.n_features)
     trained, about = _trained(model), (model.summary.get("estimator") or {}).get("kriging")
     if about is not None:
         own["kriging"] = _kriged(about)
@@ -299,7 +301,7 @@ def _decided(prediction: Prediction) -> Document:
 def _checkpoint(url: str) -> Document:
     checkpoint = CheckpointStore(url).load_latest()
     if checkpoint is None:
-        raise InputError(f"'{url}' is no dkgp store, checkpoint or hyperparameter file")
+        raise InputError(f"'{url}' is not a dkgp store, checkpoint or hyperparameter file. Give the path of one")
     history: list[dict[str, Any]] = checkpoint.metadata.get("loop", {}).get("history", [])
     return {
         "kind": "checkpoint",

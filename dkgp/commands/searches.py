@@ -118,7 +118,7 @@ def refined(run: Run, start: Hyperparameters, executor: BlockExecutor) -> Hyperp
     space = RefineSpace.of_start(start, dataset.feature_names, learn_variance=job.learn_variance, **job.named())
     reporter.note(
         f"refining {int(space.space.free.sum())} hyperparameters on {dataset.n_samples:,} samples with "
-        f"{settings.probes_for(dataset.n_samples)} probes"
+        f"{settings.probes_for(dataset.n_samples)} random vectors for each gradient"
     )
 
     with interruptible(reporter.warn) as interruption:

@@ -30,6 +30,7 @@ from dkgp.data import CheckpointStore, ClassifierRecord, Dataset, ModelRecord, o
 from dkgp.data.remote.storage import exists
 from dkgp.data.stores.models.regression import SparseRecord
 from dkgp.errors import CheckpointError, ClusterError, InputError, NumericalError, StorageError, UsageError, about
+from dkgp.kernels import kernel_from_json
 from dkgp.models import Hyperparameters
 from dkgp.models.exact import TrainedModel, require_one_target, save, train
 from dkgp.models.memory import Memory
@@ -284,7 +285,7 @@ class TrainRun(TrainingRun):
         if self.choice is not None:
             solver, reason = self.choice.solver, self.choice.reason
             self.reporter.note(
-                f"the solver is {solver}, the fastest by a forecast", f"the solver is {solver}: {reason}"
+                f"the solver is {solver}, forecast to be the fastest", f"the solver is {solver}: {reason}"
             )
 
     def choose_solver(self, *, one_arithmetic: bool = True) -> None:
@@ -423,8 +424,10 @@ class TrainRun(TrainingRun):
 
     def described(self, outcome: Outcome) -> Document:
         """Return the model's part of the record."""
-        tolerance = {"tolerance": self.job.solver.tolerance}
-        return {**plain(outcome.summary), **tolerance, **super().described(outcome)}
+        kernel, d = outcome.model.kernel, outcome.summary["d"]
+        kernel = kernel_from_json(kernel) if isinstance(kernel, dict) else kernel
+        own = {"tolerance": self.job.solver.tolerance, "prior_variance": kernel.prior_variance(d)}
+        return {**plain(outcome.summary), **own, **super().described(outcome)}
 
 
 def run_train(job: TrainJob, reporter: Reporter) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dkgp.commands.reporting.outputs import Document, check_side_files
+from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.searches import run_tune
 from dkgp.commands.train import TrainJob, finished_train
@@ -28,6 +28,7 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     if not job.resume:
         ensure_writable(job.out, job.overwrite, MODEL_KIND)
         check_side_files(job.plot, job.log_json, replace=job.overwrite)
+        check_output_file(job.hyper, replace=job.overwrite, option="`hyper`", local=False)
     search = TuneJob(
         job.dataset,
         job.hyper,

@@ -115,17 +115,17 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
             return Decision(way, _reason(way, passed, seconds, memory_bytes), tuple(passed))
         passed.append(way)
     if not passed:
-        raise MemoryBudgetError(f"no model fits in {memory_bytes / 1024**3:.2f} GiB; give more with `memory_bytes`")
+        raise MemoryBudgetError(f"no model fits in {memory_bytes / 1024**3:.2f} GiB; raise `memory_bytes`")
     least = min(passed, key=lambda way: way.memory_bytes)
     if least.memory_bytes > memory_bytes:
         raise MemoryBudgetError(
-            f"the model with the least memory ({least.words}) is forecast to take {least.forecast}; there are "
-            f"{memory_bytes / 1024**3:.2f} GiB. Give more with `memory_bytes`, or fewer samples"
+            f"the model with the least memory ({least.words}) is forecast to take {least.forecast}; the "
+            f"limit is {memory_bytes / 1024**3:.2f} GiB. Raise `memory_bytes`, or give fewer samples"
         )
     quickest = min((way for way in passed if way.memory_bytes <= memory_bytes), key=lambda way: way.seconds)
     raise InputError(
         f"the fastest model ({quickest.words}) is forecast to take {quickest.forecast}; of `seconds`, "
-        f"{spoken(seconds)} remain for it. Give more, or fewer samples"
+        f"{spoken(seconds)} remain for it. Raise the limit, or give fewer samples"
     )
 
 
@@ -498,7 +498,7 @@ class Chooser:
             share = min(1.0, MOST_SAMPLES / n) * (min(COMPARED_BASIS, other.size) / other.size) ** 2
             forecast = way.train_seconds + share * other.train_seconds
         if forecast > SHARE_OF_COMPARISON * seconds:
-            skipped = f"There was no time to compare it with {tried.words} ({spoken(forecast)})"
+            skipped = f"There was no time to compare it with {tried.words} (forecast {spoken(forecast)})"
             return replace(decision, reason=f"{decision.reason}. {skipped}"), []
         judged: list[Judged] = []
 

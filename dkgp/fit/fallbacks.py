@@ -159,7 +159,7 @@ class Fallbacks:
                         f"training of {way.words} was stopped after {spoken(attempt.seconds)}, before it "
                         "reached its tolerance"
                         + (
-                            f"; the largest gradient is {document['gradient_inf_norm']:.2g}"
+                            f"; the largest residual is {document['gradient_inf_norm']:.2g}"
                             if _gradient(document)
                             else ""
                         ),

@@ -148,7 +148,7 @@ class FitJob:
             A folder that is not on this machine.
         """
         if not self.ingestion.targets and self.ingestion.labels is None:
-            raise UsageError("name the column to predict: `targets` of numbers, or `labels` of classes")
+            raise UsageError("name the column to predict: `targets` for numbers, or `labels` for classes")
         if self.ingestion.targets and self.ingestion.labels is not None:
             raise UsageError("got both `targets` (numbers) and `labels` (classes); give one of them")
         if not is_local(self.out):

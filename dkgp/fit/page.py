@@ -195,7 +195,7 @@ def _figures(document: Document) -> list[Row]:
         ]
     if evaluated.get("mean_error_bound") is not None:
         bound = evaluated["mean_error_bound"]
-        text = proven(f"within {bound:.3g} of the exact model's", bound)
+        text = proven(f"within {plain_number(bound, 3)} of the exact model's", bound)
         rows.append((f"means, proven (in standard deviations of {scale})", text))
     return rows
 
@@ -238,7 +238,7 @@ def _model(document: Document) -> str:
             rows.append(("tuning has not converged", stopped(_tuned(document)) or "see below"))
         rows.append(("noise variance (share of the target's variance)", _number(tuned["noise_variance"])))
     if way["name"] == "exact":
-        rows.append(("solver", f"{trained['solver']}, to a gradient of {trained['gradient_inf_norm']:.2g}"))
+        rows.append(("solver", f"{trained['solver']}, largest residual {trained['gradient_inf_norm']:.2g}"))
     if not document["converged"]:
         rows.append(("not converged", str(trained.get("reason", "training stopped before its tolerance"))))
     seconds = ", ".join(f"{name} {spoken(value)}" for name, value in document["seconds_by_phase"].items())
@@ -309,7 +309,11 @@ def _candidates(compared: Document) -> str:
         "is smaller by more than chance. Targets are standardised."
     )
     if not compared["held_out"]:
-        lead = f"{compared['samples']:,} training samples, each predicted from the others. Targets are standardised."
+        lead = (
+            f"Each candidate predicted {compared['samples']:,} training samples, each from the others. A later "
+            "candidate was chosen if its negative log predictive density (NLPD) is smaller by more than chance. "
+            "Targets are standardised."
+        )
     rows = [
         [
             row["from"] + (" (chosen)" if row["from"] == compared["taken"] else ""),
@@ -320,14 +324,17 @@ def _candidates(compared: Document) -> str:
         for row in compared["candidates"]
     ]
     rows += [[row["from"], f"not tried: {row['reason']}", "", "", "", ""] for row in compared["not_tried"]]
-    table = _grid(("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows)
+    table = _grid(
+        ("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds to predict"), rows
+    )
     return f'<h3>Hyperparameters</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
 
 
 def _attempts(attempts: Document) -> str:
     """Table of the models that were tried and of those that were not."""
     lead = (
-        "The first model failed the verdict, so others were tried. Another model is chosen if the negative log "
+        "The evaluation found a problem with the first model, so others were tried. "
+        "Another model is chosen if the negative log "
         "predictive density (NLPD) of the held-out samples is smaller, without a larger error or a worse coverage. "
         "Errors are in the target's units."
     )

@@ -189,7 +189,7 @@ class _Fit:
         """Write the page; without pictures if they would exceed the time limit."""
         with_pictures = self.budget.for_pictures >= PICTURE_SECONDS * self.budget.slowness()
         if not with_pictures:
-            text = "the page has no pictures"
+            text = "the report has no pictures"
             self.reporter.warn(f"to keep the limits: {text}")
             document["given_up"].append({"step": "report", "text": text})
         return write_page(self.job, document, with_pictures=with_pictures)
@@ -218,7 +218,8 @@ class _Fit:
         texts = _text_targets(error.survey)
         if texts and not self.labelled:
             raise InputError(
-                f"{error}\nThe target '{texts[0]}' holds text; to classify, give `labels` {texts[0]}"
+                f"{error}\nThe target '{texts[0]}' contains text. To classify, "
+                f"give `labels` {texts[0]} instead of `target`"
             ) from error
         table, ids = error.survey.table(job.table), error.survey.ids(job.table, job.ids)
         if not self.job.auto_columns or error.survey.unclear(job.table) or (table == job.table and ids == job.ids):
@@ -252,12 +253,18 @@ class _Fit:
             text = f"comparing transforms of the target was stopped after {spoken(attempt.seconds)} without a result"
         self.reporter.warn(f"to keep the limits: {text}")
         lost = [{"step": "transform", "text": text}]
-        return {"transform": None, "reason": "there was no time", "findings": [], "compared": [], "given_up": lost}
+        return {
+            "transform": None,
+            "reason": "the time limit was too short",
+            "findings": [],
+            "compared": [],
+            "given_up": lost,
+        }
 
     def _compare(self, ingested: Document, seconds: float) -> Document:
         job, kernel = self.job, self.job.kernel
         if seconds < LEAST_SECONDS:
-            reason = f"{spoken(seconds)} are too short for a comparison"
+            reason = f"the time for a comparison, {spoken(seconds)}, is too short"
             return {"transform": None, "reason": reason, "findings": [], "compared": []}
         train, test = open_dataset(job.place(TRAIN)), open_dataset(job.place(TEST))
         compared = compare_transforms(
@@ -347,7 +354,7 @@ class _Fit:
                 attempts.not_tried.append({"model": remedy.words, "reason": choice["reason"]})
                 self.reporter.note(f"not tried: {remedy.words} ({choice['reason']})")
                 continue
-            self.reporter.note(f"the model failed the verdict; trying {remedy.words}")
+            self.reporter.note(f"the evaluation found a problem; trying another model: {remedy.words}")
             self._another_in_time(number, remedy, choice["way"], attempts)
         return attempts
 
@@ -504,7 +511,7 @@ class _Fit:
         if self.memory_bytes < least:
             raise MemoryBudgetError(
                 f"`memory_bytes` is {self.memory_bytes / 1024**2:,.0f} MiB; libraries and compiled code alone need "
-                f"{least / 1024**2:,.0f} MiB. Give more"
+                f"{least / 1024**2:,.0f} MiB. Raise it"
             )
 
     def _claim(self) -> None:

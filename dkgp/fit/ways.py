@@ -86,7 +86,7 @@ class Way:
     @property
     def forecast(self) -> str:
         """The figures of the forecast in words."""
-        return f"{spoken(self.seconds)} and {self.memory_bytes / 1024**3:.2f} GiB"
+        return f"{spoken(self.seconds)} to train and predict, and {self.memory_bytes / 1024**3:.2f} GiB"
 
     def fits(self, seconds: float, memory_bytes: int) -> bool:
         """Return True if the forecast is within the limits."""

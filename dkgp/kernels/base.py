@@ -135,6 +135,10 @@ class Kernel(ABC):
     def diagonal(self, A: ArrayLike) -> FloatArray:
         """k(x, x) for each row of `A`: (a,) float64."""
 
+    def prior_variance(self, n_features: int) -> float | None:
+        """Return k(x, x) if it is the same everywhere, or None."""
+        return float(self.diagonal(np.zeros((1, n_features)))[0]) if self.stationary else None
+
     @property
     def diagonal_roundings(self) -> float:
         """Bound on the relative error of `diagonal`, in roundings: of v f(0), a user's f being good to sixteen."""

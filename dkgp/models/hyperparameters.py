@@ -373,7 +373,7 @@ def write_hyperparameters(location: Location, hyperparameters: Hyperparameters, 
     """
     if not overwrite and exists(location):
         raise OutputExistsError(
-            f"the output '{os.fspath(location)}' already exists. Choose another path, or replace it by `overwrite`"
+            f"the output '{os.fspath(location)}' already exists. Choose another path, or give `overwrite` to replace it"
         )
     write_object(
         location, (json.dumps(hyperparameters.to_json(), indent=2, allow_nan=False) + "\n").encode(), replace=overwrite

@@ -128,7 +128,8 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     -------
     dict
         `rmse` (equation 16 of the GBCD paper: normalised by the training targets' standard deviation, on the scale of
-        their `transform` where they have one, which is then in the result; `point`, mean or median, is the prediction
+        their `transform` where they have one, which is then in the result;
+        `target_std`: these deviations; `point`, mean or median, is the prediction
         that errors are measured from), `rmse_raw` and `mae_raw` in the targets' own units, `r_squared` (None of
         constant targets), `mean_error_bound` (largest, normalised as rmse) and `mean_error_bound_rms`: the root mean
         square distance from the exact means is no more;
@@ -189,6 +190,7 @@ def evaluate(prediction: Prediction, dataset: Dataset, *, noise_free: bool = Fal
     explained = _r_squared(rmse_raw, moments.std)
     result: dict[str, Any] = {
         "n": n,
+        "target_std": scale.tolist(),
         "rmse": _root_mean_square(rmse),
         "rmse_raw": _root_mean_square(rmse_raw),
         "mae_raw": float(np.mean(absolute / n)),

@@ -370,7 +370,7 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
         options = replace(options, kind="processes", workers=1, threads_per_worker=1)
     elif options.workers is None and options.adaptive is None:
         options = replace(options, workers=1)  # one worker is enough for the measurement
-    reporter.note("measuring round trips")
+    reporter.note("measuring the time of messages to workers")
     # This number of samples makes "auto" use Dask.
     with open_executor(options, 2**62, reporter) as executor:
         cluster = measure_cluster(executor)
@@ -389,7 +389,7 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
 def _measure_machine(
     job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, reporter: Reporter
 ) -> MachineFigures:
-    reporter.note("measuring this machine")
+    reporter.note("measuring the speed of this machine")
     machine = measure_machine(dataset, hyperparameters.kernel, hyperparameters.noise_variance)
     if job.figures is not None:
         write_figures(job.figures, machine)

@@ -383,7 +383,7 @@ class MaxIterations(_Effort):
         return StopReason(
             "max_iterations",
             False,
-            f"{progress.iteration} iterations done",
+            f"the limit of {progress.iteration} iterations was reached",
             "allow more iterations, or a larger tolerance",
         )
 
@@ -404,8 +404,8 @@ class MaxPasses(_Effort):
         return StopReason(
             "max_passes",
             False,
-            f"{progress.column_passes:.2f} column passes done",
-            "resume with a larger `max_passes`, a larger block size, or a larger tolerance",
+            f"the limit of {self.passes:g} passes over the kernel matrix was reached",
+            "resume with a larger `max_passes`, or a larger tolerance",
         )
 
 
@@ -423,7 +423,10 @@ class MaxSeconds(_Effort):
         if progress.seconds < self.seconds:
             return None
         return StopReason(
-            "max_seconds", False, f"{progress.seconds:.0f} seconds spent", "resume with a larger `max_seconds`"
+            "max_seconds",
+            False,
+            f"the limit of {self.seconds:g} s was reached, after {progress.seconds:.0f} s",
+            "resume with a larger `max_seconds`",
         )
 
 

@@ -145,7 +145,7 @@ def test_stores_that_are_missing_damaged_or_of_another_kind(shell: Shell) -> Non
         chunk.touch()
     shell.refuses(TRAIN.replace("@train", "@nothing"), "no dataset store")
     shell.refuses(TRAIN.replace("@train", "@model"), "model store", "expected a dataset store")
-    shell.refuses("info @nothing", "nothing at")
+    shell.refuses("info @nothing", "no file or folder at")
 
 
 def test_data_of_other_features_or_without_targets(pipeline: dict[str, Any], shell: Shell) -> None:

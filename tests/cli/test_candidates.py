@@ -181,8 +181,8 @@ def test_a_surface_is_tuned_on_all_samples(tmp_path: Path, rng: np.random.Genera
     record = document["candidates"]
     assert record == json.loads((tmp_path / "b.json").read_text())["candidates"]
     subset, every, *_ = record["candidates"]
-    assert [subset["from"], every["from"]] == ["a subset of 60 samples", "the evidence of 360 samples"]
-    assert record["taken"].startswith("the evidence of 360 samples")
+    assert [subset["from"], every["from"]] == ["a subset of 60 samples", "the likelihood of 360 samples"]
+    assert record["taken"].startswith("the likelihood of 360 samples")
     assert (record["held_out"], record["samples"]) == (40, 360)
     assert every["nlpd"] < subset["nlpd"]
     assert every["rmse"] < subset["rmse"]
@@ -191,7 +191,7 @@ def test_a_surface_is_tuned_on_all_samples(tmp_path: Path, rng: np.random.Genera
     assert document["noise_variance"] == taken["noise_variance"] != first["noise_variance"]
     shown = run("tune", train, "--out", tmp_path / "b.json", "--subset", 60, "--resume").output
     assert "Candidates on 40 held-out samples, predicted from 360" in shown
-    assert "the evidence of 360 samples *" in shown
+    assert "the likelihood of 360 samples *" in shown
 
 
 def test_a_limit_leaves_the_evidence_out_and_says_so(tmp_path: Path, rng: np.random.Generator, small: None) -> None:
@@ -202,7 +202,7 @@ def test_a_limit_leaves_the_evidence_out_and_says_so(tmp_path: Path, rng: np.ran
     assert document["kernel"] == plain["kernel"]
     assert document["noise_variance"] == plain["noise_variance"]
     (reason,) = document["candidates"]["not_tried"]
-    assert reason["from"] == "the evidence of all samples"
+    assert reason["from"] == "the likelihood of all samples"
     assert reason["reason"].endswith("of 0.001 s")
 
 
@@ -213,9 +213,9 @@ def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generat
     train = stored(tmp_path, X, y)
     document = run_json("tune", train, "--out", tmp_path / "a.json")
     first, free, *_ = document["candidates"]["candidates"]
-    assert [first["from"], free["from"]] == ["a subset of 90 samples", "a subset of 90 samples, free amplitude"]
+    assert [first["from"], free["from"]] == ["all 90 samples", "all 90 samples, with the amplitude"]
     assert (document["candidates"]["held_out"], document["candidates"]["samples"]) == (0, 90)
-    assert document["candidates"]["taken"].startswith("a subset of 90 samples, free amplitude")
+    assert document["candidates"]["taken"].startswith("all 90 samples, with the amplitude")
     assert free["nlpd"] < first["nlpd"] - 0.002
     assert (
         free["noise_variance"]
@@ -226,16 +226,16 @@ def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generat
     # A user's choice of parameters is kept, and so is a kernel whose amplitudes are free already.
     for options in (("--fix", "noise_variance=0.001"), ("--kernel", "rbf + linear"), ("--learn-variance",)):
         other = run_json("tune", train, "--out", tmp_path / "b.json", "--overwrite", *options)
-        assert not any("free" in row["from"] for row in other.get("candidates", {}).get("candidates", []))
+        assert not any("amplitude" in row["from"] for row in other.get("candidates", {}).get("candidates", []))
     # Leave-one-out predictions are optimistic if the search has fitted many parameters to the same samples.
     X = rng.standard_normal((80, 9))
     np.savez(tmp_path / "wide.npz", X=X, y=X[:, 0])
     ingest(str(tmp_path / "wide.npz"), str(tmp_path / "wide.zarr"), target="y")
     wide = run_json("tune", tmp_path / "wide.zarr", "--out", tmp_path / "d.json")
-    assert wide["candidates"]["not_tried"][0]["reason"] == "it needs 10 samples for each feature"
+    assert wide["candidates"]["not_tried"][0]["reason"] == "it needs at least 10 samples for each feature"
     limited = run_json("tune", train, "--out", tmp_path / "c.json", "--all-samples-seconds", 1e-6)
     (reason,) = limited["candidates"]["not_tried"]
-    assert reason == {"from": "a subset of 90 samples, free amplitude", "reason": "there was no time"}
+    assert reason == {"from": "all 90 samples, with the amplitude", "reason": "the time limit is over"}
 
 
 @pytest.mark.long
@@ -249,7 +249,7 @@ def test_noise_at_its_bound_is_a_warning_and_leads_to_another_candidate(
     rows = document["candidates"]["candidates"]
     assert [row["from"].rpartition(", ")[2] for row in rows[:3]] == [
         "a subset of 60 samples",
-        "the evidence of 225 samples",
+        "the likelihood of 225 samples",
         "matern32",
     ]
     best = min(row["nlpd"] for row in rows if row["nlpd"] is not None)

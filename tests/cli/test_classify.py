@@ -447,7 +447,7 @@ def test_tuned_by_the_evidence_of_labels(shell: Shell) -> None:
     for options, words, code in (
         ("--objective loo", "is for regressions", 2),
         ("--refine", "is for regressions", 2),
-        ("--fix noise_variance=1", "no hyperparameter is called 'noise_variance'", 3),
+        ("--fix noise_variance=1", "there is no hyperparameter 'noise_variance'", 3),
     ):
         shell.refuses(f"{line} --overwrite {options}", words, code=code)
     assert json.loads(shell["h.json"].read_text())["likelihood"] == "logit"

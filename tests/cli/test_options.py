@@ -346,7 +346,7 @@ def suggests_what_works(choices: list[tuple[tuple[str, ...], ...]], tmp_path: Pa
         assert len(set(columns)) == len(columns), (given, suggested)
         for option, column in (("--categorical", "cut"), ("--ordinal", "grade"), ("--date", "sold")):
             if option in given:
-                report = first.stderr.partition("Columns that need an option")[2]
+                report = first.stderr.partition("Columns to look at")[2]
                 assert f"  '{column}'" not in report
         if "--impute" in given and "--drop-missing" not in given:
             # The row whose target is missing is left out; gaps of features are filled in.

@@ -92,7 +92,7 @@ def test_evaluate_agrees_with_the_definition(pipeline: dict[str, Any]) -> None:
 def test_tables_go_to_standard_output_and_progress_does_not(shell: Shell) -> None:
     result = shell.run(f"{TRAIN} --block-size 100")
     assert result.exit_code == 0
-    assert "largest error" in result.stdout
+    assert "largest residual" in result.stdout
     assert "relative residual" not in result.stdout
     assert "running without Dask" not in result.stdout
     assert "running without Dask" in result.stderr

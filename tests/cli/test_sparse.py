@@ -221,7 +221,7 @@ def test_with_neighbours_a_model_predicts_is_evaluated_and_told_of(shell: Shell)
     assert "variances by vif" in shell.told("evaluate @p @test")
     told = shell.json("info @m")
     assert (told["method"], told["basis_size"], told["elbo"]) == ("vif", 30, None)
-    assert "distance of the basis' mean from the exact one" in shell.told("info @m")
+    assert "mean of the basis certified within" in shell.told("info @m")
     # Without variances the mean is the same, and the bound another.
     assert shell.json("predict @m @test --out @lean")["variance"] is None
     np.testing.assert_array_equal(open_prediction(shell["lean"]).read("mean", 0, 40), mean)
@@ -323,7 +323,7 @@ def test_subset_of_regressors_is_overconfident_and_said_to_be(rough: Places, tmp
     np.testing.assert_allclose(own, lower, rtol=1e-6)
     assert np.mean(upper / own) > 2.0
     shown = shell.run("evaluate @sr.p @test")
-    assert "sr; 0.00% lie outside the exact model's intervals" in shown.stdout
+    assert "sr; none is proven wrong" in shown.stdout
     assert "variances by sr" in shown.stderr
 
 
@@ -424,14 +424,14 @@ def test_tables_and_warnings_of_bases(bases: Places, tmp_path: Path) -> None:
     shell = Shell(tmp_path, bases)
     told = shell.told(f"predict @exact @test --out @p {WITH_BASES} 2")
     for words in (
-        "by a basis for each",
+        "basis of each variance",
         "a basis of its own, up to 2 of 300 samples",
         "raise --variance-basis (now 2)",
     ):
         assert words in told
     # Its own variances are too small, of which narrow intervals are proof.
     told = shell.told(f"predict @sr @test --out @s {WITH_BASES} 200 --variance-gap 0.002")
-    assert "by a basis for each" in told
+    assert "basis of each variance" in told
     assert "proven to be wrong" in told
     with moved(shell):  # a sparse model does not have its own
         shell.refuses(f"predict @vfe @test --out @q {WITH_BASES} 5", "refers to its training set at")

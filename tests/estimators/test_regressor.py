@@ -186,7 +186,7 @@ def test_a_constant_target_is_refused_in_the_words_of_ingestion(
 ) -> None:
     n = len(problem.X)
     constant = np.full(n, 4.5)
-    words = f"The target '{{}}' is constant: all {n} samples hold 4.5. There is nothing to learn; choose another target"
+    words = f"The target '{{}}' is constant: all {n} samples are 4.5. There is nothing to learn; choose another target"
     with pytest.raises(InputError) as of_python:
         kind().fit(problem.X, constant)
     with pytest.raises(InputError) as of_ingestion:
@@ -222,7 +222,9 @@ def test_what_a_user_function_leaves_unproven_is_said() -> None:
 
 def test_stopping_short_is_a_warning(problem: Problem) -> None:
     solver = dkgp.solvers.GreedyBlockCoordinateDescent(block_size=20)
-    words = "not converged: .*column passes done.*valid for this solution, but wider than requested$"
+    words = (
+        "not converged: .*passes over the kernel matrix was reached.*valid for this solution, but wider than requested$"
+    )
     with pytest.warns(ConvergenceWarning, match=words) as caught:
         model = GPRegressor(KERNEL, noise_variance=NOISE, solver=solver, max_passes=0.2).fit(problem.X, problem.y)
     # Proven is what converged; of this one it is said what its bounds are worth.

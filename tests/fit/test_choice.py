@@ -67,10 +67,11 @@ def test_the_first_way_that_fits_is_taken(seconds: float, memory: int, way: Way)
 
 def test_none_that_fits_is_refused_by_what_is_short() -> None:
     with pytest.raises(
-        InputError, match=r"the fastest model \(sparse with 100 .* 4.5 s and 1.00 GiB; of `seconds`, 4 s remain for it"
+        InputError,
+        match=r"\(sparse with 100 .* 4.5 s to train and predict, and 1.00 GiB; of `seconds`, 4 s remain for it",
     ):
         decide(WAYS, 4.0, 8 * GIB)
-    with pytest.raises(MemoryBudgetError, match=r"least memory \(sparse with 100 .*there are 0.50 GiB"):
+    with pytest.raises(MemoryBudgetError, match=r"least memory \(sparse with 100 .*the limit is 0.50 GiB"):
         decide(WAYS, 4000.0, GIB // 2)
     # The quickest of those that fit the memory, not of all.
     with pytest.raises(InputError, match=r"the fastest model \(sparse with 2,000"):

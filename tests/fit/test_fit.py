@@ -234,7 +234,7 @@ def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(
     assert not out.exists()
     # Only the time that depends on the samples is a reason to refuse.
     monkeypatch.setattr("dkgp.fit.choice.Chooser._fixed_seconds", lambda fit, way: (0.0, 0.0))
-    refused(run(*arguments, "--time", "0.0001s"), "is forecast to take 0.0", "of --time", "remain for it. Give more")
+    refused(run(*arguments, "--time", "0.0001s"), "is forecast to take 0.0", "of --time", "remain for it. Raise")
     assert not (out / "model.zarr").exists()
     written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns
     assert run_json(*arguments, "--time", "5min", "--resume")["converged"] is True
@@ -244,7 +244,7 @@ def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(
 def test_what_is_refused_leaves_nothing(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "fit"
     refused(
-        run("fit", table, "--out", out), "name the column to predict: --target of numbers, or --labels", exit_code=2
+        run("fit", table, "--out", out), "name the column to predict: --target for numbers, or --labels", exit_code=2
     )
     both = ("--target", PRICE, "--labels", "kind")
     refused(run("fit", table, *both, "--out", out), "got both --target (numbers) and --labels (classes)", exit_code=2)

@@ -123,7 +123,7 @@ def test_patterns_match_as_the_standard_library_has_them(letters: str, rng: np.r
 
 
 def test_a_size_beyond_all_numbers_is_no_size() -> None:
-    with pytest.raises(ValueError, match="is no size; write it as 4GiB"):
+    with pytest.raises(ValueError, match="is not a size; write it as 4GiB"):
         byte_count("9" * 400)
 
 

@@ -321,8 +321,8 @@ def test_text_is_refused_by_column_and_row() -> None:
     ("text", "advice"),
     [
         ("93,8", "number with a decimal comma; save the file with decimal points"),
-        ("<5", "measurement beyond a detection limit; put a number in, or leave it empty"),
-        ("n. d.", "Put numbers in, leave it empty if the value is missing"),
+        ("<5", "measurement beyond a detection limit; write a number, or leave the field empty"),
+        ("n. d.", "Write a number, leave the field empty if the value is missing"),
     ],
 )
 def test_texts_of_measured_values_are_refused_with_advice(text: str, advice: str) -> None:

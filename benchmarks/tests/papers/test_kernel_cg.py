@@ -73,7 +73,7 @@ def test_no_least_risk_without_regularisation(tmp_path: Path) -> None:
     limits = {**LIMITS, "max_iterations": 20}
     document = loss_figure(problem, "klr", 1e-6, reporter=SILENT, **limits)
     shown(document, draw_losses, tmp_path / "klr.png")
-    assert document["figures"]["kcg_stopped"].startswith("after 20 iterations: 20 iterations done")
+    assert document["figures"]["kcg_stopped"].startswith("after 20 iterations: the limit of 20 iterations")
     assert document["figures"]["risk_of_zero"] == pytest.approx(60.0 * np.log(2.0))
 
 

@@ -169,7 +169,7 @@ def test_greedy_selection_needs_fewest_passes(bench: Workbench) -> None:
     assert rows["bcdg"]["column_passes"] >= 50.0
     assert rows["bcdg"]["passes_ratio"] == pytest.approx(passes["bcdg"] / passes["gbcd"])
     assert rows["bcdg"]["passes_shown"].startswith("> ")
-    assert table["figures"]["BCDG_stopped"] == "50.00 column passes done"
+    assert table["figures"]["BCDG_stopped"] == "the limit of 50 passes over the kernel matrix was reached"
 
 
 def test_smo_is_cut_off_though_its_columns_are_kept(bench: Workbench) -> None:

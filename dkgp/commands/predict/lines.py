@@ -148,7 +148,7 @@ def run_lines(job: LinesJob, reporter: Reporter) -> None:
     variance = None if job.variance is None else job.variance.settings(model.variance_gap)
     columns, table = LineColumns(model), RowTable(model, variance)
     try:
-        reporter.note(f"answering lines of {quoted(columns.names)} from standard input")
+        reporter.note(f"reading lines with the columns {quoted(columns.names)} from standard input")
 
         def refuse(message: str) -> None:
             print(f"dkgp predict: {message}", file=sys.stderr, flush=True)

@@ -235,8 +235,8 @@ def _sparse_variance_figures(figures: dict[str, Any], n: int, reporter: Reporter
     if figures["outside"]:
         reporter.warn(
             f"{round(figures['outside'] * n):,} of {n:,} variances by {method.name} are proven to be wrong: they lie "
-            "outside the interval of the exact model's, variance_lower to variance_upper. A larger basis brings them "
-            "closer"
+            "outside the proven interval of the exact variance, variance_lower to variance_upper. A larger basis "
+            "brings them closer"
         )
     return _told(figures)
 

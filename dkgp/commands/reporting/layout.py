@@ -58,7 +58,7 @@ def may(title: str, text: str | Callable[[Document], str | None]) -> Figure:
     return Figure(title, text, optional=True)
 
 
-def detail(title: str, text: str, *, optional: bool = False) -> Figure:
+def detail(title: str, text: str | Callable[[Document], str | None], *, optional: bool = False) -> Figure:
     """Return a figure for readers who know solvers."""
     return Figure(title, text, optional=optional, detail=True)
 
@@ -184,7 +184,12 @@ def gaps(mean: float | None, largest: float | None) -> str:
     """Format the relative widths of proven intervals."""
     if mean is None or largest is None:
         return "unknown"
-    return proven(f"{100 * mean:.3g} % on average, at most {100 * largest:.3g} %", mean)
+    return proven(f"{_percent(mean)} on average, at most {_percent(largest)}", mean)
+
+
+def _percent(share: float) -> str:
+    """Format a share as a percentage; smaller ones than one in 100,000 prove no more to a reader."""
+    return "0.001 %" if share < 1e-5 else f"{100 * share:.3g} %"
 
 
 def bounds_of(worst: float | None, rms: float | None, units: str, scale: float = 1.0) -> str:
@@ -193,7 +198,11 @@ def bounds_of(worst: float | None, rms: float | None, units: str, scale: float =
     `scale` is the standard deviation of the targets in these units.
     """
     named = {"worst case": worst, "root mean square": rms}
-    known = [f"{name} {bound:.3g}" for name, bound in named.items() if bound is not None and informative(bound / scale)]
+    known = [
+        f"{name} {plain_number(bound, 3)}"
+        for name, bound in named.items()
+        if bound is not None and informative(bound / scale)
+    ]
     return f"{', '.join(known)} {units}" if known else NOT_INFORMATIVE
 
 
@@ -208,11 +217,15 @@ def size(count: float | None) -> str:
     raise AssertionError("unreachable")
 
 
+# Names of a solver's parts in words.
+_PARTS = {"assemble": "kernel matrix", "update": "updates", "precondition": "preconditioner", "select": "selection"}
+
+
 def seconds_of(document: Mapping[str, Any]) -> str:
     """Format a run's seconds, and those of parts that took at least 5 % of it; older models have no parts."""
     total = document["seconds"]
     parts = [
-        f"{name} {seconds:.1f}"
+        f"{_PARTS.get(name, name)} {seconds:.1f}"
         for name, seconds in document.get("seconds_by_part", {}).items()
         if seconds >= 0.05 * total
     ]
@@ -222,6 +235,7 @@ def seconds_of(document: Mapping[str, Any]) -> str:
 def names(values: Collection[str], most: int = 8) -> str:
     """Return names separated by commas, at most the first few."""
     shown = [str(value) for value in values]
+    most = len(shown) if len(shown) == most + 1 else most  # "and 1 more" is as long as the name
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
@@ -286,4 +300,4 @@ def details(rows: Rows) -> Rows:
 SIZES = Figure("samples, features, targets", "{n:,}, {d}, {p}")
 SECONDS = Figure("seconds", "{seconds:.2f}")
 PEAK = Figure("peak memory, all processes", "{peak_memory_bytes:size}")
-EVALUATED = detail("kernel entries evaluated", "{kernel_evaluations:.3g}")
+EVALUATED = detail("kernel entries evaluated", lambda of: plain_number(of["kernel_evaluations"]))

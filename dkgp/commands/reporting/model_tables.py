@@ -22,6 +22,7 @@ from dkgp.commands.reporting.layout import (
     details,
     grid,
     may,
+    plain_number,
     proven,
     rows_of,
     sheet_of,
@@ -72,13 +73,14 @@ def _distances(document: Document) -> Rows:
     """Return the proven bounds of the mean, by target."""
     # With neighbours, the certificate covers the mean of the basis; predictions certify the model's own mean.
     near = method_named(document["method"]).neighbours
-    title = "distance of the basis' mean from the exact one" if near else "distance to the exact mean"
+    title = "mean of the basis certified within" if near else "mean certified within"
     rows: Rows = []
     for target, of in _of_target(document):
         bound = document["best"][target]
         raw, relative = document["rms_bound_raw"][target], document["rms_bound"][target]
-        distance = f"root mean square {raw:.4g}, {relative:.3g} standard deviations of the targets"
-        rows.append((f"{title}{of}", proven(f"{distance} (proven by {_BOUNDS.get(bound, bound)})", relative)))
+        distance = f"root mean square {plain_number(raw, 3)} at the training samples (units of the targets)"
+        by = f"{plain_number(relative, 3)} standard deviations, proven by {_BOUNDS.get(bound, bound)}"
+        rows.append((f"{title}{of}", proven(f"{distance}; {by}", relative)))
     return rows
 
 
@@ -116,7 +118,7 @@ SPARSE = (
     Figure("model", "{out}"),
     SIZES,
     METHOD_AND_BASIS,
-    Figure("done", "{reason}"),
+    Figure("ended because", "{reason}"),
     unproven,
     _distances,
     lambda of: details(_gaps(of)),
@@ -133,10 +135,10 @@ SPARSE_INFO = (
     Figure("kernel", kernel_of),
     Figure("noise variance", _sparse_noise),
     _distances,
-    _gaps,
+    lambda of: details(_gaps(of)),
     _evidence,
     lambda of: assumed(of["certificate"]),
-    Figure("rounds of choosing the basis", "{rounds:,}"),
+    detail("rounds of choosing the basis", "{rounds:,}"),
     stored,
 )
 LINEAR = (
@@ -154,7 +156,8 @@ PURSUED = (
 
 def sparse_tables(document: Document) -> Tables:
     """Return the tables of `dkgp sparse`."""
-    title = "Trained, sparse" if document["converged"] else "Trained, sparse; the requested distance is not proven"
+    title = "Trained a sparse model"
+    title += "" if document["converged"] else "; the requested distance is not proven"
     return [sheet_of(title, SPARSE, document)]
 
 
@@ -219,7 +222,9 @@ def _tuned_values(document: Document) -> Rows:
     )
     figures: Iterable[Figure] = (
         Figure("hyperparameters", "{out}"),
-        may("likelihood", "{likelihood}") if of_labels else Figure("noise variance", "{noise_variance:.4g}"),
+        may("likelihood", "{likelihood}")
+        if of_labels
+        else Figure("noise variance", "{noise_variance:.4g} (standardised)"),
         may(
             "noise model",
             "{noise_model[kind]}, {noise_model[lowest]:.4g} to {noise_model[highest]:.4g} on the subset; "
@@ -230,7 +235,7 @@ def _tuned_values(document: Document) -> Rows:
             "{student_t[degrees]:.3g} degrees of freedom, squared scale {student_t[scale]:.4g}, "
             "variance {noise_variance:.4g}",
         ),
-        may("amplitude", "{kernel[variance]:.4g}"),
+        may("amplitude", "{kernel[variance]:.4g} (standardised)"),
         Figure(
             "subsets",
             lambda of: f"{of['subsets']} of {of['subset_size']:,} samples" if of.get("subsets", 1) > 1 else None,
@@ -256,15 +261,25 @@ def tune_tables(document: Document) -> Tables:
             ("seconds", f"{document['seconds']:.1f}"),
         ]
     rows += rows_of([may("plot", "{plot}")], document)
+    return searched(document, [table_of("Tuned", rows)])
+
+
+def searched(document: Document, about: Tables) -> Tables:
+    """Return the tables of a search for hyperparameters around those `about` its result."""
+    parameters = from_json(list[TunedParameter], document.get("parameters") or [])
     return [
         *([_compared_kernels(document["comparison"])] if document.get("comparison") else []),
         *([_compared_candidates(document["candidates"])] if document.get("candidates") else []),
-        table_of("Tuned", rows),
+        *about,
         *([_compared_noise(document["noise_comparison"])] if document.get("noise_comparison") else []),
         *([_parameters(parameters)] if parameters else []),
         *([_scores(document)] if document.get("scores") else []),
         *(_refined(document["refinement"]) if document.get("refinement") else []),
     ]
+
+
+# Fields of hyperparameters that `searched` shows.
+SEARCHED = ("candidates", "comparison", "noise_comparison", "parameters", "refinement", "scores")
 
 
 def _parameters(parameters: list[TunedParameter]) -> RenderableType:
@@ -291,7 +306,7 @@ def _compared_kernels(comparison: Document) -> RenderableType:
     ]
     title = (
         f"Kernels, tuned on {comparison['samples']:,} samples and scored on {comparison['held_out']:,} held-out "
-        f"samples (standardised; * chosen, by NLPD)"
+        f"samples (standardised; * chosen: smallest negative log predictive density, NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
 
@@ -310,8 +325,8 @@ def _compared_candidates(compared: Document) -> RenderableType:
     judged = f"{compared['held_out']:,} held-out samples, predicted from {compared['samples']:,}"
     if not compared["held_out"]:
         judged = f"{compared['samples']:,} samples, each predicted from the others"
-    columns = ("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds")
-    title = f"Candidates on {judged} (standardised; * chosen)"
+    columns = ("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds to predict")
+    title = f"Candidates on {judged} (standardised; * chosen: a later one must lower the NLPD by more than chance)"
     return titled(title, grid(columns, rows, left={"source of the hyperparameters", "kernel"}))
 
 
@@ -328,7 +343,9 @@ def _compared_noise(comparison: Document) -> RenderableType:
         f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} (standardised; * "
         f"chosen: it gains at least two standard errors)"
     )
-    return titled(title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (error)"), rows, left={"noise"}))
+    return titled(
+        title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (standard error)"), rows, left={"noise"})
+    )
 
 
 def _scores(document: Document) -> RenderableType:
@@ -352,11 +369,11 @@ def _refined(refinement: Document) -> Tables:
     history = refinement["history"]
     last = next((step for step in reversed(history) if step["accepted"]), None)
     figures = (
-        Figure("values", "refined" if refinement["kept"] == "refined" else "the initial values"),
+        Figure("kept values", "refined" if refinement["kept"] == "refined" else "the initial values"),
         Figure("ended because", "{reason}"),
         Figure("steps", f"{sum(step['step'] > 0 for step in history)}"),
-        may("log likelihood", "{last[gain]:+.1f}, error {last[gain_error]:.2g}"),
-        detail("gradient", "{last[gradient_norm]:.3g}, error {last[error_norm]:.2g}", optional=True),
+        may("gain of log likelihood", "{last[gain]:+.1f}, standard error {last[gain_error]:.2g}"),
+        detail("gradient", "{last[gradient_norm]:.3g}, standard error {last[error_norm]:.2g}", optional=True),
         detail("column passes", "{column_passes:.0f}, and {contractions} of derivatives"),
         Figure("seconds", "{seconds:.1f}"),
         may("log marginal likelihood", "{evidence[value]:,.1f}, standard error {evidence[standard_error]:.2g}"),
@@ -399,44 +416,55 @@ def plan_tables(document: Document) -> Tables:
 def _summary(document: Document) -> RenderableType:
     counts, network = document["counts"], document["network"]
     known = counts["low"] == counts["high"]
-    between = "" if known else f", between {counts['low']:.1f} and {counts['high']:.1f}"
+    between = "" if known else f", probably {counts['low']:.1f} to {counts['high']:.1f}"
     rows = [
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
         ("solver", document["solver"] + (f": {document['auto']['reason']}" if document["auto"] else "")),
-        (counts["unit"], f"{counts['expected']:.1f}{between}"),
+        *([] if counts["unit"] == "factor" else [(counts["unit"], f"{counts['expected']:.1f}{between}")]),
         ("coordinator's memory", size(document["workers"][0]["coordinator_memory_bytes"])),
-        ("round trip, further task", _milliseconds(network["round_trip_seconds"], network["task_seconds"])),
-        ("payload", f"{size(network['bytes_per_second'])} per second"),
+        ("time of a message to a worker and back", f"{1000 * network['round_trip_seconds']:.2f} ms"),
+        ("time of each further message", f"{1000 * network['task_seconds']:.2f} ms"),
+        ("data rate to workers", f"{size(network['bytes_per_second'])} per second"),
     ]
-    return table_of("Plan", rows)
-
-
-def _milliseconds(*seconds: float) -> str:
-    return ", ".join(f"{1000 * value:.2f} ms" for value in seconds)
+    return table_of("Plan of the training", rows)
 
 
 def _workers(document: Document) -> RenderableType:
     phases = _phases(document)
-    headings = ("workers", "time", "between", *phases, "memory of each", "worker-hours", "limit")
+    headings = ("workers", "time", "probable range", *_named(phases), "memory per worker", "worker-hours", "limited by")
     rows = (
         (
             *_times(row, row["workers"], phases),
             size(row["worker_memory_bytes"]),
-            f"{row['worker_hours']:.3g}",
-            row["limit"],
+            plain_number(row["worker_hours"], 3),
+            _LIMITS.get(row["limit"], row["limit"]),
         )
         for row in document["workers"]
     )
-    return grid(headings, rows, left=("limit",))
+    return grid(headings, rows, left=("limited by",))
 
 
 def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
     """Return the first cells of a row: workers, time with its limits if known, and the time of each phase."""
     between = []
     if "seconds_low" in costs:
-        between = [f"{duration(costs['seconds_low'])} and {duration(costs['seconds_high'])}"]
-    parts = (duration(costs["phases"].get(name, 0.0)) for name in phases)
-    return [f"{workers:,}", duration(costs["seconds"]), *between, *parts]
+        between = [f"{_time(costs['seconds_low'])} to {_time(costs['seconds_high'])}"]
+    parts = (_time(costs["phases"].get(name, 0.0)) for name in phases)
+    return [f"{workers:,}", _time(costs["seconds"]), *between, *parts]
+
+
+# Names of the limits and phases of a forecast in words.
+_LIMITS = {"workers": "computing", "tasks": "number of tasks", "messages": "messages"}
+_PHASES = {"order": "ordering", "application": "preconditioner", "check": "float64 check"}
+
+
+def _time(seconds: float) -> str:
+    """Format a forecast; of short ones, two significant digits."""
+    return duration(seconds) if seconds >= 9.95 or seconds < 0.005 else f"{plain_number(seconds, 2)} s"
+
+
+def _named(phases: list[str]) -> list[str]:
+    return [_PHASES.get(name, name) for name in phases]
 
 
 def _phases(document: Document) -> list[str]:
@@ -454,14 +482,28 @@ def _product(document: Document) -> Tables:
         product = row["product"]
         seconds = (f"{product[name]:.3g} s" for name in ("seconds", *(f"{part}_seconds" for part in parts)))
         messages = f"{product['tasks']:,}", size(product["moved_bytes"])
-        rows.append((f"{row['workers']:,}", *seconds, *messages, product["limit"]))
-    headings = ("workers", "a product", "computing", "scheduler", "link", "ends", "adding", "tasks", "moved", "limit")
-    words = (
-        "Workers compute while the scheduler sends tasks and the coordinator receives results: the "
-        "longest of these counts. Added to it is the time to send the first tasks, to receive the last "
-        "results, and to add the results up."
+        rows.append((f"{row['workers']:,}", *seconds, *messages, _LIMITS.get(product["limit"], product["limit"])))
+    headings = (
+        "workers",
+        "product",
+        "computing",
+        "sending tasks",
+        "receiving results",
+        "first and last",
+        "adding up",
+        "tasks",
+        "moved data",
+        "limited by",
     )
-    return [Text("A product with the matrix", style="bold"), grid(headings, rows, left=("limit",)), Text(words)]
+    words = (
+        "Computing, sending tasks and receiving results overlap, so the longest of the three counts. The time of the "
+        "first task, of the last result and of adding the results up is added to it."
+    )
+    return [
+        Text("A product with the kernel matrix", style="bold"),
+        grid(headings, rows, left=("limited by",)),
+        Text(words),
+    ]
 
 
 def _kept(document: Document) -> Tables:
@@ -474,8 +516,15 @@ def _kept(document: Document) -> Tables:
         seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
         memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
         rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
-    table = grid(("workers", "share of the matrix kept", "memory of each", "at most", "a product", "saved"), rows)
-    return [Text("Kept between products", style="bold"), table]
+    headings = (
+        "workers",
+        "share of the kernel matrix",
+        "memory per worker",
+        "at most",
+        "product",
+        "time saved by each",
+    )
+    return [Text("Kept in memory between products", style="bold"), grid(headings, rows)]
 
 
 def _variances(document: Document) -> Tables:
@@ -483,7 +532,8 @@ def _variances(document: Document) -> Tables:
     if figures is None:
         return []
     rows = [
-        ("samples", f"{figures['tests']:,}, to a gap of {figures['gap']:g}{', latent' if figures['latent'] else ''}"),
+        ("variances of", "the function" if figures["latent"] else "new observations, noise included"),
+        ("samples", f"{figures['tests']:,}, each variance within {100 * figures['gap']:g} %"),
         ("rank, halo", f"{figures['rank']:,}, {figures['halo']:,}"),
         ("products in float32", _products(figures["products_float32"])),
         ("products in float64", _products(figures["products_float64"])),
@@ -495,13 +545,13 @@ def _variances(document: Document) -> Tables:
     headings = (
         "workers",
         "time",
-        "between",
-        *phases,
-        "a batch on",
-        "or Cholesky",
-        "or neighbours",
+        "probable range",
+        *_named(phases),
+        "workers on a batch",
+        "time by Cholesky",
+        "time by neighbours",
         "samples per batch",
-        "memory of each",
+        "memory per worker",
     )
     costs_by_workers = {row["workers"]: row["variance"] for row in document["workers"]}
     table = grid(
@@ -510,8 +560,8 @@ def _variances(document: Document) -> Tables:
             (
                 *_times(costs, workers, phases),
                 "all" if costs["shared"] else "one",
-                duration(costs["whole_factor_seconds"]),
-                "-" if costs["neighbours_seconds"] is None else duration(costs["neighbours_seconds"]),
+                _time(costs["whole_factor_seconds"]),
+                "-" if costs["neighbours_seconds"] is None else _time(costs["neighbours_seconds"]),
                 f"{costs['batch_size']:,}",
                 size(costs["worker_memory_bytes"]),
             )
@@ -550,7 +600,7 @@ def _likelihood(figures: Document) -> Rows:
     near = f", {figures['neighbours']:,} neighbours" if figures.get("neighbours") else ""
     rows: Rows = [("method", f"{figures['method']} ({figures['likelihood']}): {samples}{near}")]
     if products:
-        between = f"between {products['low']:.0f} and {products['high']:.0f}"
+        between = f"probably {products['low']:.0f} to {products['high']:.0f}"
         rows.append(("products", f"{products['expected']:.0f}, {between}"))
     return rows
 
@@ -561,18 +611,22 @@ def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
     first = next(iter(costs_by_workers.values()))
     about: Rows = [
         *rows,
-        ("kernel entries", f"{figures['kernel_evaluations']:.3g}"),
+        ("kernel entries", plain_number(figures["kernel_evaluations"], 3)),
         ("coordinator's memory", size(first["coordinator_memory_bytes"])),
         ("the model's store", size(figures["model_bytes"])),
     ]
     phases = list(first["phases"])
     table = grid(
-        ("workers", "time", *phases, "memory of each", "limit"),
+        ("workers", "time", *_named(phases), "memory per worker", "limited by"),
         (
-            (*_times(costs, workers, phases), size(costs["worker_memory_bytes"]), costs["limit"])
+            (
+                *_times(costs, workers, phases),
+                size(costs["worker_memory_bytes"]),
+                _LIMITS.get(costs["limit"], costs["limit"]),
+            )
             for workers, costs in costs_by_workers.items()
         ),
-        left=("limit",),
+        left=("limited by",),
     )
     return [table_of(title, about), table]
 
@@ -580,7 +634,7 @@ def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
 def _products(counts: Document) -> str:
     if not counts["high"]:
         return "none: the factor is enough"
-    return f"{counts['count']:.1f}, between {counts['low']:.1f} and {counts['high']:.1f}"
+    return f"{counts['count']:.1f}, probably {counts['low']:.1f} to {counts['high']:.1f}"
 
 
 def _sentence(document: Document) -> str:
@@ -592,9 +646,9 @@ def _validation(document: Document) -> Tables:
     figures = document["validation"]
     if figures is None:
         return []
-    compared = ("model", "ratio")
+    compared = ("forecast", "ratio")
     table = grid(
-        ("workers here", "product, s", *compared, "whole, s", *compared, "a worker's peak", *compared),
+        ("workers here", "product, s", *compared, "training, s", *compared, "memory per worker", *compared),
         (
             (
                 str(row["workers"]),
@@ -617,4 +671,4 @@ def _validation(document: Document) -> Tables:
         f"interval."
     )
     words = taken[0].upper() + taken[1:]
-    return [Text("Measured against the model (measured / model)", style="bold"), table, Text(words)]
+    return [Text("Measured values, forecasts, and their ratios", style="bold"), table, Text(words)]

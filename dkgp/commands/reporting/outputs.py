@@ -66,7 +66,7 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     if not local and not is_local(path):
         if exists(path) and not replace:
             raise OutputExistsError(
-                f"'{os.fspath(path)}' ({option}) already exists; choose another name, or give `overwrite`"
+                f"'{os.fspath(path)}' ({option}) already exists; choose another name, or give `overwrite` to replace it"
             )
         return
     _require_local(path, option)
@@ -76,7 +76,7 @@ def check_output_file(path: str | os.PathLike[str], *, replace: bool, option: st
     require_outside_stores(target, option)
     if target.exists() and not replace:
         raise OutputExistsError(
-            f"the file '{target}' ({option}) already exists; choose another name, or give `overwrite`"
+            f"the file '{target}' ({option}) already exists; choose another name, or give `overwrite` to replace it"
         )
     _require_same_kind(target, option)
     folder = target.parent

@@ -79,7 +79,7 @@ def drawn(path: str | os.PathLike[str], width: float, height: float, title: str)
 def plot_convergence(
     path: str | os.PathLike[str], history: History, *, tolerance: float, title: str = "Convergence"
 ) -> None:
-    """Draw the largest error over time, its ratio to the tolerance, and the forecast time at which it gets there.
+    """Draw the largest residual over time, its ratio to the tolerance, and the forecast time at which it gets there.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def finish(*axes: Axes, legend: str | None = "small") -> None:
 
 
 def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
-    """Draw the largest error of each round, the least so far, and their ratio to the tolerance."""
+    """Draw the largest residual of each round, the least so far, and their ratio to the tolerance."""
     seconds, errors = column(history, "seconds"), column(history, "gradient_inf_norm")
     known = np.isfinite(errors) & (errors > 0.0)
     seconds, errors = seconds[known], errors[known]
@@ -261,7 +261,7 @@ def _draw_error(axis: Axes, history: History, tolerance: float) -> None:
             words, (0.98, 0.97), xycoords="axes fraction", ha="right", va="top", fontsize="small", color="0.25"
         )
         axis.set_ylim(0.4 * min(tolerance, float(least[-1])), 2.5 * float(errors.max()))
-    axis.set(xlabel=name, ylabel="largest error")
+    axis.set(xlabel=name, ylabel="largest residual")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, which="major")
     axis.set_xlim(left=0.0)

@@ -202,10 +202,10 @@ class ConvergenceEstimate:
 
 # Names of the solve's measures in everyday words; `MEASURES` has the names in the records.
 PLAIN_MEASURES: dict[str, str] = {
-    "gradient_inf_norm": "largest error",
+    "gradient_inf_norm": "largest residual",
     "duality_gap": "distance to the best fit, relative",
-    "distance": "largest error",
-    "relative_residual": "largest error",
+    "distance": "distance to the minimum",
+    "relative_residual": "distance to the minimum",
 }
 
 
@@ -273,11 +273,11 @@ def search_line(event: Mapping[str, Any], *, verbose: bool) -> str:
     tried = event.get("evaluation", 0)
     if not verbose:
         start = f" from starting point {event['start'] + 1}" if event.get("start") else ""
-        return f"{tried} {'try' if tried == 1 else 'tries'}{start}, best {likelihood}"
-    start = f", start {event['start']}" if "start" in event else ""
+        return f"{tried} evaluation{'s' if tried != 1 else ''}{start}, best {likelihood}"
+    start = f", starting point {event['start'] + 1}" if "start" in event else ""
     more = "".join(
         f", {name} {event[field]:{form}}"
-        for field, name, form in (("gradient_inf_norm", "gradient", ".2g"), ("noise_variance", "s2", ".3g"))
+        for field, name, form in (("gradient_inf_norm", "gradient", ".2g"), ("noise_variance", "noise variance", ".3g"))
         if event.get(field) is not None
     )
     return f"evaluation {tried}{start}, {likelihood}{more}"
@@ -290,7 +290,7 @@ def choice_line(event: Mapping[str, Any], size: int | None, *, verbose: bool) ->
     if verbose:
         more = f", risk {event['risk']:.6g}" + ("" if gap is None else f", gap {gap:.3g}")
     else:
-        more = "" if gap is None else f", {100 * gap:.2g} % above the best fit at most"
+        more = "" if gap is None else f", at most {100 * gap:.2g} % above the best fit"
     return f"{event['size']:,}{of} basis samples{more}"
 
 

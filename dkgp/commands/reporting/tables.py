@@ -86,7 +86,7 @@ _ingest = _sheet(
     Figure("test store", lambda of: None if of["test"] is None else f"{of['test']}: {of['n_test']:,} samples"),
     Figure("features", "{d}: {features:names}"),
     may("covariates of the mean", "{covariates:names}"),
-    Figure("targets", lambda of: names(of["targets"]) or "none"),
+    Figure("targets", lambda of: names(of["targets"]) or "none: these samples can only be predicted"),
     Figure("classes", _counted_classes),
     may("known noise", "{noise}"),
     may("id columns", "{ids:names}"),
@@ -112,9 +112,14 @@ def _certified(document: Document) -> str | None:
     certificate = document.get("certificate")
     if not certificate:
         return None
-    bound = max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
+    variance, where = document.get("prior_variance"), ""
+    if variance is None:
+        variance, where = 1.0, " where k(x, x) is 1"
+    # A bound with `rounding` has a part that does not shrink with the variance.
+    scale = math.sqrt(variance if certificate.get("rounding") is None else max(1.0, variance))
+    bound = scale * max(certificate["mean_error_bound_at_unit_variance"][: document["p"]])
     beside = ", without the contribution of the mean's coefficients" if "mean" in document else ""
-    return proven(f"worst case {bound:.3g} standard deviations of the target (at amplitude 1){beside}", bound)
+    return proven(f"worst case {plain_number(bound, 3)} standard deviations of the target{where}{beside}", bound)
 
 
 def _mean(document: Document) -> Rows:
@@ -138,14 +143,15 @@ def _kept(document: Document) -> str | None:
 
 def _entries(document: Document) -> str:
     count = document["kernel_evaluations"]
-    return f"{count / document['n'] ** 2:.2f} n² = {count:.3g}, including selection and dense solves"
+    share = count / document["n"] ** 2
+    return f"{plain_number(count)}, {share:.2f} times the whole matrix (selection and dense solves included)"
 
 
 TRAINED = (
     Figure("model", "{out}"),
     SIZES,
     Figure("converged", lambda of: "yes" if of["converged"] else f"no: {of['reason']}"),
-    Figure("largest error", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
+    Figure("largest residual", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
     detail("ended because", "{reason}", optional=True),
     Figure("mean certified within", _certified),
     _mean,
@@ -181,7 +187,7 @@ DEMO = (
     Figure("NLPD, coverage of 95 % intervals", "{nlpd:score}, {coverage_95:score}"),
     Figure("variances certified within", lambda of: gaps(of["variance_gap_mean"], of["variance_gap_max"])),
     Figure("converged", "{converged:yes}"),
-    Figure("largest error", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
+    Figure("largest residual", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
     detail("column passes", "{column_passes:.2f} in {iterations} rounds"),
     Figure("seconds", _phases),
     PEAK,
@@ -201,7 +207,7 @@ _fitted = _sheet(
     Figure("converged", "{converged:yes}"),
     Figure("seconds", _phases),
     PEAK,
-    Figure("page", "{report}"),
+    Figure("report", "{report}"),
 )
 
 
@@ -216,7 +222,7 @@ def _predicted_means(document: Document) -> Rows:
     if document.get("classes") is not None:
         return predicted_class_rows(document["classes"], document["n_samples"])
     if document["largest_mean_error_bound"] is None:
-        return [("means of", f"a linear regression on {document['n_support']:,} features")]
+        return [("means by", f"a linear regression on {document['n_support']:,} features")]
     units = "(scale of the transformed targets)" if document.get("transformed") else "(units of the targets)"
     scale = max(document.get("target_std", (math.inf,)))
     bounds = document["largest_mean_error_bound"], document.get("mean_error_bound_rms")
@@ -224,6 +230,11 @@ def _predicted_means(document: Document) -> Rows:
 
 
 APPROXIMATE = "approximate, from neighbours (VIF)"
+
+
+def _proven_wrong(share: float) -> str:
+    """Return the share of a sparse model's variances that lie outside the intervals of the exact ones."""
+    return f"{share:.2%} are proven wrong" if share else "none is proven wrong"
 
 
 def _predicted_variances(document: Document) -> Rows:
@@ -240,7 +251,7 @@ def _predicted_variances(document: Document) -> Rows:
             of,
             (
                 "variances by",
-                f"{variance['method']}; {variance['outside']:.2%} lie outside the exact model's intervals",
+                f"{variance['method']}; {_proven_wrong(variance['outside'])}",
             ),
             ("exact variances known within", widths),
             *_bases(variance),
@@ -251,7 +262,7 @@ def _predicted_variances(document: Document) -> Rows:
     rows = [
         of,
         ("variances certified within", widths),
-        ("narrow enough", f"{met:,} of {total:,} (relative gap {variance['gap']:g})"),
+        ("narrow enough", f"{met:,} of {total:,} (requested: within {100 * variance['gap']:g} %)"),
     ]
     if variance["seconds_per_sample"] is None:  # a resumed run without remaining work
         return rows
@@ -263,7 +274,7 @@ def _predicted_variances(document: Document) -> Rows:
     }
     return [
         *rows,
-        ("by", ways.get(variance.get("way", ""), by)),
+        ("variances by", ways.get(variance.get("way", ""), by)),
         *([Detail(("column passes", f"{passes:.2f} per sample"))] if passes else []),
         *_milliseconds(variance),
     ]
@@ -281,8 +292,8 @@ def _bases(variance: Document) -> Rows:
     mean, std, most = (variance[f"kernels_{name}"] for name in ("mean", "std", "max"))
     total = variance["met"] + variance["unmet"]
     rows = [
-        ("by a basis for each", f"{mean:.1f} +- {std:.1f} samples, at most {most:,}"),
-        (f"bounds within {variance['basis_gap']:g}", f"of {variance['met']:,} of {total:,}"),
+        ("basis of each variance", f"{mean:.1f} ± {std:.1f} samples, at most {most:,}"),
+        ("narrow enough", f"{variance['met']:,} of {total:,} (requested: within {100 * variance['basis_gap']:g} %)"),
     ]
     if variance["seconds_per_sample"] is not None:
         rows.append(("milliseconds per variance", f"{1000 * variance['seconds_per_sample']:.1f}"))
@@ -306,7 +317,7 @@ _predict = _sheet(
 def _evaluate(document: Document) -> Tables:
     if "confusion" in document:
         return [*evaluated_class_tables(document), verdict(document)]
-    shown: Tables = [sheet_of("Evaluated, in the units of the targets", SCORES, document)]
+    shown: Tables = [sheet_of("Evaluated, errors in the units of the targets", SCORES, document)]
     if document.get("per_target"):
         shown.append(_scores_by_target(document["per_target"]))
     if "compare" in document:
@@ -320,10 +331,21 @@ def _certified_means(document: Document) -> str | None:
         return None
     training = ""
     if "rms_bound" in document:
-        distance = proven(f"{document['rms_bound']:.3g}", document["rms_bound"])
-        training = f" (at the training samples root mean square {distance})"
-    bounds = document["mean_error_bound"], document.get("mean_error_bound_rms")
-    return bounds_of(*bounds, "standard deviations of the target") + training
+        bound, scales = document["rms_bound"], document.get("target_std") or ()
+        single = len(set(scales)) == 1
+        distance = f"{plain_number(bound * scales[0], 3)}" if single else f"{bound:.3g} standard deviations"
+        training = f"; at the training samples root mean square {proven(distance, bound)}"
+    return _target_bounds(document) + training
+
+
+def _target_bounds(document: Document) -> str:
+    """Return the bounds of means in the targets' units; in standard deviations if targets have several scales."""
+    bounds, scales = (document["mean_error_bound"], document.get("mean_error_bound_rms")), document.get("target_std")
+    if scales is None or len(set(scales)) > 1:
+        return bounds_of(*bounds, "standard deviations of the target")
+    scale = scales[0]
+    units = "scale of the transformed targets" if "transform" in document else "units of the targets"
+    return bounds_of(*(None if bound is None else scale * bound for bound in bounds), f"({units})", scale)
 
 
 def _moved(document: Document, name: str) -> str:
@@ -352,18 +374,19 @@ def _evaluated_gaps(document: Document) -> Rows:
 def _by_method(document: Document) -> str | None:
     if "method" not in document:
         return None
-    return f"{document['method']}; {document.get('variance_outside', 0.0):.2%} lie outside the exact model's intervals"
+    return f"{document['method']}; {_proven_wrong(document.get('variance_outside', 0.0))}"
 
 
 def _unmet(document: Document) -> str | None:
     if not document.get("variance_unmet"):
         return None
     count = f"{document['variance_unmet']:,} of {document['n']:,}"
-    return f"{count} (relative gap {document['variance_gap_wanted']:g})"
+    return f"{count} (requested: within {100 * document['variance_gap_wanted']:g} %)"
 
 
 def _squared_error(of: Document) -> str:
-    return number(of["mean_standardised_squared_error"]) + _moved(of, "mean_standardised_squared_error")
+    score = number(of["mean_standardised_squared_error"])
+    return f"{score} on average, 1 for a calibrated model" + _moved(of, "mean_standardised_squared_error")
 
 
 def _point(document: Document) -> str | None:
@@ -416,6 +439,9 @@ def verdict(document: Document) -> RenderableType:
 def nothing_wrong(document: Document) -> str:
     """Return the sentence of a verdict without findings; it never contradicts a figure above it."""
     n, effective = document["n"], document.get("effective_samples")
+    if document.get("noise_free"):
+        text = f"No problem found with the means on these {n:,} noise-free test samples."
+        return text if document.get("nlpd") is None else f"{text} Error bars are judged only on targets with noise."
     if n < verdicts.FEWEST_SAMPLES:
         return f"{n:,} test samples are too few for a verdict (at least {verdicts.FEWEST_SAMPLES} are needed)."
     samples = f"{n:,} test samples"
@@ -456,7 +482,7 @@ def transform_text(transform: Document) -> str:
 
 
 def _scores_by_target(figures: Document) -> RenderableType:
-    titles = {"rmse_raw": "RMSE", "mae_raw": "MAE", "r_squared": "R²", "nlpd_raw": "density", "coverage_95": "coverage"}
+    titles = {"rmse_raw": "RMSE", "mae_raw": "MAE", "r_squared": "R²", "nlpd_raw": "NLPD", "coverage_95": "coverage"}
     present = [name for name in titles if any(name in of for of in figures.values())]
     rows = [[Text(target), *(Text(_digits(of.get(name))) for name in present)] for target, of in figures.items()]
     return grid(["target", *(titles[name] for name in present)], rows, left=("target",), lines=False)
@@ -739,14 +765,18 @@ def _info(document: Document) -> Tables:
         if name == "kernel":
             features = document.get("feature_names") or document.get("features") or ()
             rows.append(("kernel", kernels.kernel_text(value, features)))
-        elif name != "command" and value not in (None, [], ()):
+        elif kind == "hyperparameters" and name in model_tables.SEARCHED:
+            continue  # tables of their own
+        elif name != "command" and value not in (None, [], ()) and not (name in INFO_IF_SET and not value):
             row = (INFO_NAMES.get(name, name.replace("_", " ")), _shown(name, value))
             rows.append(Detail(row) if name in INFO_DETAILS else row)
     if kind == "model":
         rows += rows_of(
             [may("converged", "{summary[converged]:yes}"), may("mean certified within", _certified)], document
         )
-    return [table_of("", rows)]
+    return (
+        [*model_tables.searched(document, [table_of("", rows)])] if kind == "hyperparameters" else [table_of("", rows)]
+    )
 
 
 # Rows of stores that have no table of their own: names of fields where they differ from the field's own, and fields for
@@ -769,13 +799,18 @@ INFO_NAMES = {
     "ids": "id columns",
     "variance_factor_bytes": "size of the stored factor",
 }
+INFO_IF_SET = {"by_reference", "variance_factor_bytes"}
 INFO_DETAILS = (
     "attributes",
+    "chunk_rows",
+    "prior_variance",
     "certificate",
     "feature_names",
     "fingerprint",
     "parameters",
     "projected_gradient",
+    "rounds",
+    "seed",
     "run",
     "summary",
     "versions",
@@ -788,7 +823,9 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return figure(value)
+        if name == "noise_variance":
+            return f"{plain_number(value)} (standardised)"
+        return f"{value:.2f}" if "likelihood" in name else plain_number(value)
     if name.endswith("_bytes"):
         return size(value)
     if isinstance(value, list):

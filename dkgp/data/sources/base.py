@@ -325,11 +325,11 @@ def text_error(name: str, text: str, place: str, expected: str = "a number") -> 
     if _DECIMAL_COMMA.fullmatch(text.strip()):
         advice = "It looks like a number with a decimal comma; save the file with decimal points."
     elif text.lstrip()[:1] in ("<", ">"):
-        advice = "It looks like a measurement beyond a detection limit; put a number in, or leave it empty."
+        advice = "It looks like a measurement beyond a detection limit; write a number, or leave the field empty."
     else:
         advice = (
-            "Put numbers in, leave it empty if the value is missing, or leave the column out. If it names "
-            "categories, give it to `categorical`; if it is the target, give it to `labels`."
+            "Write a number, leave the field empty if the value is missing, or leave the column out. Name a column of "
+            "categories in `categorical`, and a target of classes in `labels`."
         )
     return ColumnError(f"The column '{name}' holds the text '{shown}' in {place}; expected {expected}. {advice}")
 

@@ -307,15 +307,15 @@ def _refusal(
         return InputError(str(error))
     beside = " to those that you gave" if table or ids else ""
     advice = f"\nTo read the table, add these options{beside}: {options}" if options and takes_options else ""
-    message = f"{error}\nColumns that need an option ({report.rows:,} rows were read):\n  "
+    message = f"{error}\nColumns to look at ({report.rows:,} rows were read):\n  "
     return RefusedColumnsError(message + "\n  ".join(lines) + advice, report)
 
 
 def _check_outputs(split: Split, out: Location, test_out: Location | None) -> None:
     if split and test_out is None:
-        raise UsageError("A test split needs a place for the test samples; give `test_out`.")
+        raise UsageError("A test split needs a store for the test samples; give `test_out`.")
     if test_out is not None and not split:
-        raise UsageError("Got a place for test samples but no split; give `test_fraction` or `test_mask`.")
+        raise UsageError("Got a store for test samples but no split; give `test_fraction` or `test_mask`.")
     if test_out is not None and normalise_url(test_out) == normalise_url(out):
         raise UsageError(f"The outputs for training and testing are the same place, '{out}'; choose two.")
 

@@ -308,7 +308,7 @@ class Passes:
                 require_varying_targets(targets, constant[d : d + p], values[d : d + p], n)
             if p and constant[:d].all():
                 raise InputError(
-                    f"All {d} features are constant over the {n} samples; at least one must vary."
+                    f"No feature ({d} in all) varies over the {n:,} samples; at least one must."
                     if selection.encoder is None
                     else f"All {n} samples have the same inputs, so that nothing tells the classes apart; choose other "
                     "features."
@@ -325,7 +325,7 @@ class Passes:
         if not self.n_samples or not self._selection.targets:
             return ""
         if self._training is None:
-            return " Samples to evaluate a model on are read with `like`, which names the model."
+            return " To read samples for the evaluation of a model, name the model with `like`."
         return (
             f" The store that `like` names has the features {quoted(self._training.features)} and the targets "
             f"{quoted(self._training.targets)}; with these, such samples can be tests."

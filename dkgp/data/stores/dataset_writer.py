@@ -337,7 +337,7 @@ class DatasetWriter(AbstractContextManager["DatasetWriter"]):
         kept = inputs.std > 0
         if not kept.any():
             raise InputError(
-                f"All {kept.size} features are constant over the {self.n_samples} training samples; "
+                f"No feature ({kept.size} in all) varies over the {self.n_samples} training samples; "
                 "at least one must vary."
             )
         for name in np.array(self.feature_names, dtype=object)[~kept]:

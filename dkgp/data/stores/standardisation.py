@@ -189,7 +189,7 @@ def require_varying_targets(names: Sequence[str], constant: BoolArray, values: F
     for index in np.flatnonzero(constant).tolist():
         others = " or leave this one out" if len(names) > 1 else ""
         raise InputError(
-            f"The target '{names[index]}' is constant: all {n_samples} samples hold {values[index]:g}. "
+            f"The target '{names[index]}' is constant: all {n_samples:,} samples are {values[index]:g}. "
             f"There is nothing to learn; choose another target{',' if others else ''}{others}."
         )
 

@@ -78,7 +78,7 @@ def ensure_writable(location: Location, overwrite: bool, kind: str | None = None
         if not overwrite:
             state = "" if is_committed(url) else ", unfinished (its writing was interrupted, or goes on)"
             raise OutputExistsError(
-                f"The output '{url}' already exists{state}. Choose another path, or replace it by `overwrite`."
+                f"The output '{url}' already exists{state}. Choose another path, or give `overwrite` to replace it."
             )
     if is_local(url):
         _check_local_folder(Path(url))

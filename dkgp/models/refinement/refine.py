@@ -319,7 +319,7 @@ class _Run:
         for share in reversed(every):
             self._estimator = self._estimator_of(share)
             if self.note is not None:
-                self.note(f"climbing on {n // share:,} of {n:,} samples first")
+                self.note(f"refining first on {n // share:,} of {n:,} samples")
             self._climb(point, self._estimate(point, None), LEFT * (n // share))
             point = self._best
             # The optimum of more samples is some way off: a rough gradient shows the direction.

@@ -99,7 +99,7 @@ class SearchSettings:
             ("max_evaluations", self.max_evaluations, 1),
         ):
             if count < least:
-                raise InputError(f"{name} must be at least {least}; got {count}")
+                raise InputError(f"`{name}` must be at least {least}; got {count}")
 
 
 @dataclass

@@ -280,7 +280,7 @@ def _matching(pattern: str, names: Sequence[str]) -> list[int]:
     positions = [position for position, name in enumerate(names) if name == pattern or matches(pattern, name)]
     if not positions:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        raise InputError(f"no hyperparameter is called '{pattern}'; there are {shown}")
+        raise InputError(f"there is no hyperparameter '{pattern}'; available: {shown}")
     return positions
 
 

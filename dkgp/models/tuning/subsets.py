@@ -69,9 +69,9 @@ def plan_subsets(
     except TypeError:
         raise InputError(f"subset and subsets must be whole numbers; got {subset!r} and {subsets!r}") from None
     if subset < 2:
-        raise InputError(f"subset must be at least 2; got {subset}")
+        raise InputError(f"`subset` must be at least 2; got {subset}")
     if subsets < 1:
-        raise InputError(f"subsets must be at least 1; got {subsets}")
+        raise InputError(f"`subsets` must be at least 1; got {subsets}")
     if n_samples < 2:
         raise InputError(f"tuning needs at least 2 samples; got {n_samples}")
     size = min(subset, n_samples)

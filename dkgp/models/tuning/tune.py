@@ -533,7 +533,7 @@ class ScoreSums:
 def check_folds(folds: int | None, n_samples: int) -> None:
     """Refuse a number of folds that cannot be cut from a subset of n samples; `InputError`."""
     if folds is not None and not 2 <= folds <= n_samples:
-        raise InputError(f"folds must be from 2 to the subset's size, {n_samples}; got {folds}")
+        raise InputError(f"`folds` must be from 2 to the number of samples in a subset, {n_samples}; got {folds}")
 
 
 def cut_folds(inputs: FloatArray, folds: int, seed: int, subset: int) -> list[IntArray]:

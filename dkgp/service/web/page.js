@@ -375,7 +375,7 @@ const WORDS = {
   converged: "converged", error_rate: "error", balanced_error: "balanced error", auc: "area under the curve",
   log_loss: "log loss", rmse_raw: "root mean square error", mae_raw: "mean absolute error", r_squared: "R²",
   nlpd_raw: "negative log predictive density", coverage_95: "coverage of 95 % intervals",
-  gradient_inf_norm: "largest error", noise_variance: "noise variance", seconds: "seconds",
+  gradient_inf_norm: "largest residual", noise_variance: "noise variance", seconds: "seconds",
   peak_memory_bytes: "peak memory, all processes", report: "page", out: "stored",
 };
 const SHARES = new Set(["error_rate", "balanced_error"]);

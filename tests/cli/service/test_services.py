@@ -71,7 +71,7 @@ def test_jobs_are_a_table_with_the_newest_first(service: FakeService) -> None:
     assert [line.split()[0] for line in lines[1:4]] == [FAILED, RUNNING, DONE]
     assert "nightly" in lines[3]
     assert "1 min 20 s" in lines[3]
-    assert "largest error 3.2e-03" in lines[2]
+    assert "largest residual 3.2e-03" in lines[2]
     assert "round 12, 1.50 passes" in run("jobs", "--verbose").stdout
     assert "no such [/] store" in lines[1]
     assert "look elsewhere" not in shown
@@ -94,12 +94,12 @@ def test_status_shows_progress_result_or_error(service: FakeService) -> None:
     assert run_json("status", DONE) == service.jobs[DONE]
     done = run("status", DONE).stdout
     assert "1 min 20 s" in done
-    assert "largest error" in done  # the training's own table
+    assert "largest residual" in done  # the training's own table
     assert "rounds, column passes" not in done
     assert "rounds, column passes" in run("status", DONE, "--verbose").stdout
     running = run("status", RUNNING).stdout
     assert "attempt" in running
-    assert "largest error 3.2e-03, tolerance 1e-04" in running
+    assert "largest residual 3.2e-03, tolerance 1e-04" in running
     failed = run("status", FAILED).stdout
     assert "InputError: no such [/] store" in failed
     assert "\x1b" not in failed
@@ -120,9 +120,9 @@ def test_logs_are_lines(service: FakeService) -> None:
         "-- running, attempt 2",
         "a note [/bold] \N{REPLACEMENT CHARACTER}[31m",
         "warning: take care",
-        "train: largest error 3.2e-03, tolerance 1e-04, about 2 min 10 s left",
+        "train: largest residual 3.2e-03, tolerance 1e-04, about 2 min 10 s left",
         "predict: samples: 50 of 200 (25 %) samples",
-        "tune: 7 tries, best log likelihood -27.12",
+        "tune: 7 evaluations, best log likelihood -27.12",
         "more: noise variance 0.01235",
         "a line of standard error",
         "error: InputError: no such store",
@@ -138,7 +138,7 @@ def test_verbose_logs_have_the_figures_of_solvers(service: FakeService) -> None:
 
 def test_quiet_logs_have_no_progress(service: FakeService) -> None:
     shown = run("logs", "-q", FAILED).stdout
-    assert "largest error" not in shown
+    assert "largest residual" not in shown
     assert "warning: take care" in shown
 
 

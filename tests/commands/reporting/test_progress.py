@@ -79,7 +79,7 @@ def test_plain_lines_come_now_and_then() -> None:
             show(record(k, float(k), 10.0 ** (-k / 10)))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 1  # the last one, when the work ends
-    assert lines[0] == "train: 100 %, largest error 1.3e-05, tolerance 1e-04"
+    assert lines[0] == "train: 100 %, largest residual 1.3e-05, tolerance 1e-04"
     often = TerminalReporter(console=console, plain_line_seconds=0.0)
     with often.work("ingest") as advance:
         for done in range(4):
@@ -123,10 +123,10 @@ def test_a_long_round_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch)
     assert [line.split("; ")[-1] for line in stream.getvalue().splitlines()] == [
         "train:   0 %, product 55 %, about 10 s left",
         "train:   0 %, product 100 %, about 0 s left",
-        "train:   0 %, largest error 1.0e-01, tolerance 1e-04",
+        "train:   0 %, largest residual 1.0e-01, tolerance 1e-04",
         "product 55 %, about 10 s left",
         "product 100 %, about 0 s left",
-        "train:  33 %, largest error 1.0e-02, tolerance 1e-04, about 1 min 01 s left",
+        "train:  33 %, largest residual 1.0e-02, tolerance 1e-04, about 1 min 01 s left",
     ]
 
 
@@ -136,7 +136,7 @@ def test_a_terminal_gets_a_live_line() -> None:
     with reporter.solve("train", 1e-4) as show:
         show(record(1, 1.0, 0.1))
         show(record(2, 2.0, 0.01))
-    assert "largest error 1.0e-02" in stream.getvalue()
+    assert "largest residual 1.0e-02" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()
 
 
@@ -165,8 +165,8 @@ def test_figures_of_solvers_come_with_verbose_alone() -> None:
         return stream.getvalue().splitlines()
 
     assert shown(verbose=False)[1:] == [
-        "train:  25 %, largest error 1.0e-01, tolerance 1e-04, about 30 s left",
-        "train:  50 %, largest error 1.0e-02, tolerance 1e-04, about 20 s left",
+        "train:  25 %, largest residual 1.0e-01, tolerance 1e-04, about 30 s left",
+        "train:  50 %, largest residual 1.0e-02, tolerance 1e-04, about 20 s left",
         "in words",
         "for all",
     ]
@@ -184,10 +184,10 @@ def test_lines_of_other_measures_searches_and_choices() -> None:
     assert solve_line(of_gap, verbose=True) == "round 3, 1.50 passes, relative gap 2.50e-01 -> 3e-02"
     assert solve_line({"measure": "duality_gap", "duality_gap": None}, verbose=False) == "begun"
     search = {"evaluation": 7, "start": 1, "best_log_marginal_likelihood": -3.14159, "gradient_inf_norm": 0.02}
-    assert search_line(search, verbose=False) == "7 tries from starting point 2, best log likelihood -3.14"
-    assert search_line(search, verbose=True) == "evaluation 7, start 1, log likelihood -3.14, gradient 0.02"
+    assert search_line(search, verbose=False) == "7 evaluations from starting point 2, best log likelihood -3.14"
+    assert search_line(search, verbose=True) == "evaluation 7, starting point 2, log likelihood -3.14, gradient 0.02"
     choice = {"size": 1200, "risk": 0.125, "gap": 0.034}
-    assert choice_line(choice, 2000, verbose=False) == "1,200 of 2,000 basis samples, 3.4 % above the best fit at most"
+    assert choice_line(choice, 2000, verbose=False) == "1,200 of 2,000 basis samples, at most 3.4 % above the best fit"
     assert choice_line(choice, None, verbose=True) == "1,200 basis samples, risk 0.125, gap 0.034"
 
 

@@ -274,8 +274,8 @@ def test_predicted_variances() -> None:
     rows = shown({**PREDICTED, "variance": VARIANCE})
     assert rows["variances of"] == "new observations, noise included"
     assert rows["variances certified within"] == "1.23 % on average, at most 4.56 %"
-    assert rows["narrow enough"] == "4,998 of 5,000 (relative gap 0.02)"
-    assert rows["by"] == "a factor of rank 1,200 and conjugate gradients"
+    assert rows["narrow enough"] == "4,998 of 5,000 (requested: within 2 %)"
+    assert rows["variances by"] == "a factor of rank 1,200 and conjugate gradients"
     assert "column passes" not in rows
     assert shown({**PREDICTED, "variance": VARIANCE}, verbose=True)["column passes"] == "1.50 per sample"
     assert rows["milliseconds per variance"] == "2.10"
@@ -283,9 +283,9 @@ def test_predicted_variances() -> None:
 
 def test_a_factor_alone_and_nothing_computed() -> None:
     alone = {**VARIANCE, "column_passes": 0.0}
-    assert shown({**PREDICTED, "variance": alone}, verbose=True)["by"] == "a factor of rank 1,200 alone"
+    assert shown({**PREDICTED, "variance": alone}, verbose=True)["variances by"] == "a factor of rank 1,200 alone"
     rows = shown({**PREDICTED, "variance": {**alone, "seconds_per_sample": None}}, verbose=True)
-    assert rows["narrow enough"] == "4,998 of 5,000 (relative gap 0.02)"
+    assert rows["narrow enough"] == "4,998 of 5,000 (requested: within 2 %)"
     assert "by" not in rows
     assert "milliseconds per variance" not in rows
 
@@ -298,9 +298,9 @@ def test_evaluated_variances() -> None:
     assert rows["negative log predictive density"] == "3.4567"
     moved = "0.9444, expected for a calibrated model 0.944 to 0.956 (exact variances: 0.9400 to 0.9510)"
     assert rows["coverage of 95 % intervals"] == moved
-    assert rows["squared error / variance"] == "1.0312"
+    assert rows["squared error / variance"] == "1.0312 on average, 1 for a calibrated model"
     assert rows["variances certified within"] == "1.23 % on average, at most 4.56 %"
-    assert rows["wider than requested"] == "2 of 5,000 (relative gap 0.02)"
+    assert rows["wider than requested"] == "2 of 5,000 (requested: within 2 %)"
     assert shown({**EVALUATED, **JUDGED, "noise_free": True})["variances of"] == "the function"
     assert "wider than requested" not in shown({**EVALUATED, **JUDGED, "variance_unmet": 0})
 
@@ -340,11 +340,11 @@ FIGURES = {"ended because", "relative residual", "objective", "rounds, column pa
 def test_a_training_in_plain_words_and_in_figures() -> None:
     plain, verbose = shown(TRAINED), shown(TRAINED, verbose=True)
     assert plain["converged"] == "yes"
-    assert plain["largest error"] == "7e-05, tolerance 0.0001"
-    assert plain["mean certified within"] == "worst case 0.00685 standard deviations of the target (at amplitude 1)"
+    assert plain["largest residual"] == "7e-05, tolerance 0.0001"
+    assert plain["mean certified within"] == "worst case 0.00685 standard deviations of the target where k(x, x) is 1"
     assert set(verbose) - set(plain) == FIGURES
     assert {name: verbose[name] for name in plain} == plain
-    assert verbose["kernel entries evaluated"].startswith("3.06 n² = 3.06e+04")
+    assert verbose["kernel entries evaluated"].startswith("30,600, 3.06 times the whole matrix")
     stopped = shown({**TRAINED, "converged": False, "reason": "12 seconds spent"})
     assert stopped["converged"] == "no: 12 seconds spent"
 
@@ -356,7 +356,7 @@ def test_bounds_are_named_worst_case_and_root_mean_square() -> None:
     evaluated = {**EVALUATED, "mean_error_bound": 0.01, "mean_error_bound_rms": 0.004}
     assert shown(evaluated)["mean certified within"] == f"{words} standard deviations of the target"
     sparse = shown({**evaluated, "method": "vfe", "rms_bound": 0.02})["mean certified within"]
-    assert sparse.endswith("(at the training samples root mean square 0.02)")
+    assert sparse.endswith("; at the training samples root mean square 0.02 standard deviations")
 
 
 @pytest.mark.parametrize(

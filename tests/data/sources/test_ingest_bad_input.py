@@ -53,8 +53,8 @@ TEXTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "target twice": ("a,b,y\n1,2,3\n2,3,4\n", {"target": ["y", 2]}, "'y' occurs 2 times"),
     "duplicate names": ("a,a,y\n1,2,3\n2,3,4\n", {}, "'a' occurs 2 times"),
     "duplicate name asked for": ("a,y,y\n1,2,3\n2,3,4\n", {}, "'y' occurs 2 times"),
-    "constant target": ("a,b,y\n1,2,3\n2,3,3\n", {}, "target 'y' is constant: all 2 samples hold 3"),
-    "constant features": ("a,b,y\n1,2,3\n1,2,4\n", {}, "All 2 features are constant"),
+    "constant target": ("a,b,y\n1,2,3\n2,3,3\n", {}, "target 'y' is constant: all 2 samples are 3"),
+    "constant features": ("a,b,y\n1,2,3\n1,2,4\n", {}, r"No feature \(2 in all\) varies"),
     "only a target": ("y\n1\n2\n", {}, "no column left for the features"),
     "bad chunk rows": ("a,b,y\n1,2,3\n2,3,4\n", {"chunk_rows": 0}, "chunk_rows must be at least 1"),
 }

@@ -131,7 +131,7 @@ def test_mask_given_as_column_or_array(tmp_path: Path) -> None:
     ("options", "error", "message"),
     [
         ({"test_fraction": 0.5, "test_mask": "x1", "test_out": "t"}, UsageError, "both"),
-        ({"test_fraction": 0.5}, UsageError, "needs a place"),
+        ({"test_fraction": 0.5}, UsageError, "needs a store"),
         ({"test_out": "t"}, UsageError, "no split"),
         ({"test_fraction": 0.5, "test_out": "d"}, UsageError, "same place"),
         ({"test_fraction": 0.0, "test_out": "t"}, InputError, "between 0 and 1"),
@@ -346,9 +346,9 @@ def test_new_labels_of_one_class_take_the_classes_of_the_training_set(training: 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("one", {"target": "y"}, "holds 1 sample; at least 2 are needed. Samples to evaluate a model on are read with"),
-        ("constant", {"target": "y"}, "target 'y' is constant: all 2 samples hold 7.* with `like`"),
-        ("same", {"target": "y"}, "All 2 features are constant over the 2 samples.* with `like`"),
+        ("one", {"target": "y"}, "holds 1 sample; at least 2 are needed. To read samples for"),
+        ("constant", {"target": "y"}, "target 'y' is constant: all 2 samples are 7.* with `like`"),
+        ("same", {"target": "y"}, r"No feature \(2 in all\) varies over the 2 samples.* with `like`"),
         ("constant", {"labels": "k"}, "one class only: all 2 samples are 'v'.* with `like`"),
     ],
 )

@@ -171,7 +171,7 @@ def test_noise_of_labels_is_said_to_find_nothing(rng: np.random.Generator) -> No
 
 def test_what_the_evidence_refuses(rng: np.random.Generator) -> None:
     data, labels = noisy_sine(rng)
-    with pytest.raises(InputError, match="no hyperparameter is called 'noise_variance'; there are"):
+    with pytest.raises(InputError, match="there is no hyperparameter 'noise_variance'; available:"):
         tune_labels(LabelledData(data, labels), LabelTuning(likelihood="logit", fixed={"noise_variance": 0.1}))
     with pytest.raises(InputError, match="leave white noise out of the kernel"):
         tune_labels(LabelledData(data, labels), LabelTuning(likelihood="logit", kernel="rbf + 0.1 * white"))

@@ -413,7 +413,7 @@ def test_many_samples_are_climbed_on_by_shares(
     monkeypatch.setattr(refine_module, "LEAST_STAGE", 80)
     said: list[str] = []
     found = run(data, executor, note=said.append)
-    assert said[:2] == ["climbing on 90 of 360 samples first", "climbing on 180 of 360 samples first"]
+    assert said[:2] == ["refining first on 90 of 360 samples", "refining first on 180 of 360 samples"]
     sizes = [step.samples for step in found.history]
     assert sizes == sorted(sizes)
     assert set(sizes) == {90, 180, 360}

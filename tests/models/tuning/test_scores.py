@@ -131,5 +131,7 @@ def test_held_out_rows_are_predicted_as_by_a_model_of_the_subset(rng: np.random.
 
 @pytest.mark.parametrize("folds", [1, 0, -3, 21])
 def test_impossible_folds_are_refused(rng: np.random.Generator, folds: int) -> None:
-    with pytest.raises(InputError, match=rf"folds must be from 2 to the subset's size, 20; got {folds}"):
+    with pytest.raises(
+        InputError, match=rf"`folds` must be from 2 to the number of samples in a subset, 20; got {folds}"
+    ):
         tune(rng.standard_normal((30, 1)), rng.standard_normal(30), subset=20, folds=folds)

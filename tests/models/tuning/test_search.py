@@ -76,9 +76,9 @@ def test_a_feature_with_a_pattern_for_a_name_can_be_named() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bounds": {"gama*": (0.1, 1.0)}}, "no hyperparameter is called 'gama.'; there are gamma.lat, .*noise_var"),
-        ({"fixed": {"lat": 1.0}}, "no hyperparameter is called 'lat'"),
-        ({"priors": {"alpha": LogNormal(1.0, 1.0)}}, "no hyperparameter is called 'alpha'"),
+        ({"bounds": {"gama*": (0.1, 1.0)}}, "there is no hyperparameter 'gama.'; available: gamma.lat, .*noise_var"),
+        ({"fixed": {"lat": 1.0}}, "there is no hyperparameter 'lat'"),
+        ({"priors": {"alpha": LogNormal(1.0, 1.0)}}, "there is no hyperparameter 'alpha'"),
         ({"bounds": {"variance": (1.0, 1.0)}}, "low < high; got 1:1"),
         ({"bounds": {"variance": (0.0, 1.0)}}, "the bounds of 'variance' must be positive and finite"),
         ({"fixed": {"variance": -1.0}}, "the value of 'variance' must be positive and finite; got -1.0"),

@@ -73,8 +73,8 @@ def test_holding_rows_out_leaves_the_subset_as_it_was_where_there_are_enough() -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"subset": 1}, "subset must be at least 2; got 1"),
-        ({"subset": 10, "subsets": 0}, "subsets must be at least 1; got 0"),
+        ({"subset": 1}, "`subset` must be at least 2; got 1"),
+        ({"subset": 10, "subsets": 0}, "`subsets` must be at least 1; got 0"),
         ({"subset": 100, "subsets": 2}, "would all be the same 100 samples"),
         ({"subset": 10, "holdout": 0.0}, "fraction between 0 and 1"),
         ({"subset": 10, "holdout": 1.0}, "fraction between 0 and 1"),

@@ -250,11 +250,11 @@ def test_unfit_arguments_are_refused(rng: np.random.Generator) -> None:
         tune(inputs, targets[:-1])
     with pytest.raises(InputError, match="at least 2 samples; got 1"):
         tune(inputs[:1], targets[:1])
-    with pytest.raises(InputError, match="subset must be at least 2; got 1"):
+    with pytest.raises(InputError, match="`subset` must be at least 2; got 1"):
         tune(inputs, targets, subset=1)
     with pytest.raises(InputError, match="tolerance must be positive"):
         tune(inputs, targets, tolerance=-1.0)
-    with pytest.raises(InputError, match="restarts must be at least 1"):
+    with pytest.raises(InputError, match="`restarts` must be at least 1"):
         tune(inputs, targets, restarts=0)
     with pytest.raises(InputError, match="2 features, but 1 names"):
         tune(inputs, targets, feature_names=("a",))

@@ -166,7 +166,7 @@ def test_progress_within_a_round_goes_with_the_round_before_it(path: Path, monke
     assert "phase" not in then
     assert last | {"iteration": 7, "gradient_inf_norm": 0.5, "phase": "product", "done": 3} == last
     assert progress_line(first) == "train: product: 1 of 4 (25 %) pairs"
-    assert progress_line(last).endswith("largest error 5.0e-01, tolerance 1e-04; product 75 %")
+    assert progress_line(last).endswith("largest residual 5.0e-01, tolerance 1e-04; product 75 %")
     of_gap = last | {"measure": "duality_gap", "duality_gap": 0.25}
     assert progress_line(of_gap, verbose=True).endswith("relative gap 2.50e-01 -> 1e-04; product 75 %")
     assert "->" not in progress_line(of_gap | {"duality_gap": None}, verbose=True)

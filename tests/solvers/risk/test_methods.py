@@ -565,5 +565,5 @@ def test_it_stops_where_and_as_the_paper_does(name: str, method: str, penalty: f
         assert reason.message == f"duality gap {found.solution.progress.duality_gap:.3g} <= {PATH_GAP:g}"
     else:
         assert (reason.rule, reason.converged) == ("max_iterations", False)
-        assert reason.message == f"{MOST} iterations done"
+        assert reason.message == f"the limit of {MOST} iterations was reached"
     assert found.solution.progress.duality_gap == pytest.approx(path.gap(last, path.bound), rel=1e-3)

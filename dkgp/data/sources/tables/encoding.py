@@ -276,7 +276,11 @@ class Categories:
                     raise InputError(
                         f"The column '{self.column}' holds '{level}' in {place(row)}, which is none of its levels "
                         f"{quoted(self.levels)}. "
-                        + ("Name it in `ordinal`." if self.ranked else 'Leave that row out, or give `unseen` "zeros".')
+                        + (
+                            "Name it in `ordinal`."
+                            if self.ranked
+                            else 'Leave that row out, or ingest the table with `unseen` "zeros".'
+                        )
                     )
                 code = -1
             codes[row] = code

@@ -354,7 +354,8 @@ class EncodedSource(Source):
         missing = [name for name in (*encoding.rules, *encoding.dropped) if name not in present]
         if missing:
             raise InputError(
-                f"'{source.url}' has no column {quoted(missing[:5])}, which the encoding names; it has "
+                f"'{source.url}' has no column {quoted(missing[:5])}, which the dataset store or model needs; "
+                f"available: "
                 f"{quoted([column.name for column in source.columns])}."
             )
         self._origins: dict[Column, tuple[Column, int]] = {}

@@ -392,7 +392,7 @@ class Survey:
             if column.missing_texts and column.texts and not column.numbers:
                 text, count = column.missing_texts.most_common(1)[0]
                 words[-1] += (
-                    f", {'all' if count == column.missing else f'{count:,}'} written '{text}': where that is a value, "
+                    f", {'all' if count == column.missing else f'{count:,}'} written '{text}': if that is a value, "
                     "name it in `not_missing`"
                 )
         if column.infinite:
@@ -400,9 +400,9 @@ class Survey:
         if settled:
             return words
         if column.is_constant:
-            words.append("the same in all rows, and dropped by itself")
+            words.append("the same value in all rows, so that it is left out without an option")
         elif column.counts_rows and column.rows > 2 and not column.texts and _names_rows(column.name):
-            words.append("counts the rows, which says nothing of new ones")
+            words.append("numbers the rows, which predicts nothing for new rows")
         return words
 
 
@@ -449,7 +449,7 @@ def survey(
         rows_with_gaps += int(np.isnan(values).any(axis=1).sum())
         repeats.update(values)
         if progress is not None:
-            progress(Progress("survey", block.position, source.total, source.unit))
+            progress(Progress("check columns", block.position, source.total, source.unit))
     names = tuple(column.name for column in targets)
     return Survey(tuple(surveys), names, repeats.count(), rows_with_gaps)
 

@@ -313,7 +313,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(
     monkeypatch.setattr(search_module, "BoundObjective", None)
     with pytest.raises(InputError, match="a basis has 1 to 300 samples here; `basis_size` asks for 301"):
         searched(dataset, one_thread, basis_size=301)
-    with pytest.raises(InputError, match="no hyperparameter is called 'length'"):
+    with pytest.raises(InputError, match="there is no hyperparameter 'length'"):
         searched(dataset, one_thread, basis_size=8, bounds={"length": (0.1, 1.0)})
     with pytest.raises(InputError, match="tolerance must be positive"):
         searched(dataset, one_thread, basis_size=8, tolerance=0.0)
