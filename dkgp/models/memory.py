@@ -182,7 +182,7 @@ class Memory:
             ]
         advice = self.advice
         if self.shares_process and not advice:
-            advice = ". The parts of workers lie elsewhere on a cluster of processes or at a scheduler"
+            advice = ". On a Dask cluster, the part of the workers is in their own processes"
         raise MemoryBudgetError(
             f"{self.computation} is projected to need {mib(needed)} in {self.process}; the budget is "
             f"{mib(budget_bytes)}. Parts: {', '.join(listed)}{advice}"

@@ -717,7 +717,7 @@ class GreedyEngine(Iteration):
             reached = settings.gap is None
             message = f"{size:,} basis samples: further samples change nothing in float64"
             return StopReason(
-                "dependent", reached, message, "" if reached else "raise the noise variance, or ask for less"
+                "dependent", reached, message, "" if reached else "raise the noise variance, or request less accuracy"
             )
         return None
 

@@ -356,8 +356,8 @@ class LadderPlan:
         if not self._fits(size):
             assert self.memory_bytes is not None
             raise MemoryBudgetError(
-                f"the first rung of {size:,} basis samples is projected to need {mib(self.needed(size))}; there are "
-                f"{mib(self.memory_bytes)}"
+                f"a model of {size:,} basis samples is projected to need {mib(self.needed(size))}; the limit "
+                f"is {mib(self.memory_bytes)}"
             )
         return size
 
@@ -441,14 +441,15 @@ class LadderPlan:
 
     def _stuck(self, size: int, full: bool) -> StopReason | None:
         if full:
-            return StopReason("dependent", False, f"{size:,} basis samples, to which no other has anything to add")
+            return StopReason("dependent", False, f"{size:,} basis samples: further samples change nothing in float64")
         if size >= self.largest:
-            whose = "all there are" if size >= self.n else "the largest basis that was allowed"
-            return StopReason("size", False, f"{size:,} basis samples, {whose}")
+            whose = "all samples" if size >= self.n else "the largest basis that was allowed"
+            return StopReason("size", False, f"{size:,} basis samples ({whose})")
         larger = self.next_of(size)
         if not self._fits(larger):
             assert self.memory_bytes is not None
-            message = f"{larger:,} are projected to need {mib(self.needed(larger))}; there are {mib(self.memory_bytes)}"
+            needed = mib(self.needed(larger))
+            message = f"{larger:,} are projected to need {needed}; the limit is {mib(self.memory_bytes)}"
             return StopReason("memory", False, f"{size:,} basis samples; {message}")
         return None
 
@@ -471,8 +472,8 @@ class LadderPlan:
                 before = self.next_of(before)
         if climbing <= exact:
             return None
-        far = f"{needed:,.0f} or so" if needed <= self.n else "more than there are"
-        message = f"as the last ones fell, the target takes {far}, and longer than the exact model"
+        far = f"about {needed:,.0f}" if needed <= self.n else "more than all samples"
+        message = f"extrapolated, the requested distance takes {far}, and more time than the exact model"
         return StopReason("exact", False, f"{size:,} basis samples; {message}")
 
     def _projected_size(self, rungs: list[Rung], certificate: SparseCertificate) -> float:
@@ -487,7 +488,7 @@ class LadderPlan:
 
     def _with_advice(self, reason: StopReason, certificate: SparseCertificate) -> StopReason:
         """Add the proof so far and advice to a reason to stop."""
-        advice = f"train the exact model ({self.exact.choice.solver}), or ask for less"
+        advice = f"train the exact model ({self.exact.choice.solver}), or request less accuracy"
         if reason.rule == "exact":
             advice += "; with `largest_basis` the basis grows up to that size, even if the exact model is cheaper"
         elif reason.rule == "dependent" and self.settings.basis_name == "greedy":
