@@ -203,7 +203,7 @@ def test_memory_ends_a_ladder(one_thread: LocalExecutor) -> None:
     assert found.model.m == 256
     assert "512 are projected to need" in found.summary["reason"]
     assert "more memory" in found.summary["advice"]
-    with pytest.raises(MemoryBudgetError, match="the first rung of 128 basis samples"):
+    with pytest.raises(MemoryBudgetError, match="a model of 128 basis samples"):
         climbed(one_thread, LadderTarget(1e-6), keywords={"memory_bytes": 2**20})
 
 
