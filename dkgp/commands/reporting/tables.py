@@ -331,7 +331,7 @@ def _certified_means(document: Document) -> str | None:
         return None
     training = ""
     if "rms_bound" in document:
-        bound, scales = document["rms_bound"], document.get("target_std") or ()
+        bound, scales = document["rms_bound"], list(document.get("target_std") or [])
         single = len(set(scales)) == 1
         distance = f"{plain_number(bound * scales[0], 3)}" if single else f"{bound:.3g} standard deviations"
         training = f"; at the training samples root mean square {proven(distance, bound)}"
@@ -340,12 +340,13 @@ def _certified_means(document: Document) -> str | None:
 
 def _target_bounds(document: Document) -> str:
     """Return the bounds of means in the targets' units; in standard deviations if targets have several scales."""
-    bounds, scales = (document["mean_error_bound"], document.get("mean_error_bound_rms")), document.get("target_std")
+    worst, rms, scales = (document.get(name) for name in ("mean_error_bound", "mean_error_bound_rms", "target_std"))
     if scales is None or len(set(scales)) > 1:
-        return bounds_of(*bounds, "standard deviations of the target")
-    scale = scales[0]
+        return bounds_of(worst, rms, "standard deviations of the target")
+    scale = float(scales[0])
+    worst, rms = (None if bound is None else scale * bound for bound in (worst, rms))
     units = "scale of the transformed targets" if "transform" in document else "units of the targets"
-    return bounds_of(*(None if bound is None else scale * bound for bound in bounds), f"({units})", scale)
+    return bounds_of(worst, rms, f"({units})", scale)
 
 
 def _moved(document: Document, name: str) -> str:
