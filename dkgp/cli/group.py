@@ -25,14 +25,15 @@ from dkgp.cli.service import cancel, jobs, logs, resume, serve, status, submit, 
         "dkgp evaluate pred.zarr test.zarr",
         "dkgp submit train train.zarr --out model.zarr --hyper hyper.json",
     )
-    + "\n\n\b\nExit codes: 0 done, 2 usage, 3 bad input, 4 not converged, 5 cluster or jobs "
-    "service lost,\n130 interrupted (checkpoint saved). Every command takes --json.",
+    + "\n\n\b\nExit codes: 0 done, 2 wrong usage, 3 invalid input, 4 not converged or target missed,\n"
+    "5 cluster or jobs service lost, 130 interrupted (a checkpoint is saved).",
 )
 @click.version_option(__version__, prog_name="dkgp")
 def main() -> None:
-    """Gaussian process regression and classification for data that outgrow memory.
+    """Gaussian process regression, classification and kriging for tables that are too large for memory.
 
-    Models are exact with proven bounds, or sparse. Commands run on one machine or on a Dask cluster.
+    Start with `dkgp fit`, which turns a table into a model and a report. Commands run on this machine or on a Dask
+    cluster.
     """
 
 

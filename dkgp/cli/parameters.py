@@ -124,6 +124,13 @@ class Headed(click.Option):
         super().__init__(*arguments, **settings)
         self.group, self.lacking, self.unless = group, lacking, unless
 
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return the notes at the end of the help; a required option names the flag that replaces it."""
+        notes = super().get_help_extra(ctx)
+        if self.unless is not None and "required" in notes:
+            notes["required"] = f"required without --{self.unless}"
+        return notes
+
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """Process the value; accept a missing one if the option `unless` is set, else give the advice `lacking`."""
         try:
@@ -271,7 +278,8 @@ class DeclaredCommand(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             group = OUTPUT if "--help" in parameter.opts else getattr(parameter, "group", None) or COMMON
-            if record is not None:
+            # An argument has no help of its own: the command's help describes it.
+            if record is not None and not isinstance(parameter, click.Argument):
                 sections.setdefault(group.heading, []).append(record)
                 places[group.heading] = group.place
         for heading, records in sorted(sections.items(), key=lambda section: places[section[0]]):

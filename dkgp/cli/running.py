@@ -258,6 +258,9 @@ def meant(name: str, known: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
 
 
+_LONGEST_SUMMARY = 1000
+
+
 class Commands(click.Group):
     """Commands; a wrong name gets a suggestion of the most similar one. Click does the same for options."""
 
@@ -270,6 +273,18 @@ class Commands(click.Group):
             except DkgpError as error:  # errors of output before a command starts, such as its help
                 print(f"dkgp: {error}", file=sys.stderr)
                 sys.exit(int(error.exit_code))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their whole summaries, which click would cut at the width of the terminal."""
+        named = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(_LONGEST_SUMMARY))
+            for name, command in named
+            if command and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -147,7 +147,7 @@ def _show_state(record: Document, _: Output) -> None:
 @service_options
 @runs(show=_show_jobs)
 def jobs(reporter: Reporter, states: tuple[str, ...], limit: int, **options: Any) -> Document:
-    """List the service's jobs, the newest first, and the number of jobs in each state."""
+    """List the jobs of the service, the newest first."""
     with client_from(options, reporter) as client:
         return client.jobs(states=states, limit=limit)
 
@@ -157,21 +157,24 @@ def jobs(reporter: Reporter, states: tuple[str, ...], limit: int, **options: Any
 @service_options
 @runs(show=show_job)
 def status(reporter: Reporter, job_id: str, **options: Any) -> Document:
-    """Show the job ID: its state, progress and options, and its result or error. The first digits of ID are enough."""
+    """Show state, progress, options and result of the job ID.
+
+    The first digits of ID are enough.
+    """
     with client_from(options, reporter) as client:
         return client.job(client.find(job_id))
 
 
 @click.command(epilog=examples("dkgp logs 3f2a", "dkgp logs -f 3f2a", "dkgp logs --json 3f2a > events.jsonl"))
-@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends, also when the service restarts.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends, even if the service restarts.")
 @id_argument
 @service_options
 @output_options
 def logs(follow: bool, job_id: str, **options: Any) -> None:
-    """Print the messages of the job ID: states, notes, warnings, progress, its log.
+    """Print the messages of the job ID.
 
-    With --json, each event is one line with a JSON document, exactly as the service stores it. --quiet leaves progress
-    out.
+    These are its states, notes, warnings, progress and log. With --json, each message is one line of JSON. --quiet
+    omits the progress.
     """
     output = Output.taken(options)
 
@@ -187,7 +190,10 @@ def logs(follow: bool, job_id: str, **options: Any) -> None:
 @service_options
 @runs(show=_show_state)
 def cancel(reporter: Reporter, job_id: str, **options: Any) -> Document:
-    """Cancel the job ID: a queued job at once; a running job first saves a checkpoint and can be resumed."""
+    """Cancel the job ID.
+
+    A running job first saves a checkpoint; `dkgp resume` continues it.
+    """
     with client_from(options, reporter) as client:
         return client.cancel(client.find(job_id))
 
@@ -197,7 +203,10 @@ def cancel(reporter: Reporter, job_id: str, **options: Any) -> Document:
 @service_options
 @runs(show=_show_state)
 def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
-    """Requeue the job ID, which failed, was cancelled or did not converge; it continues where it stopped."""
+    """Resume the job ID, which failed, was cancelled or did not converge.
+
+    It is queued again and continues from its last checkpoint.
+    """
     with client_from(options, reporter) as client:
         return client.resume(client.find(job_id))
 
@@ -213,9 +222,10 @@ def resume(reporter: Reporter, job_id: str, **options: Any) -> Document:
 @service_options
 @runs(show=_show_states, exit_code=lambda document: int(document["exit_code"]))
 def wait(reporter: Reporter, job_ids: tuple[str, ...], timeout: float | None, **options: Any) -> Document:
-    """Wait until the jobs ID... have ended; exit with the job's exit code (for several jobs, the first that is not 0).
+    """Wait until the jobs ID... have ended.
 
-    A cancelled job's exit code is 130.
+    The exit code is that of the job; for several jobs, it is the first exit code that is not 0. The exit code of a
+    cancelled job is 130.
     """
     until = None if timeout is None else time.monotonic() + timeout
     with client_from(options, reporter, patient=True) as client:
@@ -308,7 +318,12 @@ def _submission_options(function: F) -> F:
             metavar="SIZE",
             help="Stop the job if its processes use more memory, such as 8GiB.  [default: the service's limit]",
         ),
-        click.option("-f", "--follow", is_flag=True, help="Follow the job, and exit with its exit code."),
+        click.option(
+            "-f",
+            "--follow",
+            is_flag=True,
+            help="Print the messages of the job until it ends, and exit with its exit code.",
+        ),
         service_options,
         click.option(
             "--slurm", is_flag=True, help="Write a batch script and submit it to SLURM. This needs no service."

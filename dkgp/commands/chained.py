@@ -163,10 +163,9 @@ RESUME = Option(help="Continue a demo that was stopped or killed.")
 
 @command(
     """
-    Generates noisy training data and noise-free test data straight into stores, tunes, trains, predicts (variances
-    included) and evaluates, each step by its own command; ends with a table and a plot. A second run replaces the
-    results of the first; with --resume it continues them, also in the middle of training. A million samples take a
-    quarter of an hour on two cores.
+    The command generates noisy training data and noise-free test data (Friedman's first problem), and runs tune, train,
+    predict with variances, and evaluate. It ends with a table and a plot. A second run replaces the results of the
+    first one; with --resume it continues an interrupted run. A million samples take a quarter of an hour on two cores.
     """,
     "dkgp demo --out demo-output",
     "dkgp demo --out demo-output --quick",

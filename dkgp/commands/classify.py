@@ -44,21 +44,21 @@ BASIS = Group("Options of logistic and gp on a basis (and --tol)", ON_BASIS)
 
 
 def _solvers() -> dict[str, Any]:
-    risks = "for logistic and gp one of " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
+    risks = "For logistic and gp: " + "; ".join(f"{name}: {words}" for name, words in RISK_HELP.items())
     return {
         "choices": tuple(dict.fromkeys((AUTO, *solver_names(), *RISK_METHODS))),
-        "help": f"Solver. For exact as for `dkgp train`; {risks}. auto: the fastest.",
+        "help": f"Solver. For exact: as for `dkgp train`. {risks}. auto: the fastest.",
     }
 
 
 METHOD = Option(
-    help="fixed-size: LS-SVM on a few prototypes, chosen by sparse conjugate directions pursuit; exact: LS-SVM on all "
-    "samples, with a proven bound on each decision; logistic: kernel logistic regression, with a proven interval "
-    "for each probability; gp: Gaussian process classification by Laplace's approximation, with averaged "
-    "probabilities.",
+    help="Model. fixed-size: LS-SVM on a few prototypes, chosen by sparse conjugate directions pursuit; exact: "
+    "LS-SVM on all samples, with a proven bound on each decision; logistic: kernel logistic regression, with a "
+    "proven interval for each probability; gp: Gaussian process classification by Laplace's approximation, with "
+    "averaged probabilities.",
 )
 START = Option(
-    help="Initial hyperparameters, as `dkgp tune` writes them.  [default: tuned on the labels]",
+    help="Initial hyperparameters, a file of `dkgp tune`.  [default: tuned on the labels]",
     metavar="FILE",
     place="read",
 )
@@ -68,7 +68,8 @@ CLASS_WEIGHT = Option(
     metavar="balanced|none|NAME=W",
 )
 GIVEN_NOISE = Option(
-    help="Use the noise variance of `hyper` unchanged. By default, fixed-size chooses its own by cross-validation.",
+    help="Use the noise variance of `hyper` unchanged. By default, fixed-size chooses its own noise variance by "
+    "cross-validation.",
     group=FIXED_SIZE,
 )
 LINK = Option(
@@ -78,35 +79,36 @@ LINK = Option(
     decides=False,  # the likelihood decides, together with the classes of the data
 )
 MULTI_CLASS = Option(
-    help="Treatment of several classes. softmax: together; ovr: one against the rest.  [default: softmax for "
-    "logistic, ovr for gp]",
+    help="Treatment of three or more classes. softmax: one model for all classes; ovr: one model per class, against "
+    "the rest.  [default: softmax for logistic, ovr for gp]",
     group=LIKELIHOODS,
     decides=False,
 )
 REGULARISATION = Option(
-    help="Weight of the penalty of logistic. Hyperparameters tuned on the labels assume 1.",
+    help="Factor of the regularisation term of logistic. Hyperparameters that were tuned on the labels assume 1.",
     metavar="LAMBDA",
     above=0,
     group=LOGISTIC,
 )
 SOLVER = Option(late=_solvers, group=SAMPLES)
 TOLERANCE = Option(
-    help="Solve until decisions are within about this distance of the exact ones (on a basis: of the optimum on that "
-    "basis). Margins are at -1 and 1. The error of a probability is at most a quarter of it.",
+    help="Tolerance: solve until each decision is within about this distance of the exact decision (with "
+    "--basis-size: of the optimum for this basis). The margins are at -1 and 1. The error of a probability is "
+    "at most a quarter of the tolerance.",
     spellings=("--tol",),
     above=0,
     group=TO_SOLVE,
 )
 GAP = Option(
-    help="For logistic and gp: stop when the risk is proven to be within this relative distance of its minimum, "
-    "instead of --tol.",
+    help="Stop when the regularised risk is proven to be within this relative distance of its minimum, instead of at "
+    "--tol.",
     metavar="SHARE",
     above=0,
     group=RISKS,
 )
 BASIS_SIZE = Option(
-    help="Train on a basis of this number of samples. Each prediction then evaluates as many kernel entries.  "
-    "[default: on all samples]",
+    help="Train a sparse model on a basis of this number of samples. A prediction then evaluates one kernel entry "
+    "per basis sample.  [default: all samples]",
     metavar="M",
     least=1,
     group=BASIS,
@@ -115,14 +117,14 @@ BASIS_CHOICE = Option(
     help=f"How the basis is chosen from the samples.  [default: {DEFAULT_BASIS}]", choices=BASES, group=BASIS
 )
 CERTIFY = Option(
-    help="Also prove the distance of decisions from those of the minimiser over all functions. This takes one more "
-    "product.",
+    help="Also prove how far the decisions are from those of the exact model on all samples. This takes one more "
+    "product with the kernel matrix.",
     group=BASIS,
 )
 NEAR = Group("Options of gp on a basis", ("gp on a basis",))
 NEIGHBOURS = Option(
-    help="Number of nearest samples that each prediction also uses. The basis covers long-range dependence, the "
-    "neighbours short-range dependence.",
+    help="Number of nearest samples that each prediction uses in addition to the basis. The basis covers long-range "
+    "dependence, the neighbours short-range dependence.",
     metavar="SAMPLES",
     least=1,
     group=NEAR,
@@ -137,16 +139,16 @@ SEARCH_SAMPLES = Option(
 
 @command(
     """
-    A fixed-size least-squares support vector machine finds kernel, noise and prototypes by cross-validation, in a few
-    passes over the data, and predicts from the prototypes alone. An exact one is solved on all samples, so that its
-    labels can be certified. Both give probabilities that are calibrated on held-out samples.
+    --method selects the model. fixed-size and exact are least-squares support vector machines (LS-SVM). fixed-size
+    chooses kernel, noise and prototypes by cross-validation, and predicts from the prototypes alone. exact uses all
+    samples, and its labels can be certified. Both calibrate their probabilities on held-out samples.
 
-    Kernel logistic regression and Gaussian process classification have probabilities of their own: on all samples, each
-    within a proven interval, or on a basis of some samples. Without --hyper the kernel maximises the evidence of a
-    subset's labels.
+    logistic (kernel logistic regression) and gp (Gaussian process classification) model the probabilities directly. On
+    all samples, each probability has a proven interval; with --basis-size it has none. Without --hyper, the kernel
+    maximises the evidence of the labels of a subset.
 
-    A run that stops before its tolerance saves its model, says so, and ends with exit code 4. --resume continues an
-    interrupted or killed run to the same bits.
+    A run that stops before its tolerance saves its model, prints a message, and ends with exit code 4. --resume
+    continues an interrupted run; the result is bit-identical.
     """,
     "dkgp classify train.zarr --out model.zarr",
     "dkgp classify train.zarr --out model.zarr --class-weight balanced --plot path.png",

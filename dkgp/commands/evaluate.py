@@ -45,15 +45,15 @@ PLOT = Option(
 
 @command(
     """
-    With variances the table also has the negative log predictive density, the coverage of 95 % intervals, and the
-    certified gaps. For a sparse model's predictions it has their largest distance from the exact model's, and the share
-    of variances that is proven wrong. Scores take the middle of proven intervals. All figures of the table are in the
-    targets' units.
+    DATASET must contain the samples of PREDICTION in the same order. All figures are in the targets' units. If
+    PREDICTION has variances, the command also prints the negative log predictive density and the coverage of 95 %
+    intervals; for proven intervals, scores use the middle. For a sparse model, it also prints how far its means are
+    from the exact ones, and the share of variances that are proven wrong.
 
-    Ends with a verdict: each fault in a sentence, with the next step. --compare adds errors of simpler models.
+    The last lines are a verdict: one sentence per fault, with advice. --compare adds the errors of simpler models.
 
-    For classes: error, balanced error, area under the curve, log loss, Brier score and calibration error, the confusion
-    matrix, and the share of labels that are certified. Labels are matched by the classes' names.
+    For a classifier, the command prints error rate, balanced error rate, area under the curve, log loss, Brier score,
+    calibration error, the confusion matrix, and the share of certified labels.
     """,
     "dkgp evaluate pred.zarr test.zarr",
     "dkgp evaluate pred.zarr test.zarr --compare --plot fit.png",

@@ -20,16 +20,19 @@ HYPER = Option(
     place="read",
     lacking="Tune hyperparameters first with dkgp tune DATASET --out hyper.json, then give that file.",
 )
-BY_REFERENCE = Option(help="Store a reference to DATASET in the model instead of a copy of its inputs.", group=FURTHER)
+BY_REFERENCE = Option(help="Store the path of DATASET in the model instead of a copy of its features.", group=FURTHER)
 AS_IN_THE_PAPER = Option(
-    help="Use the settings of the method's paper, listed below. Other flags override them.",
+    help="Use the settings of the method's paper, which are listed below. Options that you set override them.",
     type=bool,
     group=FURTHER,
 )
-MAX_PASSES = Option(help="Stop after this number of passes over the kernel matrix.", above=0)
+MAX_PASSES = Option(
+    help="Stop after this number of passes over the kernel matrix. One pass evaluates each of its n² entries once.",
+    above=0,
+)
 MAX_SECONDS = Option(help="Stop after this number of seconds.", above=0)
 MEMORY_LIMIT = Option(
-    help="Refuse to start if the run is projected to need more memory, such as 4GiB.  [default: available memory]",
+    help="Refuse to start if the forecast memory exceeds this size, such as 4GiB.  [default: available memory]",
     type=byte_count,
     spellings=("--memory-limit",),
     metavar="SIZE",
@@ -37,7 +40,7 @@ MEMORY_LIMIT = Option(
     group=FILES,
 )
 CHECKPOINT = Option(
-    help="Folder for checkpoints, which are saved regularly and on Ctrl-C.  [default: OUT.checkpoint]",
+    help="Folder for checkpoints, which dkgp saves regularly and on Ctrl-C.  [default: OUT.checkpoint]",
     metavar="DIR",
     place="write",
     group=FILES,
@@ -45,9 +48,9 @@ CHECKPOINT = Option(
 CHECKPOINT_SECONDS = Option(
     help="Time between checkpoints.", spellings=("--checkpoint-every",), metavar="SECONDS", least=0, group=FILES
 )
-RESUME = Option(help="Continue from the last checkpoint. The result has the same bits as an uninterrupted run.")
-PLOT = Option(help="Plot the course of the run into a .png, .pdf or .svg file.", metavar="FILE", place="write")
-LOG_JSON = Option(help="Write one JSON line per round.", metavar="FILE", place="write", group=FILES)
+RESUME = Option(help="Continue from the last checkpoint. The result is bit-identical to that of an uninterrupted run.")
+PLOT = Option(help="Plot the convergence of the run into a .png, .pdf or .svg file.", metavar="FILE", place="write")
+LOG_JSON = Option(help="Append one line of JSON per round to this file.", metavar="FILE", place="write", group=FILES)
 OVERWRITE = Option(help="Replace existing outputs.")
 
 

@@ -30,10 +30,10 @@ PLOT = Option(
 
 @command(
     """
-    Features and targets are standardised; weights are printed in their own units. One pass over the samples computes
-    all sums that paths and cross-validation need: about F d² numbers for d features and F folds. If these do not fit in
-    memory, a numeric --cardinality takes one pass over the samples for each feature. `dkgp predict` and `dkgp evaluate`
-    read the model like any other; its means have no bounds.
+    The command adds one feature after another to a linear model, and chooses their number by cross-validation. Weights
+    are printed in the features' own units. `dkgp predict` and `dkgp evaluate` read the model; its means have no proven
+    bounds. Memory grows with F d² for d features and F folds. If this is too much, a numeric --cardinality uses less
+    memory and takes one pass over the samples per feature.
     """,
     "dkgp pursue train.zarr --out weights.zarr",
     "dkgp pursue train.zarr --out weights.zarr --cardinality 5 --plot path.png",

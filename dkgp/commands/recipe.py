@@ -153,7 +153,7 @@ class Recipe:
 
 # The summaries of groups of commands, by the groups' names.
 GROUPS: dict[str, str] = {
-    "krige": "Krige scattered samples: variograms, fields and maps, with proven errors.",
+    "krige": "Krige scattered samples: variograms, maps and simulations.",
 }
 
 RECIPES: dict[str, Recipe] = {
@@ -168,7 +168,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "sparse",
-            "Train a sparse Gaussian process on the store DATASET, with a proven distance to the exact one.",
+            "Train a sparse Gaussian process on the store DATASET.",
             as_job=True,
         ),
         Recipe(
@@ -180,66 +180,66 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "pursue",
-            "Find a linear regression with few nonzero weights on the store DATASET, and the whole path to it.",
+            "Fit a linear model with few features to the store DATASET.",
         ),
         Recipe(
             "tune",
-            "Find length scales and noise for the store DATASET by maximum likelihood on random subsets.",
+            "Tune the hyperparameters for the store DATASET by maximum likelihood.",
             module="dkgp.commands.searches",
             job="dkgp.commands.tune",
             as_job=True,
         ),
         Recipe(
             "predict",
-            "Predict at the samples of the store DATASET: means with a proven bound on their error, and variances.",
+            "Predict means, and optionally variances, at the samples of the store DATASET.",
             as_job=True,
         ),
         Recipe(
             "evaluate",
-            "Compare the predictions in PREDICTION with the targets of the store DATASET that they were made for.",
+            "Compare the predictions in PREDICTION with the targets of the store DATASET.",
             as_job=True,
         ),
         Recipe(
             "export",
-            "Write the predictions in PREDICTION as a table OUT, one row per sample: .csv, .csv.gz, .parquet or .nc.",
+            "Write the predictions in PREDICTION to a table OUT.",
             module="dkgp.commands.predict",
         ),
         Recipe(
             "plan",
-            "Estimate time and memory of training on the store DATASET, for 1 to 256 workers.",
+            "Estimate time and memory of training on the store DATASET.",
             module="dkgp.plan.plan",
         ),
         Recipe(
             "demo",
-            "Run all steps once, from generated data to predictions, on Friedman's first problem.",
+            "Run all steps once on generated data, from data to predictions.",
             module="dkgp.commands.chained",
         ),
-        Recipe("example", "Write a table of invented houses to OUT, of any size, to try dkgp on."),
+        Recipe("example", "Write a table of invented houses to OUT, to try dkgp."),
         Recipe(
             "fit",
-            "Fit a Gaussian process to the table SOURCES (files, globs, folders, URLs), or a classifier with --labels.",
+            "Fit a model to the table SOURCES, test it, and write a report.",
             module="dkgp.fit",
             as_job=True,
         ),
         Recipe(
             "audit",
-            "Prove how far another tool's predictions in TABLE are from the exact Gaussian process of MODEL.",
+            "Prove how far the predictions in TABLE are from the exact ones.",
             module="dkgp.kriging.commands.audit",
         ),
         Recipe(
             "krige variogram",
-            "Estimate the variogram of the samples in SOURCE, and fit models to it.",
+            "Estimate the variogram of the samples in SOURCE and fit models.",
             module="dkgp.kriging.commands.krige",
         ),
         Recipe(
             "krige fit",
-            "Krige the samples in SOURCE: solve the kriging equations of all samples.",
+            "Krige the samples in SOURCE.",
             module="dkgp.kriging.commands.krige",
             as_job=True,
         ),
         Recipe(
             "krige map",
-            "Make a map of the samples in SOURCE, with a report: variogram, kriging and map in one.",
+            "Krige the samples in SOURCE, and write a map and a report.",
             module="dkgp.kriging.commands.whole",
             as_job=True,
         ),
@@ -248,23 +248,23 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "krige blocks",
-            "Predict averages of the kriged field MODEL over POLYGONS, or over cells.",
+            "Predict averages of the kriged field MODEL over areas.",
             module="dkgp.kriging.commands.further",
             as_job=True,
         ),
         Recipe(
             "krige simulate",
-            "Draw random fields that agree with the samples of the kriged field MODEL.",
+            "Simulate fields conditional on the samples of MODEL.",
             module="dkgp.kriging.commands.further",
             as_job=True,
         ),
         Recipe("krige check", "Cross-validate the kriged field MODEL.", module="dkgp.kriging.commands.check"),
-        Recipe("ingest", "Read SOURCES (files, globs, folders, URLs) into the dataset store OUT."),
+        Recipe("ingest", "Read the table SOURCES into the dataset store OUT."),
         Recipe(
             "info",
-            "Describe a store, checkpoint folder or hyperparameter file at LOCATION; without one, this installation.",
+            "Describe the store or file at LOCATION, or this installation.",
         ),
-        Recipe("warm-up", "Compile dkgp's loops in advance, so that the first run starts faster."),
+        Recipe("warm-up", "Compile dkgp's code in advance, for a faster first run."),
     )
 }
 

@@ -38,25 +38,26 @@ GREEDY = "gbcd"
 
 
 def _solvers() -> dict[str, Any]:
-    helps = {AUTO: "the fastest solver for this problem, by a forecast from a probe"}
+    helps = {AUTO: "the solver with the shortest forecast time for this problem"}
     helps |= {name: declaration_of(name).help for name in solver_names()}
     return {"choices": tuple(helps), "help": "; ".join(f"{name}: {text}" for name, text in helps.items()) + "."}
 
 
 SOLVER = Option(late=_solvers)
 PRECISION = Option(
-    help="mixed: float32 kernel tiles with float64 vectors, and the last rounds in float64; double: "
-    "float64 throughout.",
+    help="Floating-point precision of the solve. mixed: kernel entries in float32, vectors in float64, and the last "
+    "rounds in float64; double: float64 throughout.",
     group=FURTHER,
 )
 TOLERANCE = Option(
-    help="The run has converged when max |gradient|, recomputed in float64, is at most this.",
+    help="Tolerance: the run has converged when the largest residual of the n equations, computed in float64, is at "
+    "most this.",
     spellings=("--tol",),
     above=0,
 )
 DUALITY_GAP = Option(
-    help="The run has also converged when the regularised risk is proven to be within this relative distance of its "
-    "minimum.",
+    help="Second stopping rule: the run has also converged when the regularised risk is proven to be within this "
+    "relative distance of its minimum.",
     metavar="SHARE",
     above=0,
     group=FURTHER,

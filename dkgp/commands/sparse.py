@@ -59,34 +59,34 @@ def size_or_auto(text: str) -> int | Literal["auto"]:
 
 
 BASIS_SIZE = Option(
-    help="Number of basis samples. auto: as many as `target_distance` or `gap` needs.  [default: 1000, or all samples "
-    "if there are fewer]",
+    help="Number of basis samples. auto: as many as `target_distance` or `gap` requires.  [default: 1000, or all "
+    "samples if there are fewer]",
     type=size_or_auto,
     metavar="M|auto",
     least=1,
 )
 LARGEST_BASIS = Option(
-    help="For `basis_size` auto: largest number of basis samples.  [default: as many as are cheaper than the exact "
-    "model]",
+    help="For `basis_size` auto: largest number of basis samples.  [default: the largest number that is cheaper than "
+    "the exact model]",
     metavar="M",
     group=FURTHER,
 )
 GIVEN_BASIS = Option(
-    help="Use this basis: a table of inputs in the features' own units, or of sample numbers from 0, in any format "
-    "that `dkgp ingest` reads; a dataset store; another sparse model; or the file of `hyper`, if `dkgp tune "
-    "--objective bound` wrote its basis to it.",
+    help="Use this basis instead of choosing one. FILE is a table of points in the features' own units, or of sample "
+    "numbers from 0, in any format that `dkgp ingest` reads; a dataset store; another sparse model; or the file "
+    "of `hyper`, if `dkgp tune --objective bound` wrote its basis to it.",
     metavar="FILE",
     place="read",
     group=FURTHER,
 )
 GAP = Option(
-    help="Target for Smola and Bartlett's duality gap of a greedy basis or of `basis_size` auto. If it is not "
-    "reached, the exit code is 4.",
+    help="Target for Smola and Bartlett's relative duality gap, for a greedy basis or `basis_size` auto. If the "
+    "model misses it, the exit code is 4.",
     group=GREEDY,
 )
 TARGET_DISTANCE = Option(
-    help="Target for the proven root-mean-square distance to the exact mean over the training samples, in standard "
-    "deviations of the targets. If it is not reached, the exit code is 4.",
+    help="Target for the proven root mean square distance from the exact mean over the training samples, in standard "
+    "deviations of the targets. If the model misses it, the exit code is 4.",
     metavar="SHARE",
     above=0,
 )
@@ -101,8 +101,8 @@ PASSES_ERROR = replace(
 
 @command(
     """
-    The model predicts without the training set. Time grows with n m², memory with m². If you ask for a gap or a
-    distance and the model misses it, the model is saved, the command says so, and ends with exit code 4.
+    The model consists of m basis samples (inducing points) and predicts without the training set. Training time grows
+    with n m², memory with m².
     """,
     "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json",
     "dkgp sparse train.zarr --out sparse.zarr --hyper hyper.json --method sggp --gap 0.025 --plot basis.png",

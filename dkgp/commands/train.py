@@ -64,16 +64,19 @@ HYPER_OR_TUNE = replace(
     instead=Instead("tune", lambda options: f"{str(options['out']).rstrip('/')}.hyper.json"),
 )
 WITH_VARIANCES = Option(
-    help="Store a Cholesky factor of all samples with the model, so that each variance takes one solve. It takes 4 "
-    "n^2 bytes, and n^3/3 operations once.",
+    help="Store a Cholesky factor of the kernel matrix with the model, so that each variance takes one triangular "
+    "solve. The factor takes 4 n² bytes, and n³/3 operations once.",
 )
 GAP_OF_PREDICTIONS = replace(
     GAP,
-    help="Width of the variances' proven intervals, relative to their upper ends, for `dkgp predict` without this "
-    "option.  [default: 0.02]",
+    help="Requested width of a variance's proven interval, relative to its upper end, which `dkgp predict` uses by "
+    "default.  [default: 0.02]",
 )
 WARM_START = Option(
-    help="Start from an exact or sparse model of the same data.", metavar="MODEL", place="read", group=FURTHER
+    help="Start from the coefficients of an exact or sparse model of the same samples.",
+    metavar="MODEL",
+    place="read",
+    group=FURTHER,
 )
 
 

@@ -41,7 +41,7 @@ KERNEL_SECONDS = Option(
     above=0,
     group=FURTHER,
 )
-SUBSET = Option(help="Number of samples in a subset, drawn at random.")
+SUBSET = Option(help="Number of random samples in a subset.")
 ALL_SAMPLES = Option(
     help="auto: after the default subset, continue with the evidence of all samples (at most 20,000), and keep the "
     "values that predict held-out training samples better; if their error bars are too narrow or too wide, scale them. "
@@ -138,8 +138,9 @@ OF_SUBSETS = ("subset", "subsets", "folds", "holdout")
 
 @command(
     """
-    Or by a sparse model's evidence on all samples (--objective bound). The threads of this process do the work unless
-    you ask for a cluster; the result has the same bits everywhere. Values are those of the standardised data.
+    --objective selects the criterion: the likelihood of subsets, or the likelihood of a sparse model on all samples.
+    Length scales and noise refer to standardised features and targets. The command runs on the threads of this process
+    unless you select a cluster; the result is bit-identical everywhere.
     """,
     "dkgp tune train.zarr --out hyper.json --kernel rbf --subset 2000",
     "dkgp tune train.zarr --out hyper.json --subsets 4 --plot scales.png --folds 10",

@@ -50,8 +50,8 @@ PROCESSES = Option(
 
 @command(
     """
-    This is for administrators of images, of shared environments, and of machines before timing. Without it, a run
-    compiles the code it needs once, as far as possible in the background. Users' kernel functions are compiled in each
+    Use this command for container images and shared environments, and before you measure times. Otherwise, the first
+    run compiles the code that it needs, mostly in the background. Kernel functions of users are compiled in each
     process.
     """,
     "dkgp warm-up",

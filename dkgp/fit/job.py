@@ -91,9 +91,9 @@ OVERWRITE = Option(help="Replace the fit of an earlier run in the folder.")
 
 @command(
     """
-    Reads the table with a tenth held out, tunes, chooses a model that time and memory allow and says why, trains,
-    predicts the held-out samples with variances, evaluates, and writes a report: report.html, which ends with the
-    commands that reproduce it.
+    SOURCES are files, globs, folders or URLs. The command holds out a tenth of the rows, tunes hyperparameters, chooses
+    a model by the limits on time and memory, trains it, and tests it on the held-out rows. With --labels the model is a
+    classifier. The report, OUT/report.html, explains the choice and ends with the commands that reproduce the fit.
     """,
     "dkgp fit DATA.csv --target price",
     "dkgp fit DATA.csv --target price --time 5min --memory 8GiB --out prices",

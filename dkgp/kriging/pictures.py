@@ -54,7 +54,7 @@ def plot_variogram(
     with drawn(path, 6.5, 5.0, _text(title)) as figure:
         axis, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
         lag, gamma, errors = empirical.lag[known], empirical.gamma[known], 2.0 * empirical.sampling_error[known]
-        label = f"{empirical.of}, {empirical.estimator}" + (" ± 2 sampling errors" if errors.any() else "")
+        label = f"{empirical.of}, {empirical.estimator}" + (" ± 2 standard errors" if errors.any() else "")
         axis.errorbar(lag, gamma, errors if errors.any() else None, fmt="o", markersize=4, color=_DATA, label=label)
         axis.axhline(empirical.variance, color=_GREY, linewidth=0.8, linestyle=":", label=f"variance of {empirical.of}")
         lags = np.linspace(0.0, float(empirical.edges[-1]), 300)[1:]

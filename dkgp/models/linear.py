@@ -25,12 +25,12 @@ from dkgp.solvers.pursuit.rivals import HomotopyPath, homotopy, matching_pursuit
 from dkgp.solvers.pursuit.systems import GramSystem, PursuitSystem, RowSystem
 
 METHODS = {
-    "scdp": "sparse conjugate directions pursuit: the feature of the largest gradient joins, all that joined are "
-    "refitted",
-    "omp": "orthogonal matching pursuit, another way to the same path",
-    "mp": "matching pursuit: one weight a step, nothing is refitted",
+    "scdp": "sparse conjugate directions pursuit, which adds the feature with the largest gradient and refits all "
+    "weights",
+    "omp": "orthogonal matching pursuit: another algorithm for the same path",
+    "mp": "matching pursuit, which changes one weight per step",
     "lars": "least angle regression",
-    "lasso": "least squares with a penalty on the sum of |weights|, as it falls",
+    "lasso": "least squares with a decreasing penalty on the sum of |weights|",
 }
 # Steps of matching pursuit, and the share of the first gradient at which it is done: it only ever comes nearer.
 MOST_STEPS, SETTLED = 20_000, 1e-6

@@ -59,9 +59,9 @@ HYPER = Option(
     metavar="FILE",
     place="read",
 )
-SUBSET = Option(help="Samples to tune on without `hyper`.")
+SUBSET = Option(help="Without `hyper`: number of random samples to tune on.")
 COUNTS = Option(
-    help="Numbers of workers to plan for.",
+    help="Numbers of workers to forecast for.",
     type=whole_numbers,
     metavar="N,N,...",
     shown="1,2,4,8,16,32,64,128,256",
@@ -72,21 +72,25 @@ ONE_MACHINE = Option(
     "machine like this one."
 )
 PASSES = Option(
-    help="Products with the matrix, or column passes, if you know them.  [default: forecast from a probe]", above=0
+    help="Number of passes over the kernel matrix that the solve takes, if you know it.  [default: forecast]", above=0
 )
 FIGURES = Option(
-    help="Store the measured figures of this machine here, or use them if the file exists.", metavar="FILE"
+    help="File for the measured speed of this machine. If it exists, dkgp reads it instead of measuring.",
+    metavar="FILE",
 )
-BENCH = Option(help="A record of `dkgp bench tiles` or `dkgp bench scaling` to use instead.", metavar="FILE")
+BENCH = Option(
+    help="Take the speed of this machine from this record of `dkgp bench tiles` or `dkgp bench scaling`.",
+    metavar="FILE",
+)
 ROUND_TRIP = Option(
-    help="Round-trip time of an empty task.  [default: measured]",
+    help="Round-trip time of an empty task between scheduler and worker.  [default: measured]",
     spellings=("--round-trip",),
     metavar="SECONDS",
     above=0,
 )
 BANDWIDTH = Option(
-    help="Bytes per second between scheduler and workers, such as 100MiB. The measured rate of the "
-    "coordinator on this machine is an upper limit.  [default: measured]",
+    help="Bytes per second between scheduler and workers, such as 100MiB, if it is lower than the measured rate of "
+    "this machine.  [default: measured]",
     type=byte_count,
     spellings=("--bandwidth",),
     metavar="SIZE",
@@ -108,33 +112,36 @@ BASIS_SIZE = Option(
     help="Number of basis samples of `sparse`, or of `classify` logistic or gp.  [default: 1000; all samples]",
     metavar="M",
 )
-BASIS = Option(help="How the basis is chosen, as for that command.  [default: the method's own]", metavar="NAME")
+BASIS = Option(
+    help="How the basis samples are chosen, as for `dkgp sparse` or `dkgp classify`.  [default: by the method]",
+    metavar="NAME",
+)
 NEIGHBOURS = Option(
     help="For `sparse` vif, or `classify` gp with `basis_size`: number of nearest samples that each prediction uses.  "
-    "[default: 128 of vif, none of gp]",
+    "[default: 128 for vif, none for gp]",
     metavar="SAMPLES",
     least=1,
 )
 CLASSIFY = Option(
-    help="Also forecast a classifier of the labels, as `dkgp classify` trains it: a fixed-size one by a search "
-    "(shared, grid, profile, annealing, none), or logistic or gp, on all samples or with `basis_size`.",
+    help="Also forecast a classifier, as `dkgp classify` trains it. shared, grid, profile, annealing, none: a "
+    "fixed-size classifier with this --search; logistic, gp: such a classifier on all samples, or with `basis_size` on "
+    "a basis.",
 )
 POOL = Option(
-    help="For a fixed-size classifier: number of prototypes to choose among.  [default: as for that command]",
+    help="For a fixed-size classifier: number of candidates for prototypes.  [default: as for `dkgp classify`]",
     metavar="M",
 )
-VALIDATE = Option(help="Also train with 1 and 2 workers on this machine, and compare.")
-PLOT = Option(help="Draw seconds and worker-hours into a .png, .pdf or .svg.", metavar="FILE", place="write")
+VALIDATE = Option(help="Also train with 1 and 2 workers on this machine, and compare with the forecast.")
+PLOT = Option(help="Plot seconds and worker-hours into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 # Methods of `classify`; the other values are searches of a fixed-size classifier.
 LIKELIHOODS = ("logistic", "gp")
 
 
 @command(
     """
-    Chooses the solver as `train` would, forecasts its products or passes from a probe of the samples, and measures this
-    machine and the round trip to the scheduler that you name (or between processes here). Refuses the same mistakes as
-    `train`. Writes only the files that you name. The plan assumes one worker per machine, on machines like this one.
-    The time is that of the solve; the start of a cluster is not included.
+    The command chooses the solver as `dkgp train` does, forecasts its passes from some of the samples, and measures the
+    speed of this machine and the round-trip time to the scheduler. It prints the forecasts for 1 to 256 workers, one
+    per machine, on machines like this one. The forecast time is that of the solve, without the start of a cluster.
     """,
     "dkgp plan train.zarr --hyper hyper.json",
     "dkgp plan train.zarr --hyper hyper.json --workers 1,2,4,8 --threads-per-worker 8 --figures machine.json",

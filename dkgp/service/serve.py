@@ -116,8 +116,8 @@ def run_serve(
             if authority is not None:
                 reporter.note(f"other users need a copy of its certificate and set SSL_CERT_FILE={authority}")
             if announcement is not None:
-                reporter.note(f"your own commands find its token ({folder / TOKEN_NAME}): dkgp submit ...")
-                reporter.note(f"to make a token for another user: dkgp token add NAME --scope submit --folder {folder}")
+                reporter.note(f"your commands, such as `dkgp submit`, read the access token in {folder / TOKEN_NAME}")
+                reporter.note(f"create a token for another user: dkgp token add NAME --scope submit --folder {folder}")
             if makes_token and sys.stderr.isatty():
                 # Not into the log of a service manager. A browser does not send the part after the #.
                 reporter.note(f"in a browser: {url}/#token={settings.token}")
@@ -292,10 +292,11 @@ def _warn(settings: ServiceSettings, reporter: Reporter) -> None:
 
 def _bounds(settings: ServiceSettings) -> str:
     """Describe the roots and each job's limits."""
-    memory = "" if settings.job_memory_bytes is None else f" {settings.job_memory_bytes / 2**30:.3g} GiB of memory and"
+    memory = "" if settings.job_memory_bytes is None else f"{settings.job_memory_bytes / 2**30:.3g} GiB of memory"
     seconds = settings.job_deadline_seconds
-    time_limit = " any time" if seconds is None else f" {seconds / 3600:.4g} hours"
-    return f"jobs read and write below {', '.join(settings.roots)}; each may take{memory}{time_limit}"
+    limits = [memory, "" if seconds is None else f"{seconds / 3600:.4g} hours"]
+    known = " and ".join(filter(None, limits))
+    return f"jobs read and write in {', '.join(settings.roots)}" + (f"; limits of a job: {known}" if known else "")
 
 
 def _bracketed(address: str) -> str:

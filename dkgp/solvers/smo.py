@@ -236,7 +236,7 @@ def _memory(solver: SequentialMinimalOptimization, n: int, d: int) -> SolverMemo
 register_solver(
     SolverDeclaration(
         "smo",
-        "sequential minimal optimisation, two variables at a time",
+        "sequential minimal optimisation, two coefficients at a time",
         SequentialMinimalOptimization,
         needs=frozenset({Need.ENTRIES, Need.INPUTS}),
         memory=_memory,

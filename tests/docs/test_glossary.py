@@ -10,13 +10,14 @@ ROOT = Path(__file__).parents[2]
 # Lines whose words say it all, to anyone.
 PLAIN = """
     model; classifier; sparse model; linear model; predictions; dataset store; test store; training set; features;
-    targets; samples; samples, features; training samples, features; basis samples; seconds; error; method; for;
-    on; command; state; note; took; attempt; deadline; memory; progress; dashboard; name; dkgp; stored; plot; pieces;
-    compiled code; inputs; ended because; kept values; steps; before; after; joined; hyperparameters; search; solver;
-    factors; bytes; alternative; probabilities; means by; variances of; variances by; solved by; minimised by;
-    passes over the data; scores of; values; kernel entries; the model's store; coordinator's memory; a sample
-    that is solved for; rounds of choosing the basis; cardinality by; milliseconds per variance; basis of each variance;
-    log_prior; product_seconds; why; report; forecast; table; columns; id columns; memory
+    targets; samples; samples, features; training samples, features; basis samples; seconds; error; method; for; on;
+    command; state; note; attempt; memory; progress; dashboard; name; dkgp; stored; plot; pieces; compiled code;
+    inputs; ended because; kept values; steps; before; after; joined; hyperparameters; search; solver; factors; bytes;
+    alternative; probabilities; means by; variances of; variances by; solved by; minimised by; passes over the data;
+    scores of; values; kernel entries; the model's store; coordinator's memory; a sample that is solved for; rounds of
+    choosing the basis; cardinality by; milliseconds per variance; basis of each variance; log_prior; product_seconds;
+    why; report; forecast; table; columns; id columns; memory; submitted; started; running time; time limit; memory
+    limit
 """
 
 

@@ -266,7 +266,7 @@ def service_of(user: User) -> Iterator[tuple[str, int]]:
         process.terminate()
         _, told = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, told
-        assert "your own commands find its token" in told
+        assert "read the access token in" in told
     finally:
         process.kill()
         process.communicate()

@@ -49,22 +49,21 @@ PREDICTED = Option(
 
 @command(
     """
-    The suffix of --out decides the form: a store, which `dkgp evaluate` reads, or a table for other programs, as
-    `dkgp export` writes them.
+    --out is a store, which `dkgp evaluate` reads, or a table for other programs (.csv, .csv.gz, .parquet or .nc). Each
+    mean of a Gaussian process has a proven bound on its distance from the exact mean.
+
+    With --variance, the exact variance lies between variance_lower and variance_upper; variance is the middle of this
+    interval. For a sparse model, variance is the variance of its method, and the interval is that of the exact model.
+    If intervals stay wider than --variance-gap, the command prints a warning with their number. The proofs hold for the
+    hyperparameters of the model, and assume that a user() function in its kernel is positive definite.
 
     A classifier predicts decisions, classes and probabilities. If the model is certified, each decision has a proven
     bound and each probability a proven interval, probability_lower to probability_upper.
 
-    With --variance, the exact variance lies between variance_lower and variance_upper, and the middle is reported. A
-    sparse model reports its method's own variance beside the exact model's interval. Samples whose interval stays wider
-    than --variance-gap are counted, with a warning; the exit code is 0. The proofs hold for the Gaussian process with
-    the model's hyperparameters; they assume that a user() function in its kernel is positive definite.
-
-    With --stdin, dkgp reads rows from standard input and writes a line with each prediction to standard output at once.
-    Fields are delimited. They have names if the first line is a header; otherwise their order is that of the training
-    set. An answer has mean and mean_error_bound, with --variance also std, lower_95 and upper_95, as `dkgp export`
-    writes them. For a line that cannot be predicted, the answer is nan, standard error has a message, and the exit code
-    is 3.
+    With --stdin, the command reads rows from standard input and immediately writes a line with each prediction to
+    standard output. If the first line is a header, it names the columns; otherwise they are in the order of the
+    training set. Each answer has mean and mean_error_bound, with --variance also std, lower_95 and upper_95. If a line
+    is invalid, its answer is nan, a message goes to standard error, and the final exit code is 3.
     """,
     "dkgp predict model.zarr test.zarr --out pred.zarr",
     "dkgp predict model.zarr test.zarr --out pred.zarr --variance --variance-gap 0.02",
@@ -123,13 +122,14 @@ class LinesJob:
 
 @command(
     """
-    Columns are row (from 1), with --dataset the columns that `dkgp ingest --id` kept and the true targets, then mean,
-    std, lower_95, upper_95 and mean_error_bound. With several targets, the name of the target and a dot stand before
-    each of these names. Classes have class, certified, a probability and a decision for each class. std is the root of
-    the middle of the variance's proven interval; for a sparse model, the root of its method's own variance.
+    OUT ends in .csv, .csv.gz, .parquet or .nc, and has one row per sample. Its columns are row (from 1), mean, std,
+    lower_95, upper_95 and mean_error_bound. std is the square root of the predicted variance. With --dataset, the true
+    targets and the columns of `dkgp ingest --id` are added. With several targets, each name starts with the target's
+    name and a dot. For a classifier, the columns are class, certified, and a probability and a decision per class.
 
-    Targets with a transform (`dkgp ingest --transform`) have mean, median, lower_95, upper_95 and median_error_bound,
-    in their own units. mean is the expectation of a new observation. It needs variances, and is omitted without them.
+    If the target has a transform (`dkgp ingest --transform`), the columns are median, median_error_bound and, with
+    variances, mean, lower_95 and upper_95. They are in the target's own units; mean is the expectation of a new
+    observation.
     """,
     "dkgp export pred.zarr pred.csv --dataset test.zarr",
     "dkgp export pred.zarr pred.parquet",

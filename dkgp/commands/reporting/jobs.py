@@ -20,7 +20,7 @@ _STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "faile
 def jobs_tables(document: Document, *, verbose: bool = False) -> list[RenderableType]:
     """Return the table of `dkgp jobs`, and the number of jobs in each state."""
     table = Table(box=None, pad_edge=False)
-    for title in ("id", "command", "name", "state", "created", "took", "progress"):
+    for title in ("id", "command", "name", "state", "submitted", "running time", "progress"):
         # These columns shrink if the terminal is narrow; `dkgp status` shows them in full.
         table.add_column(title, no_wrap=title not in ("name", "progress"))
     for job in document["jobs"]:
@@ -45,16 +45,20 @@ def job_tables(
         ("state", _state(record)),
         ("command", record["command"]),
         *((name, str(record[name])) for name in ("name", "owner") if record.get(name)),
-        *((name, _time(record[name])) for name in ("created", "started", "finished") if record.get(name)),
+        *(
+            (title, _time(record[name]))
+            for name, title in (("created", "submitted"), ("started", "started"), ("finished", "finished"))
+            if record.get(name)
+        ),
     ]
     if took := _took(record):
-        rows.append(("took", took))
+        rows.append(("running time", took))
     if record["attempt"] > 1:
         rows.append(("attempt", str(record["attempt"])))
     if record.get("deadline_seconds"):
-        rows.append(("deadline", duration(record["deadline_seconds"])))
+        rows.append(("time limit", duration(record["deadline_seconds"])))
     if record.get("memory_bytes"):
-        rows.append(("memory", f"{record['memory_bytes'] / 2**30:.3g} GiB"))
+        rows.append(("memory limit", f"{record['memory_bytes'] / 2**30:.3g} GiB"))
     if record.get("progress") and record["state"] == "running":
         rows.append(("progress", progress_line(record["progress"], verbose=verbose)))
     if record.get("dashboard_link") and record["state"] == "running":

@@ -45,15 +45,17 @@ MODEL = Option(place="read", argument=True)
 TABLE = Option(place="read", argument=True)
 MEAN = Option(help="Column of the predicted means, in the target's units.", metavar="COLUMN")
 VARIANCE = Option(help="Column of the predicted variances, in the target's units squared.", metavar="COLUMN")
-STD = Option(help="Column of the standard deviations, instead of `--variance`.", metavar="COLUMN")
+STD = Option(help="Column of the predicted standard deviations, instead of `--variance`.", metavar="COLUMN")
 OF = Option(
     help="The quantity whose variances the table has: signal without the nugget; field, with its "
     "micro-scale part (of kriged fields); observation, with the noise of a measurement, as PyKrige "
     "and GSTools report."
 )
-MEANS = Option(help="Compare only means. Exact variances and deviations are not computed.")
+MEANS = Option(help="Compare only means. The exact variances are not computed.")
 TARGET = Option(help="Name of the target, if the model has several.", metavar="NAME")
-PLOT = Option(help="Histogram of the proven ends, into a .png, .pdf or .svg file.", metavar="FILE", place="write")
+PLOT = Option(
+    help="Plot histograms of the proven bounds into a .png, .pdf or .svg file.", metavar="FILE", place="write"
+)
 X, Y, Z, TIME = (
     Option(
         help=f"Column of the coordinate {name} of a kriged field.  [default: by usual names]",
@@ -66,15 +68,15 @@ X, Y, Z, TIME = (
 
 @command(
     """
-    MODEL is a kriged field (`dkgp krige fit`) or an exact regression (`dkgp train`). TABLE is a .csv or .parquet file,
-    or points of a GeoPackage, with a row for each point: the model's features or coordinates by name, and the
-    predictions of another tool. Points in another CRS than the field's are transformed.
+    MODEL is a kriged field (`dkgp krige fit`) or an exact Gaussian process (`dkgp train`). TABLE contains the
+    predictions of another program: a .csv or .parquet file or a GeoPackage with one row per point, the point's features
+    or coordinates, and its predicted mean. Coordinates are transformed to the reference system of the field.
 
-    For each point dkgp computes proven intervals of three figures: the distance of the table's mean from the exact
-    mean, in units and in standard deviations of the exact posterior; the ratio of the table's variance to the exact
-    variance; and the Kullback-Leibler divergence. It counts the points that are proven to be off by more than a level,
-    those that are proven to be within it, and the undecided ones. The exact Gaussian process has the hyperparameters of
-    MODEL.
+    For each point, the command computes proven intervals of three quantities: the difference between the table's mean
+    and the exact mean, in the target's units and in exact posterior standard deviations; the ratio of the table's
+    variance to the exact variance; and the Kullback-Leibler divergence. It then counts the points that are proven to
+    exceed a threshold, those that are proven to be below it, and the undecided ones. The exact Gaussian process has the
+    hyperparameters of MODEL.
     """,
     "dkgp audit zinc.zarr theirs.csv --mean pred --variance var --out audit.json",
     "dkgp audit model.zarr theirs.parquet --mean mu --std sigma --of signal --plot audit.png",

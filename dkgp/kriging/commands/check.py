@@ -12,7 +12,7 @@ import numpy as np
 from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.commands.job_options import OVERWRITE
 from dkgp.commands.recipe import command
-from dkgp.commands.reporting.layout import Figure, sheet_of
+from dkgp.commands.reporting.layout import Figure, plain_number, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.signals import interruptible
@@ -26,10 +26,9 @@ from dkgp.registry import Option
 
 @command(
     """
-    MODEL is a field of `dkgp krige fit`. Predicts each sample from the others: one by one, or with --blocks from the
-    samples outside its fold of blocks, so that no close neighbour helps. The variogram is that of all samples. Reports
-    ME (mean error), RMSE, R2, SRMSE (error over deviation; 1 is ideal), LE68 and LE90 (percentiles of the absolute
-    error), and the coverage of 95 % intervals.
+    MODEL is a store of `dkgp krige fit`. Each sample is predicted from all other samples, or with --blocks from the
+    samples of the other folds of blocks, so that close neighbours do not help. The variogram is not fitted again. The
+    standardised error of a sample is its error divided by its kriging standard deviation.
     """,
     "dkgp krige check zinc.zarr",
     "dkgp krige check zinc.zarr --blocks 500 --folds 10 --plot cv.png",
@@ -40,9 +39,10 @@ class KrigeCheckJob:
 
     model: Annotated[str, FIELD]
     blocks: Annotated[
-        float | None, Option(help="Size of the blocks that are left out together, in map units.", above=0)
+        float | None,
+        Option(help="Leave out square blocks of this side, in map units, instead of single samples.", above=0),
     ] = None
-    folds: Annotated[int, Option(help="Folds of blocks.", least=2)] = 10
+    folds: Annotated[int, Option(help="With --blocks: number of folds, each of many blocks.", least=2)] = 10
     plot: Annotated[str | None, PLOT] = None
     out: Annotated[str | None, DOCUMENT] = None
     overwrite: Annotated[bool, OVERWRITE] = False
@@ -91,7 +91,7 @@ class KrigeCheckRun(FieldRun):
             name: scores(one.values[:, target], errors[:, target], variances[:, target])
             for target, name in enumerate(one.record.target_names)
         }
-        kind = "leave-one-out" if job.blocks is None else f"{job.folds} folds of blocks of {job.blocks:g}"
+        kind = "leave-one-out" if job.blocks is None else f"{job.folds} folds of blocks with sides of {job.blocks:g}"
         if job.plot is not None:
             target = one.record.target_names[0]
             title = f"{target}, {kind}: RMSE {figures[target]['RMSE']:.4g}"
@@ -118,11 +118,21 @@ def run_krige_check(job: KrigeCheckJob, reporter: Reporter) -> Document:
     return KrigeCheckRun(job, reporter).run()
 
 
+SCORES = (
+    Figure("mean error", lambda of: plain_number(of["ME"])),
+    Figure("root mean square error", lambda of: plain_number(of["RMSE"])),
+    Figure("R²", "{R2:.4f}"),
+    Figure("absolute error of 68 % of the samples", lambda of: f"at most {plain_number(of['LE68'])}"),
+    Figure("absolute error of 90 % of the samples", lambda of: f"at most {plain_number(of['LE90'])}"),
+    Figure("root mean square standardised error", "{SRMSE:.4f}, ideally 1"),
+    Figure("coverage of 95 % intervals", "{coverage95:.4f}"),
+    Figure("negative log predictive density", lambda of: f"{-of['log_score']:.4f}"),
+)
+
+
 def tables_krige_check(document: Document) -> list[Any]:
     """Return the figures of each target."""
-    tables = []
-    for target, figures in document["figures"].items():
-        rows = [Figure(name, lambda of, name=name: f"{of[name]:.4g}") for name in figures if name != "n"]  # type: ignore[misc]
-        title = f"Cross-validation of {target}: {document['kind']}, {document['n']:,} samples"
-        tables.append(sheet_of(title, rows, figures))
-    return tables
+    return [
+        sheet_of(f"Cross-validation of {target}: {document['kind']}, {document['n']:,} samples", SCORES, figures)
+        for target, figures in document["figures"].items()
+    ]

@@ -42,11 +42,11 @@ TABLES = (".csv", ".parquet", *DRIVERS)
 
 @command(
     """
-    MODEL is a field of `dkgp krige fit`. Predicts averages of the field over the polygons of POLYGONS (GeoPackage,
-    GeoJSON, shapefile, GeoParquet), or over cells with --spacing or --shape: mean with a proven bound on its error, and
-    variance in a proven interval, the error of the quadrature included. Measurement errors and micro-scale variation
-    average to zero over an area. Covariates of an external drift are averaged over the nodes of an area, --quadrature a
-    side: their variation between nodes is in no bound.
+    MODEL is a store of `dkgp krige fit`. The command predicts the average of the field over each polygon of POLYGONS
+    (GeoPackage, GeoJSON, shapefile, GeoParquet), or over each cell of a grid (--spacing or --shape). Each mean has a
+    proven bound on its error and each variance a proven interval; both include the error of the numerical quadrature.
+    Measurement errors and micro-scale variation average to zero over an area. Covariates of an external drift are
+    averaged over the quadrature nodes; no bound includes their variation between nodes.
     """,
     "dkgp krige blocks zinc.zarr parishes.gpkg --out p.gpkg",
     "dkgp krige blocks zinc.zarr --spacing 500 --out blocks.csv",
@@ -61,7 +61,7 @@ class KrigeBlocksJob:
         str,
         Option(help=f"Table with one row per area: {', '.join(TABLES)}.", metavar="FILE", required=True, place="write"),
     ] = ""
-    ids: Annotated[str | None, Option(help="Column that names the polygons.", metavar="COLUMN")] = None
+    ids: Annotated[str | None, Option(help="Column with the names of the polygons.", metavar="COLUMN")] = None
     layer: Annotated[
         str | None,
         Option(
@@ -69,12 +69,12 @@ class KrigeBlocksJob:
         ),
     ] = None
     cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
-    quadrature: Annotated[int, Option(help="Initial number of nodes per side of a block.", least=1)] = 8
+    quadrature: Annotated[int, Option(help="Initial number of quadrature nodes per side of an area.", least=1)] = 8
     quadrature_tolerance: Annotated[
         float,
         Option(
-            help="Accepted error of the quadrature, in standard deviations of the field. Nodes are "
-            "added until it is met.",
+            help="Largest accepted quadrature error, in standard deviations of the field. dkgp adds nodes until the "
+            "error is smaller.",
             above=0,
         ),
     ] = 0.01
@@ -149,8 +149,8 @@ class KrigeBlocksRun(FieldRun):
         missed = int((width.max(axis=1) > WIDE).sum())
         if missed:
             self.reporter.warn(
-                f"the intervals of the variances of {missed:,} of {len(self.ids):,} areas are wider than "
-                f"{100 * WIDE:g} %; the exact variances lie in them"
+                f"the proven variance intervals of {missed:,} of {len(self.ids):,} areas are wider than "
+                f"{100 * WIDE:g} % of their upper ends; the exact variances lie inside"
             )
         largest = int(np.nanargmax(blocks.mean_error_bound.max(axis=1)))
         document: Document = plain(
@@ -215,8 +215,8 @@ def tables_krige_blocks(document: Document) -> list[Any]:
     """Return figures of all areas."""
     figures = (
         Figure("table", "{out}: {blocks:,} areas"),
-        Figure("bound on the error of a mean, largest", mean_bound_text),
-        Figure("interval of a variance, widest", "{interval_width:.2%} of its upper end"),
+        Figure("largest proven error of a mean", mean_bound_text),
+        Figure("widest proven interval of a variance", "{interval_width:.2%} of its upper end"),
         Figure("seconds", "{seconds:.1f}"),
     )
     return [sheet_of("Averages over areas", figures, document)]
@@ -227,8 +227,8 @@ def tables_krige_blocks(document: Document) -> list[Any]:
 
 @command(
     """
-    MODEL is a field of `dkgp krige fit`. Draws fields at the cells of a grid, given the samples, into a Zarr store. The
-    document says by which method, and how far the covariance is from the model's.
+    MODEL is a store of `dkgp krige fit`. The command draws fields at the cells of a grid, conditional on the samples,
+    and writes them to a Zarr store. It prints the method, and how far the covariance of the fields is from the model's.
     """,
     "dkgp krige simulate zinc.zarr --fields 100 --spacing 40 --out sims.zarr",
 )
@@ -237,20 +237,22 @@ class KrigeSimulateJob:
     """A field, the cells of a grid, and settings of the simulation."""
 
     model: Annotated[str, FIELD]
-    out: Annotated[str, Option(help="Zarr store to write the fields to.", metavar="STORE", place="write")]
+    out: Annotated[str, Option(help="Zarr store to write the simulated fields to.", metavar="STORE", place="write")]
     fields: Annotated[int, Option(help="Number of fields.", least=1)] = 100
     cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
     method: Annotated[
         str,
         Option(
-            help="circulant: exact in distribution, on a lattice; cholesky: exact, few points; fourier: "
-            "proven error of the covariance; features: random frequencies. auto: the first of these "
-            "that can be used.",
+            help="Method of the simulation. circulant: circulant embedding, exact in distribution, for regular grids; "
+            "cholesky: Cholesky factorisation, exact, for few cells; fourier: Fourier series with a proven error of "
+            "the covariance; features: random Fourier features. auto: the first of these methods that is applicable.",
             choices=METHODS,
         ),
     ] = "auto"
     of: Annotated[Quantity, OF] = "signal"
-    snap: Annotated[bool, Option(help="Move samples to the lattice for the draw of the prior.")] = False
+    snap: Annotated[
+        bool, Option(help="Move each sample to the nearest grid cell for the unconditional simulation.")
+    ] = False
     error: Annotated[
         float, Option(help="Largest accepted error of the covariance, relative to the partial sill.", above=0)
     ] = 1e-4
@@ -326,9 +328,9 @@ def run_krige_simulate(job: KrigeSimulateJob, reporter: Reporter) -> Document:
 def tables_krige_simulate(document: Document) -> list[Any]:
     """Return the figures of a simulation."""
     figures = (
-        Figure("store", "{out}: {fields:,} fields of {shape[0]:,} x {shape[1]:,} cells"),
+        Figure("store", "{out}: {fields:,} fields of {shape[0]:,} × {shape[1]:,} cells"),
         may("method", "{simulation[method]}"),
-        may("covariance off by at most (of the partial sill)", "{simulation[covariance_error]:.2g}"),
+        may("largest error of the covariance", "{simulation[covariance_error]:.2g} of the partial sill"),
         Figure("seconds", "{seconds:.1f}"),
     )
     return [sheet_of("Simulated fields", figures, document)]

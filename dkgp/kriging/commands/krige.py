@@ -15,7 +15,7 @@ from dkgp.cluster import BlockExecutor, ClusterOptions
 from dkgp.codec import difference
 from dkgp.commands.job_options import OVERWRITE, TrainingJob
 from dkgp.commands.recipe import command
-from dkgp.commands.reporting.layout import Figure, grid, may, proven, sheet_of, titled
+from dkgp.commands.reporting.layout import Figure, grid, may, plain_number, proven, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.plots import plot_convergence
@@ -76,11 +76,13 @@ MODELS = ("exponential", "spherical", "matern32", "gaussian")
 # Models of a picture.
 DRAWN = 5
 ESTIMATOR = Option(
-    help="The estimator of semivariances; all but matheron are robust against outliers.", choices=ESTIMATORS
+    help="Estimator of the semivariances. matheron: half the mean squared difference; cressie, dowd, genton: robust "
+    "against outliers.",
+    choices=ESTIMATORS,
 )
 DEGREE = Option(help="Degree of the drift in the coordinates: 0, 1 or 2.", least=0)
 DRIFT = Option(
-    help="Covariates of an external drift, separated by commas: columns, or rasters NAME=FILE.",
+    help="Covariates of an external drift, separated by commas: columns of SOURCE, or rasters NAME=FILE.",
     type=names,
     metavar="NAMES",
     spellings=("--drift",),
@@ -92,10 +94,10 @@ DRIFT = Option(
 
 @command(
     """
-    SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). Prints the semivariances by
-    lag, with the number of pairs and the error of sampling them, and the models that fit them, the best one first.
-    With --degree or --drift they are those of the residuals of the drift by least squares.
-    `dkgp krige fit --variogram` reads the file that --out writes.
+    SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). The command prints the
+    semivariance and the number of pairs of each lag, and the fitted models, the best one first. With --degree or
+    --drift it uses the residuals of a least-squares fit of the drift. `dkgp krige fit --variogram` reads the file that
+    --out writes.
     """,
     "dkgp krige variogram soil.csv --target zinc --estimator cressie --fit exponential,spherical,matern32 --out v.json",
     "dkgp krige variogram soil.gpkg --target zinc --direction 45 --plot v.png",
@@ -107,31 +109,51 @@ class KrigeVariogramJob:
     source: Annotated[str, SOURCE]
     samples: Annotated[SampleColumns, Part()]
     estimator: Annotated[str, ESTIMATOR] = "cressie"
-    fit: Annotated[tuple[str, ...], Option(help="Models to fit, separated by commas.", type=names, metavar="NAMES")] = (
-        MODELS
-    )
-    weights: Annotated[str, Option(help="Weights of the bins in a fit.", choices=FIT_WEIGHTS)] = "cressie"
-    bins: Annotated[int, Option(help="Number of bins.", least=1)] = 15
+    fit: Annotated[
+        tuple[str, ...], Option(help="Variogram models to fit, separated by commas.", type=names, metavar="NAMES")
+    ] = MODELS
+    weights: Annotated[
+        str,
+        Option(
+            help="Weight of a bin in the least-squares fit, for N pairs at the mean lag h. cressie: N / gamma(h)^2, "
+            "where gamma is the fitted model; pairs: N; pairs/h2: N / h^2; equal: 1.",
+            choices=FIT_WEIGHTS,
+        ),
+    ] = "cressie"
+    bins: Annotated[int, Option(help="Number of lag bins.", least=1)] = 15
     max_lag: Annotated[
-        float | None, Option(help="Largest distance.  [default: a third of the extent's diagonal]", above=0)
+        float | None,
+        Option(help="Largest lag.  [default: a third of the diagonal of the samples' bounding box]", above=0),
     ] = None
     direction: Annotated[
         float | None, Option(help="Use only pairs along this direction: degrees from east, counter-clockwise.")
     ] = None
-    angle_tolerance: Annotated[float, Option(help="Degrees by which a pair's direction may differ.", above=0)] = 22.5
+    angle_tolerance: Annotated[
+        float, Option(help="With --direction: largest deviation of a pair's direction, in degrees.", above=0)
+    ] = 22.5
     bandwidth: Annotated[
-        float | None, Option(help="Largest distance of a pair from the line along the direction.", above=0)
+        float | None,
+        Option(
+            help="With --direction: largest distance of a pair's second sample from the line through the first one.",
+            above=0,
+        ),
     ] = None
     pairs: Annotated[
-        int, Option(help="Number of random pairs per bin, if there are more than 20 million pairs.", least=100)
+        int,
+        Option(
+            help="Number of random pairs per bin if there are more than 20 million pairs. The table then has the "
+            "standard error of each semivariance that this choice causes.",
+            least=100,
+        ),
     ] = 100_000
     degree: Annotated[int, DEGREE] = 0
     drift: Annotated[tuple[str, ...], DRIFT] = ()
     compare: Annotated[
         bool,
         Option(
-            help="Fit each model by likelihood too, and order all fits by blocked cross-validation of at most 2,000 "
-            "samples, since the best fit to a variogram may predict worst."
+            help="Also fit each model by restricted maximum likelihood, and rank all fits by cross-validation with "
+            "left-out blocks on at most 2,000 samples. The best fit to the semivariances is not always the best "
+            "predictor."
         ),
     ] = False
     plot: Annotated[str | None, PLOT] = None
@@ -176,7 +198,9 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
         }
     )
     if job.plot is not None:
-        labelled = {f"{figures['name']}, {figures['fit']}": figures["variogram"] for figures in models[:DRAWN]}
+        labelled = {
+            f"{figures['name']}, {FITTED_BY[figures['fit']]}": figures["variogram"] for figures in models[:DRAWN]
+        }
         plot_variogram(Path(job.plot), empirical, labelled, f"{job.samples.target} of {job.source}")
     if job.out is not None:
         write_text(job.out, dump(document) + "\n")
@@ -259,8 +283,15 @@ def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document
 def tables_krige_variogram(document: Document) -> list[Any]:
     """Return the bins, and the models."""
     bins = document["empirical"]
+    is_random = any(bins["sampling_error"])
     rows = [
-        [f"{low:.4g} to {high:.4g}", f"{lag:.4g}", f"{gamma:.4g}", f"{error:.2g}", f"{count:,}"]
+        [
+            f"{figure_text(low)} to {figure_text(high)}",
+            figure_text(lag),
+            figure_text(gamma),
+            *([plain_number(error, 2)] if is_random else []),
+            f"{count:,}",
+        ]
         for low, high, lag, gamma, error, count in zip(
             bins["edges"],
             bins["edges"][1:],
@@ -273,29 +304,44 @@ def tables_krige_variogram(document: Document) -> list[Any]:
         if gamma is not None
     ]
     unit = f" ({document['unit']})" if document["unit"] else ""
-    heads = (f"lag{unit}", "mean lag", "semivariance", "sampling error", "pairs")
-    parts: list[Any] = [
-        titled(f"Variogram of {document['target']}, {document['n']:,} samples, {bins['estimator']}", grid(heads, rows))
-    ]
+    heads = (
+        f"lag{unit}",
+        "mean lag",
+        "semivariance",
+        *(["standard error from random pairs"] if is_random else []),
+        "pairs",
+    )
+    title = f"Variogram of {document['target']}: {document['n']:,} samples, estimator {bins['estimator']}"
+    parts: list[Any] = [titled(f"{title}, random pairs" if is_random else title, grid(heads, rows))]
     if document["models"]:
         parts.append(
             titled(
-                "Models, the best one first",
-                grid(model_heads(document), model_rows(document), left=("model", "fit by")),
+                "Fitted models, the best one first",
+                grid(model_heads(document), model_rows(document), left=("model", "fitted by")),
             )
         )
     return parts
 
 
+# The names of the fits in tables.
+FITTED_BY = {"weights": "least squares", "likelihood": "likelihood"}
+
+
 def model_heads(document: Document) -> tuple[str, ...]:
     """Return the headings of `model_rows`."""
     unit = f" ({document['unit']})" if document["unit"] else ""
-    return "model", "fit by", "partial sill", f"range{unit}", "nugget", "relative misfit", "RMSE", "NLPD"
+    scores = ("RMSE", "NLPD") if is_compared(document) else ()
+    return "model", "fitted by", "nugget", "partial sill", f"range{unit}", f"practical range{unit}", "misfit", *scores
+
+
+def is_compared(document: Document) -> bool:
+    """Return True if cross-validation ranked the models."""
+    return "nlpd" in document["models"][0]
 
 
 def figure_text(value: float) -> str:
     """Return a number of four digits, without an exponent below a thousand million."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def model_rows(document: Document) -> list[list[str]]:
@@ -304,9 +350,10 @@ def model_rows(document: Document) -> list[list[str]]:
     for each in document["models"]:
         model = Variogram.from_dict(each["variogram"])
         nugget = model.error_variance + model.microscale_variance
-        figures = (model.psill, model.range, nugget, each["misfit"], each.get("RMSE"), each.get("nlpd"))
-        texts = ["not compared" if value is None else figure_text(value) for value in figures]
-        rows.append([model.model, each["fit"], *texts])
+        sizes = (nugget, model.psill, model.range, model.range_as("practical"))
+        scores = [figure_text(each[name]) for name in ("RMSE", "nlpd") if name in each]
+        texts = [*map(figure_text, sizes), f"{each['misfit']:.1%}", *scores]
+        rows.append([model.model, FITTED_BY[each["fit"]], *texts])
     return rows
 
 
@@ -321,8 +368,8 @@ def _tolerance(text: str) -> float | Literal["auto"]:
 
 
 TOLERANCE = Option(
-    help="Tolerance of the equations, in units of the root of the partial sill. auto: so small that the proven error "
-    "is a small share of the deviations.",
+    help="Tolerance of the kriging equations, relative to the square root of the partial sill. auto: small enough that "
+    "the proven error of a mean is a small share of the kriging standard deviation.",
     type=_tolerance,
     values=Values(lambda value: value == "auto" or value > 0.0, "above zero, or auto"),
     metavar="E",
@@ -333,9 +380,9 @@ TOLERANCE = Option(
 
 @command(
     """
-    SOURCE is a table of samples. Solves the kriging equations of all samples, and writes the field to a store, which
-    `dkgp krige grid` makes maps of, and `dkgp audit` and `dkgp info` read. Kriging is ordinary by default, simple with
-    --mean, and universal with --degree or --drift.
+    SOURCE is a table of samples. The command solves the kriging equations of all samples, without a search
+    neighbourhood, and writes the kriged field to a store. `dkgp krige grid` makes a map of this field; `dkgp audit` and
+    `dkgp info` read it too. Kriging is ordinary by default, simple with --mean, and universal with --degree or --drift.
     """,
     "dkgp krige fit soil.csv --target zinc --variogram v.json --out zinc.zarr",
     "dkgp krige fit soil.gpkg --target zinc --model spherical --range 900 --psill 0.6 --nugget 0.05 --out zinc.zarr",
@@ -356,7 +403,9 @@ class KrigeFitJob(TrainingJob):
     duplicates: Annotated[
         Duplicates,
         Option(
-            help="Treatment of several samples at one place. merge combines them exactly, by their noise.",
+            help="Treatment of several samples at one place. merge: combine them exactly, weighted by their "
+            "measurement errors; keep: keep all; mean: average them; first: keep the first one; refuse: stop with an "
+            "error.",
             group=SAMPLES,
         ),
     ] = "merge"
@@ -539,7 +588,8 @@ def _variogram_text(document: Document) -> str:
     more = "" if model.ratio == (1.0, 1.0) else f", ratio {model.ratio[0]:.3g} at {model.angle or 0.0:.4g} degrees"
     unit = f" {document['unit']}" if document.get("unit") else ""
     parts = [
-        f"{one.model}: partial sill {figure_text(one.psill)}, range {figure_text(one.range)}{unit}"
+        f"{one.model}: partial sill {figure_text(one.psill)}, range {figure_text(one.range)}{unit} "
+        f"(practical range {figure_text(one.range_as('practical'))}{unit})"
         for one in (model, *model.also)
     ]
     return f"{' + '.join(parts)}{more}, nugget {figure_text(nugget)}"
@@ -555,19 +605,26 @@ def _drift_text(document: Document) -> str | None:
     if not coefficients:
         return None
     return listed(
-        [f"{name} {item['value']:.4g} ± {item['standard_error']:.2g}" for name, item in coefficients[0].items()]
+        [
+            f"{name} {plain_number(item['value'])} ± {plain_number(item['standard_error'], 2)}"
+            for name, item in coefficients[0].items()
+        ]
     )
 
 
 FIELD_FIGURES = (
-    Figure("field", "{out}"),
-    Figure("samples", "{n:,} of {target}"),
-    Figure("merged into another at their place", lambda of: f"{of['n_merged']:,}" if of["n_merged"] else None),
-    Figure("left out, with missing values", lambda of: f"{of['n_dropped']:,}" if of["n_dropped"] else None),
-    Figure("reference system", reference_text),
+    Figure("store", "{out}"),
+    Figure("samples", "{n:,} values of {target}"),
+    Figure(
+        "samples merged with another at the same place", lambda of: f"{of['n_merged']:,}" if of["n_merged"] else None
+    ),
+    Figure(
+        "samples left out because of missing values", lambda of: f"{of['n_dropped']:,}" if of["n_dropped"] else None
+    ),
+    Figure("coordinate reference system", reference_text),
     Figure("kriging", "{kind}"),
     Figure("variogram", _variogram_text),
-    Figure("coefficients of the drift", _drift_text),
+    Figure("drift coefficients ± standard errors", _drift_text),
     Figure("seconds", "{seconds:.1f}"),
     may("peak memory, all processes", "{peak_memory_bytes:size}"),
 )
@@ -580,15 +637,16 @@ def tables_krige_fit(document: Document) -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------------------------- maps
 
-MAP = Option(help="The map: .tif, .nc or .zarr.", metavar="PLACE", place="write")
-RESUME = Option(help="Continue a run that was stopped or killed. Completed cells or fields are kept.")
+MAP = Option(help="File or store to write the map to: .tif, .nc or .zarr.", metavar="PLACE", place="write")
+RESUME = Option(help="Continue an interrupted run. Completed work is not repeated.")
 
 
 @command(
     """
-    MODEL is a field of `dkgp krige fit`. Predicts at the cells of a regular grid: mean and a proven bound on its error;
-    with --variance also the variance in a proven interval. A GeoTIFF is cloud-optimised and has the numbers in single
-    precision, bounds rounded outward. Its first row is the northernmost; that of NetCDF and Zarr the southernmost.
+    MODEL is a store of `dkgp krige fit`. Each cell of a regular grid gets the kriged mean and a proven bound on its
+    error, with --variance also the kriging variance in a proven interval. A GeoTIFF is cloud-optimised and stores
+    single precision, with bounds rounded outward. The first row of a GeoTIFF is the northernmost; the first row of
+    NetCDF and Zarr is the southernmost.
     """,
     "dkgp krige grid zinc.zarr --spacing 40 --out zinc.tif",
     "dkgp krige grid zinc.zarr --spacing 40 --of field --variance --out zinc.tif --resume",
@@ -605,7 +663,8 @@ class KrigeGridJob:
     variance: Annotated[bool, VARIANCE] = False
     gap: Annotated[float, GAP] = 0.05
     crs: Annotated[
-        str | None, Option(help="CRS of the grid; cells are transformed.  [default: the samples']", group=FURTHER)
+        str | None,
+        Option(help="Coordinate reference system of the map.  [default: of the samples]", metavar="CRS", group=FURTHER),
     ] = None
     time: Annotated[float | None, TIME] = None
     covariates: Annotated[tuple[str, ...], COVARIATES] = ()
@@ -745,7 +804,9 @@ def _variances_text(document: Document) -> str:
     if not document["variance"]:
         return "none (use --variance)"
     share = document["intervals_met"]
-    return "no cells" if share is None else f"{share:.2%} of the intervals are within {document['variance_gap']:.3g}"
+    if share is None:
+        return "no cells"
+    return f"{share:.2%} of the proven intervals have a relative width of at most {document['variance_gap']:.3g}"
 
 
 def mean_bound_text(document: Document) -> str:
@@ -757,12 +818,12 @@ def mean_bound_text(document: Document) -> str:
 
 MAP_FIGURES = (
     Figure("map", "{out} ({format})"),
-    Figure("quantity", "{of}"),
+    Figure("predicted quantity", "{of}"),
     Figure("cells", "{cells:,}: {shape[0]:,} rows, {shape[1]:,} columns"),
     Figure("spacing", _spacing_text),
-    Figure("reference system", reference_text),
+    Figure("coordinate reference system", reference_text),
     Figure("cells left empty", lambda of: f"{of['empty_cells']:,}" if of["empty_cells"] else None),
-    Figure("bound on the error of a mean, largest", mean_bound_text),
+    Figure("largest proven error of a mean", mean_bound_text),
     Figure("variances", _variances_text),
     Figure("seconds", "{seconds:.1f}"),
     may("peak memory, all processes", "{peak_memory_bytes:size}"),

@@ -40,21 +40,27 @@ def moment(text: str) -> float:
 SOURCE = Option(place="read", argument=True)
 FIELD = Option(place="read", argument=True)
 OF = Option(
-    help="The predicted quantity: signal without the nugget; field, with its micro-scale part, which is known at "
-    "samples; observation, with the noise of a new measurement."
+    help="The predicted quantity. signal: the field without the nugget; field: with the micro-scale part of the "
+    "nugget, which is known at the samples; observation: a new measurement, with its error."
 )
-VARIANCE = Option(help="Also predict variances, each with a proven interval.")
+VARIANCE = Option(help="Also predict kriging variances, each with a proven interval.")
 DOCUMENT = Option(help="Also write the results as a JSON document.", metavar="FILE.json", place="write")
 PLOT = Option(help="Draw a picture of the result into a .png, .pdf or .svg file.", metavar="FILE", place="write")
 COVARIATES = Option(
-    help="Rasters of the covariates of an external drift, NAME=FILE for each.",
+    help="Raster of a covariate of the external drift. May be repeated.",
     metavar="NAME=FILE",
     multiple=True,
 )
 TIME = Option(
-    help="Time of the map, for samples in space and time: a number, or a date such as 2024-02-01.", type=moment
+    help="Time of the map, for samples in space and time: a number, or a date such as 2024-02-01.",
+    type=moment,
+    metavar="TIME",
 )
-GAP = Option(help="Relative width of the variances' intervals.", above=0, spellings=("--variance-gap",))
+GAP = Option(
+    help="Requested width of a variance's proven interval, relative to its upper end.",
+    above=0,
+    spellings=("--variance-gap",),
+)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -107,14 +113,24 @@ class SampleColumns:
     target: Annotated[str, Option(help="Column of the measured values.", metavar="COLUMN")]
     x: Annotated[
         str | None,
-        Option(help="Column of easting or longitude.  [default: by usual names, or the geometry]", group=SAMPLES),
+        Option(
+            help="Column of the easting or longitude.  [default: easting, x or lon, or the geometry]",
+            metavar="COLUMN",
+            group=SAMPLES,
+        ),
     ] = None
-    y: Annotated[str | None, Option(help="Column of northing or latitude.", group=SAMPLES)] = None
-    z: Annotated[str | None, Option(help="Column of the height.", group=SAMPLES)] = None
-    time: Annotated[str | None, Option(help="Column of the time; dates become days.", group=SAMPLES)] = None
+    y: Annotated[str | None, Option(help="Column of the northing or latitude.", metavar="COLUMN", group=SAMPLES)] = None
+    z: Annotated[str | None, Option(help="Column of the height.", metavar="COLUMN", group=SAMPLES)] = None
+    time: Annotated[
+        str | None, Option(help="Column of the time. Dates become days.", metavar="COLUMN", group=SAMPLES)
+    ] = None
     crs: Annotated[
         str | None,
-        Option(help="CRS of the coordinates, such as EPSG:28992.  [default: the file's]", group=SAMPLES),
+        Option(
+            help="Coordinate reference system of the samples, such as EPSG:28992.  [default: of the file]",
+            metavar="CRS",
+            group=SAMPLES,
+        ),
     ] = None
     layer: Annotated[
         str | None,
@@ -127,7 +143,8 @@ class SampleColumns:
     metric: Annotated[
         str,
         Option(
-            help="Distances in the plane, or chords of the globe in km; auto: by the CRS.",
+            help="How distances are measured. plane: in the plane; sphere, wgs84: straight lines through the sphere "
+            "or the ellipsoid, in km; auto: by the coordinate reference system.",
             choices=("auto", "plane", "sphere", "wgs84"),
             group=SAMPLES,
         ),
@@ -139,7 +156,9 @@ class SampleColumns:
     noise: Annotated[
         str | None,
         Option(
-            help="Column of variances of the measurement errors, beside the nugget.", metavar="COLUMN", group=SAMPLES
+            help="Column of the variances of the measurement errors, which are added to the nugget.",
+            metavar="COLUMN",
+            group=SAMPLES,
         ),
     ] = None
     drop_missing: Annotated[bool, Option(help="Leave out rows with a missing value.", group=SAMPLES)] = False
@@ -176,7 +195,7 @@ class VariogramOptions:
     variogram: Annotated[
         str | None,
         Option(
-            help="File of `dkgp krige variogram --out`. Its best model is used.",
+            help="File that `dkgp krige variogram --out` wrote. Its first model is used.",
             metavar="FILE",
             place="read",
             group=VARIOGRAM,
@@ -185,33 +204,57 @@ class VariogramOptions:
     model: Annotated[
         str,
         Option(
-            help="The model. Without --range its values are fitted to the samples.",
+            help="Variogram model. Without --range, range, sill and nugget are fitted to the samples.",
             choices=(*FORMS, "matern"),
             group=VARIOGRAM,
         ),
     ] = "exponential"
-    range: Annotated[float | None, Option(help="Range; --range-is defines its meaning.", above=0, group=VARIOGRAM)] = (
+    range: Annotated[float | None, Option(help="Range, in the convention of --range-is.", above=0, group=VARIOGRAM)] = (
         None
     )
-    sill: Annotated[float | None, Option(help="Sill, nugget included.", above=0, group=VARIOGRAM)] = None
+    sill: Annotated[float | None, Option(help="Sill, including the nugget.", above=0, group=VARIOGRAM)] = None
     psill: Annotated[float | None, Option(help="Partial sill, without the nugget.", above=0, group=VARIOGRAM)] = None
     nugget: Annotated[float, Option(help="Nugget.", least=0, group=VARIOGRAM)] = 0.0
     nugget_is: Annotated[
         str,
         Option(
-            help="error: measurement errors, which are filtered out; microscale: variation of the place itself.",
+            help="Meaning of the nugget. error: measurement error, which predictions filter out; microscale: "
+            "variation of the field at distances below those of the samples.",
             choices=("error", "microscale"),
             group=VARIOGRAM,
         ),
     ] = "error"
-    range_is: Annotated[str, Option(help="The convention of --range.", choices=RANGE_KINDS, group=VARIOGRAM)] = "scale"
-    nu: Annotated[float | None, Option(help="Smoothness of matern: 0.5, 1.5 or 2.5.", above=0, group=VARIOGRAM)] = None
-    alpha: Annotated[float | None, Option(help="Exponent of rational or stable.", above=0, group=VARIOGRAM)] = None
-    ratio: Annotated[float, Option(help="Minor axis over main axis, at most 1.", above=0, group=VARIOGRAM)] = 1.0
-    angle: Annotated[float | None, Option(help="Main axis, degrees from east, counter-clockwise.", group=VARIOGRAM)] = (
-        None
-    )
-    azimuth: Annotated[float | None, Option(help="Main axis, degrees from north, clockwise.", group=VARIOGRAM)] = None
+    range_is: Annotated[
+        str,
+        Option(
+            help="Convention of --range. scale: the length l in the formula of the model, such as exp(-h / l); "
+            "practical: the distance at which the correlation is 0.05, or becomes 0; integral: the integral of the "
+            "correlation; pykrige, gstools, gstat: the range of that program.",
+            choices=RANGE_KINDS,
+            group=VARIOGRAM,
+        ),
+    ] = "scale"
+    nu: Annotated[
+        float | None, Option(help="Smoothness of the model matern: 0.5, 1.5 or 2.5.", above=0, group=VARIOGRAM)
+    ] = None
+    alpha: Annotated[
+        float | None, Option(help="Exponent of the models rational and stable.", above=0, group=VARIOGRAM)
+    ] = None
+    ratio: Annotated[
+        float,
+        Option(
+            help="Anisotropy: range along the minor axis over range along the main axis, at most 1.",
+            above=0,
+            group=VARIOGRAM,
+        ),
+    ] = 1.0
+    angle: Annotated[
+        float | None,
+        Option(help="Direction of the main axis in degrees, from east counter-clockwise.", group=VARIOGRAM),
+    ] = None
+    azimuth: Annotated[
+        float | None, Option(help="Direction of the main axis in degrees, from north clockwise.", group=VARIOGRAM)
+    ] = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -259,8 +302,8 @@ class CellOptions:
     spacing: Annotated[
         float | None,
         Option(
-            help="Distance of the cells' centres, in map units or degrees.  [default: round, for about 200 cells on "
-            "the longer side]",
+            help="Distance between the centres of neighbouring cells, in map units or degrees.  [default: a round "
+            "number that gives about 200 cells on the longer side]",
             above=0,
         ),
     ] = None
@@ -271,15 +314,15 @@ class CellOptions:
     region: Annotated[
         tuple[float, ...] | None,
         Option(
-            help="West, east, south and north of the centres.  [default: of the samples, outward to whole multiples of "
-            "the spacing]",
+            help="West, east, south and north of the outermost centres.  [default: the extent of the samples, "
+            "rounded outward to multiples of the spacing]",
             type=numbers,
             metavar="W,E,S,N",
         ),
     ] = None
-    pixel_register: Annotated[bool, Option(help="--region names the outer edges of the cells instead of centres.")] = (
-        False
-    )
+    pixel_register: Annotated[
+        bool, Option(help="--region gives the outer edges of the cells instead of their centres.")
+    ] = False
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -29,6 +29,7 @@ from dkgp.kriging.commands.krige import (
     DRAWN,
     DRIFT,
     FIELD_FIGURES,
+    FITTED_BY,
     MAP_FIGURES,
     MODELS,
     RESUME,
@@ -37,6 +38,7 @@ from dkgp.kriging.commands.krige import (
     KrigeVariogramJob,
     empirical_of,
     figure_text,
+    is_compared,
     mean_bound_text,
     model_heads,
     model_rows,
@@ -69,8 +71,8 @@ LEAST = 50
 # Cells of the page's picture on its longer side.
 PICTURE = 160
 MAP = Option(
-    help="The map: .tif, .nc or .zarr. The variogram, the field, a record and the report are written to "
-    "the same folder, under names that begin like the map's.",
+    help="File or store to write the map to: .tif, .nc or .zarr. The variogram, the kriged field, a record and the "
+    "report get the same name with other endings.",
     metavar="PLACE",
     place="write",
 )
@@ -78,9 +80,9 @@ MAP = Option(
 
 @command(
     """
-    Reads the samples, estimates their variogram, fits several models by weights and by likelihood, takes the one that
-    predicts left-out blocks best, kriges all samples, and writes the map and a report: OUT.html, which ends with the
-    commands that reproduce it.
+    The command estimates the variogram of the samples, fits several models by weighted least squares and by restricted
+    maximum likelihood, and takes the one that predicts left-out blocks best. It then kriges all samples, and writes the
+    map and a report. The report, OUT with the ending .html, contains the commands that reproduce the map.
     `dkgp krige SOURCE ...` is the same command.
     """,
     "dkgp krige soil.gpkg --target zinc --out zinc.tif",
@@ -97,7 +99,7 @@ class KrigeMapJob:
     cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
     fit: Annotated[
         tuple[str, ...],
-        Option(help="Models of variograms to compare, separated by commas.", type=names, metavar="NAMES"),
+        Option(help="Variogram models to compare, separated by commas.", type=names, metavar="NAMES"),
     ] = MODELS
     degree: Annotated[int, DEGREE] = 0
     drift: Annotated[tuple[str, ...], DRIFT] = ()
@@ -106,7 +108,7 @@ class KrigeMapJob:
     variance: Annotated[
         bool,
         Option(
-            help="Also predict variances, each with a proven interval.",
+            help="Also predict kriging variances, each with a proven interval.",
             spellings=("--variance/--no-variance",),
             shown="variance",
         ),
@@ -287,7 +289,7 @@ def _pictures(job: KrigeMapJob, table: SampleTable, document: Document) -> dict[
     """Return the variogram, and the map of the mean and of the deviation in coarse cells; SVG by title."""
     empirical = empirical_of(table, job.samples, job.variogram_job(compare=False))
     models = {
-        f"{each['name']}, {each['fit']}": Variogram.from_dict(each["variogram"])
+        f"{each['name']}, {FITTED_BY[each['fit']]}": Variogram.from_dict(each["variogram"])
         for each in document["variogram"]["models"][:DRAWN]
     }
     pictures = {
@@ -346,18 +348,18 @@ def page(document: Document, pictures: dict[str, str]) -> str:
 
 def _models_note(document: Document) -> str:
     """Return a paragraph on the columns of the models."""
-    compared = "nlpd" in document["variogram"]["models"][0]
+    compared = is_compared(document["variogram"])
     order = (
-        "RMSE and NLPD are those of left-out blocks of samples: the root mean square error, and the mean "
-        "negative logarithm of the predicted density. The map uses the first model, which has the lowest "
-        "NLPD."
+        "RMSE and NLPD are the root mean square error and the mean negative log predictive density on left-out "
+        "blocks of samples. The map uses the first model, which has the lowest NLPD."
         if compared
-        else "The map uses the first model, which has the lowest misfit. A comparison by left-out blocks "
-        f"needs at least {LEAST} samples."
+        else "The map uses the first model, which has the lowest misfit. Cross-validation with left-out blocks needs "
+        f"at least {LEAST} samples."
     )
     return (
         f"<p>{order} Sills and nuggets are in squared units of {escape(document['fit']['target'])}. The range is the "
-        "length in the formula of the model; the correlation ends, or becomes small, at one to three times this.</p>\n"
+        "length in the formula of the model; at the practical range the correlation is 0.05, or becomes 0. The "
+        "misfit is the root mean square relative difference from the semivariances.</p>\n"
     )
 
 
@@ -365,11 +367,13 @@ def tables_krige_map(document: Document) -> list[Any]:
     """Return the models, the field, the map, and the report."""
     parts: list[Any] = [
         titled(
-            "Variograms, the chosen one first",
-            table_grid(model_heads(document["variogram"]), model_rows(document["variogram"]), left=("model", "fit by")),
+            "Fitted models, the chosen one first",
+            table_grid(
+                model_heads(document["variogram"]), model_rows(document["variogram"]), left=("model", "fitted by")
+            ),
         ),
         sheet_of("Kriged field", FIELD_FIGURES, document["fit"]),
         sheet_of("Map", MAP_FIGURES, document["grid"]),
-        sheet_of("", (Figure("report", "{report}"), Figure("seconds, all steps", "{seconds:.1f}")), document),
+        sheet_of("", (Figure("report", "{report}"), Figure("seconds of all steps", "{seconds:.1f}")), document),
     ]
     return parts

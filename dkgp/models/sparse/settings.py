@@ -84,45 +84,47 @@ METHOD = Option(
     help="; ".join(f"{name}: {method.help}" for name, method in METHODS.items()) + ".", choices=tuple(METHODS)
 )
 BASIS = Option(
-    help=f"How basis samples are chosen; greedy alone looks at the targets.  [default: {BY_METHOD}]",
+    help=f"How basis samples are chosen. Only greedy uses the targets.  [default: {BY_METHOD}]",
     choices=(*BLIND_BASES, "greedy"),
 )
-CANDIDATE_COUNT = Option(help="Drawn at random for each greedy choice.", least=1, group=GREEDY)
+CANDIDATE_COUNT = Option(help="Number of random candidates for each greedy choice.", least=1, group=GREEDY)
 PER_ROUND = Option(
-    help="Choices by the same weights, before they are fitted again; 1 is the papers'.  [default: a fiftieth of the "
-    "basis]",
+    help="Number of samples to choose before the weights are fitted again. The papers use 1.  [default: a fiftieth "
+    "of the basis]",
     least=1,
     group=GREEDY,
 )
-EXHAUSTIVE = Option(help="Score every sample at every choice; for small data.", group=GREEDY)
+EXHAUSTIVE = Option(
+    help="Score all samples at every choice instead of random candidates. For small data.", group=GREEDY
+)
 SCREENED = Option(
-    help="Score no more than K of each draw in full, the best by a cheaper score; 0: all.  [default: 2, all of sggp "
-    "with one choice a round]",
+    help="Score only the best K candidates of each choice in full, ranked by a cheaper score. 0: score all in full.  "
+    "[default: 2; all for sggp with `per_round` 1]",
     metavar="K",
     least=0,
     group=GREEDY,
 )
 SCORE_ROWS = Option(
-    help="Number of random rows, drawn again each time, for screening.  [default: all]",
+    help="Number of random rows from which the cheaper score of `screen` is computed.  [default: all]",
     metavar="ROWS",
     least=1,
     group=GREEDY,
 )
 NEIGHBOURS = Option(
-    help="Of vif: nearest samples that a prediction stands on; in the fit a quarter of them are in a leaf.",
+    help="For vif: number of nearest samples that each prediction uses.",
     metavar="SAMPLES",
     least=1,
 )
 SEARCH_SAMPLES = Option(
-    help="Of vif: samples that each search for nearest ones looks at, at most, those that seem nearest first; in few "
-    "features it needs fewer. The number of all makes it exact.",
+    help="For vif: largest number of samples that a search for neighbours examines, the most promising first. The "
+    "search is exact if this is the number of all samples.",
     metavar="SAMPLES",
     least=1,
     group=FURTHER,
 )
 CERTIFY_PASSES = Option(
-    help="Spend passes of block coordinate descent over the kernel's columns on a tighter certificate; of "
-    "`basis_size` auto, products on it at most.",
+    help="Spend this number of passes of block coordinate descent over the kernel matrix on a tighter proven "
+    "distance to the exact model. With `basis_size` auto: largest number of products with the kernel matrix.",
     metavar="PASSES",
     least=0,
 )

@@ -61,10 +61,10 @@ class SentRows:
 
 WAYS = ("auto", "cholesky", "iterative", "neighbours", "vif")
 WAY = Option(
-    help="Method for variances. cholesky: a factor of the whole kernel matrix; iterative: a partial factor and "
-    "conjugate gradients; neighbours: the samples near each test sample (kernels of distances in one to three "
-    "features); vif: approximate variances of a regression, from a basis and the samples near each test sample, "
-    "without proven intervals; auto: the proven method with the shortest forecast time.",
+    help="Method for variances. cholesky: a Cholesky factor of the whole kernel matrix; iterative: conjugate "
+    "gradients with a partial factor as preconditioner; neighbours: from the samples near each test sample, for "
+    "stationary kernels of one to three features; vif: approximate variances from inducing points and nearby "
+    "samples, without proven intervals; auto: the proven method with the shortest forecast time.",
     spellings=("--variance-way",),
     choices=WAYS,
 )
@@ -75,34 +75,33 @@ GAP = Option(
     above=0,
 )
 LATENT = Option(
-    help="Variances of the function itself. Without it, those of a new observation, which include the noise.",
+    help="Predict variances of the latent function. By default, variances are those of a new observation, which "
+    "include the noise.",
     spellings=("--latent",),
 )
 MAX_PASSES = Option(
-    help="Largest number of products with the whole kernel matrix per batch. Intervals that are still wider are kept "
-    "and "
-    "reported. 0: use the factor alone.",
+    help="Largest number of products with the kernel matrix per batch of test samples. Wider intervals than "
+    "requested are then kept and reported. 0: use the partial factor alone.",
     spellings=("--max-passes",),
     least=0,
     shown="20",
 )
 RANK = Option(
-    help="Number of training samples of the partial Cholesky factor.  [default: by the problem and memory]",
+    help="Rank of the partial Cholesky factor of the method iterative.  [default: by the problem and memory]",
     spellings=("--variance-rank",),
     metavar="R",
     least=1,
 )
 HALO = Option(
-    help="Number of training samples on which each leaf of the block-Vecchia factor is conditioned; 0: no such "
-    "factor.  "
-    "[default: by the problem and memory]",
+    help="Number of nearby training samples on which each group of samples is conditioned in the Vecchia factor of "
+    "the method iterative. 0: no Vecchia factor.  [default: by the problem and memory]",
     spellings=("--variance-halo",),
     metavar="S",
     least=0,
 )
 GAP_OF_MODEL = replace(GAP, help=f"{GAP.help}  [default: the gap that the model was trained with, otherwise 0.02]")
 BATCH_SIZE = Option(
-    help="Number of test samples that are solved together.  [default: by memory]",
+    help="Number of test samples per batch.  [default: by memory]",
     spellings=("--variance-batch",),
     metavar="SAMPLES",
     least=1,
@@ -115,14 +114,14 @@ MEMORY = Option(
     least=1,
 )
 BASIS = Option(
-    help="Bound each variance with a separate basis of up to M training samples, chosen greedily until the bounds on "
-    "the reduction of k(x, x) differ by less than `gap` of their mean (Smola and Bartlett). Test samples then share "
-    "no work, so that many test samples are faster without this option.",
+    help="Bound each variance with a separate set of up to M inducing points, chosen greedily until the bounds on "
+    "the reduction of k(x, x) differ by less than `gap` of their mean (Smola and Bartlett). Test samples then "
+    "share no computation; for many test samples this is slower.",
     spellings=("--variance-basis",),
     metavar="M",
     least=1,
 )
-KEEP_FACTOR = Option(help="Keep the factor with the model, for the next prediction.", spellings=("--keep-factor",))
+KEEP_FACTOR = Option(help="Store the factor with the model for later predictions.", spellings=("--keep-factor",))
 
 
 def require_as_begun(before: object, now: object, remedy: str | None = "leave it out") -> None:

@@ -1,4 +1,4 @@
-// The page of `dkgp serve`. Whatever comes from the service is shown as text, never as markup.
+// The page of `dkgp serve`. It shows all content from the service as text, never as markup.
 "use strict";
 
 const STATES = ["running", "queued", "done", "not_converged", "failed", "cancelled"];
@@ -20,7 +20,7 @@ async function call(path, options = {}) {
   if (response.ok) return response;
   let message = `the service answered with ${response.status}`;
   try { message = (await response.json()).error.message; } catch { /* no JSON: the status says enough */ }
-  // Once for each token, however many calls carried it.
+  // Ask once per token, even if several calls used it.
   if (response.status === 401 && (token === page.token || !token)) {
     askForToken(token ? "The service does not accept this token." : "");
   }
@@ -50,7 +50,7 @@ function remember(token) {
   byId("forget").hidden = !token;
 }
 
-// Out of an address that `dkgp serve` prints; it does not stay there, nor in the browser's history.
+// Take the token from the address that `dkgp serve` prints, and remove it from the address and the browser's history.
 function takeToken() {
   const given = /^#token=([\x21-\x7e]+)$/.exec(location.hash);
   if (!given) return false;
@@ -104,20 +104,21 @@ function figure(value) {
 
 function amount(progress) {
   if (!progress) return "";
-  if (typeof progress.column_passes === "number") return progress.column_passes.toFixed(1);
+  if (typeof progress.column_passes === "number") return `${progress.column_passes.toFixed(1)} passes`;
   if (typeof progress.done !== "number") return "";
   return `${figure(progress.done)}${typeof progress.total === "number" ? ` of ${figure(progress.total)}` : ""} ${progress.unit ?? ""}`;
 }
 
-// What of a round is brought down to the tolerance, and what people call it.
+// The value that a solve reduces to its tolerance: its name in the records, and in the command line's progress lines.
 const MEASURES = {gradient_inf_norm: "max|g|", duality_gap: "relative gap", distance: "distance", relative_residual: "distance"};
+const PLAIN_MEASURES = {"max|g|": "largest error", "relative gap": "distance to the best fit, relative", distance: "largest error"};
 const measured = (progress) => {
   const measure = progress?.measure ?? "gradient_inf_norm", value = progress?.[measure];
   return typeof value === "number" && Object.hasOwn(MEASURES, measure) ? {name: MEASURES[measure], value} : null;
 };
 const reached = (progress) => {
   const found = measured(progress);
-  return found ? `${found.name} ${found.value.toExponential(2)}` : "";
+  return found ? `${PLAIN_MEASURES[found.name]} ${found.value.toExponential(2)}` : "";
 };
 
 function element(tag, text = "", className = "") {
@@ -142,8 +143,9 @@ async function refresh() {
       page.service ?? read("/v1/service"),
     ]);
     page.service = service;
+    const most = service.limits.concurrent_jobs;
     put(byId("about"), `version ${service.version}, cluster: ${service.cluster}, ` +
-      `${service.limits.concurrent_jobs} at once`);
+      `at most ${most} ${most === 1 ? "job" : "jobs"} at a time`);
     put(byId("status"), "");
     showFilters(found.counts);
     showRows(found.jobs, service.caller.scope === "admin");
@@ -152,7 +154,7 @@ async function refresh() {
   } catch (error) {
     if (!byId("sign-in").hidden) return;
     page.wait = Math.min(2 * page.wait, SLOWEST_POLL_MS);
-    put(byId("status"), error instanceof Refused ? error.message : "The service does not answer; trying again.");
+    put(byId("status"), error instanceof Refused ? error.message : "The service does not answer. This page tries again.");
   }
   clearTimeout(page.timer);
   if (!document.hidden) page.timer = setTimeout(refresh, page.wait);
@@ -179,7 +181,7 @@ function showFilters(counts) {
   byId("more").hidden = shown <= page.limit || page.limit >= MOST_ROWS;
   byId("empty").hidden = shown > 0;
   put(byId("empty"), page.filter ? `No job is ${plainState(page.filter)}.`
-    : "No jobs yet. Submit one: dkgp submit train DATASET --hyper HYPER --out MODEL");
+    : "No jobs yet. Submit one: dkgp submit fit DATA.csv --target COLUMN");
 }
 
 function makeRow(id) {
@@ -196,7 +198,7 @@ function makeRow(id) {
   return row;
 }
 
-// Waits and attempts that are over, and the one under way.
+// Seconds of all waits and attempts, including the current one.
 function waited(job) {
   return job.waited_seconds + (job.state === "queued" ? seconds(job.queued) : 0);
 }
@@ -220,7 +222,7 @@ function showRows(jobs, withOwners) {
     put(command, job.command);
     put(state.firstChild, plainState(job.state));
     state.firstChild.className = `state ${job.state}`;
-    put(old, age(seconds(job.created)));
+    put(old, `${age(seconds(job.created))} ago`);
     put(took, job.state === "queued" ? "" : duration(ran(job)));
     put(passes, amount(job.progress));
     put(measure, reached(job.progress));
@@ -287,7 +289,7 @@ class JobView {
     } catch (error) {
       if (this.abort.signal.aborted) return;
     }
-    // Where the job goes on, the next update follows it again.
+    // If the job continues, the next update follows it again.
     this.following = false;
   }
 
@@ -339,7 +341,7 @@ function closeJob() {
 
 function showJob(job) {
   put(byId("detail-title"), job.name || `${job.command} job`);
-  put(byId("detail-state"), plainState(job.state) + (job.cancel_requested && job.state === "running" ? ", ending" : ""));
+  put(byId("detail-state"), job.cancel_requested && job.state === "running" ? "being cancelled" : plainState(job.state));
   byId("detail-state").className = `state ${job.state}`;
   byId("cancel").hidden = TERMINAL.has(job.state);
   byId("cancel").disabled = job.cancel_requested;
@@ -354,13 +356,13 @@ function showJob(job) {
   showPairs(byId("facts"), [
     ["id", job.id],
     ["submitted", new Date(job.created).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "short"})],
-    ["waited", duration(waited(job))],
-    ["ran", job.started ? duration(ran(job)) : ""],
+    ["waiting time", duration(waited(job))],
+    ["running time", job.started ? duration(ran(job)) : ""],
     ["attempt", job.attempt > 1 ? String(job.attempt) : ""],
-    [typeof progress.column_passes === "number" ? "passes" : progress.phase || progress.label || "progress", amount(progress)],
-    [measured(progress)?.name ?? "", measured(progress)?.value.toExponential(2) ?? ""],
+    [progress.phase || progress.label || "progress", amount(progress)],
+    [PLAIN_MEASURES[measured(progress)?.name] ?? "", measured(progress)?.value.toExponential(2) ?? ""],
     ["time left", job.state === "running" && typeof progress.seconds_left === "number" ? `about ${duration(progress.seconds_left)}` : ""],
-    ["deadline", job.deadline_seconds ? duration(job.deadline_seconds) : ""],
+    ["time limit", job.deadline_seconds ? duration(job.deadline_seconds) : ""],
     ["owner", job.owner ?? ""],
     ["exit code", job.exit_code === null ? "" : String(job.exit_code)],
   ].filter(([, value]) => value !== ""));
@@ -430,9 +432,8 @@ function showPairs(list, pairs) {
 function showEvent(event) {
   const words = {
     state: () => plainState(event.state) + (event.attempt > 1 ? `, attempt ${event.attempt}` : ""),
-    progress: () => [event.phase || event.label, amount(event) + (typeof event.column_passes === "number" ? " passes" : ""),
-      reached(event)].filter(Boolean).join(", "),
-    document: () => "finished; the result is above",
+    progress: () => [event.phase || event.label, amount(event), reached(event)].filter(Boolean).join(", "),
+    document: () => "finished; see the result above",
     error: () => event.error?.message ?? "failed",
   };
   const text = (words[event.kind] ?? (() => event.message ?? ""))();
@@ -491,7 +492,7 @@ function drawCurve(all, tolerance, measure) {
   parts.push(shape("polyline", {class: "curve", points: path.join(" "), "data-points": points.length}));
   parts.push(shape("circle", {class: "point", cx: x(points.at(-1)[0]), cy: y(heights.at(-1)), r: 4}));
   byId("plot").replaceChildren(...parts);
-  put(byId("curve-caption"), `${measure} against column passes: ${points.at(-1)[1].toExponential(2)} ` +
+  put(byId("curve-caption"), `${PLAIN_MEASURES[measure] ?? measure} against column passes: ${points.at(-1)[1].toExponential(2)} ` +
     `after ${points.at(-1)[0].toFixed(1)} passes`);
 }
 

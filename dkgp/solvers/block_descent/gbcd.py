@@ -296,34 +296,38 @@ def _is_whole(value: object, *, least: int) -> bool:
 
 __all__: list[str] = []
 
-BLOCK_SIZE = Option("block_size", "Number of variables changed in a round.", whole_or_auto, "auto", metavar="M|auto")
+BLOCK_SIZE = Option(
+    "block_size", "Number of coefficients that a round changes.", whole_or_auto, "auto", metavar="M|auto"
+)
 LARGEST_BLOCK_SIZE = Option(
     "largest_block_size",
-    "Largest block of gbcd, which enlarges its blocks when it converges slowly. auto: a given `block_size` stays "
-    "constant.",
+    "Largest block size of gbcd, which enlarges its blocks if it converges slowly. auto: no enlargement if "
+    "--block-size is set.",
     whole_or_auto,
     "auto",
     metavar="M|auto",
 )
-CANDIDATES = Option("candidates", "Number of random candidates from which each variable is chosen.", int, 60)
+CANDIDATES = Option(
+    "candidates", "Number of random samples among which each coefficient of a block is chosen.", int, 60
+)
 VARIABLES_PER_STEP = Option(
     "variables_per_step",
-    "Number of variables that gbcd chooses before it solves for the block again; the paper has 1.  [default: a 20th "
-    "of the block; 1 with `exhaustive` or `prefitting`]",
+    "Number of coefficients that gbcd adds to a block between two solves of the block. The paper uses 1.  [default: "
+    "a 20th of the block; 1 with `exhaustive` or `prefitting`]",
     int,
     metavar="V",
 )
 MEMORY = Option(
     "memory",
-    "Number of earlier steps to which each new step is made conjugate.  [default: 5; 0 for bcdc and bcdg, as in the "
-    "paper]",
+    "Number of earlier steps to which each new step is made conjugate.  [default: 5; 0 for bcdc and bcdg, as in "
+    "their paper]",
     int,
     metavar="STEPS",
 )
-EXHAUSTIVE = Option("exhaustive", "Score all samples at every step instead of random candidates.", bool, False)
+EXHAUSTIVE = Option("exhaustive", "Choose among all samples instead of random candidates.", bool, False)
 PREFITTING = Option(
     "prefitting",
-    "Score a candidate by the decrease after the block is refitted with it. For small problems.",
+    "Score each candidate by the decrease of the objective after a solve of the block with it. For small problems.",
     bool,
     False,
 )

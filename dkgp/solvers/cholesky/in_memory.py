@@ -159,7 +159,7 @@ def cholesky_phases(sizes: Sizes, *, checks: float = 1.0) -> list[Phase]:
 register_solver(
     SolverDeclaration(
         "cholesky",
-        "Cholesky factor of the matrix, in memory",
+        "Cholesky factorisation in memory",
         Cholesky,
         needs=frozenset({Need.ENTRIES}),
         memory=lambda solver, n, d: SolverMemory(0, own_bytes=cholesky_bytes(n, d)),

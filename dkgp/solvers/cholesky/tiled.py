@@ -189,7 +189,7 @@ class TiledCholesky(Method[TiledCholeskyState]):
 register_solver(
     SolverDeclaration(
         "tiled-cholesky",
-        "Cholesky factor of the matrix, on disk",
+        "Cholesky factorisation on disk",
         TiledCholesky,
         needs=frozenset({Need.ENTRIES, Need.ROUNDS, Need.FOLDER}),
         memory=lambda solver, n, d: SolverMemory(factor_bytes=solver.memory_bytes),

@@ -427,25 +427,30 @@ class ConjugateGradient(Method[ConjugateGradientState]):
 
 HALO = Option(
     "halo",
-    "Number of samples that each leaf of pcg's factor is conditioned on. 0: only a low-rank factor.",
+    "Number of nearby samples on which pcg's Vecchia factor conditions each group of samples. 0: no Vecchia factor, "
+    "only a low-rank one.",
     whole_or_auto,
     "auto",
     metavar="S|auto",
 )
 LEAF = Option(
     "leaf",
-    "Number of samples in a leaf of pcg's factor. auto: half of `halo`.",
+    "Number of samples in a group of pcg's Vecchia factor. auto: half of `halo`.",
     whole_or_auto,
     "auto",
     metavar="G|auto",
 )
 RANK = Option(
-    "rank", "Rank of pcg's low-rank factor. 0: no such factor, only the halo.", whole_or_auto, "auto", metavar="R|auto"
+    "rank",
+    "Rank of pcg's low-rank factor. 0: no low-rank factor, only the Vecchia factor.",
+    whole_or_auto,
+    "auto",
+    metavar="R|auto",
 )
 LANDMARKS = Option(
     "landmarks",
-    "How pcg chooses the points of the low-rank factor. pivoted: samples by randomly pivoted Cholesky; uniform: "
-    "samples at random (Nystrom); polynomials: nodes of local polynomials, for at most three features.",
+    "How pcg chooses the landmarks of its low-rank factor. pivoted: samples by randomly pivoted Cholesky; uniform: "
+    "random samples (Nyström); polynomials: nodes of local polynomials, for at most three features.",
     default="pivoted",
     choices=get_args(Landmarks),
 )
@@ -486,7 +491,7 @@ register_solver(
 register_solver(
     SolverDeclaration(
         "pcg",
-        "conjugate gradients, preconditioned by a Vecchia or low-rank factor",
+        "preconditioned conjugate gradients, with a Vecchia or low-rank factor",
         _preconditioned,
         options=(HALO, LEAF, RANK, LANDMARKS),
         needs=frozenset({Need.ROUNDS}),

@@ -194,6 +194,6 @@ class ParameterConjugateGradient(_LeastSquaresSolver):
 register_solver(SolverDeclaration("kcg", "kernel conjugate gradient", KernelConjugateGradient))
 register_solver(
     SolverDeclaration(
-        "paramcg", "conjugate gradients on the parameters, for comparison with kcg", ParameterConjugateGradient
+        "paramcg", "conjugate gradients in the parameters, for comparisons with kcg", ParameterConjugateGradient
     )
 )

@@ -25,5 +25,5 @@ def test_the_words_of_a_result_are_those_of_the_tables() -> None:
 
 def test_results_come_before_settings() -> None:
     page = page_file("page.html")
-    order = [page.index(f'id="{name}"') for name in ("facts", "result", "figures", "curve", "options", "events")]
+    order = [page.index(f'id="{name}"') for name in ("result", "figures", "curve", "facts", "options", "events")]
     assert order == sorted(order)

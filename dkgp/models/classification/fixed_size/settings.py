@@ -48,58 +48,65 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 POOL = Option(
-    help=f"Prototypes to choose among.  [default: {FEWEST_POOL:,}; of several classes up to {LARGEST_POOL:,}, as "
-    "far as some seconds go]",
+    help=f"Number of candidates for prototypes.  [default: {FEWEST_POOL:,}; for three or more classes up to "
+    f"{LARGEST_POOL:,}, limited to some seconds of work]",
     metavar="M",
     least=1,
     group=FIXED_SIZE,
 )
 POOL_CHOICE = Option(
-    help="How the pool is chosen among the samples; greedy alone looks at the labels.",
+    help="How the pool is chosen from the samples. Only greedy uses the labels.",
     choices=PROTOTYPES,
     group=FIXED_SIZE,
 )
-MAX_BASIS = Option(help="Largest number of prototypes.  [default: the pool]", metavar="K", least=1, group=FIXED_SIZE)
+MAX_BASIS = Option(
+    help="Largest number of prototypes of the model.  [default: the pool]", metavar="K", least=1, group=FIXED_SIZE
+)
 CANDIDATES = Option(
-    help="Number of prototypes of the pool, drawn at random, that each step examines; 59 in the paper.  [default: all]",
+    help="Number of random prototypes of the pool that each step examines; 59 in the paper.  [default: all]",
     metavar="RHO",
     least=1,
     group=FIXED_SIZE,
 )
-FOLDS = Option(help="Number of folds of the cross-validation, which are stratified.", least=2, group=FIXED_SIZE)
+FOLDS = Option(help="Number of stratified folds of the cross-validation.", least=2, group=FIXED_SIZE)
 SEARCH = Option(
-    help="Search for the factor of the kernel's length scales. shared: a line search that scores each width with the "
-    "whole pool, and keeps few prototypes at the end if they score nearly as well; grid: ten widths by ten noise "
-    "variances, scored in the same way; profile: scores each width with its best few prototypes; annealing: coupled "
-    "simulated annealing and Nelder-Mead, as in the paper; none: the initial kernel.",
+    help="Search for the width of the kernel, a common factor of its length scales. shared: a line search that "
+    "scores each width with the whole pool, and finally keeps fewer prototypes if they score nearly as well; "
+    "grid: ten widths by ten noise variances, scored in the same way; profile: a line search that scores each "
+    "width with its best few prototypes; annealing: coupled simulated annealing and Nelder-Mead, as in the "
+    "paper; none: the initial width.",
     choices=SEARCHES,
     group=FIXED_SIZE,
 )
 NOISE_VARIANCES = Option(
-    help="Noise variances 1 / gamma to choose among.  [default: decades, finer about the best]",
+    help="Noise variances 1 / gamma to choose from.  [default: powers of ten, with a finer grid around the best one]",
     type=numbers,
     metavar="S2,...",
     group=FIXED_SIZE,
 )
 CARDINALITY = Option(
-    help="Rule for the number of prototypes: the fewest whose score is within a tenth of the folds' standard deviation "
-    "of the best score; those of the best score; the fewest within one standard error.",
+    help="Rule for the number of prototypes. tenth: the fewest whose score is within a tenth of the folds' standard "
+    "deviation of the best score; best: the number with the best score; one-standard-error: the fewest within "
+    "one standard error of the best score.",
     choices=tuple(CARDINALITY_RULES),
     group=FIXED_SIZE,
 )
 STOP = Option(
-    help="End a path if the last STEPS steps improved the score by less than SHARE of it.",
+    help="Stop adding prototypes if the last STEPS steps improved the score by a share of less than SHARE.",
     type=stop_rule,
     metavar="STEPS,SHARE|none",
     shown="10,0.001",
     group=FIXED_SIZE,
 )
-ISOTROPIC = Option(help="One length scale for all features, where hyperparameters are found.")
+ISOTROPIC = Option(help="Use one length scale for all features when hyperparameters are tuned.")
 INTERCEPT = Option(
-    help="first: before any prototype; selected: competing with them; none.", choices=INTERCEPTS, group=MACHINES
+    help="Intercept of the decision function. first: always included; selected: included if the selection chooses "
+    "it; none: omitted.",
+    choices=INTERCEPTS,
+    group=MACHINES,
 )
 PROBABILITY = Option(
-    help="Decisions and classes alone, without the map to probabilities.",
+    help="Predict only decisions and classes. By default, probabilities are calibrated on held-out samples.",
     spellings=("--no-probability",),
     group=MACHINES,
 )
