@@ -55,15 +55,15 @@ SEED = Option("seed", "Seed of all random draws.", type=int, default=0)
 SUBSET = Option("subset", "Number of samples to tune on.", type=int, default=2000)
 BLOCK_SIZE = Option(
     "block_size",
-    "Solve by gbcd with this block size.",
+    "Block size of the solver gbcd.",
     type=whole_or_auto,
     default="auto",
     metavar="M|auto",
 )
-TOLERANCE = Option("tolerance", "Tolerance of max |gradient|.", type=float, default=1e-4, spellings=("--tol",))
+TOLERANCE = Option("tolerance", "Tolerance of the largest residual.", type=float, default=1e-4, spellings=("--tol",))
 REPEATS = Option(
     "repeats",
-    "Repeats of each measurement; medians are reported.",
+    "Number of repeats of each measurement; medians are reported.",
     type=int,
     default=3,
     least=1,
@@ -71,16 +71,16 @@ REPEATS = Option(
 )
 NULL = Option(
     "null",
-    "Also measure the baseline against a copy of itself, in the same repeats. The range of that ratio is printed "
-    "beside each ratio.",
+    "Also measure the baseline twice in each repeat. The range of the ratio of both, which shows the noise of the "
+    "measurement, is printed beside each ratio.",
     type=bool,
     default=False,
 )
 OVERWRITE = Option("overwrite", "Replace existing outputs.", type=bool, default=False)
-OUT = Option("out", "Write all figures as JSON; replaces an earlier record.", metavar="FILE")
+OUT = Option("out", "Write all results as JSON to this file, which is replaced if it exists.", metavar="FILE")
 DATA_FOLDER = Option(
     "data",
-    "Folder of .npz files with X, y and optionally test_mask.  [default: generated Friedman1 data alone]",
+    "Folder of .npz files with X, y and optionally test_mask.  [default: only generated Friedman1 data]",
     metavar="DIR",
 )
 
@@ -90,7 +90,7 @@ def problem_options(test_samples: int = 5000) -> tuple[Option, ...]:
     data = "Data: friedman1, a dataset store, or a file that `dkgp ingest` reads, such as an .npz file."
     return (
         Option("data", data, default="friedman1"),
-        Option("n", "Number of training samples, drawn at random.", type=int, spellings=("--samples", "--n")),
+        Option("n", "Number of random training samples.", type=int, spellings=("--samples", "--n")),
         Option(
             "n_test",
             "Largest number of test samples.",
@@ -99,7 +99,7 @@ def problem_options(test_samples: int = 5000) -> tuple[Option, ...]:
             spellings=("--test-samples", "--n-test"),
         ),
         Option("target", "Name of the target in a file.", default="y"),
-        Option("hyper", "Hyperparameters.  [default: tuned first]", metavar="FILE"),
+        Option("hyper", "File of hyperparameters.  [default: tuned first]", metavar="FILE"),
         SUBSET,
         SEED,
     )

@@ -129,4 +129,7 @@ def _command(section: Section) -> click.Command:
     ),
 )
 def bench() -> None:
-    """Measure dkgp against plain NumPy and LAPACK, in ratios taken in one run."""
+    """Measure the speed and accuracy of dkgp, and compare them with other programs.
+
+    Ratios compare measurements of one run on the same machine.
+    """

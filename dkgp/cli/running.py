@@ -150,13 +150,13 @@ def output_parameters() -> list[click.Parameter]:
     return [
         Headed(list(names), is_flag=True, help=text, group=OUTPUT)
         for names, text in (
-            (("--json", "as_json"), "Print one JSON document on standard output."),
+            (("--json", "as_json"), "Print the result as one JSON document on standard output."),
             (
                 ("-q", "--quiet"),
-                "Show only warnings and errors: no progress, and no tables if --out is written.",
+                "Print only warnings and errors: no progress, and no tables if --out is written.",
             ),
-            (("-v", "--verbose"), "Also show rounds, passes, residuals and rates."),
-            (("--debug",), "Show the traceback of an error."),
+            (("-v", "--verbose"), "Also print the solver's rounds, passes, residuals and rates."),
+            (("--debug",), "Print the traceback of an error."),
         )
     ]
 

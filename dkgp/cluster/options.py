@@ -45,7 +45,9 @@ def _kinds() -> dict[str, Any]:
     for kind in kinds:
         by_help.setdefault(kind.help, []).append(kind.name)
     described = "; ".join(f"{', '.join(names)}: {text}" for text, names in by_help.items())
-    precedence = "Precedence: `scheduler`, `scheduler_file`, `cluster`, dkgp.cluster in dask's configuration."
+    precedence = (
+        "The first of these decides: `scheduler`, `scheduler_file`, `cluster`, dkgp.cluster in Dask's configuration."
+    )
     return {"choices": tuple(kind.name for kind in kinds), "help": f"{described}. {precedence}"}
 
 
@@ -74,37 +76,47 @@ def _amount(value: str) -> tuple[str, float]:
 SCHEDULER = Option(
     help="Address of a running Dask scheduler, tcp://host:port or tls://host:port.", metavar="ADDRESS", group=WHERE
 )
-SCHEDULER_FILE = Option(help="File to which a running Dask scheduler wrote its address.", metavar="FILE", group=WHERE)
-KIND = Option("cluster", late=_kinds, spellings=("--cluster",), group=WHERE)
-WORKERS = Option(help="Number of workers to start, or to wait for at a scheduler.", metavar="N", group=WHERE)
-ADAPTIVE = Option(
-    help="Start between MIN and MAX workers, as the work needs, instead of `workers`.", metavar="MIN MAX", group=WHERE
+SCHEDULER_FILE = Option(
+    help="File with the address of a running Dask scheduler (`dask scheduler --scheduler-file`).",
+    metavar="FILE",
+    group=WHERE,
 )
-THREADS = Option(help="Threads per worker started here.", metavar="N", group=WHERE)
+KIND = Option("cluster", late=_kinds, spellings=("--cluster",), group=WHERE)
+WORKERS = Option(
+    help="Number of workers to start. With a running scheduler: number of workers to wait for.",
+    metavar="N",
+    group=WHERE,
+)
+ADAPTIVE = Option(
+    help="Start between MIN and MAX workers, depending on the work, instead of `workers`.",
+    metavar="MIN MAX",
+    group=WHERE,
+)
+THREADS = Option(help="Number of threads of each started worker.", metavar="N", group=WHERE)
 MEMORY = Option(
-    help="Memory per worker started here, such as 8GiB.",
+    help="Memory of each started worker, such as 8GiB.",
     type=byte_count,
     spellings=("--worker-memory",),
     metavar="SIZE",
     group=WHERE,
 )
 TILES = Option(
-    help="Memory in each worker process for tiles of the kernel matrix, kept between products. auto: none, unless a "
-    "forecast says that it saves 5 % of the time (then at most 1 GiB) or 25 % (then at most a third of the "
-    "worker's memory). For the columns of a greedy basis: a third.",
+    help="Memory of each worker process for kernel entries that it keeps between products. auto: at most 1 GiB if a "
+    "forecast says that this saves 5 % of the time, at most a third of the worker's memory if it saves 25 %, "
+    "else none. For a greedy basis: a third of the worker's memory.",
     type=byte_budget,
     metavar="SIZE|auto|none",
     group=WHERE,
 )
 WAIT = Option(
-    help="How long to wait for workers to start.  [default: 120; 600 for a queueing system]",
+    help="Longest wait for the workers to start.  [default: 120; 600 for a queueing system]",
     spellings=("--worker-wait",),
     metavar="SECONDS",
     group=WHERE,
 )
 DEADLINE = Option(
-    help="How long a round of tasks may run without finishing a task. After that the cluster counts as lost, and the "
-    "run ends; it can be resumed.  [default: 900]",
+    help="Longest time in which no task finishes. The cluster then counts as lost, and the run ends; --resume "
+    "continues it.  [default: 900]",
     spellings=("--round-deadline",),
     metavar="SECONDS",
     group=WHERE,
@@ -112,16 +124,16 @@ DEADLINE = Option(
 AUTHORITY = Option(
     help="Certificate of the authority that signed the cluster's certificates (PEM).", metavar="FILE", group=WHERE
 )
-CERTIFICATE = Option(help="Certificate of this process and of workers started here.", metavar="FILE", group=WHERE)
-KEY = Option(help="Key of `tls_cert`.  [default: in the certificate's file]", metavar="FILE", group=WHERE)
+CERTIFICATE = Option(help="Certificate of this process and of the started workers (PEM).", metavar="FILE", group=WHERE)
+KEY = Option(help="Key of `tls_cert` (PEM).  [default: in the same file]", metavar="FILE", group=WHERE)
 PLAIN_TEXT = Option(
-    help="Start the cluster without TLS. By default certificates are made for the run. Without them, everyone who can "
-    "reach the ports can run code there.",
+    help="Start the cluster without TLS. Everyone who can reach its ports can then run code there. By default, dkgp "
+    "creates certificates for the run.",
     group=WHERE,
 )
 SETTINGS = Option(
-    help="Argument of the class that starts the cluster, such as queue=short. VALUE may be JSON. For a secret, write "
-    "@FILE or @env:NAME to read it from a file or an environment variable. May be repeated.",
+    help="Argument of the Dask class that starts the cluster, such as queue=short. VALUE may be JSON. To keep a "
+    "secret off the command line, write @FILE or @env:VARIABLE. May be repeated.",
     type=_setting,
     spellings=("--cluster-option",),
     metavar="KEY=VALUE",
@@ -129,15 +141,15 @@ SETTINGS = Option(
     group=WHERE,
 )
 RESOURCES = Option(
-    help="Dask resources that each task needs, such as dkgp=1. At a running scheduler, only workers started with "
-    "these resources get tasks, and the amounts limit the tasks per worker. May be repeated.",
+    help="Dask resource that each task needs, such as dkgp=1. Only workers with this resource then get tasks, and "
+    "its amount limits the tasks per worker. May be repeated.",
     type=_amount,
     metavar="NAME=AMOUNT",
     multiple=True,
     group=WHERE,
 )
 CONFIG_FILE = Option(
-    help="YAML file with these options under dkgp.cluster. It may also contain any other configuration of Dask.",
+    help="YAML file with these options under the key dkgp.cluster. It may contain further configuration of Dask.",
     spellings=("--cluster-config",),
     metavar="FILE",
     group=WHERE,
@@ -145,7 +157,7 @@ CONFIG_FILE = Option(
 
 
 PERFORMANCE_REPORT = Option(
-    help="Write Dask's performance report of the run as an HTML page. The scheduler needs bokeh.",
+    help="Write Dask's performance report of the run to this HTML file. The scheduler needs bokeh.",
     metavar="FILE",
     group=WHERE,
 )

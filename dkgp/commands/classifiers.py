@@ -296,8 +296,8 @@ class FixedSizeRun(ClassifyRun):
         )  # fmt: skip
         self.reporter.note(
             f"forecast: at most {foreseen.passes} passes over {n:,} samples, about {about_seconds(foreseen.seconds)} "
-            f"on idle cores: up to {most_widths(settings.search)} widths judged by {foreseen.judging:,} prototypes, "
-            f"then all {foreseen.pool:,}"
+            f"on idle cores: up to {most_widths(settings.search)} kernel widths, each scored with {foreseen.judging:,} "
+            f"prototypes, then a fit that selects among {foreseen.pool:,}"
         )
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[Memory, int]:

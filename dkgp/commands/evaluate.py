@@ -27,17 +27,15 @@ FloatArray = NDArray[np.float64]
 
 
 PREDICTION = Option(place="read", argument=True)
-NOISE_FREE = Option(
-    help="The targets are noise-free values of the function. Compare them with variances without noise."
-)
-ABSTAIN = Option(help="For classes: leave out samples whose labels are not certified, and count them.")
+NOISE_FREE = Option(help="The targets are noise-free values. Compare them with the variances of the latent function.")
+ABSTAIN = Option(help="For a classifier: leave out samples whose labels are not certified, and count them.")
 COMPARE = Option(
-    help="For numbers: compare the error with those of the mean, a linear model and (if scikit-learn is installed) "
-    "gradient boosting, fitted to the model's training set."
+    help="For a regression: also print the errors of the mean, a linear model and (if scikit-learn is installed) "
+    "gradient boosting, fitted to the training set."
 )
 PLOT = Option(
-    help="Plot predictions against true targets, and the calibration of variances, into a .png, .pdf or .svg file. "
-    "For classes: the confusion matrix, operating curves and the calibration of probabilities.",
+    help="Plot predictions against targets, and the calibration of variances, into a .png, .pdf or .svg file. For a "
+    "classifier: the confusion matrix, ROC curves and the calibration of probabilities.",
     metavar="FILE",
     place="write",
 )

@@ -24,63 +24,69 @@ from dkgp.registry import FURTHER, Option
 SOURCES = Option(place="read", argument=True)
 OUT = Option(place="write", argument=True, required=True)
 TARGETS = Option(
-    help="Target column by name, or by index from 0 (negative: from the end). For sources of named arrays: the "
-    "array's name, or NAME:COLUMN. May be repeated. Without it, the store has only inputs, for predictions.",
+    help="Target column by name, or by index from 0 (negative: from the end). For sources with named arrays: the "
+    "array's name, or NAME:COLUMN. May be repeated.",
     spellings=("--target",),
     metavar="NAME",
 )
 LABELS = Option(
-    help="Column of labels for classification, instead of a target: text or numbers, at least two classes.",
+    help="Column of class labels, instead of a target: text or numbers, with at least two classes.",
     metavar="NAME",
 )
 WEIGHTS = Option(
-    help="With `labels`, the column of the samples' weights, positive numbers.", metavar="NAME", group=FURTHER
+    help="With `labels`: column of sample weights, which are positive numbers.", metavar="NAME", group=FURTHER
 )
 NOISE_COLUMN = Option(
     help="Column of the known noise variance of each sample, in the target's units squared.", metavar="NAME"
 )
 NOISE_STD_COLUMN = Option(
-    help="Column of the known noise of each sample as a standard deviation, in the target's units.", metavar="NAME"
+    help="Column of the known noise standard deviation of each sample, in the target's units.", metavar="NAME"
 )
 FEATURES = replace(
-    NAMES, help="Feature columns, separated by commas; a name with a comma in double quotes.  [default: all others]"
+    NAMES,
+    help="Feature columns, separated by commas. Put a name with a comma in double quotes.  [default: all "
+    "other columns]",
 )
 IDS = replace(
     NAMES,
-    help="Columns that identify samples. They are not features; they are kept as text and copied into tables of "
-    "predictions.",
+    help="Columns that identify the samples. They are not features, but are copied as text into tables of predictions.",
     spellings=("--id",),
     group=COLUMNS,
 )
-TEST_FRACTION = Option(help="Share of the samples, drawn at random, for the test store.")
-TEST_OUT = Option(help="Store of the test samples.", metavar="STORE", place="write")
+TEST_FRACTION = Option(help="Share of the samples that is held out at random for testing.")
+TEST_OUT = Option(help="Store to write the test samples to.", metavar="STORE", place="write")
 TEST_MASK = Option(help="Column of zeros and ones that marks the test samples.", metavar="NAME[:COLUMN]", group=FURTHER)
 STRATIFY = Option(
-    help="Whether `test_fraction` takes the same share of every class.  [default: with `labels`]",
+    help="Hold out the same share of every class with `test_fraction`.  [default: with `labels`]",
     spellings=("--stratify/--no-stratify",),
     group=FURTHER,
 )
-CHUNK_ROWS = Option(help="Rows per chunk.  [default: about 8192]", group=FURTHER)
+CHUNK_ROWS = Option(help="Number of rows per chunk of the store.  [default: about 8192]", group=FURTHER)
 LIKE = Option(
-    help="Encode columns like those of this dataset or model store. Use it for new data to predict or evaluate.",
+    help="Encode columns as in this dataset or model store. Use it for new data to predict or evaluate.",
     metavar="STORE",
     place="read",
     group=FURTHER,
 )
-UNSEEN = Option(help="With `like`: treatment of a level that the store does not have.", group=FURTHER)
+UNSEEN = Option(
+    help="With `like`: treatment of categories that the store does not have. refuse: stop with an error; "
+    "zeros: encode them as zeros.",
+    group=FURTHER,
+)
 COVARIATES = replace(
     NAMES,
-    help="Columns that enter the mean of `dkgp train --mean` alone and are no features of the kernel: external drift.",
+    help="Columns that are used only in the mean of `dkgp train --mean`, not in the kernel (external drift).",
     group=COLUMNS,
 )
 SCALE = Option(
-    help="Divide every feature by its own standard deviation (each), or all by the largest of these (common), which "
-    "keeps distances between samples: for coordinates in one unit and a kernel with one length scale.",
+    help="Scaling of features. each: divide every feature by its own standard deviation; common: divide all by the "
+    "largest standard deviation, which keeps ratios of distances. Use common for coordinates in one unit and a "
+    "kernel with one length scale.",
     group=FURTHER,
 )
 TRANSFORM = Option(
-    help="Model the logarithm of the target, or its Yeo-Johnson power transform with a fitted lambda. Evaluations are "
-    "in the target's own units.",
+    help="Transform the target. log: its logarithm; yeo-johnson: a power transform with a fitted parameter. "
+    "Evaluations are in the target's own units.",
     group=COLUMNS,
 )
 
@@ -93,8 +99,9 @@ def format_options() -> list[Option]:
 def _recognised() -> str:
     *most, last = (each.name for each in formats.formats())
     return (
-        f"{', '.join(most)} and {last} are recognised by content and read in bounded memory. All samples are checked "
-        "before anything is written."
+        f"SOURCES are files, globs, folders or URLs in one of these formats, which dkgp recognises by content: "
+        f"{', '.join(most)} and {last}. They may be larger than memory. Without --target and --labels, the store has "
+        "only features, for predictions. All samples are checked before anything is written."
     )
 
 

@@ -50,7 +50,7 @@ CHECKPOINT_SECONDS = Option(
 )
 RESUME = Option(help="Continue from the last checkpoint. The result is bit-identical to that of an uninterrupted run.")
 PLOT = Option(help="Plot the convergence of the run into a .png, .pdf or .svg file.", metavar="FILE", place="write")
-LOG_JSON = Option(help="Append one line of JSON per round to this file.", metavar="FILE", place="write", group=FILES)
+LOG_JSON = Option(help="Write one line of JSON per round to this file.", metavar="FILE", place="write", group=FILES)
 OVERWRITE = Option(help="Replace existing outputs.")
 
 

@@ -93,9 +93,9 @@ TARGET_DISTANCE = Option(
 
 PASSES_ERROR = replace(
     PRODUCT_ERROR,
-    help="For `certify_passes`: allowed error of each entry of a product with the kernel matrix. E: a proven error of "
-    "at most E (for kernels that fall with the distance, and few features). auto, none: evaluate every kernel "
-    "entry. The certificate includes this error.",
+    help="For `certify_passes`: largest accepted error of each entry of a product with the kernel matrix. E: "
+    "approximate products with a proven error of at most E (for kernels that decrease with the distance, and few "
+    "features). auto, none: evaluate all kernel entries. The proven distance includes this error.",
 )
 
 

@@ -82,8 +82,9 @@ WARM_START = Option(
 
 @command(
     """
-    Solves (K + s2 I) alpha = y without ever holding the kernel matrix. A run that stops before its tolerance saves its
-    model with a message and ends with exit code 4. --resume continues it from its checkpoint.
+    The command solves (K + s2 I) alpha = y for the kernel matrix K and the noise variance s2. Iterative solvers never
+    store K. A run that stops before its tolerance saves its model, prints a message, and ends with exit code 4.
+    --resume continues it from its checkpoint.
     """,
     "dkgp train train.zarr --out model.zarr --hyper hyper.json --tol 1e-4",
     "dkgp train train.zarr --out model.zarr --tune",

@@ -32,21 +32,21 @@ LEAST_SAMPLES = 20
 VALUES = Group("Constraints on hyperparameters")
 OUT = Option(help="JSON file to write the hyperparameters to.", metavar="FILE", place="write")
 KERNEL = Option(
-    help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * constant\". "
-    "auto: the best of a few kernels on held-out samples.  [default: the kernel of `start`, else rbf]",
-    metavar="TEXT",
+    help="Kernel, such as rbf, \"matern32 + linear\" or \"rbf['lat', 'lon'] * periodic['day'] + 0.5 * "
+    'constant". auto: the best of a few kernels on held-out samples.  [default: the kernel of `start`, else rbf]',
+    metavar="KERNEL",
 )
 KERNEL_SECONDS = Option(
-    help="For `kernel` auto: time limit, shared by the kernels. A search ends at its best point after its share.",
+    help="For `kernel` auto: time limit of the comparison. A search that exceeds its share ends at its best point.",
     above=0,
     group=FURTHER,
 )
 SUBSET = Option(help="Number of random samples in a subset.")
 ALL_SAMPLES = Option(
-    help="auto: after the default subset, continue with the evidence of all samples (at most 20,000), and keep the "
-    "values that predict held-out training samples better; if their error bars are too narrow or too wide, scale them. "
-    "It applies to the likelihood of numbers with equal noise. none: keep the subset's values. Options for subsets, "
-    "such as `subset`, imply none.",
+    help="auto: after the default subset, continue with the likelihood of all samples (at most 20,000), and keep "
+    "these values if they predict held-out samples better. Error bars that are too narrow or too wide are "
+    "scaled. This applies to regression with equal noise. none: keep the values of the subset. Options for "
+    "subsets, such as --subset, imply none.",
     choices=("auto", "none"),
 )
 ALL_SAMPLES_SECONDS = Option(
@@ -55,8 +55,7 @@ ALL_SAMPLES_SECONDS = Option(
     group=FURTHER,
 )
 SUBSETS = Option(
-    help="Number of subsets, which are disjoint if there are enough samples. Each is one task; their log likelihoods "
-    "are added."
+    help="Number of subsets, whose log likelihoods are added. They are disjoint if there are enough samples."
 )
 OBJECTIVE = Option(
     help="likelihood: the marginal likelihood of subsets; loo: the predictive likelihood of each sample given the "
@@ -76,7 +75,7 @@ BASIS_SIZE = Option(
     metavar="M",
     group=FURTHER,
 )
-RESTARTS = Option(help="Number of starting points; the best result is kept.")
+RESTARTS = Option(help="Number of random starting points. The best result is kept.")
 LEARN_VARIANCE = Option(help="Also tune the amplitude of a plain kernel, instead of fixing it at 1.", group=VALUES)
 BOUNDS = Option(
     help="Keep a hyperparameter between LOW and HIGH. NAME may be a pattern: gamma.lat is the gamma of the feature "
@@ -84,7 +83,9 @@ BOUNDS = Option(
     metavar="NAME=LOW:HIGH",
     group=VALUES,
 )
-FIXED = Option(help="Fix a hyperparameter at VALUE.", spellings=("--fix",), metavar="NAME=VALUE", group=VALUES)
+FIXED = Option(
+    help="Fix a hyperparameter at VALUE. May be repeated.", spellings=("--fix",), metavar="NAME=VALUE", group=VALUES
+)
 PRIORS = Option(
     help="Add the log density of log(NAME), normal around log(MEDIAN) with deviation SIGMA, to the objective.",
     spellings=("--prior",),
@@ -92,22 +93,22 @@ PRIORS = Option(
     group=VALUES,
 )
 START = Option(help="Start from these hyperparameters, as `dkgp tune` writes them.", metavar="FILE", place="read")
-TOLERANCE = Option(help="Tolerance of the search.", spellings=("--tol",), group=FURTHER)
+TOLERANCE = Option(help="Tolerance of the optimiser.", spellings=("--tol",), group=FURTHER)
 FOLDS = Option(
-    help="Score the result by F-fold cross-validation on each subset, without tuning again.",
+    help="Also print the F-fold cross-validation score of the result on each subset, without tuning again.",
     metavar="F",
 )
 HOLDOUT = Option(
-    help="Score the result on samples outside all subsets. Their number is this fraction of a subset.",
+    help="Also print the score of the result on samples outside all subsets. FRACTION is their number relative to a "
+    "subset.",
     metavar="FRACTION",
 )
 PLOT = Option(
     help="Plot the length scale of each feature into a .png, .pdf or .svg file.", metavar="FILE", place="write"
 )
 RESUME = Option(
-    help="Do nothing if this command already wrote `out`. Otherwise a search on all samples continues from "
-    "OUT.checkpoint with the same bits, and a search on subsets starts again. For batch systems that rerun "
-    "commands."
+    help="Skip the work if this command already wrote --out. Otherwise, continue a search on all samples from "
+    "OUT.checkpoint, and start a search on subsets again."
 )
 REFINING = Group("With --refine")
 REFINE = Part(

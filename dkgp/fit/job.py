@@ -52,8 +52,8 @@ OUT = Option(
 )
 SECONDS = Option(
     help="Time limit for all steps, such as 90s, 5min or 2h. Forecasts decide between the exact model and smaller "
-    "ones. A step that takes longer than its share ends with a cheaper result, and the report lists these "
-    "steps. If the limit is too short to load the code of dkgp, fit says so and makes the smallest model.",
+    "ones. A step that exceeds its share of the limit ends with a cheaper result, and the report lists such "
+    "steps.",
     type=duration,
     spellings=("--time",),
     metavar="TIME",
@@ -67,26 +67,27 @@ MEMORY = Option(
     metavar="SIZE",
 )
 KERNEL = Option(
-    help="Kernel for a target, as for `dkgp tune`. auto compares a few kernels on held-out samples.", metavar="TEXT"
+    help="Kernel of a regression, as for `dkgp tune`. auto: the best of a few kernels on held-out samples.",
+    metavar="TEXT",
 )
 AUTO_COLUMNS = Option(
-    help="If the table has text, dates or missing values, survey all columns, use the suggested options, and print "
-    "them.",
+    help="If the table has text, dates or missing values: choose the treatment of all columns automatically, and "
+    "print it.",
     spellings=("--auto-columns/--no-auto-columns",),
     shown="auto-columns",
 )
 AUTO_TRANSFORM = replace(
     TRANSFORM,
     name="transform",
-    help="Transform of the target. log: its logarithm; yeo-johnson: a power with a fitted lambda; none: the target "
-    "itself; auto: tries both transforms if the noise of training samples grows with the mean or is skewed, and uses "
-    "one only if it predicts clearly better. All results are in the target's own units.",
+    help="Transform of the target. log: its logarithm; yeo-johnson: a power transform with a fitted parameter; none: "
+    "no transform; auto: try both if the noise is skewed or grows with the mean, and use one if it predicts "
+    "clearly better. All results are in the target's own units.",
     choices=("auto", "none", "log", "yeo-johnson"),
     sets=_transforms,
     shown="auto",
 )
-RESUME = Option(help="Continue a fit that was stopped or killed. Completed steps are not repeated.")
-OVERWRITE = Option(help="Replace the fit of an earlier run in the folder.")
+RESUME = Option(help="Continue an interrupted fit. Completed steps are not repeated.")
+OVERWRITE = Option(help="Replace an earlier fit in the folder.")
 
 
 @command(

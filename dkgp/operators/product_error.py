@@ -284,9 +284,10 @@ def compile_bounded_products() -> None:
 
 
 PRODUCT_ERROR = Option(
-    help="Allowed error of each entry of a product with the kernel matrix. E: a proven error of at most E (for "
-    "kernels that fall with the distance, and few features). none: evaluate every kernel entry. auto: the faster "
-    "of these by a forecast, with an error of at most a tenth of `tolerance`. Certificates include this error.",
+    help="Largest accepted error of each entry of a product with the kernel matrix. E: approximate products with a "
+    "proven error of at most E (for kernels that decrease with the distance, and few features). none: evaluate "
+    "all kernel entries. auto: the method with the shorter forecast time, with an error of at most a tenth of "
+    "`tolerance`. Proven bounds include this error.",
     type=read_product_error,
     metavar="E|auto|none",
     values=Values(is_product_error, VALUES),

@@ -17,48 +17,45 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "boosting",
-        """dkgp fit beside GPBoost, SVGP, gradient boosting and a linear model, on tables of several kinds.
+        """Compare `dkgp fit` with GPBoost, SVGP, gradient boosting and a linear model on several tables.
 
-        Every method tunes itself on the training samples alone, boosting six settings by three folds. Generated tables
-        are smooth, of few samples, of many features, rough, with outliers, of steps, and of categories.
-
-        Each method runs in its own process with one OpenMP thread. Gains are differences to GPBoost's best setting
-        on the same test samples, with their standard errors.
+        Each method tunes itself on the training samples. Gradient boosting chooses among six settings by three-fold
+        cross-validation. Each method runs in its own process with one OpenMP thread. The table has the differences to
+        GPBoost's best setting on the same test samples, with their standard errors.
         """,
         _run,
         (
             section.DATA_FOLDER,
             Option(
                 "problems",
-                "few, smooth, many-features, surface, outliers, steps, categories, or a file of the folder.  [default: "
-                "all that are generated]",
+                "Table to use: few (samples), smooth, many-features, surface, outliers, steps or categories, which "
+                "are generated, or a file of --data. May be repeated.  [default: all generated tables]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "methods",
-                '"dkgp fit", gpboost, "gpboost vecchia", "gpboost default" (Vecchia, one length scale), svgp '
-                "(GPyTorch), boosting (scikit-learn) or linear.  [default: all whose library is installed]",
+                'Method: "dkgp fit", gpboost, "gpboost vecchia", "gpboost default" (Vecchia with one length scale), '
+                "svgp (GPyTorch), boosting (scikit-learn) or linear. May be repeated.  [default: all whose library "
+                "is installed]",
                 spellings=("--method",),
                 multiple=True,
                 metavar="NAME",
             ),
-            Option("n", "Training samples at most.", type=int, least=50, spellings=("--samples", "--n")),
+            Option("n", "Largest number of training samples.", type=int, least=50, spellings=("--samples", "--n")),
             Option(
                 "n_test",
-                "Test samples at most.",
+                "Largest number of test samples.",
                 type=int,
                 default=2000,
                 least=20,
                 spellings=("--test-samples", "--n-test"),
             ),
-            Option(
-                "fit_seconds", "What `dkgp fit` may take, by its forecasts.", type=float, default=120.0, metavar="S"
-            ),
+            Option("fit_seconds", "Time limit of `dkgp fit`.", type=float, default=120.0, metavar="S"),
             Option(
                 "limit",
-                "Processor time of a method on a problem; a method that needs more is ended.",
+                "Limit on the processor time of a method on one table, in seconds. Slower methods are stopped.",
                 type=int,
                 default=1800,
                 least=1,
@@ -67,7 +64,7 @@ section.SECTIONS.add(
             section.SEED,
             Option(
                 "record",
-                "Append each result to this file as soon as it is measured, and measure only those that it lacks.",
+                "Append each result to this file. Results that the file already contains are not measured again.",
                 metavar="FILE.jsonl",
             ),
             section.OUT,

@@ -19,49 +19,49 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "certify",
-        """Exact classifiers: share of certified labels, error and seconds, and every proof judged by a dense solution.
+        """Measure the certified labels of exact classifiers, and check every proof.
 
-        Of at most 3,000 samples of each problem (of logistic and gp 2,000) the solve is made twice, to the tolerance
-        and cut short, and all decisions, certified labels and intervals of probabilities are held against a solution
-        by dense factors in float64.
+        The command trains on at most 3,000 samples of each problem (2,000 for logistic and gp), once to the tolerance
+        and once with an early stop. It compares all decisions, certified labels and probability intervals with a dense
+        float64 solution.
         """,
         _run,
         (
             replace(
                 section.DATA_FOLDER,
-                help="Folder of .npz files with X, y and perhaps test_mask.  [default: generated spirals alone]",
+                help="Folder of .npz files with X, y and optionally test_mask.  [default: only generated spirals]",
             ),
             Option(
                 "method",
-                "ls-svm, logistic (of several classes softmax) or gp (one against the rest).",
+                "Classifier. ls-svm; logistic: softmax for three or more classes; gp: one class against the rest.",
                 default="ls-svm",
                 choices=("ls-svm", "logistic", "gp"),
             ),
             Option(
                 "problems",
-                "A file of the folder by its name, or spirals.  [default: spirals, and adult and usps where they are; "
-                "of logistic and gp banana, german, thyroid and adult]",
+                "Name of a file in --data without its ending, or spirals. May be repeated.  [default: spirals, and "
+                "if present adult and usps, for logistic and gp banana, german, thyroid and adult]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "tolerance",
-                "Decisions are solved for to within about this.",
+                "Tolerance of the decisions.",
                 type=float,
                 default=1e-3,
                 spellings=("--tol",),
             ),
             section.SUBSET,
-            Option("isotropic", "One length scale for all features.", type=bool, default=False),
+            Option("isotropic", "Use one length scale for all features.", type=bool, default=False),
             Option(
                 "own_units",
-                "One length scale in the features' own units, as of pixels; it and the noise by left-out decisions; of "
-                "ls-svm.",
+                "For ls-svm: use one length scale in the features' own units, as for pixels. It and the noise are "
+                "chosen by the leave-one-out decisions.",
                 type=bool,
                 default=False,
             ),
-            Option("svm", "Race scikit-learn's SVC on the same samples too, of ls-svm.", type=bool, default=False),
+            Option("svm", "For ls-svm: also measure scikit-learn's SVC on the same samples.", type=bool, default=False),
             section.SEED,
             section.OUT,
         ),

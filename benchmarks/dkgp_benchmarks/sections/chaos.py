@@ -17,24 +17,39 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "chaos",
-        """A solve and a batch of variances while workers are killed, cut off and join, and the command is killed too.
+        """Measure a solve and variances while worker processes fail.
 
-        Each runs undisturbed first, on as many worker processes, and then again under faults: the result must be the
-        same to the bit, and the ratio of the seconds is what the faults cost. Takes three to five times a quiet solve.
+        Each runs first without faults, and then while workers are killed, lose their connection and join, and the
+        command itself is killed and resumed. The results must be bit-identical. The ratio of the seconds is the cost
+        of the faults. The command takes three to five times as long as the solve.
         """,
         _run,
         (
             *section.problem_options(),
             section.TOLERANCE,
-            Option("workers", "Worker processes, of one thread each.", type=int, default=4, least=2),
-            Option("kill_every", "A worker is killed, and another joins.", type=float, default=4.0, metavar="SECONDS"),
+            Option("workers", "Number of worker processes, with one thread each.", type=int, default=4, least=2),
             Option(
-                "coordinator_kills", "Kills of the command itself, in each of the two.", type=int, default=2, least=0
+                "kill_every",
+                "Time between two kills of a worker; another worker then joins.",
+                type=float,
+                default=4.0,
+                metavar="SECONDS",
             ),
             Option(
-                "variances", "Test samples whose variances are computed; 0 for none.", type=int, default=200, least=0
+                "coordinator_kills",
+                "Number of times that the command itself is killed, in the solve and in the variances.",
+                type=int,
+                default=2,
+                least=0,
             ),
-            Option("plot", "Draw the time lines into a .png, .pdf or .svg.", metavar="FILE"),
+            Option(
+                "variances",
+                "Number of test samples whose variances are computed. 0: none.",
+                type=int,
+                default=200,
+                least=0,
+            ),
+            Option("plot", "Plot the time lines into a .png, .pdf or .svg file.", metavar="FILE"),
             section.OUT,
         ),
         examples=(

@@ -18,70 +18,70 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "classify",
-        """Fixed-size LS-SVM by sparse conjugate directions pursuit, beside SVM, exact LS-SVM, spSVM and boosting.
+        """Compare fixed-size LS-SVMs with SVM, exact LS-SVM, spSVM and boosting.
 
-        Every method searches its hyperparameters anew on every split, on training samples alone. Errors and sizes stand
-        beside the paper's, with the rule by which they are held against them; misses are printed.
+        Each method tunes its hyperparameters on the training samples of each split. The tables show errors and model
+        sizes beside those of the paper on sparse conjugate directions pursuit. The command lists the values that do not
+        reproduce the paper's, with the rule of the comparison.
         """,
         _run,
         (
             replace(
                 section.DATA_FOLDER,
-                help="Folder of .npz files such as banana.npz, with X, y of +-1 and perhaps test_mask.  [default: "
-                "generated problems alone]",
+                help="Folder of .npz files such as banana.npz, with X, y of +-1 and optionally test_mask.  [default: "
+                "only generated problems]",
             ),
             Option(
                 "tables",
-                "Of the paper: 2, what its parameters do; 3, errors and sizes; 4, milliseconds of training; 5, adult "
-                "and magic; or scdpp, the outliers of a random choice and what mends them. Not of the paper: "
-                "probabilities, log loss and calibration on adult's own split or any problem; many, dkgp classify at "
-                "its defaults on many classes and a rare one; grid, its search over ten widths by ten penalties, "
-                "beside SVC over the same; tuned, kernels by the evidence of all labels with neighbours, beside a "
-                "subset's.  [default: 3 and 4]",
+                "Table of the paper: 2: effect of the method's parameters; 3: errors and model sizes; 4: training "
+                "times; 5: adult and magic; scdpp: outliers of random selection. Other tables: probabilities: log "
+                "loss and calibration; many: dkgp classify with its defaults on many classes and a rare one; grid: a "
+                "search over ten widths and ten penalties, compared with SVC; tuned: hyperparameters tuned on all "
+                "labels with neighbours, compared with those of a subset. May be repeated.  [default: 3 and 4]",
                 spellings=("--table",),
                 choices=("2", "3", "4", "5", "scdpp", "probabilities", "many", "grid", "tuned"),
                 multiple=True,
             ),
             Option(
                 "problems",
-                "A data set of the paper, adult-codes, made-twonorm, made-ringnorm, kin40k-sign, made-covtype, "
-                "made-letters, made-waves, or of many "
-                "and grid letter-like, htru2-like, covtype-like, covtype-large, usps, adult-official.  [default: those "
-                "of the table that are here and not large; of grid covtype-like]",
+                "Problem: a data set of the paper, adult-codes, made-twonorm, made-ringnorm, kin40k-sign, "
+                "made-covtype, made-letters or made-waves. For the tables many and grid: letter-like, htru2-like, "
+                "covtype-like, covtype-large, usps or adult-official. May be repeated.  [default: the table's data "
+                "sets that are available and not large; covtype-like for grid]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "methods",
-                "In Tables 3 to 5: scdp, scdp-pool, scdpp, ls-svm, svm, spsvm or boosting, with settings of its own if "
-                "need be, as in scdpp,candidates=118. With probabilities, and in all but Table 2: logistic, gp, either "
-                "of a basis as in gp,basis=2000, gp of one with neighbours as in gp,basis=200,neighbours=128, with all "
-                "variances to a gap as in gp,gap=0.02, svc-calibrated, hist-boosting, lightgbm, sklearn-gp or, by an "
-                "interpreter that has it, gpboost,basis=200,neighbours=30,inversion=iterative,python=PATH.  "
-                "[default: all of the table but gpboost]",
+                "Method. For tables 3 to 5: scdp, scdp-pool, scdpp, ls-svm, svm, spsvm or boosting. For the other "
+                "tables, except 2: logistic, gp, svc-calibrated, hist-boosting, lightgbm, sklearn-gp or gpboost. "
+                "Settings follow after commas, as in scdpp,candidates=118, gp,basis=200,neighbours=128, gp,gap=0.02 "
+                "or gpboost,basis=200,python=PATH. May be repeated.  [default: all methods of the table except "
+                "gpboost]",
                 spellings=("--method", "--methods"),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "splits",
-                "Of each problem.  [default: 20; 5 in Table 5 and of probabilities, or the file's one]",
+                "Number of random splits per problem.  [default: 20; 5 for table 5 and probabilities, or the split "
+                "of the file]",
                 type=int,
                 least=1,
             ),
             Option(
                 "tested",
-                "Test samples of probabilities at most, the first of a split.  [default: all]",
+                "For probabilities: largest number of test samples.  [default: all]",
                 type=int,
                 least=1,
                 spellings=("--test-samples",),
             ),
-            Option("full", "100 splits, as in the paper; 5 in Table 5.", type=bool, default=False),
+            Option("full", "Use 100 splits as in the paper, and 5 for table 5.", type=bool, default=False),
             Option(
                 "processes",
-                "Runs of small problems that go on at once, one thread each; 1 for times worth comparing.  [default: "
-                "one for each core]",
+                "Number of processes that measure small problems at the same time, with one thread each. Use 1 to "
+                "compare times.  [default: one per core]",
                 type=int,
                 least=1,
                 spellings=("--processes", "--threads"),
@@ -89,10 +89,10 @@ section.SECTIONS.add(
             section.SEED,
             Option(
                 "record",
-                "File that every run is added to as it is done; what is in it is not run again.",
+                "Append each run to this file. Runs that the file already contains are not repeated.",
                 metavar="FILE",
             ),
-            Option("plot", "Draw errors by method into a .png, .pdf or .svg.", metavar="FILE"),
+            Option("plot", "Plot the errors by method into a .png, .pdf or .svg file.", metavar="FILE"),
             section.OVERWRITE,
             section.OUT,
         ),

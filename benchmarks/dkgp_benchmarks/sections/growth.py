@@ -17,19 +17,19 @@ def _options() -> tuple[Option, ...]:
         *PROBLEM,
         Option(
             "sizes",
-            "Training samples; a million takes most of an hour on two cores.",
+            "Numbers of training samples. A million takes most of an hour on two cores.",
             type=whole_numbers,
             default="10000,20000,50000",
             metavar="N,N,...",
         ),
-        Option("solver", "Of all sizes.", default=AUTO, choices=(AUTO, *solver_names())),
+        Option("solver", "Solver for all sizes.", default=AUTO, choices=(AUTO, *solver_names())),
         section.TOLERANCE,
         Option(
             "folder",
-            "Keep data, checkpoints and records here, and go on from what is there.  [default: a temporary one]",
+            "Folder for data, checkpoints and records. A later run continues from them.  [default: a temporary folder]",
             metavar="DIR",
         ),
-        Option("plot", "Draw seconds against samples into a .png, .pdf or .svg.", metavar="FILE"),
+        Option("plot", "Plot seconds against samples into a .png, .pdf or .svg file.", metavar="FILE"),
         section.OUT,
     )
 
@@ -48,11 +48,11 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "growth",
-        """Training at growing sizes, beside the time that its kernel entries alone would take on all cores.
+        """Measure training time at increasing numbers of samples.
 
-        Sizes run one after the other, the smallest first, each in a process of its own, and with the same
-        hyperparameters. With --folder a run that is stopped, or killed, goes on where it was when it is started again:
-        sizes that are done are on record, and the one under way has its checkpoint.
+        The table compares it with the time that the kernel entries alone would take on all cores. The sizes run one
+        after the other, the smallest first, each in its own process and with the same hyperparameters. With --folder,
+        the same command continues an interrupted run.
         """,
         _run,
         _options,

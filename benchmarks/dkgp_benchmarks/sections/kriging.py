@@ -17,19 +17,21 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "kriging",
-        """Kriging of a generated field with a trend and gaps, at points and as a map, beside other programs.
+        """Compare kriging at points and on a grid with other programs.
 
-        Universal kriging with an exponential variogram. Each other program runs in a process with limited memory; its
-        row has the largest difference from dkgp, the proven distance from exact kriging, or the error with which it
-        stops. GPBoost, gstlearn and PyKrige's moving window approximate by 30 neighbours, and krige the residuals of
-        the known trend.
+        The field is generated, with a trend and gaps. The method is universal kriging with an exponential variogram.
+        Each other program runs in a process with limited memory. Its row has the largest difference from dkgp and the
+        proven distance from exact kriging, or the error that stopped it. GPBoost, gstlearn and PyKrige's moving window
+        use 30 neighbours, and krige the residuals of the known trend.
         """,
         _run,
         (
-            Option("n", "Samples.", type=int, default=2000, least=20, spellings=("--samples", "--n")),
-            Option("n_points", "Points to predict at.", type=int, default=200, least=10, spellings=("--points",)),
-            Option("cells", "Rows and columns of dkgp's map; 0: none.", type=int, default=100, least=0),
-            Option("areas", "Polygons whose averages dkgp predicts; 0: none.", type=int, default=0, least=0),
+            Option("n", "Number of samples.", type=int, default=2000, least=20, spellings=("--samples", "--n")),
+            Option(
+                "n_points", "Number of points to predict at.", type=int, default=200, least=10, spellings=("--points",)
+            ),
+            Option("cells", "Number of rows and of columns of dkgp's map. 0: no map.", type=int, default=100, least=0),
+            Option("areas", "Number of polygons whose averages dkgp predicts. 0: none.", type=int, default=0, least=0),
             Option(
                 "peers",
                 "Another program to run; may be repeated.",
@@ -37,9 +39,9 @@ section.SECTIONS.add(
                 multiple=True,
                 choices=("pykrige", "gstools", "gpboost", "gstlearn", "pykrige-window"),
             ),
-            Option("peer_memory", "Memory of another program's process.", type=float, default=8.0, metavar="GIB"),
+            Option("peer_memory", "Memory limit of another program's process.", type=float, default=8.0, metavar="GIB"),
             section.TOLERANCE,
-            Option("means", "Predict means alone, without variances.", type=bool, default=False),
+            Option("means", "Predict only means, without variances.", type=bool, default=False),
             section.SEED,
             section.OUT,
         ),

@@ -17,26 +17,37 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "latency",
-        """One sample at a time from a loaded model: its mean with the proven bound, its gradient, its deviation.
+        """Measure the time of predictions for one sample at a time.
 
-        p50 and p99 of many calls, each of another sample, by `Predictor` and `GPRegressor`, in turns with the same sums
-        written plainly in NumPy. The first call stands by itself: it reads the training inputs and builds what is kept.
+        The model is loaded, and each call predicts another sample by `Predictor` or `GPRegressor`: its mean with the
+        proven bound, its gradient, or its standard deviation. The table has the median and the 99th percentile (p50,
+        p99), beside the same computation in NumPy. The first call is listed separately, because it reads the training
+        set and builds tables for later calls.
         """,
         _run,
         (
-            Option("sizes", "Training samples.", type=whole_numbers, default="20000,100000", metavar="N,N,..."),
+            Option(
+                "sizes", "Numbers of training samples.", type=whole_numbers, default="20000,100000", metavar="N,N,..."
+            ),
             Option("features", "Number of features.", type=int, default=10, least=1),
-            Option("calls", "Of each kind, but of deviations as time allows.", type=int, default=200, least=1),
+            Option(
+                "calls",
+                "Number of calls of each kind. Standard deviations have fewer calls if their time is limited.",
+                type=int,
+                default=200,
+                least=1,
+            ),
             Option(
                 "deviation_seconds",
-                "Spent on deviations of each size, beyond the first call, which builds a factor; 0 for none.",
+                "Time limit for the standard deviations of each size, without the first call, which builds a factor. "
+                "0: no standard deviations.",
                 type=float,
                 default=30.0,
                 metavar="SECONDS",
             ),
             Option(
                 "overheads",
-                "Measure commands on 320 rows, and fits of `sizes` samples, instead. In processor time.",
+                "Measure instead the processor time of commands on 320 rows, and of fits of the sizes.",
                 type=bool,
                 default=False,
             ),

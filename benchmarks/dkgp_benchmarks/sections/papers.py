@@ -29,25 +29,26 @@ def _options() -> tuple[Option, ...]:
         section.DATA_FOLDER,
         Option(
             "report",
-            "Make a page of it in this folder, index.html, with a record and pictures of each part. What was "
-            "interrupted goes on by the same command.",
+            "Write a report to this folder: the page index.html, and a record and pictures of each part. The same "
+            "command continues an interrupted report.",
             metavar="DIR",
         ),
         Option(
             "verdicts",
-            "Write what the report's parts came to beside what the papers print, and whether that is met: as Markdown "
-            "(.md), or with the tables as compact records (.json).",
+            "Write the results beside the values of the papers, and whether they agree, as Markdown (.md) or as "
+            "compact records (.json).",
             multiple=True,
             metavar="FILE",
         ),
         Option(
             "records",
-            "Go on from the compact records of another machine's report: what is done there is not done again.",
+            "Start from the compact records of another machine's report. Their parts are not repeated.",
             metavar="FILE",
         ),
         Option(
             "full",
-            "The papers' own sizes and draws, which takes hours.  [default: settings of minutes]",
+            "Use the sizes and the number of draws of the papers, which takes hours.  [default: settings that take "
+            "minutes]",
             type=bool,
             default=False,
         ),
@@ -60,14 +61,15 @@ def _options() -> tuple[Option, ...]:
         ),
         Option(
             "tables",
-            "Of the GBCD paper by number; of the others: kcg, scdp-3, sb.  [default: all]",
+            "Table: by number for the GBCD paper; kcg, scdp-3, sb and so on for the others. May be repeated.  "
+            "[default: all]",
             spellings=("--table",),
             choices=("1", *items_of("table")),
             multiple=True,
         ),
         Option(
             "figures",
-            "The same of figures.  [default: all]",
+            "Figure, named in the same way. May be repeated.  [default: all]",
             spellings=("--figure",),
             choices=items_of("figure"),
             multiple=True,
@@ -81,37 +83,49 @@ def _options() -> tuple[Option, ...]:
             metavar="NAME",
         ),
         Option("n", "Training samples at most.  [default: each part's]", type=int, spellings=("--samples", "--n")),
-        Option("n_test", "At most.  [default: each part's]", type=int, spellings=("--test-samples", "--n-test")),
-        Option("draws", "Of the samples, or splits.  [default: the paper's with --full; 1 to 5]", type=int),
+        Option(
+            "n_test",
+            "Largest number of test samples.  [default: by the part]",
+            type=int,
+            spellings=("--test-samples", "--n-test"),
+        ),
+        Option(
+            "draws",
+            "Number of random draws of the samples, or of splits.  [default: 1 to 5; with --full as in the paper]",
+            type=int,
+        ),
         replace(section.SUBSET, default=None, help="Number of samples to tune on.  [default: each part's]"),
         Option(
             "sizes",
-            "Samples of Friedman1 in Figure 4.  [default: each part's]",
+            "Numbers of samples in Figure 4.  [default: by the part]",
             type=whole_numbers,
             metavar="N,N,...",
         ),
-        Option("basis_size", "Regressors in Tables 4 and 5; at most a quarter of the samples.", type=int),
+        Option("basis_size", "Number of basis samples in Tables 4 and 5, at most a quarter of the samples.", type=int),
         Option(
             "methods",
-            "Sparse methods in Table 4, as `dkgp bench sparse` takes them.  [default: sd, sr, mpgp, sggp]",
+            "Sparse method of Table 4, as for `dkgp bench sparse`. May be repeated.  [default: sd, sr, mpgp, sggp]",
             spellings=("--method",),
             multiple=True,
             metavar="NAME",
         ),
         Option(
             "block_size",
-            "Variables in a round of the paper's block methods; at most a quarter of the samples.  [default: "
-            "each part's]",
+            "Number of coefficients that a round of the block methods changes, at most a quarter of the samples.  "
+            "[default: by the part]",
             type=whole_or_auto,
             metavar="M|auto",
         ),
-        replace(section.TOLERANCE, default=None, help="On max |g|.  [default: 1e-4]"),
+        replace(section.TOLERANCE, default=None, help="Tolerance of the largest residual.  [default: 1e-4]"),
         Option(
-            "max_passes", "Where each method is cut off, and said to be.  [default: 1000; 20000 for kcg]", type=float
+            "max_passes",
+            "Largest number of passes of each method. The output marks methods that reach it.  "
+            "[default: 1000; 20000 for kcg]",
+            type=float,
         ),
-        Option("max_seconds", "The same in seconds of each run.", type=float),
+        Option("max_seconds", "Largest number of seconds of each run.", type=float),
         section.SEED,
-        Option("plots", "Draw each figure into this folder.", metavar="DIR"),
+        Option("plots", "Plot each figure into this folder.", metavar="DIR"),
         section.OVERWRITE,
         section.OUT,
     )
@@ -120,11 +134,12 @@ def _options() -> tuple[Option, ...]:
 section.SECTIONS.add(
     section.Section(
         "papers",
-        """Tables and figures of four papers on data that you have: as tables, or as a report with pictures.
+        """Reproduce the tables and figures of the four papers that dkgp implements.
 
-        The GBCD paper, the kernel CG paper, the one on sparse conjugate directions pursuit, and Smola and Bartlett's.
-        All solvers run in this process, one after the other, with the same hyperparameters, threads and limits. Data
-        sets that are absent are named, and so is what stands in for them; without --data all is generated.
+        The papers are those on greedy block coordinate descent (GBCD), on kernel conjugate gradients (KCG), on sparse
+        conjugate directions pursuit (SCDP), and on sparse greedy regression by Smola and Bartlett (SB). All solvers run
+        in this process, one after the other, with the same hyperparameters, threads and limits. Missing data sets are
+        replaced by generated ones, and the output says so.
         """,
         _run,
         _options,

@@ -18,10 +18,11 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "prototypes",
-        """Ways to choose the prototypes of a fixed-size classifier: test error, and seconds that the choice takes.
+        """Compare the methods that choose the prototypes of a fixed-size classifier.
 
-        Of models of all that were chosen, and of the few that sparse conjugate directions pursuit takes of a pool.
-        Kernel and noise are tuned once for each problem.
+        The table has the test errors and the seconds of the choice, for models of all chosen prototypes and for models
+        of the few that sparse conjugate directions pursuit selects from them. Kernel and noise are tuned once for each
+        problem.
         """,
         _run,
         (
@@ -31,7 +32,8 @@ section.SECTIONS.add(
             ),
             Option(
                 "problems",
-                "As of `dkgp bench classify`.  [default: magic and adult, where they are in --data]",
+                "Problem, as for `dkgp bench classify`. May be repeated.  [default: magic and adult if --data has "
+                "them]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
@@ -43,9 +45,9 @@ section.SECTIONS.add(
                 multiple=True,
                 metavar="NAME",
             ),
-            Option("n", "Training samples at most.", type=int, default=4000, spellings=("--samples", "--n")),
-            Option("pool", "Prototypes that the pursuit chooses from.", type=int, default=500),
-            Option("splits", "Of each problem.", type=int, default=3),
+            Option("n", "Largest number of training samples.", type=int, default=4000, spellings=("--samples", "--n")),
+            Option("pool", "Number of prototypes from which the pursuit selects.", type=int, default=500),
+            Option("splits", "Number of random splits per problem.", type=int, default=3),
             section.SEED,
             section.OUT,
         ),

@@ -19,43 +19,45 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "pursuit",
-        """Figures 3 to 13 of the paper on sparse conjugate directions pursuit: paths, sensing, kernel models.
+        """Reproduce figures 3 to 13 of the paper on sparse conjugate directions pursuit.
 
-        All of them, or those that are named, as one picture each and one record.
+        The figures show solution paths, compressed sensing and kernel models.
         """,
         _run,
         (
             Option(
                 "figures",
-                "Number of a figure.  [default: all]",
+                "Figure of the paper. May be repeated.  [default: all]",
                 spellings=("--figure",),
                 choices=tuple(str(number) for number in range(3, 14)),
                 multiple=True,
             ),
             replace(
                 section.DATA_FOLDER,
-                help="Folder of .npz files with X, y (+-1) and perhaps test_mask, such as magic.npz and adult.npz.  "
-                "[default: problems of the same kind are generated, and said to be]",
+                help="Folder of .npz files with X, y (+-1) and optionally test_mask, such as magic.npz and adult.npz.  "
+                "[default: similar problems are generated]",
             ),
             Option(
                 "problems",
-                "Files of --data, without .npz, in place of the paper's.",
+                "File of --data without .npz, instead of the paper's data set. May be repeated.",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
             ),
-            Option("draws", "Random repeats.  [default: each figure's own]", type=int),
-            Option("full", "The paper's own repeats and sizes.", type=bool, default=False),
+            Option("draws", "Number of random repeats.  [default: by the figure]", type=int),
+            Option("full", "Use the numbers of repeats and samples of the paper.", type=bool, default=False),
             Option(
                 "n",
-                "Training samples at most, in figures 11 to 13, and the signal's numbers in figure 6.  [default: each "
-                "figure's own]",
+                "Largest number of training samples in figures 11 to 13, and length of the signal in figure 6.  "
+                "[default: by the figure]",
                 type=int,
                 spellings=("--samples", "--n"),
             ),
-            Option("pool", "Prototypes to choose from in figures 11 to 13.  [default: each figure's own]", type=int),
+            Option(
+                "pool", "Number of prototypes to choose from in figures 11 to 13.  [default: by the figure]", type=int
+            ),
             section.SEED,
-            Option("plots", "Draw each figure into this folder.", spellings=("--plots", "--plot"), metavar="DIR"),
+            Option("plots", "Plot each figure into this folder.", spellings=("--plots", "--plot"), metavar="DIR"),
             section.OVERWRITE,
             section.OUT,
         ),

@@ -25,17 +25,19 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "risk",
-        """Kernel CG, Newton, majorisation and others to the same risk; kernel CG's iterations against a root.
+        """Compare kernel conjugate gradients with other methods of risk minimisation.
 
-        Kernel logistic regression on labels of -1 and 1, or least squares. Every method is stopped by its own proof of
-        how near the least risk it is, verified in float64; products, entries and seconds are counted.
+        The problem is kernel logistic regression on labels of -1 and 1, or least squares. Each method stops when its
+        duality gap proves that the risk is close to its minimum; the gap is verified in float64. The table has
+        products, kernel entries and seconds. --part root compares the iterations of kernel conjugate gradients with
+        the square root of those of parameter conjugate gradients.
         """,
         _run,
         (
             replace(
                 section.DATA_FOLDER,
-                help="Folder of .npz files such as banana.npz, with X, y and perhaps test_mask.  [default: generated "
-                "problems alone]",
+                help="Folder of .npz files such as banana.npz, with X, y and optionally test_mask.  [default: only "
+                "generated problems]",
             ),
             Option(
                 "problems",
@@ -54,38 +56,46 @@ section.SECTIONS.add(
             ),
             Option(
                 "losses",
-                "klr, the logistic one, or rls, the squared one.  [default: klr]",
+                "Loss. klr: logistic; rls: squared. May be repeated.  [default: klr]",
                 spellings=("--loss",),
                 choices=("klr", "rls"),
                 multiple=True,
             ),
             Option(
                 "parts",
-                "methods, the race; root, iterations over a table of lambdas; or penalties, twelve problems of small "
-                "lambdas, seconds of all methods.  [default: methods and root]",
+                "Part. methods: compare all methods at the same duality gap; root: iterations for several lambdas; "
+                "penalties: seconds of all methods on twelve problems with small lambdas. May be repeated.  "
+                "[default: methods and root]",
                 spellings=("--part",),
                 choices=("methods", "root", "penalties"),
                 multiple=True,
             ),
             Option(
                 "n",
-                "Samples at most.  [default: 10000 of a file, 2000 of what is generated and for the root, 1000 of "
-                "small penalties]",
+                "Largest number of samples.  [default: 10000 of a file; 2000 of generated data and for --part root; "
+                "1000 for --part penalties]",
                 type=int,
                 spellings=("--samples", "--n"),
             ),
-            Option("regularisation", "Lambda of the race.", type=float, default=1.0),
-            Option("gap", "Relative duality gap of the race.", type=float, default=1e-8),
+            Option("regularisation", "For --part methods: regularisation parameter lambda.", type=float, default=1.0),
+            Option(
+                "gap", "For --part methods: relative duality gap at which a method stops.", type=float, default=1e-8
+            ),
             Option(
                 "lambdas",
-                "Of the root.",
+                "For --part root: values of lambda.",
                 type=_numbers,
                 default="100,10,1,0.1,0.01,0.001",
                 metavar="L,L,...",
             ),
-            Option("share", "How near the least risk iterations are counted to.", type=float, default=1e-4),
-            Option("max_iterations", "Where a run is cut off.", type=int, default=3000),
-            Option("max_seconds", "The same in seconds.", type=float, default=120.0),
+            Option(
+                "share",
+                "For --part root: relative distance from the minimum of the risk up to which iterations are counted.",
+                type=float,
+                default=1e-4,
+            ),
+            Option("max_iterations", "Largest number of iterations of a run.", type=int, default=3000),
+            Option("max_seconds", "Largest number of seconds of a run.", type=float, default=120.0),
             replace(section.SUBSET, default=1000),
             section.SEED,
             section.OUT,

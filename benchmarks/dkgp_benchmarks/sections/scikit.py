@@ -25,16 +25,16 @@ def _run_gallery(values: dict[str, Any], reporter: section.Reporter) -> section.
 section.SECTIONS.add(
     section.Section(
         "scikit",
-        """scikit-learn's Gaussian process classes against dkgp's of the same names, in memory.
+        """Compare dkgp's Gaussian process classes with scikit-learn's classes of the same names.
 
-        With the search for hyperparameters and without, of three kernels of four features; then 1,000 predictions.
-        Ratios are of processor time, on one BLAS thread.
+        Each class is fitted with three kernels on four features, with and without a search for hyperparameters, and
+        then makes 1,000 predictions. Ratios are those of processor time, on one BLAS thread.
         """,
         _run,
         (
             Option(
                 "sizes",
-                "Training samples; the search of 3,000 takes scikit-learn minutes.",
+                "Numbers of training samples. The search on 3,000 takes scikit-learn minutes.",
                 type=whole_numbers,
                 default="100,300,1000",
                 metavar="N,N,...",
@@ -51,25 +51,27 @@ section.SECTIONS.add(
 section.SECTIONS.add(
     section.Section(
         "gallery",
-        """scikit-learn's gallery of Gaussian processes by its classes and by dkgp's of the same names.
+        """Run scikit-learn's examples of Gaussian processes with its classes and with dkgp's.
 
-        Ten examples with one import changed; tells the largest differences of means (in standard deviations of the
-        targets), standard deviations (relative), probabilities, logarithms of hyperparameters and log likelihoods.
+        In ten examples, only the import is changed. The table has the largest differences of means (in standard
+        deviations of the targets), of standard deviations (relative), probabilities, logarithms of hyperparameters and
+        log likelihoods.
         """,
         _run_gallery,
         (
             Option(
                 "examples",
-                "noisy-targets, noise-level, prior-posterior, kernel-ridge, co2, sequences, threshold, iris, "
-                "equal-probabilities or exclusive-or.  [default: all]",
+                "Example: noisy-targets, noise-level, prior-posterior, kernel-ridge, co2, sequences, threshold, "
+                "iris, equal-probabilities or exclusive-or. May be repeated.  [default: all]",
                 spellings=("--example",),
                 multiple=True,
                 metavar="NAME",
             ),
-            Option("pictures", "Draw each example by both, side by side, into .png files there.", metavar="FOLDER"),
+            Option("pictures", "Folder for pictures of each example, by both packages side by side.", metavar="FOLDER"),
             Option(
                 "co2_file",
-                "Measurements on Mauna Loa, a CSV file of date and co2.  [default: made ones of their form]",
+                "CSV file of the Mauna Loa measurements, with columns date and co2.  [default: generated values of "
+                "the same form]",
                 spellings=("--co2",),
                 metavar="FILE",
             ),

@@ -10,15 +10,17 @@ from dkgp.registry import Option
 METHOD = (
     Option(
         "variables_per_step",
-        "Variables that the greedy selection takes between two solutions of the block; 1 as in the paper.",
+        "Number of coefficients that the greedy selection adds between two solves of the block. The paper uses 1.",
         type=int,
         default=1,
         least=1,
         metavar="V",
     ),
     section.TOLERANCE,
-    Option("memory", "Conjugate steps; 0 as in the paper.", type=int, default=0),
-    Option("max_passes", "Where each method is cut off.", type=float, default=30.0),
+    Option(
+        "memory", "Number of earlier steps to which each step is made conjugate. The paper uses 0.", type=int, default=0
+    ),
+    Option("max_passes", "Largest number of passes of each method.", type=float, default=30.0),
 )
 
 
@@ -31,13 +33,13 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "selection",
-        "Greedy against cyclic and gradient selection with the same block size, iteration by iteration.",
+        "Compare greedy with cyclic and gradient selection in block coordinate descent.",
         _run,
         (
             *section.problem_options(),
             section.BLOCK_SIZE,
             *METHOD,
-            Option("plot", "Draw gradient and objective by iteration into a .png, .pdf or .svg.", metavar="FILE"),
+            Option("plot", "Plot gradient and objective by iteration into a .png, .pdf or .svg file.", metavar="FILE"),
             section.OVERWRITE,
             section.OUT,
         ),

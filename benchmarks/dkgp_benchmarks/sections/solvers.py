@@ -17,31 +17,38 @@ def _options() -> tuple[Option, ...]:
         section.DATA_FOLDER,
         Option(
             "problems",
-            "friedman1 or a file of --data without .npz, with settings of its own if need be: "
-            "kin40k,n=30000,noise=1e-4,kernel=matern32.  [default: friedman1]",
+            "Problem: friedman1 or a file of --data without .npz. Settings follow after commas, as in "
+            "kin40k,n=30000,noise=1e-4,kernel=matern32. May be repeated.  [default: friedman1]",
             spellings=("--problem",),
             multiple=True,
             metavar="NAME",
         ),
-        Option("fifteen", "Fifteen problems of all kinds: sizes, noise, features, kernels.", type=bool, default=False),
+        Option(
+            "fifteen",
+            "Measure fifteen problems with different numbers of samples, noise, features and kernels.",
+            type=bool,
+            default=False,
+        ),
         Option(
             "sizes",
-            "Training samples, where a problem names none.",
+            "Numbers of training samples of problems without a setting n.",
             type=whole_numbers,
             default="2000,10000",
             metavar="N,N,...",
         ),
         Option(
             "solvers",
-            f"What auto is compared with, with options if need be, as in pcg,halo=0; of {', '.join(solver_names())}.  "
-            f"[default: {', '.join(rivals())}]",
+            f"Solver to compare with auto: {', '.join(solver_names())}. Options follow after commas, as in pcg,halo=0. "
+            f"May be repeated.  [default: {', '.join(rivals())}]",
             spellings=("--solver",),
             multiple=True,
             metavar="NAME",
         ),
-        replace(section.REPEATS, help="Of everything, in turns; medians count.", default=1),
+        replace(section.REPEATS, help="Number of repeats of all measurements; medians are reported.", default=1),
         replace(
-            section.NULL, help="Run the best of each repeat once more; beside each ratio stands what that comes to."
+            section.NULL,
+            help="Also measure the fastest solver twice in each repeat. The range of the ratio of both "
+            "is printed beside each ratio.",
         ),
         section.SUBSET,
         section.TOLERANCE,
@@ -64,10 +71,10 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "solvers",
-        """Time every solver, and see how near `--solver auto` comes to the best of them.
+        """Measure the time of every solver, and compare `--solver auto` with the fastest.
 
-        Whoever takes longer than four times the best so far is cut off. The time of auto includes its look at the
-        problem.
+        A solver is stopped when it takes four times as long as the fastest one so far. The time of auto includes its
+        forecasts.
         """,
         _run,
         _options,

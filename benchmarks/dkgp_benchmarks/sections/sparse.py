@@ -30,31 +30,33 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "sparse",
-        """Sparse models beside the exact one: errors, coverage, what is proven, seconds to choose, solve and predict.
+        """Compare sparse models with the exact one.
 
-        Every model runs in a process of its own and takes its turn in every repeat, with the same hyperparameters. With
-        --speed training alone is measured, against the time that BLAS takes for its operations.
+        The table has errors, coverage, proven distances, and the seconds to choose a basis, solve and predict. Each
+        model runs in its own process, once per repeat, with the same hyperparameters.
         """,
         _run,
         (
             *section.problem_options(test_samples=1000),
             Option(
                 "methods",
-                "With settings of its own if need be, as in sggp,screen=2,score_rows=2048.  [default: all]",
+                "Method, as for `dkgp sparse`. Settings follow after commas, as in sggp,screen=2,score_rows=2048. "
+                "May be repeated.  [default: all]",
                 spellings=("--method",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "bases",
-                "For methods that do not choose greedily.  [default: each method's own]",
+                "Way to choose the basis, for methods without a greedy choice. May be repeated.  [default: by the "
+                "method]",
                 spellings=("--basis",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "sizes",
-                "Basis samples.",
+                "Numbers of basis samples.",
                 type=whole_numbers,
                 spellings=("--basis-size", "--sizes"),
                 default=(),
@@ -62,53 +64,54 @@ section.SECTIONS.add(
             ),
             Option(
                 "with_exact",
-                "Whether the exact model takes part.",
+                "Include the exact model.",
                 type=bool,
                 default=True,
                 spellings=("--exact/--no-exact",),
             ),
             Option(
                 "peers",
-                "Sparse models of GPyTorch, GPflow and GPBoost take part, with the same hyperparameters.",
+                "Include sparse models of GPyTorch, GPflow and GPBoost, with the same hyperparameters.",
                 type=bool,
                 default=False,
             ),
             Option(
                 "peer_names",
-                "Of these alone, such as gpboost-vif.",
+                "Include only this model of another library, such as gpboost-vif. May be repeated.",
                 spellings=("--peer",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "peer_pythons",
-                "Interpreter of an environment that has peers, which may have needs of their own.  [default: this one]",
+                "Python interpreter of an environment with the other libraries. May be repeated.  [default: this one]",
                 spellings=("--peer-python",),
                 multiple=True,
                 metavar="PYTHON",
             ),
             Option(
                 "bounds",
-                "Hold all that is proven against the exact model by Cholesky; --data may be a folder of .npz files.",
+                "Compare all proven bounds with the exact model, by Cholesky, instead. --data may be a folder of "
+                ".npz files.",
                 type=bool,
                 default=False,
             ),
             Option(
                 "speed",
-                "Training alone, against the time that BLAS takes for its operations.",
+                "Measure only the training, and compare it with the time that BLAS takes for its operations, instead.",
                 type=bool,
                 default=False,
             ),
             Option(
                 "tuned",
-                "Hyperparameters by vif's likelihood on all samples beside a subset's; --data may be a folder of .npz "
-                "files.",
+                "Compare hyperparameters by vif's likelihood on all samples with those of a subset, instead. --data "
+                "may be a folder of .npz files.",
                 type=bool,
                 default=False,
             ),
             replace(section.REPEATS, default=1),
             section.NULL,
-            Option("plot", "Draw errors and coverage by size into a .png, .pdf or .svg.", metavar="FILE"),
+            Option("plot", "Plot errors and coverage by size into a .png, .pdf or .svg file.", metavar="FILE"),
             section.OVERWRITE,
             section.OUT,
         ),

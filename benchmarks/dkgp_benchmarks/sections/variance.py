@@ -9,26 +9,38 @@ from dkgp.registry import Option, byte_count
 
 PROBLEM = section.problem_options(test_samples=500)
 SETTINGS = (
-    Option("latent", "Variances of the function itself, without the noise.", type=bool, default=False),
-    Option("max_passes", "Products with the kernel matrix for a batch.", type=float, default=20.0),
-    Option("rank", "Of the factor.  [default: chosen]", type=int, spellings=("--variance-rank",), metavar="R"),
+    Option("latent", "Predict variances of the latent function, without the noise.", type=bool, default=False),
+    Option(
+        "max_passes",
+        "Largest number of products with the kernel matrix per batch of test samples.",
+        type=float,
+        default=20.0,
+    ),
+    Option(
+        "rank",
+        "Rank of the partial Cholesky factor.  [default: automatic]",
+        type=int,
+        spellings=("--variance-rank",),
+        metavar="R",
+    ),
     Option(
         "halo",
-        "Of the block-Vecchia factor, 0 for none.  [default: chosen]",
+        "Number of samples on which each group of the Vecchia factor is conditioned. 0: no Vecchia factor.  "
+        "[default: automatic]",
         type=int,
         spellings=("--variance-halo",),
         metavar="S",
     ),
     Option(
         "batch_size",
-        "Of a batch.  [default: chosen]",
+        "Number of test samples per batch.  [default: automatic]",
         type=int,
         spellings=("--variance-batch",),
         metavar="SAMPLES",
     ),
     Option(
         "memory_bytes",
-        "Of a worker.  [default: 704MiB or more]",
+        "Working memory of a worker.  [default: 704MiB or more]",
         type=byte_count,
         spellings=("--variance-memory",),
         metavar="SIZE",
@@ -81,36 +93,38 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "variance",
-        """Predictive variances against LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
+        """Compare predictive variances with LAPACK's Cholesky factorisation.
 
-        Cholesky's variances are exact: each is checked to lie in its proven interval. Every contender runs in a process
-        of its own and takes its turn in every repeat. No system is solved for the means, which variances do not depend
-        on.
+        The command checks that each exact variance, by Cholesky, lies in its proven interval. A second baseline is one
+        plain NumPy pass over the kernel matrix in float64. Each method runs in its own process, once per repeat. Means
+        are not computed.
         """,
         _run,
         (
             *PROBLEM,
-            Option("model", "Predict with this model, at samples of --data.", metavar="STORE"),
+            Option("model", "Predict with this model at samples of --data.", metavar="STORE"),
             Option(
                 "table",
-                "All data sets of that table of the GBCD paper, beside its own figures. --samples is then the most of "
-                "each.",
+                "Measure all data sets of this table of the GBCD paper, and print them beside the paper's values. "
+                "--samples is then the largest number of samples of a data set.",
                 choices=("3", "4"),
             ),
             Option(
-                "data_folder", "With --table or --ways: where their .npz files are.  [default: here]", metavar="DIR"
+                "data_folder",
+                "With --table or --ways: folder of the .npz files.  [default: the working directory]",
+                metavar="DIR",
             ),
             Option(
                 "ways",
-                "Every way to variances on ten problems and more, beside what dkgp chooses; --samples is the most of "
-                "each, real data are taken from --data-folder.",
+                "Compare all methods for variances, and the one that dkgp chooses, on at least ten problems. "
+                "--samples is then the largest number of samples of a problem. Real data come from --data-folder.",
                 type=bool,
                 default=False,
             ),
-            Option("only", "With --ways: this problem alone.", spellings=("--problem",), multiple=True, metavar="NAME"),
+            Option("only", "With --ways: only this problem.", spellings=("--problem",), multiple=True, metavar="NAME"),
             Option(
                 "gaps",
-                "How narrow intervals are to be; several are compared.  [default: 0.02; with --table 3, 0.005]",
+                "Requested relative width of the intervals. May be repeated.  [default: 0.02; 0.005 with --table 3]",
                 type=float,
                 spellings=("--variance-gap",),
                 multiple=True,
@@ -121,7 +135,7 @@ section.SECTIONS.add(
             section.NULL,
             Option(
                 "with_cholesky",
-                "Include LAPACK's Cholesky factorisation.  [default: where it fits, not with --table 4]",
+                "Include LAPACK's Cholesky factorisation.  [default: if it fits in memory, and not with --table 4]",
                 type=bool,
                 spellings=("--cholesky/--no-cholesky",),
             ),
@@ -131,7 +145,7 @@ section.SECTIONS.add(
                 type=bool,
                 spellings=("--plain-pass/--no-plain-pass",),
             ),
-            Option("plot", "Draw gaps and intervals into a .png, .pdf or .svg.", metavar="FILE"),
+            Option("plot", "Plot gaps and intervals into a .png, .pdf or .svg file.", metavar="FILE"),
             section.OVERWRITE,
             section.OUT,
         ),

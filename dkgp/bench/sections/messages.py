@@ -18,14 +18,15 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "messages",
-        """Compare rounds on many worker processes with the plan's forecast. Tasks sleep for as long as they would "
-            "compute.
+        """Measure the cost of messages with many worker processes, and compare it with the forecast.
+
+        Tasks sleep for as long as they would compute.
 
         This measures the time of scheduler, messages and coordinator for 16 or 64 workers on two cores.
         """,
         _run,
         (
-            Option("samples", "Samples.", type=whole_numbers, default="100000,1000000", metavar="N,N,..."),
+            Option("samples", "Numbers of samples.", type=whole_numbers, default="100000,1000000", metavar="N,N,..."),
             Option(
                 "workers",
                 "Numbers of workers, with one thread each.",
@@ -35,7 +36,7 @@ section.SECTIONS.add(
             ),
             Option(
                 "threads",
-                "Workers per process.  [default: 1 for up to 16 workers, 16 for more]",
+                "Number of workers per process.  [default: 1 for up to 16 workers, 16 for more]",
                 type=int,
                 least=1,
             ),
@@ -43,7 +44,7 @@ section.SECTIONS.add(
             Option("seconds", "Shorten the computing time of a product to this many seconds.", type=float, default=5.0),
             Option(
                 "latency_seconds",
-                "Simulated one-way latency between this process and the scheduler, in seconds.",
+                "Simulated one-way latency between this process and the scheduler.",
                 type=float,
                 default=0.0,
                 spellings=("--latency",),
@@ -51,7 +52,7 @@ section.SECTIONS.add(
             ),
             Option(
                 "bytes_per_second",
-                "Simulated bandwidth of that link in bytes per second and direction, such as 119MiB for 1 Gbit/s.  "
+                "Simulated bandwidth of that connection per second and direction, such as 119MiB for 1 Gbit/s.  "
                 "[default: unlimited]",
                 type=byte_count,
                 spellings=("--bandwidth",),

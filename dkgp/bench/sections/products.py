@@ -10,52 +10,56 @@ from dkgp.errors import UsageError
 from dkgp.registry import Option, whole_numbers
 
 CELLS = (
-    Option("dimension", "Features of the points.  [default: 2]", type=int, least=2),
-    Option("sizes", "Points.  [default: 100000,300000]", type=whole_numbers, metavar="N,N,..."),
+    Option("dimension", "For --cells: number of features.  [default: 2]", type=int, least=2),
+    Option("sizes", "For --cells: numbers of points.  [default: 100000,300000]", type=whole_numbers, metavar="N,N,..."),
     Option(
         "kernels",
-        "Kernels, such as matern32 or spherical.  [default: matern12]",
+        "For --cells: kernel, such as matern32 or spherical. May be repeated.  [default: matern12]",
         multiple=True,
         spellings=("--kernel",),
     ),
     Option(
         "length_scales",
-        "Length scales, in sides of the square or cube.  [default: 0.1]",
+        "For --cells: length scale, in sides of the square or cube. May be repeated.  [default: 0.1]",
         type=float,
         multiple=True,
         spellings=("--length-scale",),
     ),
     Option(
         "tolerances",
-        "Bounds on the error of each entry, relative to the sum of the weights' magnitudes.  [default: 1e-6 1e-10]",
+        "For --cells: bound on the error of each entry of the product, relative to the sum of the weights' "
+        "magnitudes. May be repeated.  [default: 1e-6 1e-10]",
         type=float,
         multiple=True,
         spellings=("--tolerance", "--tol"),
     ),
     Option(
         "exact_up_to",
-        "Largest number of points for which the exact product is measured.  [default: 30000]",
+        "For --cells: largest number of points for which the exact product is measured.  [default: 30000]",
         type=int,
         least=1,
     ),
     Option(
         "fourier_up_to",
-        "Largest number of points for which NFFT and EFGP are measured.  [default: 1000000]",
+        "For --cells: largest number of points for which NFFT and EFGP are measured.  [default: 1000000]",
         type=int,
         least=0,
     ),
-    Option("check_rows", "Number of rows at which errors are measured.  [default: 24]", type=int, least=1),
-    Option("plot", "Plot processor seconds against points into a .png, .pdf or .svg file.", metavar="FILE"),
+    Option("check_rows", "For --cells: number of rows at which errors are measured.  [default: 24]", type=int, least=1),
+    Option(
+        "plot", "For --cells: plot processor seconds against points into a .png, .pdf or .svg file.", metavar="FILE"
+    ),
 )
 
 OTHERS = (
     Option("samples", "Number of samples.", type=int, default=30_000),
     Option("features", "Number of features.", type=int, default=8),
-    Option("vectors", "Numbers of vectors in one product.  [default: 1 4 8]", type=int, multiple=True),
-    Option("workers", "Number of threads, and of worker processes.", type=int, default=2),
+    Option("vectors", "Number of vectors in one product. May be repeated.  [default: 1 4 8]", type=int, multiple=True),
+    Option("workers", "Number of threads and of worker processes.", type=int, default=2),
     Option(
         "halo",
-        "Halo of the block-Vecchia factor that worker processes build, with leaves of half that size; 0 for no factor.",
+        "Number of samples on which each group of the Vecchia factor is conditioned. A group has half as many "
+        "samples. 0: no Vecchia factor.",
         type=int,
         default=1000,
     ),
@@ -83,13 +87,12 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "products",
-        "Measure products with the whole matrix, evaluated or read from kept tiles, by cluster, workers and vectors.",
+        "Measure products with the kernel matrix, evaluated or read from stored tiles.",
         _run,
         (
             Option(
                 "cells",
-                "Compare products by cells in 2 or 3 dimensions, with their proven bounds, with exact products "
-                "instead.",
+                "Instead compare approximate products by cells, for 2 or 3 features, with exact products.",
                 type=bool,
                 default=False,
             ),
@@ -122,7 +125,9 @@ section.SECTIONS.add(
         "broadcast.",
         _run_tiles,
         (
-            Option("features", "Numbers of features.  [default: 2 8 10 21 90]", type=int, multiple=True),
+            Option(
+                "features", "Number of features. May be repeated.  [default: 2 8 10 21 90]", type=int, multiple=True
+            ),
             replace(section.REPEATS, default=7),
             section.NULL,
             section.OUT,

@@ -9,8 +9,8 @@ from dkgp.registry import Option, whole_numbers
 
 LIMITS = (
     section.TOLERANCE,
-    Option("max_passes", "Limit at which each solver is stopped.", type=float),
-    Option("max_seconds", "Limit at which each solver is stopped.", type=float),
+    Option("max_passes", "Largest number of passes of each solver.", type=float),
+    Option("max_seconds", "Largest number of seconds of each solver.", type=float),
 )
 
 
@@ -22,7 +22,7 @@ def _options() -> tuple[Option, ...]:
         *section.problem_options(),
         Option(
             "solvers",
-            "Solvers to compare, each as `dkgp train` runs it.  [default: auto]",
+            "Solver to compare, as `dkgp train` runs it. May be repeated.  [default: auto]",
             spellings=("--solver",),
             choices=(AUTO, *(name for name in solver_names() if name not in REFERENCES)),
             multiple=True,
@@ -39,7 +39,7 @@ def _options() -> tuple[Option, ...]:
         ),
         Option(
             "with_plain_pass",
-            "Include the NumPy pass.",
+            "Include one NumPy pass over the kernel matrix in float64.",
             type=bool,
             default=True,
             spellings=("--plain-pass/--no-plain-pass",),
@@ -60,10 +60,11 @@ def _run(values: dict[str, Any], reporter: section.Reporter) -> section.Document
 section.SECTIONS.add(
     section.Section(
         "solve",
-        """Compare solvers with LAPACK's Cholesky and one plain NumPy float64 pass over the kernel matrix.
+        """Compare solvers with LAPACK's Cholesky factorisation.
 
-        Every contender runs in its own process, once in every repeat. The table shows each solver's time and the parts
-        of it. If the matrix does not fit in memory, Cholesky is left out with a message.
+        A second baseline is one plain NumPy pass over the kernel matrix in float64. Each method runs in its own
+        process, once per repeat. The table shows each solver's time and its parts. If the matrix does not fit in
+        memory, Cholesky is omitted with a message.
         """,
         _run,
         _options,
@@ -96,7 +97,7 @@ section.SECTIONS.add(
             section.TOLERANCE,
             section.REPEATS,
             section.NULL,
-            Option("workers", "Workers of the two clusters.", type=int),
+            Option("workers", "Number of workers of both clusters.", type=int),
             section.OUT,
         ),
         examples=("dkgp bench overhead --samples 30000 --out overhead.json",),
@@ -113,10 +114,10 @@ def _run_scaling(values: dict[str, Any], reporter: section.Reporter) -> section.
 section.SECTIONS.add(
     section.Section(
         "scaling",
-        """Measure the update and the whole solve on 1, 2, ... single-threaded worker processes of this machine.
+        """Measure the speed-up of products and of a whole solve with the number of worker processes.
 
-        The table compares the speed-up of a product with that of the machine: as many threads that only evaluate
-        kernel entries. It also shows the cost model's figures for the same runs.
+        The worker processes run on this machine with one thread each. The table compares the speed-up of a product with
+        that of as many threads that only evaluate kernel entries. It also shows the forecasts for the same runs.
         """,
         _run_scaling,
         (
@@ -125,7 +126,7 @@ section.SECTIONS.add(
             section.TOLERANCE,
             section.REPEATS,
             section.NULL,
-            Option("workers", "Worker processes.", type=whole_numbers, default="1,2", metavar="N,N,..."),
+            Option("workers", "Numbers of worker processes.", type=whole_numbers, default="1,2", metavar="N,N,..."),
             section.OUT,
         ),
         examples=(

@@ -18,13 +18,15 @@ from dkgp.registry import FURTHER, Group, Option
 
 MODEL = Option(place="read", argument=True)
 OUT = Option(
-    help="Output: a store, or a table if the name ends in .csv, .csv.gz, .parquet or .nc.",
+    help="Store to write to, or a table if the name ends in .csv, .csv.gz, .parquet or .nc.",
     metavar="PLACE",
     place="write",
 )
 VARIANCE = Part("variance", "Also predict variances, each with a proven interval.", group=Group("With --variance"))
 CHUNK_ROWS = Option(
-    help="Rows per chunk.  [default: about 8192; with variances one or more batches]", least=1, group=FURTHER
+    help="Number of rows per chunk of the store.  [default: about 8192; with variances one or more batches]",
+    least=1,
+    group=FURTHER,
 )
 SUM_ERROR = replace(
     PRODUCT_ERROR,
@@ -33,15 +35,16 @@ SUM_ERROR = replace(
     "evaluate every kernel entry. auto: the faster of these by a forecast. Bounds include this error.",
 )
 PLUG_IN = Option(
-    help="For a Gaussian process classifier: compute probabilities from the latent means alone. This is faster than "
-    "averaging them over the latent variances.",
+    help="For a Gaussian process classifier: compute probabilities from the latent means alone, which is faster. By "
+    "default, they are averaged over the latent distribution.",
     group=FURTHER,
 )
-RESUME = Option(help="Continue interrupted predictions.")
+RESUME = Option(help="Continue an interrupted run.")
 PREDICTION = Option(place="read", argument=True)
 TABLE = Option(place="write", argument=True)
 PREDICTED = Option(
-    help="Dataset of the predictions. Adds its true targets and its id columns (`dkgp ingest --id`) to the table.",
+    help="Dataset store of the predictions, whose true targets and id columns (`dkgp ingest --id`) are added to the "
+    "table.",
     metavar="STORE",
     place="read",
 )

@@ -300,7 +300,7 @@ def about_seconds(seconds: float) -> str:
 
 
 def width_line(record: Mapping[str, Any]) -> str:
-    """Return a width search's progress: pass, width, penalty, error, prototypes, and the remaining time."""
+    """Return a width search's progress: pass, width, noise variance, error, prototypes, and the remaining time."""
     most = record.get("passes_at_most")
     at_most = "" if most is None else f" of at most {most}"
     width = record["scale"] ** -0.5
@@ -310,6 +310,6 @@ def width_line(record: Mapping[str, Any]) -> str:
     left = record.get("seconds_left")
     coming = f"; at most {about_seconds(left)} left" if left else ""
     return (
-        f"pass {record['pass']}{at_most}: width {width:.3g}, penalty {record['noise_variance']:.3g}: {error} with "
+        f"pass {record['pass']}{at_most}: width {width:.3g}, noise variance {record['noise_variance']:.3g}: {error} with "
         f"{record['cardinality']:,} prototypes{coming}"
     )

@@ -383,13 +383,13 @@ FORMATS.add(
         options=(
             Option(
                 "header",
-                "Whether text has a header.  [default: find out]",
+                "Whether a text file has a header.  [default: detected]",
                 type=bool,
                 spellings=("--header/--no-header",),
             ),
             Option(
                 "encoding",
-                "Encoding of text.  [default: utf-8, or as the first bytes show]",
+                "Encoding of text files.  [default: utf-8, or detected from the first bytes]",
                 choices=ENCODINGS,
             ),
         ),

@@ -653,7 +653,8 @@ def _feature_labels(dataset: xr.Dataset, variables: dict[str, Any]) -> list[str]
 
 _STACK = Option(
     "stack",
-    "Read grids, such as temp(lat, lon): each point is a sample, the coordinates are columns.",
+    "Read gridded arrays, such as temp(lat, lon). Each grid point becomes a sample, and its coordinates become "
+    "columns.",
     type=bool,
 )
 FORMATS.add(

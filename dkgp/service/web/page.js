@@ -224,8 +224,9 @@ function showRows(jobs, withOwners) {
     state.firstChild.className = `state ${job.state}`;
     put(old, `${age(seconds(job.created))} ago`);
     put(took, job.state === "queued" ? "" : duration(ran(job)));
-    put(passes, amount(job.progress));
-    put(measure, reached(job.progress));
+    const progress = job.state === "done" ? null : job.progress;
+    put(passes, amount(progress));
+    put(measure, reached(progress));
     row.setAttribute("aria-current", String(page.job?.id === job.id));
   });
   for (const [id, row] of page.rows) if (!kept.has(id)) row.remove();
@@ -352,7 +353,7 @@ function showJob(job) {
   if (link) byId("dashboard").href = link;
   byId("error").hidden = !job.error;
   put(byId("error"), job.error ? `${job.error.type}: ${job.error.message}` : "");
-  const progress = job.progress ?? {};
+  const progress = job.state === "done" ? {} : job.progress ?? {};
   showPairs(byId("facts"), [
     ["id", job.id],
     ["submitted", new Date(job.created).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "short"})],
@@ -369,7 +370,7 @@ function showJob(job) {
   byId("result-part").hidden = !job.document;
   showPairs(byId("result"), summary(job.document ?? {}));
   showPairs(byId("figures"), flat(job.document ?? {}));
-  showPairs(byId("options"), flat(job.options));
+  showPairs(byId("options"), flat(job.options).map(([name, value]) => [name.split(": ").at(-1), value]));
 }
 
 // Figures of a result in the words of the command line's tables, the most important first.
@@ -390,7 +391,17 @@ function summary(document) {
     return typeof value === "object" || value === undefined ? [] : [[words, worded(name, value)]];
   });
   const model = way ? [["model", way], ["why", document.choice.reason]] : [];
-  return [...model, ...rows, ...findings.map((finding) => ["verdict", `${finding.text}. ${finding.advice}.`])];
+  return [...model, ...kriged(document), ...rows, ...findings.map((finding) => ["verdict", `${finding.text}. ${finding.advice}.`])];
+}
+
+// The variogram and the accuracy of a kriging.
+function kriged(document) {
+  const variogram = document.variogram?.models?.[0]?.variogram ?? document.variogram;
+  const bound = (document.grid ?? document).mean_error_bound;
+  return [
+    ...typeof variogram?.psill === "number" ? [["variogram", `${variogram.model}: partial sill ${figure(variogram.psill)}, range ${figure(variogram.range)}`]] : [],
+    ...typeof bound === "number" ? [["largest proven error of a mean", figure(bound)]] : [],
+  ];
 }
 
 function worded(name, value) {
@@ -465,8 +476,9 @@ function niceStep(span, count) {
 
 function drawCurve(all, tolerance, measure) {
   const points = all.filter(([, g]) => g > 0);
-  byId("curve").hidden = points.length === 0;
-  if (!points.length) return;
+  // A direct solver has one round, and no curve.
+  byId("curve").hidden = points.length < 2;
+  if (points.length < 2) return;
   const heights = points.map(([, g]) => Math.log10(g)), goal = tolerance > 0 ? Math.log10(tolerance) : null;
   const known = goal === null ? heights : [...heights, goal];
   const high = Math.ceil(Math.max(...known) + 1e-9), low = Math.floor(Math.min(...known) - 0.15);

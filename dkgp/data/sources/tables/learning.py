@@ -68,9 +68,9 @@ def _by_name(option: str) -> Callable[[Sequence[str]], dict[str, tuple[str, ...]
 NAMES = Option(metavar="NAMES", multiple=True, collect=listed)
 _NAMES = replace(NAMES, group=COLUMNS)
 
-CATEGORICAL = replace(_NAMES, help="Columns of categories. Each level becomes a column of 0 and 1.")
+CATEGORICAL = replace(_NAMES, help="Columns of categories. Each category becomes a column of 0 and 1.")
 ORDINAL = Option(
-    help="A column whose levels have an order, lowest first. size=small,medium,large becomes 0, 1, 2.",
+    help="Column of ordered categories, lowest first: size=small,medium,large becomes 0, 1, 2. May be repeated.",
     metavar="NAME=LEVELS",
     multiple=True,
     collect=_by_name("ordinal"),
@@ -87,7 +87,7 @@ CYCLIC = replace(
     metavar="NAME=CYCLES",
     collect=_by_name("cyclic"),
 )
-DROP = replace(_NAMES, help="Columns to leave out, such as row numbers.")
+DROP = replace(_NAMES, help="Columns to ignore, such as row numbers.")
 NUMBERS = replace(
     _NAMES,
     help="Columns of numbers with a unit, a currency or a per cent sign, which is removed: '3.5 kg', '$1.20', '12 %'. "
@@ -102,15 +102,15 @@ THOUSANDS = Option(
     metavar="MARK",
     group=COLUMNS,
 )
-GAP_TEXTS = replace(_NAMES, name="missing", help="Texts that stand for a missing value, such as '?'.", metavar="TEXTS")
+GAP_TEXTS = replace(_NAMES, name="missing", help="Texts that mean a missing value, such as '?'.", metavar="TEXTS")
 NOT_MISSING = replace(
     _NAMES,
-    help="Texts that look like a missing value, such as NA, but are values of labels or categories.",
+    help="Texts such as NA that are values of labels or categories, and not missing.",
     metavar="TEXTS",
 )
 DROP_GAPS = Option("drop_missing", "Leave out rows with a missing value.", group=COLUMNS)
 IMPUTE = Option(
-    help="Replace missing values of features. A category gets one more level for them.",
+    help="Replace missing values of features by the median. A categorical column gets a category for them.",
     choices=("median",),
     group=COLUMNS,
 )
