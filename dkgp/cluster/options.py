@@ -77,7 +77,7 @@ SCHEDULER = Option(
     help="Address of a running Dask scheduler, tcp://host:port or tls://host:port.", metavar="ADDRESS", group=WHERE
 )
 SCHEDULER_FILE = Option(
-    help="File with the address of a running Dask scheduler (`dask scheduler --scheduler-file`).",
+    help="File with the address of a running Dask scheduler, which the scheduler wrote.",
     metavar="FILE",
     group=WHERE,
 )
@@ -115,8 +115,8 @@ WAIT = Option(
     group=WHERE,
 )
 DEADLINE = Option(
-    help="Longest time in which no task finishes. The cluster then counts as lost, and the run ends; --resume "
-    "continues it.  [default: 900]",
+    help="Longest time in which no task finishes. The cluster then counts as lost, and the run ends; it can be "
+    "resumed.  [default: 900]",
     spellings=("--round-deadline",),
     metavar="SECONDS",
     group=WHERE,

@@ -95,7 +95,9 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(shell: Shell) -> N
     assert found["memory_plan"]["coordinator_bytes"] > 0
     assert shell["path.png"].read_bytes().startswith(b"\x89PNG")
     stages = [line for line in result.stderr.splitlines() if line.startswith("pass ")]
-    first = r"pass 1 of at most 4: width 1, noise variance \S+: error \d+\.\d\d%, balanced \d+\.\d\d% with 40 prototypes; "
+    first = (
+        r"pass 1 of at most 4: width 1, noise variance \S+: error \d+\.\d\d%, balanced \d+\.\d\d% with 40 prototypes; "
+    )
     assert re.match(first + r"at most \d+ s left", stages[0])
     assert re.search(rf"error {100 * best['error']:.2f}%, balanced \S+% with \d+ prototypes", stages[-1])
     assert re.search(r"forecast: at most 4 passes over [\d,]+ samples, about \d+ s on idle cores", result.stderr)

@@ -215,7 +215,7 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
 def test_a_bound_above_the_deviation_of_the_field_is_not_informative(
     made: dict[str, Any], share: float, words: str
 ) -> None:
-    document, title = made["grid"], "bound on the error of a mean, largest"
+    document, title = made["grid"], "largest proven error of a mean"
     deviation = Variogram.from_dict(made["fit"]["variogram"]).field_variance ** 0.5
     assert document["prior_deviation"] == pytest.approx(deviation, rel=1e-14)
     bound = share * deviation
@@ -381,7 +381,7 @@ def test_samples_are_predicted_from_the_others(shell: Shell, made: dict[str, Any
     assert figures["RMSE"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-6)
     assert figures["SRMSE"] == pytest.approx(np.sqrt(np.mean(error**2 * P.diagonal())), rel=1e-6)
     blocked = shell.json("krige check @zinc.zarr --blocks 300 --folds 4")
-    assert blocked["kind"] == "4 folds of blocks of 300"
+    assert blocked["kind"] == "4 folds of blocks with sides of 300"
     assert blocked["figures"]["zinc"]["RMSE"] > figures["RMSE"]
 
 

@@ -651,7 +651,7 @@ def _of_samples(document: Document) -> Rows:
         ("method", f"{PROBABILISTIC[document['method']]}: all samples"),
         *_ended("minimised by", f"{document['solver']}{why}", document),
         *_risk(document),
-        *([("decisions within about", f"{max(errors):.3g} of the exact minimiser's")] if errors else []),
+        *([("decisions within about", f"{max(errors):.3g} of the exact ones")] if errors else []),
         *rows_of([BEYOND, detail("rounds, products", "{iterations}, {column_passes:.2f}")], document),
     ]
 
@@ -670,7 +670,7 @@ def _on_basis(document: Document) -> Rows:
     distance = document.get("distance")
     if distance is not None:
         largest = max(distance) if isinstance(distance, list) else distance
-        text = proven(f"{largest:.3g} of the minimiser's over all functions, proven", largest / LOG_ODDS)
+        text = proven(f"{largest:.3g} of those of the exact model on all samples, proven", largest / LOG_ODDS)
         rows.append(("decisions within", text))
     of_basis = "" if has_neighbours else "of the basis "
     figures = (

@@ -587,11 +587,12 @@ def _variogram_text(document: Document) -> str:
     nugget = model.error_variance + model.microscale_variance
     more = "" if model.ratio == (1.0, 1.0) else f", ratio {model.ratio[0]:.3g} at {model.angle or 0.0:.4g} degrees"
     unit = f" {document['unit']}" if document.get("unit") else ""
-    parts = [
-        f"{one.model}: partial sill {figure_text(one.psill)}, range {figure_text(one.range)}{unit} "
-        f"(practical range {figure_text(one.range_as('practical'))}{unit})"
-        for one in (model, *model.also)
-    ]
+    parts = []
+    for one in (model, *model.also):
+        practical = one.range_as("practical")
+        also = "" if practical == one.range else f" (practical range {figure_text(practical)}{unit})"
+        text = f"partial sill {figure_text(one.psill)}, range {figure_text(one.range)}{unit}{also}"
+        parts.append(f"{one.model}: {text}")
     return f"{' + '.join(parts)}{more}, nugget {figure_text(nugget)}"
 
 

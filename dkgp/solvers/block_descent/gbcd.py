@@ -302,7 +302,7 @@ BLOCK_SIZE = Option(
 LARGEST_BLOCK_SIZE = Option(
     "largest_block_size",
     "Largest block size of gbcd, which enlarges its blocks if it converges slowly. auto: no enlargement if "
-    "--block-size is set.",
+    "`block_size` is set.",
     whole_or_auto,
     "auto",
     metavar="M|auto",
