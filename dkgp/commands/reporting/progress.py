@@ -310,6 +310,6 @@ def width_line(record: Mapping[str, Any]) -> str:
     left = record.get("seconds_left")
     coming = f"; at most {about_seconds(left)} left" if left else ""
     return (
-        f"pass {record['pass']}{at_most}: width {width:.3g}, noise variance {record['noise_variance']:.3g}: {error} with "
-        f"{record['cardinality']:,} prototypes{coming}"
+        f"pass {record['pass']}{at_most}: width {width:.3g}, noise variance {record['noise_variance']:.3g}: "
+        f"{error} with {record['cardinality']:,} prototypes{coming}"
     )
