@@ -282,7 +282,8 @@ class DeclaredCommand(click.Command):
             if record is not None and not isinstance(parameter, click.Argument):
                 sections.setdefault(group.heading, []).append(record)
                 places[group.heading] = group.place
-        for heading, records in sorted(sections.items(), key=lambda section: places[section[0]]):
+        shown = [(heading, records) for heading, records in sections.items() if records]
+        for heading, records in sorted(shown, key=lambda section: places[section[0]]):
             with formatter.section(heading):
                 formatter.write_dl(records)
         for heading, rows in ({} if self.tables is None else self.tables(self.params)).items():

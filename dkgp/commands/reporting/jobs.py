@@ -45,11 +45,8 @@ def job_tables(
         ("state", _state(record)),
         ("command", record["command"]),
         *((name, str(record[name])) for name in ("name", "owner") if record.get(name)),
-        *(
-            (title, _time(record[name]))
-            for name, title in (("created", "submitted"), ("started", "started"), ("finished", "finished"))
-            if record.get(name)
-        ),
+        ("submitted", _time(record["created"])),
+        *((name, _time(record[name])) for name in ("started", "finished") if record.get(name)),
     ]
     if took := _took(record):
         rows.append(("running time", took))
