@@ -718,9 +718,9 @@ folder_option = click.option(
     ),
 )
 def token() -> None:
-    """Manage access tokens: every user can have one. This requires write access to the service's folder.
+    """Manage the access tokens of users.
 
-    Changes take effect immediately, whether or not the service is running.
+    You need write access to the service's folder. Changes take effect immediately, whether or not the service is running.
     """
 
 

@@ -223,7 +223,7 @@ def test_a_bound_above_the_deviation_of_the_field_is_not_informative(
     assert dict(rows_of(MAP_FIGURES, {**document, "mean_error_bound": bound}))[title] == expected
     blocks = {"out": "b.csv", "blocks": 2, "interval_width": 0.1, "seconds": 1.0, "mean_error_bound_of": "north"}
     (sheet,) = tables_krige_blocks({**blocks, "mean_error_bound": bound, "prior_deviation": deviation})
-    assert dict(sheet.rows)[title] == (f"{expected}, of north" if share == 0.5 else expected)
+    assert dict(sheet.rows)[title] == (f"{expected} in area north" if share == 0.5 else expected)
     # Documents of earlier versions do not have the deviation.
     earlier = {name: value for name, value in document.items() if name != "prior_deviation"}
     assert dict(rows_of(MAP_FIGURES, earlier))[title] == f"{document['mean_error_bound']:.3g}"

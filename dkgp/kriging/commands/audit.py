@@ -45,7 +45,7 @@ MODEL = Option(place="read", argument=True)
 TABLE = Option(place="read", argument=True)
 MEAN = Option(help="Column of the predicted means, in the target's units.", metavar="COLUMN")
 VARIANCE = Option(help="Column of the predicted variances, in the target's units squared.", metavar="COLUMN")
-STD = Option(help="Column of the predicted standard deviations, instead of `--variance`.", metavar="COLUMN")
+STD = Option(help="Column of the predicted standard deviations, instead of `variance`.", metavar="COLUMN")
 OF = Option(
     help="The quantity whose variances the table has: signal without the nugget; field, with its "
     "micro-scale part (of kriged fields); observation, with the noise of a measurement, as PyKrige "

@@ -150,7 +150,7 @@ class KrigeBlocksRun(FieldRun):
         if missed:
             self.reporter.warn(
                 f"the proven variance intervals of {missed:,} of {len(self.ids):,} areas are wider than "
-                f"{100 * WIDE:g} % of their upper ends; the exact variances lie inside"
+                f"{100 * WIDE:g} % of their upper ends; a smaller `quadrature_tolerance` may narrow them"
             )
         largest = int(np.nanargmax(blocks.mean_error_bound.max(axis=1)))
         document: Document = plain(

@@ -813,13 +813,18 @@ def _variances_text(document: Document) -> str:
 def mean_bound_text(document: Document) -> str:
     """Return the largest bound of a mean, with its area's name; "not informative" beside the root of the sill."""
     bound, deviation = document["mean_error_bound"], document.get("prior_deviation")
-    of = f", of {document['mean_error_bound_of']}" if "mean_error_bound_of" in document else ""
+    of = f" in area {document['mean_error_bound_of']}" if "mean_error_bound_of" in document else ""
     return proven(f"{bound:.3g}{of}", bound / deviation if deviation else 0.0)
 
 
+QUANTITIES = {
+    "signal": "signal, without the nugget",
+    "field": "field, with micro-scale variation",
+    "observation": "observation, with measurement error",
+}
 MAP_FIGURES = (
     Figure("map", "{out} ({format})"),
-    Figure("predicted quantity", "{of}"),
+    Figure("predicted quantity", lambda of: QUANTITIES[of["of"]]),
     Figure("cells", "{cells:,}: {shape[0]:,} rows, {shape[1]:,} columns"),
     Figure("spacing", _spacing_text),
     Figure("coordinate reference system", reference_text),
