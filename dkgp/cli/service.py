@@ -720,7 +720,8 @@ folder_option = click.option(
 def token() -> None:
     """Manage the access tokens of users.
 
-    You need write access to the service's folder. Changes take effect immediately, whether or not the service is running.
+    You need write access to the service's folder. Changes take effect immediately, whether or not the service is
+    running.
     """
 
 

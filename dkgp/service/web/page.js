@@ -111,7 +111,7 @@ function amount(progress) {
 
 // The value that a solve reduces to its tolerance: its name in the records, and in the command line's progress lines.
 const MEASURES = {gradient_inf_norm: "max|g|", duality_gap: "relative gap", distance: "distance", relative_residual: "distance"};
-const PLAIN_MEASURES = {"max|g|": "largest error", "relative gap": "distance to the best fit, relative", distance: "largest error"};
+const PLAIN_MEASURES = {"max|g|": "largest residual", "relative gap": "distance to the best fit, relative", distance: "distance to the minimum"};
 const measured = (progress) => {
   const measure = progress?.measure ?? "gradient_inf_norm", value = progress?.[measure];
   return typeof value === "number" && Object.hasOwn(MEASURES, measure) ? {name: MEASURES[measure], value} : null;
@@ -379,7 +379,7 @@ const WORDS = {
   log_loss: "log loss", rmse_raw: "root mean square error", mae_raw: "mean absolute error", r_squared: "R²",
   nlpd_raw: "negative log predictive density", coverage_95: "coverage of 95 % intervals",
   gradient_inf_norm: "largest residual", noise_variance: "noise variance", seconds: "seconds",
-  peak_memory_bytes: "peak memory, all processes", report: "page", out: "stored",
+  peak_memory_bytes: "peak memory, all processes", report: "report", out: "stored",
 };
 const SHARES = new Set(["error_rate", "balanced_error"]);
 

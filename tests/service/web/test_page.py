@@ -176,7 +176,7 @@ def test_the_page_in_a_browser(stage: Stage, tmp_path: Path) -> None:
         until(lambda: points(driver) == 3, "draws a point that came while it was open")
         progress(4.0, 0.01)
         until(lambda: points(driver) == 4 and "after 4.0 passes" in text(driver, "#curve-caption"), "draws another")
-        assert text(driver, "#curve-caption").startswith("largest error against")
+        assert text(driver, "#curve-caption").startswith("largest residual against")
         assert "1.00e-2" in text(driver, "#events li:last-child")
         assert str(stage.root / "1.zarr") in text(driver, "#options")
         writer.write("note", message=NASTY)

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import dkgp.commands.reporting as reporting
+from dkgp.commands.reporting.progress import MEASURES, PLAIN_MEASURES
 
 
 def page_file(name: str) -> str:
@@ -21,6 +22,13 @@ def test_the_words_of_a_result_are_those_of_the_tables() -> None:
     folder = Path(next(iter(reporting.__path__)))
     printed = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     assert [word for word in words if f'"{word}"' not in printed and f'"{word}{{' not in printed] == []
+
+
+def test_the_words_of_convergence_are_those_of_the_terminal() -> None:
+    line = re.search(r"const PLAIN_MEASURES = \{(.*?)\};", page_file("page.js"))
+    assert line is not None
+    shown = {quoted or name: words for quoted, name, words in re.findall(r'(?:"([^"]+)"|(\w+)): "([^"]+)"', line[1])}
+    assert shown == {MEASURES[name]: words for name, words in PLAIN_MEASURES.items()}
 
 
 def test_results_come_before_settings() -> None:
