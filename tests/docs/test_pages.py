@@ -159,6 +159,33 @@ def test_the_first_commands_on_labels_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "classes.png").stat().st_size > 0
 
 
+# Options of other programs, and of earlier versions of dkgp.
+FOREIGN = """
+    --build --create-namespace --dashboard-address --detach --filename --from-literal --kustomize --me --namespace
+    --no-dashboard --nthreads --output --preload --protocol --recipe --repo --rm --round --set --tls-ca-file
+    --tree-error
+"""
+
+
+def options(command: click.Command) -> set[str]:
+    """Return the flags of a command and of all its subcommands."""
+    flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        found = [command.get_command(context, name) for name in command.list_commands(context)]
+        flags |= {flag for subcommand in found if subcommand is not None for flag in options(subcommand)}
+    return flags
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    known = options(main) | {"--help", *FOREIGN.split()}
+    for page in PAGES:
+        if page.name == "FAULTS.md" or page.parent.name == "cloud":  # names of tests; other programs
+            continue
+        named = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page.read_text(encoding="utf-8"))
+        assert sorted(set(named) - known) == [], name_of(page)
+
+
 def test_configuration_of_clusters_is_read(tmp_path: Path) -> None:
     (block,) = blocks(ROOT / "docs" / "guides" / "clusters.md", "yaml")
     file = tmp_path / "dask.yaml"
