@@ -224,8 +224,8 @@ class FittedSparse(Fitted):
         return FittedSparse(updated.resident(), self.workspace)
 
     def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
-        """Return the address that tasks make their process's posterior from; of the settings `latent` alone counts."""
-        settings = None if variance is None else VarianceSettings(latent=variance.latent)
+        """Return the address that tasks make their process's posterior from; the intervals do not depend on `gap`."""
+        settings = None if variance is None else replace(variance, gap=VarianceSettings.gap)
         return PosteriorSource(self.record.url, self.version, variance=settings)
 
     def _posterior(self, source: PosteriorSource) -> SparsePosterior:

@@ -1,9 +1,10 @@
 """The models that a fit tries: the first by forecasts, others if the verdict on the held-out samples calls for them.
 
-A verdict that error bars are too narrow or too wide calls for the model with neighbours (VIF), whose variances are its
-own. One that the noise grows with the mean or depends on an input calls for a noise model. Another model replaces the
-earlier one if the held-out samples have a greater density under it, without more error or a worse coverage: a noise
-model can gain density by taking structure for noise.
+Proven intervals that say little call for approximate variances of the same model, from neighbours (VIF). A verdict that
+error bars are too narrow or too wide calls for the model with neighbours, whose variances are its own. One that the
+noise grows with the mean or depends on an input calls for a noise model. Another model replaces the earlier one if the
+held-out samples have a greater density under it, without more error or a worse coverage: a noise model can gain density
+by taking structure for noise.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dkgp.commands.reporting.outputs import Document
+from dkgp.fit.ways import APPROXIMATE
 
+# The finding of proven intervals that say little: too wide for a verdict, or wider than their gap on average.
+LOOSE = "loose intervals"
 # Findings that call for other variances, and those that call for a noise model.
-SIZE = ("overconfident", "underconfident", "loose intervals")
+SIZE = ("overconfident", "underconfident", LOOSE)
 NOISE = ("noise and mean", "noise and input")
 # A model that replaces an earlier one may have this multiple of its RMSE, and this distance of the coverage from .95.
 MOST_ERROR, COVERAGE_DISTANCE = 1.02, 0.02
@@ -23,10 +27,13 @@ MOST_ERROR, COVERAGE_DISTANCE = 1.02, 0.02
 
 @dataclass(frozen=True)
 class Remedy:
-    """Another model: its words, its kind, and options of `dkgp tune` if its hyperparameters are tuned anew."""
+    """Another model: its words, its kind, and options of `dkgp tune` if its hyperparameters are tuned anew.
+
+    The kind "approximate" is the first model with other variances.
+    """
 
     words: str
-    way: Literal["vif", "same"]
+    way: Literal["approximate", "vif", "same"]
     tuning: tuple[str, ...] = ()
     kernel: str | None = None
 
@@ -39,6 +46,8 @@ class Remedy:
 def remedies(kinds: Collection[str], name: str, kernel: str) -> list[Remedy]:
     """Return the models that findings call for after a first model `name`, with the kernel of the first."""
     wanted = []
+    if LOOSE in kinds and name == "exact":
+        wanted.append(Remedy(f"the exact model with variances that are {APPROXIMATE}", "approximate"))
     if any(kind in SIZE for kind in kinds) and name != "vif":
         wanted.append(Remedy("the model with neighbours (vif)", "vif"))
     if any(kind in NOISE for kind in kinds):
@@ -59,8 +68,13 @@ class Attempt:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the verdict's findings."""
-        return tuple(finding["kind"] for finding in self.evaluated.get("verdict") or ())
+        """The kinds of the verdict's findings, and `LOOSE` if the exact model's intervals miss their gap on average."""
+        kinds = [finding["kind"] for finding in self.evaluated.get("verdict") or ()]
+        variance = self.predicted.get("variance") or {}
+        gap, width = variance.get("gap"), variance.get("gap_mean")
+        if LOOSE not in kinds and gap is not None and width is not None and width > gap:
+            kinds.append(LOOSE)
+        return tuple(kinds)
 
     @property
     def nlpd(self) -> float:

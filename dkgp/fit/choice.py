@@ -245,8 +245,7 @@ class Forecasts:
                 break
         if (near := self.near()) is not None:
             if exact is not None and exact.gap is not None:
-                memory = max(exact.memory_bytes, near.memory_bytes)
-                yield replace(exact, gap=None, approximate=True, predict_seconds=near.seconds, memory_bytes=memory)
+                yield exact.approximated(near)
             yield near
         yield from (self._sparse(size) for size in self._sizes(BASIS_SIZES))
 

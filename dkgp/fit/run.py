@@ -384,20 +384,24 @@ class _Fit:
         return self.job.folder / f"before-{number}"
 
     @staticmethod
-    def _move(source: Path, target: Path) -> Document:
+    def _move(source: Path, target: Path, names: Sequence[str] = (MODEL, PREDICTIONS)) -> Document:
         target.mkdir(exist_ok=True)
-        for name in (MODEL, PREDICTIONS):
+        for name in names:
             if (source / name).exists():
                 remove_tree(target / name)
                 (source / name).rename(target / name)
         return {}
 
-    def _attempt(self, number: int, way: Document, hyper: str, tuning: Sequence[str]) -> Attempt:
-        """Train, predict and evaluate by a way; `number` 0 is the first."""
+    def _attempt(
+        self, number: int, way: Document, hyper: str, tuning: Sequence[str], trained: Document | None = None
+    ) -> Attempt:
+        """Train, predict and evaluate by a way; `number` 0 is the first. Without training if there is a model."""
         job, more = self.job, f" {number}" if number else ""
         names = [f"{name}{more}" for name in ("train", "predict", "evaluate")]
-        trained = self._train(way, names[0], hyper)
-        predicted = self._predict(trained.get("way", way), names[1])
+        if trained is None:
+            trained = self._train(way, names[0], hyper)
+            way = trained.get("way", way)
+        predicted = self._predict(way, names[1])
         way = predicted.get("way", way)
         self._say("evaluate", names[2])
         evaluated = self.steps.command(names[2], EvaluateJob(job.place(PREDICTIONS), predicted["dataset"]))
@@ -407,14 +411,17 @@ class _Fit:
     def _remedy(self, remedy: Remedy, first: Attempt) -> Document:
         """Return the way of a remedy, or None and the reason if its forecast exceeds the time that is left."""
         remaining = self.budget.for_predictions
-        way = self.chooser.forecasts().near() if remedy.way == "vif" else Way.from_document(first.way)
+        way = Way.from_document(first.way) if remedy.way == "same" else self.chooser.forecasts().near()
+        forecast = 0.0 if way is None else way.seconds
+        if way is not None and remedy.way == "approximate":
+            way = Way.from_document(first.way).approximated(way)
         if way is None:
             return {"way": None, "reason": "too few samples, or noise that is known by sample"}
         if way.memory_bytes > self.memory_bytes:
             return {"way": None, "reason": f"its forecast of {way.memory_bytes / 1024**3:.2f} GiB exceeds the memory"}
         # By the speed that was measured: the first model's time over its forecast.
         slowness = max(1.0, first.seconds / max(1e-9, first.way["seconds"]))
-        seconds = slowness * way.seconds + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
+        seconds = slowness * forecast + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
         if seconds > remaining:
             left = spoken(max(0.0, remaining))
             return {"way": None, "reason": f"its forecast is {spoken(seconds)}, and {left} remain"}
@@ -431,8 +438,10 @@ class _Fit:
                 job.place(TRAIN), job.place(hyper), **remedy.options, seed=job.seed, overwrite=True, cluster=job.cluster
             )
             self.steps.command(f"tune {number}", tuning)
-        self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside))
-        attempt = self._attempt(number, way, hyper, remedy.tuning)
+        model = best.trained if remedy.way == "approximate" else None
+        names = (PREDICTIONS,) if model is not None else (MODEL, PREDICTIONS)
+        self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside, names))
+        attempt = self._attempt(number, way, hyper, remedy.tuning, model)
         better = attempt.beats(best)
         outcome = "chosen" if better else "the earlier model stays"
         if attempt.nlpd < best.nlpd and not better:

@@ -92,6 +92,11 @@ class Way:
         """Return True if the forecast is within the limits."""
         return self.seconds <= seconds and self.memory_bytes <= memory_bytes
 
+    def approximated(self, near: Way) -> Way:
+        """Return the exact model with the variances of the model with neighbours, which is fitted for them."""
+        memory = max(self.memory_bytes, near.memory_bytes)
+        return replace(self, gap=None, approximate=True, predict_seconds=near.seconds, memory_bytes=memory)
+
     def at_load(self, slowness: float, training: float, predicting: float) -> Way:
         """Return the way with a forecast for the current load; the last two are fixed costs in processor seconds."""
         return replace(

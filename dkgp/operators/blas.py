@@ -52,7 +52,7 @@ def _call(library: str, routine: str, arguments: tuple[Argument, ...], *last: An
         elif isinstance(argument, bytes):
             pointers.append(argument)
         else:
-            counted = isinstance(argument, int | np.integer)
+            counted = isinstance(argument, (int, np.integer))
             pointers.append(ctypes.byref(ctypes.c_int(int(argument)) if counted else scalar(argument)))
     _function(library, letter + routine, len(arguments) + len(last))(*pointers, *last)
 

@@ -252,11 +252,18 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--variance --max-passes 0", 3, ("--max-passes", "can be set only for exact models")),
         ("--variance --variance-gap 0.3", 3, ("--variance-gap", "can be set only for exact models")),
         ("--variance --keep-factor", 3, ("--keep-factor", "can be set only for exact models")),
+        (
+            "--variance --variance-way vif",
+            3,
+            ("--variance-way can be set only for exact models; got vif", "Leave this"),
+        ),
+        ("--variance --variance-way cholesky", 3, "--variance-way can be set only for exact models; got cholesky"),
         ("--variance --variance-memory 10KiB", 3, ("40 basis samples", "--variance-memory", "MiB")),
     ],
     "predict with neighbours": [
         ("--product-error 1e-3", 3, "a sum over 20 basis samples, which takes no time"),
         ("--variance --variance-rank 9", 3, ("--variance-rank", "can be set only for exact models")),
+        ("--variance --variance-way neighbours", 3, "--variance-way can be set only for exact models; got neighbours"),
         ("--variance --variance-memory 10KiB", 3, ("20 basis samples", "600 samples near", "--variance-memory", "MiB")),
     ],
     "predict classes": [
@@ -269,7 +276,15 @@ REFUSALS: dict[str, list[tuple[str, int, str | tuple[str, ...]]]] = {
         ("--plug-in", 3, "--plug-in is for the averaged probabilities of a Gaussian process classifier"),
     ],
     "predict classes, averaged": [
-        ("--product-error 1e-3", 3, "averaged over variances, which take whole columns of the kernel matrix")
+        ("--product-error 1e-3", 3, "averaged over variances, which take whole columns of the kernel matrix"),
+        *(
+            (
+                f"--variance --variance-way {way}",
+                3,
+                (f"the --variance-way {way} gives variances of a regression", "Leave"),
+            )
+            for way in ("cholesky", "neighbours", "vif")
+        ),
     ],
     "predict classes, on a basis": [("--product-error 1e-3", 3, "prototypes, which takes no time")],
     "predict classes, with neighbours": [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dkgp.data import CheckpointStore, PredictionWriter
+from dkgp.data import CheckpointStore, PredictionWriter, open_prediction
 from tests.cli.invoke import Places, Shell, document_of, files_below, refused, run, run_json
-from tests.cli.processes import killed, signalled
+from tests.cli.processes import ENVIRONMENT, PROGRAM, killed, signalled
 from tests.cli.runs import CLASSIFY, RUNS, SPARSE, TRAIN, Run, bits
 from tests.full_disk import fill, full_for, mounted
 
@@ -149,6 +151,45 @@ def test_a_run_without_rounds_that_is_killed_begins_again(stores: Places, tmp_pa
     assert shell.names == {".dkgp-lock-out", ".dkgp-lock-out.checkpoint"}
     shell.json(f"{line} @out --resume")
     shell.json(f"{line} @whole")
+    assert bits(shell["out"]) == bits(shell["whole"])
+    assert shell.names == {"out", "whole"}
+
+
+APPROXIMATE = "predict @model @test --variance --variance-way vif --chunk-rows 5 --variance-batch 5 --cluster none"
+# Runs a command that gets a signal a random moment after it has begun so many regions of approximate variances.
+ENDED = """
+import os, sys, threading, time
+from dkgp.cli import main
+from dkgp.models.prediction.vif_variances import VifRun
+number, regions, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+predicted, calls = VifRun._predicted, []
+def counted(*arguments):
+    calls.append(None)
+    if len(calls) == regions:
+        threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+    time.sleep(0.02)
+    return predicted(*arguments)
+VifRun._predicted = counted
+main(sys.argv[4:])
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_approximate_variances_that_end_at_random_moments_resume_to_the_same_bits(
+    number: signal.Signals, code: int, stores: Places, tmp_path: Path
+) -> None:
+    shell, moments = Shell(tmp_path, stores), random.Random(int(number))
+    shell.json(f"{APPROXIMATE} --out @whole")
+    line = f"{APPROXIMATE} --out @out --resume"
+    for _ in range(3):
+        moment = moments.randint(1, 4), moments.uniform(0.0, 0.08)
+        command = [PROGRAM[0], "-c", ENDED, int(number), *moment, *shell.typed(line)]
+        ended = subprocess.run([str(word) for word in command], env=ENVIRONMENT, capture_output=True, check=False)
+        assert ended.returncode == code, ended.stderr.decode()
+        shell.refuses(f"{APPROXIMATE} --out @out", "unfinished")
+    found = shell.json(line)["variance"]
+    assert 0 < found["computed"] < open_prediction(str(shell["out"])).n_samples
     assert bits(shell["out"]) == bits(shell["whole"])
     assert shell.names == {"out", "whole"}
 

@@ -177,6 +177,7 @@ def test_features_that_were_constant_may_stay(tmp_path: Path) -> None:
         ("@model --variance --variance-basis 5", 3, "--variance-basis is of predictions in a store"),
         ("@model --variance --keep-factor", 3, "--keep-factor is of predictions in a store"),
         ("@sparse --variance --variance-rank 5", 3, "--variance-rank can be set only for exact models"),
+        ("@sparse --variance --variance-way vif", 3, "--variance-way can be set only for exact models; got vif"),
         ("@gp --variance", 3, "is a classifier. Leave it out"),
         ("@test", 3, "model"),
     ],

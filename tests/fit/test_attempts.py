@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dkgp.fit.attempts import Attempt, Attempts, remedies
 from dkgp.fit.job import candidate_words
+
+APPROXIMATED = "the exact model with variances that are approximate, from neighbours (VIF)"
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,8 @@ from dkgp.fit.job import candidate_words
         (("overconfident",), "exact", ["the model with neighbours (vif)"]),
         (("underconfident",), "sparse", ["the model with neighbours (vif)"]),
         (("overconfident",), "vif", []),
+        (("loose intervals",), "exact", [APPROXIMATED, "the model with neighbours (vif)"]),
+        (("loose intervals",), "sparse", ["the model with neighbours (vif)"]),
         (("noise and mean",), "exact", ["noise that depends on the inputs, rbf"]),
         (
             ("overconfident", "noise and input"),
@@ -45,6 +50,22 @@ def test_the_greatest_density_is_taken() -> None:
     assert document["tried"][0]["findings"] == ["overconfident"]
     # Of equals the first stays.
     assert Attempts([attempt("a", 2.0), attempt("b", 2.0)], []).taken.way == {"words": "a"}
+
+
+@pytest.mark.parametrize(
+    ("variance", "kinds"),
+    [
+        ({"gap": 0.02, "gap_mean": 0.3}, ("overconfident", "loose intervals")),
+        ({"gap": 0.02, "gap_mean": 0.019}, ("overconfident",)),
+        ({"way": "vif", "approximate": True}, ("overconfident",)),  # without intervals
+        ({"gap_mean": 0.3}, ("overconfident",)),  # a sparse model's, which have no gap to meet
+        (None, ("overconfident",)),
+    ],
+)
+def test_intervals_wider_than_their_gap_are_a_finding(variance: dict[str, Any] | None, kinds: tuple[str, ...]) -> None:
+    judged = replace(attempt("a", 1.0, "overconfident"), predicted={"variance": variance})
+    assert judged.kinds == kinds
+    assert judged.row()["findings"] == list(kinds)
 
 
 @pytest.mark.parametrize(

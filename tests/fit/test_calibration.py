@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dkgp.commands.predict import PredictJob
+from dkgp.data import open_prediction
+from dkgp.fit import attempts
+from dkgp.fit.fallbacks import Fallbacks
 from dkgp.fit.run import _Fit
 from tests.cli.invoke import run_json
 
@@ -67,3 +72,46 @@ def test_noise_that_depends_on_an_input_leads_to_a_noise_model(
     assert left_out["reason"].startswith("its forecast is ")
     page = Path(short["report"]).read_text(encoding="utf-8")
     assert "not tried: its forecast is" in page
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_intervals_that_say_little_lead_to_approximate_variances(
+    wins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intervals of a partial factor of two samples, without passes: most of them are as wide as the prior."""
+    rng = np.random.default_rng(3)
+    X = rng.uniform(-2.0, 2.0, (500, 2))
+    y = np.sin(2.0 * X[:, 0]) + X[:, 1] + 0.05 * rng.standard_normal(500)
+    np.savetxt(tmp_path / "table.csv", np.c_[X, y], delimiter=",", header="u,v,yield", comments="")
+
+    run = Fallbacks._run
+
+    def few(steps: Fallbacks, job: Any) -> Any:
+        if isinstance(job, PredictJob) and job.variance is not None and job.variance.way == "auto":
+            job = replace(job, variance=replace(job.variance, rank=2, halo=0, max_passes=0.0))
+        return run(steps, job)
+
+    monkeypatch.setattr(Fallbacks, "_run", few)
+    if not wins:
+        monkeypatch.setattr("dkgp.fit.attempts.Attempt.beats", lambda *_: False)
+        monkeypatch.setattr("dkgp.fit.run.remedies", lambda *given: attempts.remedies(*given)[:1])
+    document = fitted(tmp_path / "table.csv", tmp_path / "fit", "--time", "1h")
+    first, second = document["attempts"]["tried"][:2]
+    assert first["findings"] == ["loose intervals"]
+    assert second["model"] == "exact (variances approximate, from neighbours (VIF))"
+    assert document["attempts"]["taken"] == int(wins)
+    assert document["choice"]["way"]["approximate"] == wins
+    assert document["evaluation"]["nlpd_raw"] == (second if wins else first)["nlpd_raw"]
+    # One model was trained, and it and the predictions of the taken variances are in their places.
+    assert not [name for name in document["seconds_by_phase"] if name.startswith("train ")]
+    stored = open_prediction(document["predict"]["out"])
+    assert ("variance_lower" in stored.variables) != wins
+    assert (tmp_path / "fit" / "model.zarr").exists()
+    assert not list((tmp_path / "fit").glob("before*"))
+    assert [line for line in document["commands"] if "--variance-way vif" in line] == document["commands"][3:4] * wins
+    page = Path(document["report"]).read_text(encoding="utf-8")
+    assert "The evaluation found a problem with the first model" in page
+    assert ("exact (variances approximate, from neighbours (VIF)) (chosen)" in page) == wins
+    if wins:
+        assert second["nlpd_raw"] < first["nlpd_raw"] - 0.1
+        assert 0.88 < second["coverage_95"] < 0.99

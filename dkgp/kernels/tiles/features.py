@@ -59,7 +59,7 @@ class Features:
 
         The loops pack every row anyway, so that a copy costs little beside the entries, and another layout seconds.
         """
-        return np.require(self.values, None, ["C", "W"]), np.require(self.squared_norms, None, ["C", "W"])
+        return _in_layout(self.values), _in_layout(self.squared_norms)
 
     def take(self, indices: NDArray[np.intp]) -> Features:
         """Return the chosen rows, in the order given."""
@@ -87,6 +87,11 @@ class Features:
         stop = start + rows.n
         self.values[:, start:stop] = rows.values[:, : rows.n]
         self.squared_norms[:, start:stop] = rows.squared_norms[:, : rows.n]
+
+
+def _in_layout(array: NDArray[Any]) -> NDArray[Any]:
+    flags = array.flags
+    return array if flags.c_contiguous and flags.writeable else np.require(array, None, ["C", "W"])
 
 
 def write_scaled(part: InputGroup, rows: NDArray[np.float64], values: NDArray[Any], place: int) -> int:

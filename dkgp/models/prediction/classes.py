@@ -383,8 +383,11 @@ def library_decision_task(
 
 def latent_settings(settings: VarianceSettings | None) -> VarianceSettings:
     """Return the given settings of latent variances, or the defaults. A function of labels has no noise to include."""
-    if settings is not None and settings.way == "vif":
-        raise InputError("the `way` vif gives approximate variances of a regression; leave it out for a classifier")
+    if settings is not None and settings.way not in ("auto", "iterative"):
+        raise InputError(
+            f"the `way` {settings.way} gives variances of a regression; a classifier takes the `way` iterative for its "
+            "latent variances. Leave the `way` out"
+        )
     return replace(settings or VarianceSettings(), latent=True)
 
 

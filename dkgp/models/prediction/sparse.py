@@ -48,7 +48,7 @@ from dkgp.operators.block_tasks import BlockContext
 
 PIECE_ROWS = 1024
 # Settings of variances that only an exact model uses.
-_EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor")
+_EXACT_ONLY = ("gap", "max_passes", "rank", "halo", "batch_size", "keep_factor", "way")
 
 
 class SparseEvaluator:
@@ -223,9 +223,10 @@ def refuse_exact_settings(settings: VarianceSettings) -> None:
     unused = [name for name in _EXACT_ONLY if getattr(settings, name) != default[name]]
     if unused:
         named = ", ".join(f"`{name}`" for name in unused)
+        values = ", ".join(str(getattr(settings, name)) for name in unused)
         raise InputError(
-            f"{named} can be set only for exact models. Variances of a sparse model are its method's own, and their "
-            "proven intervals as wide as its basis leaves them; leave this out, or train an exact model"
+            f"{named} can be set only for exact models; got {values}. Variances of a sparse model are its method's "
+            "own, and their proven intervals as wide as its basis leaves them. Leave this out, or train an exact model"
         )
 
 
@@ -256,6 +257,8 @@ class SparsePosterior(Posterior[SparseRecord]):
         self.model, self._want = model, want
         self._computed = self._unproven = 0
         latent = variance is not None and variance.latent
+        if variance is not None and want.test is None:
+            refuse_exact_settings(variance)
         self._solves = variance is not None or method.neighbours
         if variance is not None and variance.basis is not None and want.test is not None:
             self._refuse_noise()

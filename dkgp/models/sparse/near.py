@@ -36,11 +36,12 @@ from dkgp.data.stores.models.regression import NearArrays
 from dkgp.kernels import Features, Kernel
 from dkgp.kernels.tiles.slopes import SlopeEvaluator
 from dkgp.models.sparse.bases import blind_basis
-from dkgp.models.sparse.vif import LEAF, LeafFactor, Neighbourhood, Neighbours, factor_leaf, refuse_leaf
+from dkgp.models.sparse.vif import LEAF, LeafFactor, Neighbourhood, Neighbours, factored_rows, refuse_leaf
 from dkgp.operators.base import FloatArray, Variances, noise_at
 from dkgp.operators.block_tasks import ArrayInputs, BlockContext
 from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.operators.cross.kernel import CrossKernel
+from dkgp.operators.cross.tasks import scratch
 from dkgp.operators.low_rank.pivots import whiten
 from dkgp.operators.vecchia.halos import OrderedPoints, kd_order, leaf_count, tree_bytes
 from dkgp.operators.vecchia.leaves import BUNDLE_ROWS, embed, embed_inputs
@@ -78,8 +79,9 @@ class Near:
 
 
 def points_bytes(n: int, d: int) -> int:
-    """Bytes of the points of n samples in kd order, of their order, and of the tree of their leaves."""
-    return n * (4 * d + 8) + tree_bytes(leaf_count(n, LEAF), d)
+    """Bytes of the points and features of n samples in kd order, of their order, and of the tree of their leaves."""
+    # A periodic kernel has two features for each input; a sum of kernels of all inputs may have more.
+    return n * (4 * d + 8 + 8 * (2 * d + 1)) + tree_bytes(leaf_count(n, LEAF), d)
 
 
 def held_bytes(n: int, m: int) -> int:
@@ -175,6 +177,7 @@ class NearPredictor:
         searched = None if near.searched is None else leaf_count(near.searched, LEAF)
         self._points = OrderedPoints(points[order], order, bounds, searched)
         self._evaluator = self._context.evaluator("double")
+        self._features = self._evaluator.prepare(near.inputs[order])
         self._prototypes = self._evaluator.prepare(prototypes) if len(prototypes) else None
         n, m = len(near.inputs), len(prototypes)
         # Rows of F in kd order, and which of them are made.
@@ -197,7 +200,8 @@ class NearPredictor:
         """Return mean, variance, and whether a row's neighbours may not be the nearest; None `threads`: all cores."""
         mean = np.empty((len(inputs), self._near.targets.shape[1]))
         variance = np.empty((len(inputs), len(self._parts)))
-        unproven = self._each(inputs, partial(self._predict, inputs, mean, variance), threads)
+        new = self._evaluator.prepare(inputs)
+        unproven = self._each(inputs, partial(self._predict, new, mean, variance), threads)
         return mean, variance if np.ndim(self._near.noise) == 2 else variance[:, 0], unproven
 
     def slopes(
@@ -211,13 +215,13 @@ class NearPredictor:
         (part,) = self._parts
         weights_of = self._variance_weights if of_variance else self._mean_weights
         result = np.empty((len(inputs), 1 if of_variance else self._near.targets.shape[1], inputs.shape[1]))
+        new = self._evaluator.prepare(inputs)
 
         def differentiate(row: int, places: NDArray[np.int32]) -> None:
-            here = inputs[row : row + 1]
-            halo, features, rows = self._behind(here, places)
-            leaf, right = self._leaf(part, halo, features, rows)
+            halo, features, right = self._behind(new, row, places)
+            leaf = self._leaf(part, halo, features, right)
             columns = np.concatenate([evaluator.coordinates(self._near.inputs[halo]), basis], axis=1)
-            result[row] = evaluator.sums(here, columns, weights_of(part, leaf, right))[0]
+            result[row] = evaluator.sums(inputs[row : row + 1], columns, weights_of(part, leaf, right))[0]
 
         self._each(inputs, differentiate, None)
         return result
@@ -239,35 +243,50 @@ class NearPredictor:
             in_parallel(take, -(-len(inputs) // ROWS_AT_ONCE), threads)
         return unproven
 
-    def _behind(self, here: FloatArray, places: NDArray[np.int32]) -> tuple[NDArray[np.intp], Features, FloatArray]:
-        """Neighbours' numbers (c,), and features and rows of F (c + 1, m) of these and one input (1, d)."""
-        halo = self._points.order[places].astype(np.intp)
-        features = self._evaluator.prepare(np.concatenate([self._near.inputs[halo], here]))
-        rows = np.empty((features.n, len(self._near.whitened)))
-        self._write_rows(places, features, rows)
-        return halo, features, rows
+    def _behind(
+        self, new: Features, row: int, places: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], Features, FloatArray]:
+        """Neighbours' numbers (c,), features of these and one new row, and R with their rows of F (c + 1, m + p).
 
-    def _leaf(
-        self, part: _Part, halo: NDArray[np.intp], features: Features, rows: FloatArray
-    ) -> tuple[LeafFactor, FloatArray]:
-        """The new sample's leaf and its R, whose last row has zeros for targets (c + 1, m + p)."""
-        targets, rank = self._near.targets[halo, part.targets], rows.shape[1]
-        right = np.zeros((features.n, rank + targets.shape[1]))
-        right[:, :rank], right[:-1, rank:] = rows, targets
-        noise = np.append(np.broadcast_to(noise_at(part.noise, halo), (len(halo),)), part.least)
-        leaf = factor_leaf(self._evaluator, features, len(halo), noise, right, rank)
-        if leaf is None:
+        R is memory of this thread, valid until its next call; its columns of targets are to be written.
+        """
+        count, rank = len(places), len(self._near.whitened)
+        # The last one makes room for the new row.
+        features = self._features.take(np.append(places, places[-1:] if count else 0).astype(np.intp))
+        for values, of_new in zip(features.arrays, (new.values, new.squared_norms), strict=True):
+            values[:, count:] = of_new[:, row : row + 1]
+        right = scratch("near right", count + 1, rank + self._near.targets.shape[1], np.dtype(np.float64))
+        self._write_rows(places, features, new, row, right[:, :rank])
+        return self._points.order[places].astype(np.intp), features, right
+
+    def _leaf(self, part: _Part, halo: NDArray[np.intp], features: Features, right: FloatArray) -> LeafFactor:
+        """The new sample's leaf; writes the part's targets into R, with zeros for those of the last row."""
+        rank, count = len(part.whitened), features.n
+        right = right[:, : rank + part.whitened.shape[1]]
+        right[:-1, rank:], right[-1, rank:] = self._near.targets[halo, part.targets], 0.0
+        noise = part.noise if isinstance(part.noise, float) else np.append(noise_at(part.noise, halo), part.least)
+        tile = scratch("near tile", count, features.values.shape[1], np.dtype(np.float64))
+        self._evaluator.fill(features, features, tile)
+        matrix = scratch("near matrix", count, count, np.dtype(np.float64))
+        if rank:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.matmul(right[:, :rank], right[:, :rank].T, out=matrix)
+                np.subtract(tile[:, :count], matrix, out=matrix)
+        else:
+            matrix[:] = tile[:, :count]
+        rows = factored_rows(matrix, count - 1, noise)
+        if rows is None:
             raise refuse_leaf(len(halo), noise)
-        return leaf, right
+        return LeafFactor(count - 1, matrix, rows, rows @ right)
 
     def _predict(
-        self, inputs: FloatArray, mean: FloatArray, variance: FloatArray, row: int, places: NDArray[np.int32]
+        self, new: Features, mean: FloatArray, variance: FloatArray, row: int, places: NDArray[np.int32]
     ) -> None:
-        """Write the means (p,) of one row of the inputs, and a variance for each part."""
-        halo, features, rows = self._behind(inputs[row : row + 1], places)
-        rank = rows.shape[1]
+        """Write the means (p,) of one new row, and a variance for each part."""
+        halo, features, right = self._behind(new, row, places)
+        rank = len(self._near.whitened)
         for number, part in enumerate(self._parts):
-            leaf, _ = self._leaf(part, halo, features, rows)
+            leaf = self._leaf(part, halo, features, right)
             scale = 1.0 / leaf.rows[0, -1]
             means = scale * leaf.images[0, :rank]  # w
             mean[row, part.targets] = means @ part.whitened - scale * leaf.images[0, rank:]
@@ -300,8 +319,10 @@ class NearPredictor:
         solved = whiten(self._lower, basis, transposed=True) if len(basis) else basis
         return np.concatenate([near, solved])
 
-    def _write_rows(self, places: NDArray[np.int32], features: Features, rows: FloatArray) -> None:
-        """Write rows of F for the samples at some places and one new one, whose features these are: (c + 1, m).
+    def _write_rows(
+        self, places: NDArray[np.int32], features: Features, new: Features, row: int, rows: FloatArray
+    ) -> None:
+        """Write rows of F for the samples at some places and one new row, whose features these are: (c + 1, m).
 
         Held rows are made leaf by leaf: by any thread and in any order they are the same.
         """
@@ -312,12 +333,11 @@ class NearPredictor:
         if not made.all():
             bounds = self._points.bounds
             for leaf in np.unique(np.searchsorted(bounds, places[~made], side="right") - 1):
-                start, stop = bounds[leaf], bounds[leaf + 1]
-                members = self._near.inputs[self._points.order[start:stop]]
-                self._held[start:stop] = self._factor_rows(self._evaluator.prepare(members))
+                start, stop = int(bounds[leaf]), int(bounds[leaf + 1])
+                self._held[start:stop] = self._factor_rows(self._features.slice(start, stop))
                 self._made[start:stop] = True
         rows[:-1] = self._held[places]
-        rows[-1:] = self._factor_rows(features.take(np.array([len(places)])))
+        rows[-1:] = self._factor_rows(new.take(np.array([row])))
 
     def _factor_rows(self, features: Features) -> FloatArray:
         """Rows of F for some samples: (c, m)."""

@@ -119,12 +119,13 @@ def factored_rows(matrix: FloatArray, halo: int, noise: Variances, rows: FloatAr
     `matrix` is K - F F' of I, read on and below the diagonal; L of C takes its place.
     """
     count = len(matrix)
-    matrix[np.diag_indices(count)] += noise
+    matrix.reshape(-1)[:: count + 1] += noise
     # NaN and infinity reach the diagonal, which sums all squares of a row.
     if lapack("potrf", b"U", count, matrix, count) or not np.isfinite(matrix.diagonal()).all():
         return None
     rows = np.empty((count - halo, count)) if rows is None else rows
-    rows[:, :halo], rows[:, halo:] = 0.0, np.eye(count - halo)
+    rows[:] = 0.0
+    rows[:, halo:].flat[:: count - halo + 1] = 1.0
     blas("trsm", b"L", b"U", b"N", b"N", count, count - halo, 1.0, matrix, count, rows, count)
     return rows
 

@@ -46,7 +46,7 @@ _threads = threading.local()
 
 def scratch(name: str, rows: int, columns: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Memory of this thread, by name: (rows, columns), values left over; valid until the next call for the name."""
-    arrays, key = _threads.__dict__, f"{name} {dtype}"
+    arrays, key = _threads.__dict__, f"{name} {dtype.char}"
     if key not in arrays or len(arrays[key]) < rows * columns:
         arrays[key] = np.empty(rows * columns, dtype)
     numbers: NDArray[Any] = arrays[key]

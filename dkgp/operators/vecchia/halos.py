@@ -236,27 +236,31 @@ class OrderedPoints:
         if start <= size or not size:
             return np.arange(min(start, size), dtype=np.int32), True
         of_leaf = self._points(np.arange(start, self.bounds[leaf + 1]))
-        return self._nearest(of_leaf, self._low[leaf], self._high[leaf], leaf, size)
+        padding = np.repeat(of_leaf[-1:], -len(of_leaf) % _COLUMNS, axis=0)
+        box = np.stack([self._low[leaf], self._high[leaf]])
+        return self._nearest(np.concatenate([of_leaf, padding]), box, leaf, size)
 
     def near(self, point: NDArray[np.float32], size: int) -> tuple[NDArray[np.int32], bool]:
         """Places of the `size` points that are nearest to one (e,), ascending, all, where fewer; and if they are."""
         if len(self.order) <= size or not size:
             return np.arange(min(len(self.order), size), dtype=np.int32), True
-        return self._nearest(point[None], point, point, len(self._low), size)
+        points = np.repeat(point[None], _COLUMNS, axis=0)
+        return self._nearest(points, points[:2], len(self._low), size)
 
     def _nearest(
-        self, points: NDArray[np.float32], low: NDArray[np.float32], high: NDArray[np.float32], leaf: int, size: int
+        self, points: NDArray[np.float32], box: NDArray[np.float32], leaf: int, size: int
     ) -> tuple[NDArray[np.int32], bool]:
-        """Places of the `size` points before a leaf that are nearest to any of `points` (g, e), in a box low..high."""
+        """Places of the `size` points before a leaf that are nearest to any of `points`, which lie in a box (2, e).
+
+        The number of `points` (g, e) is a multiple of `_COLUMNS`.
+        """
         # Enough leaves for a first guess; then those that may hold anything nearer, as far as they are looked at.
         count = min(leaf, 2 * size // self._smallest + 1)
         budget = min(leaf, max(self._searched, count))
-        padding = np.repeat(points[-1:], -len(points) % _COLUMNS, axis=0)
-        points = np.concatenate([points, padding]) if len(padding) else np.ascontiguousarray(points)
-        places, at = np.empty(size, np.int32), np.stack([low, high])
-        samples = self._tree.arrays, self._panels, self.bounds
-        is_proven, _ = _search(samples, points, at, leaf, count, budget, places)
-        return np.sort(places), bool(is_proven)
+        places = np.empty(size, np.int32)
+        is_proven, _ = _search((self._tree.arrays, self._panels, self.bounds), points, box, leaf, count, budget, places)
+        places.sort()
+        return places, bool(is_proven)
 
     def _points(self, places: IndexArray) -> NDArray[np.float32]:
         return np.ascontiguousarray(self._panels[places // LANES, :, places % LANES])

@@ -146,6 +146,8 @@ def test_means_alone_and_a_model_that_is_not_stored(world: World, expected: dict
         ({"max_passes": 0.0}, ("`max_passes`",)),
         ({"batch_size": 3}, ("`batch_size`",)),
         ({"keep_factor": True}, ("`keep_factor`",)),
+        ({"way": "cholesky"}, ("`way`", "got cholesky", "Leave this out")),
+        ({"way": "vif", "gap": 0.5}, ("`gap`, `way`", "got 0.5, vif")),
     ],
 )
 def test_what_exact_models_alone_take_is_refused(

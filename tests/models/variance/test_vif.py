@@ -11,7 +11,8 @@ import pytest
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.tables import _predicted_variances
 from dkgp.data import open_prediction
-from dkgp.errors import InputError
+from dkgp.errors import InputError, InterruptedRunError
+from dkgp.models.context import RunContext
 from dkgp.models.metrics import evaluate
 from dkgp.models.prediction.classes import latent_settings
 from dkgp.models.prediction.exact import ExactPosterior
@@ -20,6 +21,7 @@ from dkgp.models.prediction.predict import Destination, PredictSummary, predict
 from dkgp.models.sparse.near import NearPredictor
 from dkgp.models.variance.settings import VarianceSettings
 from tests.models.variance.variance_world import World
+from tests.resuming import Wish
 
 
 def predicted(world: World, executor: BlockExecutor, url: Path, **settings: Any) -> PredictSummary:
@@ -53,7 +55,7 @@ def test_few_neighbours_are_on_the_safe_side(
 ) -> None:
     """Variances conditioned on fewer samples are larger."""
     behind = NearPredictor._behind
-    monkeypatch.setattr(NearPredictor, "_behind", lambda self, here, places: behind(self, here, places[:2]))
+    monkeypatch.setattr(NearPredictor, "_behind", lambda self, new, row, places: behind(self, new, row, places[:2]))
     predicted(world, executor, tmp_path / "p", latent=True)
     assert (open_prediction(str(tmp_path / "p")).read("variance") >= 0.98 * world.latent).all()
 
@@ -89,9 +91,32 @@ def test_two_runs_have_the_same_bits(world: World, executor: BlockExecutor, tmp_
     assert np.array_equal(one, two)
 
 
-def test_a_classifier_refuses_them() -> None:
-    with pytest.raises(InputError, match="approximate variances of a regression; leave it out for a classifier"):
-        latent_settings(VarianceSettings(way="vif"))
+def test_an_interrupted_run_resumes_to_the_same_bits(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
+    def run(name: str, *, resume: bool = False, end: Wish | None = None) -> PredictSummary:
+        context = RunContext(executor, interrupted=end)
+        out = Destination(str(tmp_path / name), chunk_rows=10, resume=resume)
+        return predict(world.model, world.test, out, context, variance=VarianceSettings(way="vif", batch_size=10))
+
+    run("whole")
+    with pytest.raises(InterruptedRunError):
+        run("out", end=Wish(2))
+    resumed = run("out", resume=True)
+    assert resumed.variance is not None
+    assert 0 < resumed.variance["computed"] < world.test.n_samples
+    whole, out = (open_prediction(str(tmp_path / name)) for name in ("whole", "out"))
+    assert whole.variables == out.variables
+    assert all(np.array_equal(whole.read(name), out.read(name)) for name in whole.variables)
+
+
+@pytest.mark.parametrize("way", ["vif", "cholesky", "neighbours"])
+def test_a_classifier_refuses_ways_of_regressions(way: str) -> None:
+    with pytest.raises(InputError, match=f"the `way` {way} gives variances of a regression; .*Leave the `way` out"):
+        latent_settings(VarianceSettings(way=way))
+
+
+@pytest.mark.parametrize("way", ["auto", "iterative"])
+def test_a_classifier_takes_its_own_way(way: str) -> None:
+    assert latent_settings(VarianceSettings(way=way)) == VarianceSettings(way=way, latent=True)
 
 
 def test_a_prediction_is_reported_as_approximate() -> None:
