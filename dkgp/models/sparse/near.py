@@ -246,23 +246,22 @@ class NearPredictor:
     def _behind(
         self, new: Features, row: int, places: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], Features, FloatArray]:
-        """Neighbours' numbers (c,), features of these and one new row, and R with their rows of F (c + 1, m + p).
+        """Neighbours' numbers (c,), features of these and one new row, and R of a part, with their rows of F.
 
-        R is memory of this thread, valid until its next call; its columns of targets are to be written.
+        R (c + 1, m + p) is memory of this thread, valid until its next call; its columns of targets are to be written.
         """
-        count, rank = len(places), len(self._near.whitened)
+        count, (rank, targets) = len(places), self._parts[0].whitened.shape  # each part has as many targets
         # The last one makes room for the new row.
         features = self._features.take(np.append(places, places[-1:] if count else 0).astype(np.intp))
         for values, of_new in zip(features.arrays, (new.values, new.squared_norms), strict=True):
             values[:, count:] = of_new[:, row : row + 1]
-        right = scratch("near right", count + 1, rank + self._near.targets.shape[1], np.dtype(np.float64))
+        right = scratch("near right", count + 1, rank + targets, np.dtype(np.float64))
         self._write_rows(places, features, new, row, right[:, :rank])
         return self._points.order[places].astype(np.intp), features, right
 
     def _leaf(self, part: _Part, halo: NDArray[np.intp], features: Features, right: FloatArray) -> LeafFactor:
         """The new sample's leaf; writes the part's targets into R, with zeros for those of the last row."""
         rank, count = len(part.whitened), features.n
-        right = right[:, : rank + part.whitened.shape[1]]
         right[:-1, rank:], right[-1, rank:] = self._near.targets[halo, part.targets], 0.0
         noise = part.noise if isinstance(part.noise, float) else np.append(noise_at(part.noise, halo), part.least)
         tile = scratch("near tile", count, features.values.shape[1], np.dtype(np.float64))
