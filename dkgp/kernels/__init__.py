@@ -12,8 +12,7 @@ from dkgp.kernels.dot_product import Linear, Polynomial
 from dkgp.kernels.expression import kernel_names, kernel_text, parse_kernel
 from dkgp.kernels.functions import register_function
 from dkgp.kernels.periodic import Periodic
-from dkgp.kernels.stable import Stable
-from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
+from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential, Stable
 from dkgp.kernels.tiles.evaluator import EntryCount, TileEvaluator, count_entries, counting
 from dkgp.kernels.tiles.features import Features
 from dkgp.kernels.user import UserKernel, check_positive_definite, has_user_function

@@ -1,6 +1,6 @@
 """Kernels of a scaled squared distance, k(x, x') = v f(s): all but their f and f'.
 
-A new one is one file (`dkgp.kernels.stationary` has five to learn from): a class with f and f' in NumPy and, for the
+A new one is one file (`dkgp.kernels.stationary` has six to learn from): a class with f and f' in NumPy and, for the
 compiled loops, its `Profile`. A further parameter besides gamma and v, or a spectrum, it declares as well.
 
 The derivatives with respect to all d length scales come from one matrix product. With D_ij = w_ij v f'(s_ij) and

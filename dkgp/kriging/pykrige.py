@@ -48,8 +48,6 @@ _ADVICE = {
     "point_drift": "pass its logarithms as `specified_drift`",
 }
 _BACKENDS = ("vectorized", "loop", "C")
-_DRIFTS = ("regional_linear", "external_Z", "specified", "functional")
-_DRIFTS_3D = ("regional_linear", "specified", "functional")
 # Samples whose distances are all computed; the largest distance of more is the diagonal of their bounding box.
 _MOST_COMPARED = 5_000
 Axes: TypeAlias = tuple[FloatArray, ...]
@@ -85,12 +83,26 @@ class _Classes:
     # Names of the arguments of anisotropy.
     _anisotropy: tuple[tuple[str, ...], tuple[str, ...]] = (("anisotropy_scaling",), ("anisotropy_angle",))
 
-    def _start(self, axes: Sequence[ArrayLike], values: ArrayLike, exact_values: bool, **settings: Any) -> None:
-        """Keep the samples; `settings` are those of `Kriging`."""
-        self._places, self._values = tuple(_line(axis) for axis in axes), _line(values)
+    def _start(
+        self,
+        samples: Sequence[ArrayLike],
+        model: tuple[Any, Any],
+        turn: _Turn,
+        *,
+        nlags: int = 6,
+        weight: bool = False,
+        exact_values: bool = True,
+        **settings: Any,
+    ) -> None:
+        """Keep the samples, axes and values, and solve; a model is a variogram and its parameters."""
+        known = {name: settings.pop(name) for name in ("tolerance", "variance_gap", "client") if name in settings}
+        _require_without_effect(settings)
+        parts = tuple(_line(axis) for axis in samples)
+        self._places, self._values = parts[:-1], parts[-1]
         self._centre = tuple(0.5 * (axis.max() + axis.min()) for axis in self._places)
-        self._exact, self._settings = exact_values, settings
+        self._exact, self._settings = exact_values, known
         self._of: Any = "field" if exact_values else "observation"
+        self._set(*model, turn, nlags, weight)
 
     def _set(self, model: Any, parameters: Any, turn: _Turn, nlags: int, weight: bool) -> None:
         """Set the variogram, fitted where it has no parameters, and solve the equations."""
@@ -175,22 +187,29 @@ class _Classes:
 class _Drifts(_Classes):
     """The body of universal kriging."""
 
-    _terms: tuple[str, ...] = ()
     _external: Any = None
+    _known: tuple[str, ...] = ("regional_linear", "external_Z", "specified", "functional")
 
-    def _start_drifts(self, terms: Any, known: Sequence[str], specified: Any, functions: Any) -> None:
-        """Keep the drift's terms, some of `known`."""
-        self._terms = (terms,) if isinstance(terms, str) else tuple(terms or ())
-        if unknown := set(self._terms) - set(known):
+    def __init__(
+        self,
+        *samples: Any,
+        drift_terms: Sequence[str] | str | None = None,
+        specified_drift: Sequence[ArrayLike] | None = None,
+        functional_drift: Sequence[Callable[..., Any]] | None = None,
+        **settings: Any,
+    ) -> None:
+        self._terms = _terms(drift_terms)
+        if unknown := set(self._terms) - set(self._known):
             raise InputError(
-                f"`drift_terms` has some of {', '.join(known)}; got {', '.join(sorted(map(str, unknown)))}. "
+                f"`drift_terms` has some of {', '.join(self._known)}; got {', '.join(sorted(map(str, unknown)))}. "
                 f"For point_log, {_ADVICE['point_drift']}"
             )
-        self._functions = tuple(functions or ()) if "functional" in self._terms else ()
-        self._specified = [_line(part) for part in specified or ()] if "specified" in self._terms else []
+        self._functions = tuple(functional_drift or ()) if "functional" in self._terms else ()
+        self._specified = [_line(part) for part in specified_drift or ()] if "specified" in self._terms else []
         for term, present in (("specified", self._specified), ("functional", self._functions)):
             if term in self._terms and not present:
                 raise InputError(f"the drift term {term} needs `{term}_drift`, a list of at least one")
+        super().__init__(*samples, **settings)  # type: ignore[call-arg]  # the class beside this one
 
     def _mean(self) -> dict[str, Any]:
         names = [] if self._external is None else ["external_Z"]
@@ -269,26 +288,18 @@ class OrdinaryKriging(_Classes):
         variogram_model: Any = "exponential",
         variogram_parameters: Any = None,
         *,
-        nlags: int = 6,
-        weight: bool = False,
         anisotropy_scaling: float = 1.0,
         anisotropy_angle: float = 0.0,
         coordinates_type: str = "euclidean",
-        exact_values: bool = True,
-        tolerance: Any = "auto",
-        variance_gap: float = 0.05,
-        client: Any = None,
-        **other: Any,
+        **settings: Any,
     ) -> None:
-        _require_without_effect(other)
         if coordinates_type not in ("euclidean", "geographic"):
             raise InputError(f"`coordinates_type` is euclidean or geographic; got {coordinates_type!r}")
         if coordinates_type == "geographic" and anisotropy_scaling != 1.0:
             raise InputError("anisotropy has no meaning on the globe; leave `anisotropy_scaling` out")
         self._geographic = coordinates_type == "geographic"
-        self._start((x, y), z, exact_values, tolerance=tolerance, variance_gap=variance_gap, client=client)
         turn = _Turn((anisotropy_scaling,), (anisotropy_angle,))
-        self._set(variogram_model, variogram_parameters, turn, nlags, weight)
+        self._start((x, y, z), (variogram_model, variogram_parameters), turn, **settings)
 
     def execute(
         self,
@@ -325,19 +336,9 @@ class SimpleKriging(OrdinaryKriging):
         Further arguments of `OrdinaryKriging`.
     """
 
-    def __init__(
-        self,
-        x: ArrayLike,
-        y: ArrayLike,
-        z: ArrayLike,
-        variogram_model: Any = "exponential",
-        variogram_parameters: Any = None,
-        *,
-        mean: float,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *samples: Any, mean: float, **settings: Any) -> None:
         self.mean = float(mean)
-        super().__init__(x, y, z, variogram_model, variogram_parameters, **settings)
+        super().__init__(*samples, **settings)
 
     def _mean(self) -> dict[str, Any]:
         return {"kind": "simple", "mean": self.mean}
@@ -364,26 +365,17 @@ class UniversalKriging(_Drifts, OrdinaryKriging):
 
     def __init__(
         self,
-        x: ArrayLike,
-        y: ArrayLike,
-        z: ArrayLike,
-        variogram_model: Any = "exponential",
-        variogram_parameters: Any = None,
-        *,
-        drift_terms: Sequence[str] | None = None,
+        *samples: Any,
         external_drift: ArrayLike | None = None,
         external_drift_x: ArrayLike | None = None,
         external_drift_y: ArrayLike | None = None,
-        specified_drift: Sequence[ArrayLike] | None = None,
-        functional_drift: Sequence[Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
-        self._start_drifts(drift_terms, _DRIFTS, specified_drift, functional_drift)
         if settings.get("coordinates_type", "euclidean") != "euclidean":
             raise InputError("universal kriging of PyKrige has no geographic coordinates; use dkgp.kriging.Kriging")
-        if "external_Z" in self._terms:
+        if "external_Z" in _terms(settings.get("drift_terms")):
             self._external = _raster(external_drift, external_drift_x, external_drift_y)
-        super().__init__(x, y, z, variogram_model, variogram_parameters, **settings)
+        super().__init__(*samples, **settings)
 
     def execute(  # type: ignore[override]  # PyKrige's order of arguments
         self,
@@ -430,21 +422,16 @@ class OrdinaryKriging3D(_Classes):
         variogram_model: Any = "exponential",
         variogram_parameters: Any = None,
         *,
-        nlags: int = 6,
-        weight: bool = False,
         anisotropy_scaling_y: float = 1.0,
         anisotropy_scaling_z: float = 1.0,
         anisotropy_angle_x: float = 0.0,
         anisotropy_angle_y: float = 0.0,
         anisotropy_angle_z: float = 0.0,
-        exact_values: bool = True,
-        **other: Any,
+        **settings: Any,
     ) -> None:
-        settings = {name: other.pop(name) for name in ("tolerance", "variance_gap", "client") if name in other}
-        _require_without_effect(other)
-        self._start((x, y, z), val, exact_values, **settings)
-        scaling, angles = (anisotropy_scaling_y, anisotropy_scaling_z), (anisotropy_angle_x, anisotropy_angle_y)
-        self._set(variogram_model, variogram_parameters, _Turn(scaling, (*angles, anisotropy_angle_z)), nlags, weight)
+        angles = (anisotropy_angle_x, anisotropy_angle_y, anisotropy_angle_z)
+        turn = _Turn((anisotropy_scaling_y, anisotropy_scaling_z), angles)
+        self._start((x, y, z, val), (variogram_model, variogram_parameters), turn, **settings)
 
     def execute(
         self,
@@ -476,22 +463,7 @@ class UniversalKriging3D(_Drifts, OrdinaryKriging3D):
         Further arguments of `OrdinaryKriging3D`.
     """
 
-    def __init__(
-        self,
-        x: ArrayLike,
-        y: ArrayLike,
-        z: ArrayLike,
-        val: ArrayLike,
-        variogram_model: Any = "exponential",
-        variogram_parameters: Any = None,
-        *,
-        drift_terms: Sequence[str] | None = None,
-        specified_drift: Sequence[ArrayLike] | None = None,
-        functional_drift: Sequence[Callable[..., Any]] | None = None,
-        **settings: Any,
-    ) -> None:
-        self._start_drifts(drift_terms, _DRIFTS_3D, specified_drift, functional_drift)
-        super().__init__(x, y, z, val, variogram_model, variogram_parameters, **settings)
+    _known = ("regional_linear", "specified", "functional")
 
     def execute(  # type: ignore[override]  # PyKrige's order of arguments
         self,
@@ -505,6 +477,10 @@ class UniversalKriging3D(_Drifts, OrdinaryKriging3D):
     ) -> Any:
         """Return means and variances, (z, y, x) for a grid; see `UniversalKriging.execute`."""
         return self._executed(style, (xpoints, ypoints, zpoints), mask, backend, specified_drift_arrays or None)
+
+
+def _terms(names: Sequence[str] | str | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _require_all_samples(n_closest_points: int | None) -> None:

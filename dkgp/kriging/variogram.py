@@ -25,8 +25,15 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.kernels.compact import Cubic, Spherical, Wendland
 from dkgp.kernels.composite import Sum
-from dkgp.kernels.stable import GREATEST, Stable
-from dkgp.kernels.stationary import Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
+from dkgp.kernels.stationary import (
+    GREATEST,
+    Matern12,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+    SquaredExponential,
+    Stable,
+)
 from dkgp.kriging.empirical import EmpiricalVariogram
 
 RangeKind: TypeAlias = Literal["scale", "practical", "integral", "pykrige", "gstools", "gstat"]

@@ -10,7 +10,7 @@ from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError
 from dkgp.kernels import Matern12, SquaredExponential, Stable, TileEvaluator, kernel_from_json, parse_kernel
 from dkgp.kernels.program import numpy_functions
-from dkgp.kernels.stable import STABLE
+from dkgp.kernels.stationary import STABLE
 from dkgp.operators import ArrayInputs, ProductError
 
 EXPONENTS = (0.3, 0.8, 1.0, 1.2, 1.7, 2.0)

@@ -11,8 +11,7 @@ import numpy as np
 from dkgp.kernels.compact import CUBIC, SPHERICAL, WENDLAND
 from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, Step, TileProgram
-from dkgp.kernels.stable import STABLE
-from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
+from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC, STABLE
 from dkgp.kernels.user import USER, USER_PAIR
 
 COMPACT = (SPHERICAL, CUBIC, WENDLAND)

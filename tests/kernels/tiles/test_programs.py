@@ -14,8 +14,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import TileEvaluator, parse_kernel
 from dkgp.kernels.dot_product import POLYNOMIAL
 from dkgp.kernels.program import PROFILES, Add, Constant, InputGroup, Leaf, Multiply, Profile, Scale, TileProgram
-from dkgp.kernels.stable import STABLE
-from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC
+from dkgp.kernels.stationary import EXP2, MATERN12, MATERN32, MATERN52, RATIONAL_QUADRATIC, STABLE
 from dkgp.kernels.user import USER
 from tests.kernels.tiles.programs import COMPACT, RADIAL, ProgramKernel, kernel_of, leaf_kernel, random_program
 
