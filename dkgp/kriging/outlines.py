@@ -36,8 +36,9 @@ from dkgp.models.rounding import EPS
 # Pairs of an edge and a point that are computed together.
 _PAIRS = 2**16
 # Nodes of edges whose p is at least a number; edges nearer have panels of half-length 1/2 at most, with so many nodes.
-_RULES = ((1000.0, 3), (50.0, 5), (8.0, 8))
-_NODES, _PANEL = 12, 0.5
+# Their errors are near the roundings: the noise's root divides them in variances.
+_RULES = ((1000.0, 3), (50.0, 5), (8.0, 9), (4.0, 13))
+_NODES, _PANEL = 15, 0.5
 # Roundings of the value of a pair.
 _ROUNDINGS = 64.0 * EPS
 # Lines through a point, but for rounding, have no part in its integral.

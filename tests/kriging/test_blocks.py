@@ -489,6 +489,15 @@ def test_blocks_far_from_the_origin_and_the_data(rng: np.random.Generator) -> No
         assert v <= result.variance_upper[index, 0] + 1e-9
 
 
+def test_errors_of_covariances_are_near_their_roundings(rng: np.random.Generator) -> None:
+    ring = 1.75 * np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
+    points = np.concatenate([rng.uniform(-10.0, 10.0, (300, 2)), rng.uniform(-0.5, 2.5, (100, 2))])
+    for model in ("exponential", "matern32", "gaussian"):
+        _, errors, moved = covariances(Outline.of([ring], 0.0), points, Variogram(model, psill=1.0, range=1.0), 1.0)
+        assert errors.max() < 1e-12
+        assert not moved.any()
+
+
 def test_roundings_of_corners_far_from_the_origin_widen_no_variance(rng: np.random.Generator) -> None:
     shift = np.array([5e5, 5.8e6])
     X = rng.uniform(0.0, 5.0, (150, 2)) + shift
