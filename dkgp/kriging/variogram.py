@@ -22,18 +22,10 @@ from numpy.typing import ArrayLike
 
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.kernels import Kernel
+from dkgp.kernels import Kernel, Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential, Stable
 from dkgp.kernels.compact import Cubic, Spherical, Wendland
 from dkgp.kernels.composite import Sum
-from dkgp.kernels.stationary import (
-    GREATEST,
-    Matern12,
-    Matern32,
-    Matern52,
-    RationalQuadratic,
-    SquaredExponential,
-    Stable,
-)
+from dkgp.kernels.stationary import GREATEST
 from dkgp.kriging.empirical import EmpiricalVariogram
 
 RangeKind: TypeAlias = Literal["scale", "practical", "integral", "pykrige", "gstools", "gstat"]
