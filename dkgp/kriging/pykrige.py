@@ -209,7 +209,7 @@ class _Drifts(_Classes):
         for term, present in (("specified", self._specified), ("functional", self._functions)):
             if term in self._terms and not present:
                 raise InputError(f"the drift term {term} needs `{term}_drift`, a list of at least one")
-        super().__init__(*samples, **settings)  # type: ignore[call-arg]  # the class beside this one
+        super().__init__(*samples, **settings)
 
     def _mean(self) -> dict[str, Any]:
         names = [] if self._external is None else ["external_Z"]
