@@ -159,11 +159,10 @@ def test_the_first_commands_on_labels_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "classes.png").stat().st_size > 0
 
 
-# Options of other programs, and of earlier versions of dkgp.
+# Options of other programs.
 FOREIGN = """
     --build --create-namespace --dashboard-address --detach --filename --from-literal --kustomize --me --namespace
     --no-dashboard --nthreads --output --preload --protocol --recipe --repo --rm --round --set --tls-ca-file
-    --tree-error
 """
 
 
