@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 from sklearn.ensemble import HistGradientBoostingRegressor
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from dkgp.data import PredictionWriter, dataset_from_arrays, save_model
 from dkgp.errors import StoreError
+from dkgp.limits import Deadline, limited
 from dkgp.models import verdict
 from dkgp.models.verdict import Finding, Residuals, _shares, findings, fit_rivals, label_findings
 from tests.models.classification.problems import class_metrics
@@ -330,6 +332,27 @@ def test_errors_are_those_of_the_references(world, monkeypatch: pytest.MonkeyPat
     whole = fit_rivals(prediction, test, notes.append)
     assert (whole.training_rows, whole.boosting_rows) == (500, 500)
     assert "all 500 training rows" in notes[1]
+
+
+@pytest.mark.parametrize("slowness", [1.0, 2.0])
+def test_boosting_has_one_thread_on_a_busy_machine(world, slowness: float, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    *_, test, prediction = world
+    threads: list[int] = []
+
+    def recorded(method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            found = [library["num_threads"] for library in threadpool_info() if library["user_api"] == "openmp"]
+            threads.append(max(found))
+            return method(*arguments)
+
+        return call
+
+    for name in ("fit", "predict"):
+        method = getattr(HistGradientBoostingRegressor, name)
+        monkeypatch.setattr(HistGradientBoostingRegressor, name, recorded(method))
+    with threadpool_limits(3, "openmp"), limited(Deadline(np.inf, np.inf, slowness=slowness)):
+        fit_rivals(prediction, test, print)
+    assert set(threads) == {1 if slowness > 1.0 else 3}
 
 
 def test_without_scikit_learn_there_is_no_boosting(world, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
