@@ -88,19 +88,26 @@ class SparseMethod:
 
 
 _DECLARED = (
-    SparseMethod("sd", "the exact model of a subset of the data", "subset", basis="uniform"),
-    SparseMethod("sr", "subset of regressors, or Nystrom: variances that are too small", "regressors", basis="uniform"),
-    SparseMethod("dtc", "subset of regressors with the variance that the basis leaves", "deterministic"),
-    SparseMethod("fitc", "the residual variance of each sample counts as its noise", "deterministic", fitc=True),
-    SparseMethod("vfe", "the variational bound's model", "deterministic"),
+    SparseMethod("sd", "the exact model on a subset of the samples", "subset", basis="uniform"),
+    SparseMethod("sr", "subset of regressors (Nyström), whose variances are too small", "regressors", basis="uniform"),
+    SparseMethod(
+        "dtc", "deterministic training conditional: the means of sr with corrected variances", "deterministic"
+    ),
+    SparseMethod(
+        "fitc",
+        "fully independent training conditional: the residual variance of each sample counts as noise",
+        "deterministic",
+        fitc=True,
+    ),
+    SparseMethod("vfe", "variational free energy, with the predictions of dtc", "deterministic"),
     SparseMethod(
         "vif",
-        "a basis for long-range dependence, and the nearest samples for the residual",
+        "Vecchia and inducing points: a basis for long-range dependence, and the nearest samples for the residual",
         "deterministic",
         neighbours=True,
     ),
-    SparseMethod("sggp", "greedy choice by the risk after refitting", "deterministic", basis="greedy"),
-    SparseMethod("mpgp", "greedy choice by matching pursuit", "deterministic", basis="greedy"),
+    SparseMethod("sggp", "greedy choice of the basis by the risk after refitting", "deterministic", basis="greedy"),
+    SparseMethod("mpgp", "greedy choice of the basis by matching pursuit", "deterministic", basis="greedy"),
 )
 METHODS: dict[str, SparseMethod] = {method.name: method for method in _DECLARED}
 

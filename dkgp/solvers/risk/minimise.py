@@ -51,10 +51,12 @@ class _Named:
 
 _NAMED = {
     "kcg": _Named("kernel conjugate gradients", RiskConjugateGradient, 4),
-    "newton": _Named("Newton's method, its steps by preconditioned conjugate gradients", RiskNewton, 7),
-    "majorisation": _Named("a least squares problem a step, all of one matrix", RiskMajorisation, 7),
+    "newton": _Named("Newton's method with preconditioned conjugate gradients", RiskNewton, 7),
+    "majorisation": _Named("one least-squares problem per step, all with one matrix", RiskMajorisation, 7),
     "gradient": _Named("kernel gradient descent", RiskGradientDescent, 4),
-    "paramcg": _Named("conjugate gradients on parameters, kcg's rival", RiskParameterConjugateGradient, 4),
+    "paramcg": _Named(
+        "conjugate gradients in the parameters, for comparisons with kcg", RiskParameterConjugateGradient, 4
+    ),
 }
 RISK_METHODS = tuple(_NAMED)
 RISK_HELP = {name: named.help for name, named in _NAMED.items()}
