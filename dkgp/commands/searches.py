@@ -614,17 +614,16 @@ class KernelsRun(TuneRun):
             share = max(0.0, time_left / others)
             with finishing_within(share):
                 rows.append(self._scored(kernel, size, executor, share))
-        scored = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
-        if not scored:
+        able = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
+        if not able:
             raise NumericalError(
                 f"none of the kernels {', '.join(row['kernel'] for row in rows)} could be tuned on {size:,} samples; "
                 "name one with `kernel`"
             )
-        best = min(scored, key=lambda row: row["nlpd"])
-        rank = f"the smallest of {len(scored)} kernels" if len(scored) > 1 else "the only kernel that was tuned"
-        self.reporter.note(
-            f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} on {best['rows']:,} held-out samples, {rank}"
-        )
+        best = min(able, key=lambda row: row["nlpd"])
+        rank = f"the smallest of {len(able)} kernels" if len(able) > 1 else "the only kernel that was tuned"
+        scored = "in cross-validation" if best["rows"] == size else f"on {best['rows']:,} held-out samples"
+        self.reporter.note(f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} {scored}, {rank}")
         return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
 
     def _scored(self, kernel: str, size: int, executor: BlockExecutor, limit: float) -> dict[str, Any]:

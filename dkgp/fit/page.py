@@ -284,9 +284,12 @@ def _methods(compared: Document, taken: str) -> str:
 
 def _compared(comparison: Document) -> str:
     """Table of the compared kernels."""
+    # Scores in cross-validation are those of all samples.
+    by_folds = comparison["held_out"] == comparison["samples"]
+    scored = "them in cross-validation" if by_folds else f"{comparison['held_out']:,} others"
     lead = (
         f"Each kernel was tuned on {comparison['samples']:,} training samples and predicted "
-        f"{comparison['held_out']:,} others. The kernel with the smallest negative log predictive density (NLPD) was "
+        f"{scored}. The kernel with the smallest negative log predictive density (NLPD) was "
         f"chosen. Targets are standardised."
     )
     rows = [

@@ -52,6 +52,7 @@ from dkgp.fit.job import (
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
 from dkgp.fit.ways import TrainingJob, Way, spoken
+from dkgp.kernels import parse_kernel
 from dkgp.limits import Clock
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.verdict import rival_seconds
@@ -137,6 +138,8 @@ class _Fit:
                 raise
             if earlier is None:
                 self._remove([name for name in STORES if name not in (TRAIN, TEST)])
+            if job.kernel != AUTO_KERNEL and not self.labelled:  # a wrong kernel is refused before any search
+                parse_kernel(job.kernel, ingested["d"], ingested["features"])
             compared = self._transform_step(ingested)
             ingested = self._transformed(ingested, compared)
             kernel = self._kernel(ingested["n_train"])

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 
 from dkgp.commands.predict.job import LinesJob
-from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.reporting.progress import Reporter, typed
 from dkgp.data import LINEAR_MODEL_KIND, AnyModel, LinearRecord, open_any_model, open_linear_model, recognise
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.csv import LONGEST_LINE_BYTES, delimiter_of, is_number, split_fields
@@ -151,7 +151,7 @@ def run_lines(job: LinesJob, reporter: Reporter) -> None:
         reporter.note(f"reading lines with the columns {quoted(columns.names)} from standard input")
 
         def refuse(message: str) -> None:
-            print(f"dkgp predict: {message}", file=sys.stderr, flush=True)
+            print(f"dkgp predict: {typed(message)}", file=sys.stderr, flush=True)
 
         total, bad = answer(columns, table, sys.stdin.buffer, sys.stdout, refuse)
     finally:

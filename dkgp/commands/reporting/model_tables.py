@@ -304,9 +304,12 @@ def _compared_kernels(comparison: Document) -> RenderableType:
         ]
         for row in comparison["kernels"]
     ]
+    # Scores in cross-validation are those of all samples.
+    by_folds = comparison["held_out"] == comparison["samples"]
+    scored = "by cross-validation" if by_folds else f"on {comparison['held_out']:,} held-out samples"
     title = (
-        f"Kernels, tuned on {comparison['samples']:,} samples and scored on {comparison['held_out']:,} held-out "
-        f"samples (standardised; * chosen: smallest negative log predictive density, NLPD)"
+        f"Kernels, tuned on {comparison['samples']:,} samples and scored {scored} (standardised; * chosen: smallest "
+        f"negative log predictive density, NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
 
@@ -431,7 +434,7 @@ def _summary(document: Document) -> RenderableType:
 
 def _workers(document: Document) -> RenderableType:
     phases = _phases(document)
-    headings = ("workers", "time", "probable range", *_named(phases), "memory per worker", "worker-hours", "limited by")
+    headings = ("workers", "time", "probable range", *_named(phases), "memory per worker", "worker hours", "limited by")
     rows = (
         (
             *_times(row, row["workers"], phases),
@@ -453,14 +456,21 @@ def _times(costs: Document, workers: int, phases: list[str]) -> list[str]:
     return [f"{workers:,}", _time(costs["seconds"]), *between, *parts]
 
 
+# Forecasts below these seconds are shown as 0 s.
+SHORTEST = 0.005
 # Names of the limits and phases of a forecast in words.
 _LIMITS = {"workers": "computing", "tasks": "number of tasks", "messages": "messages"}
-_PHASES = {"order": "ordering", "application": "preconditioner", "check": "float64 check"}
+_PHASES = {"order": "ordering", "application": "applying factor", "check": "float64 check"}
 
 
 def _time(seconds: float) -> str:
     """Format a forecast; of short ones, two significant digits."""
-    return duration(seconds) if seconds >= 9.95 or seconds < 0.005 else f"{plain_number(seconds, 2)} s"
+    return duration(seconds) if seconds >= 9.95 or seconds < SHORTEST else f"{plain_number(seconds, 2)} s"
+
+
+def _brief(seconds: float) -> str:
+    """Format the time of a part of a product."""
+    return f"{1000.0 * seconds:,.2f} ms" if seconds < 1.0 else f"{seconds:,.3g} s"
 
 
 def _named(phases: list[str]) -> list[str]:
@@ -468,19 +478,22 @@ def _named(phases: list[str]) -> list[str]:
 
 
 def _phases(document: Document) -> list[str]:
-    """Return the names of the phases in order; with fewer workers, some may be missing."""
-    return max((list(row["phases"]) for row in document["workers"]), key=len)
+    """Return the phases that take time, in order; with fewer workers, some may be missing."""
+    phases = max((list(row["phases"]) for row in document["workers"]), key=len)
+    longest = {name: max(row["phases"].get(name, 0.0) for row in document["workers"]) for name in phases}
+    return [name for name in phases if longest[name] >= SHORTEST]
 
 
 def _product(document: Document) -> Tables:
     """Return a table of the seconds and messages of a product with the matrix; none for a solver with few products."""
-    if not any("product" in name for name in _phases(document)) or document["solver"] == "gbcd":
+    phases = {name for row in document["workers"] for name in row["phases"]}
+    if not any("product" in name for name in phases) or document["solver"] == "gbcd":
         return []
     parts = ("computing", "scheduling", "moving", "ends", "adding")
     rows = []
     for row in document["workers"]:
         product = row["product"]
-        seconds = (f"{product[name]:.3g} s" for name in ("seconds", *(f"{part}_seconds" for part in parts)))
+        seconds = (_brief(product[name]) for name in ("seconds", *(f"{part}_seconds" for part in parts)))
         messages = f"{product['tasks']:,}", size(product["moved_bytes"])
         rows.append((f"{row['workers']:,}", *seconds, *messages, _LIMITS.get(product["limit"], product["limit"])))
     headings = (
@@ -513,7 +526,7 @@ def _kept(document: Document) -> Tables:
     rows = []
     for row in document["workers"]:
         tiles = row["tiles"]
-        seconds = (f"{tiles[name]:.3g} s" for name in ("product_seconds", "saved_seconds"))
+        seconds = (_brief(tiles[name]) for name in ("product_seconds", "saved_seconds"))
         memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
         rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
     headings = (
