@@ -63,6 +63,7 @@ from dkgp.plan.foreseen import (
     foresee_variances,
 )
 from dkgp.plan.machine import MachineFigures, Network, measure_machine
+from dkgp.solvers.auto import PROBE_SAMPLES
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
 # Sizes of smaller models, best first.
@@ -75,8 +76,9 @@ COMPARED_BASIS, SHARE_OF_COMPARISON = 1000, 0.1
 MOST_DENSE, PROOF_GAIN = 4000, 0.01
 # Of the time that is left: a forecast at nominal prices of less is good enough, and no machine is measured.
 CERTAIN_SHARE = 0.05
-# Share of the time for forecasts of models at nominal prices.
-SHARE_OF_FORECASTS = 0.1
+# Share of the time for forecasts of models at nominal prices, and processor seconds of an idle machine that the exact
+# model's takes at least, of as many samples as its solver looks at.
+SHARE_OF_FORECASTS, LEAST_FORECAST = 0.1, 1.0
 # Any model takes less than this one. Of forecasts that differ by at most this factor, the better model is chosen.
 EVERY, SIMILAR = Way("exact", None, None, math.inf, math.inf, 0), 1.25
 # Kernel matrices that training by a likelihood holds at most.
@@ -366,10 +368,12 @@ class Chooser:
             self._reporter.note(f"the model: {decision.reason}")
             return dict(to_json(decision))
         forecasts, limit = self.forecasts(seconds / slowness), SHARE_OF_FORECASTS * self._job.seconds
-        nominal = self._foreseen(lambda: forecasts, seconds, slowness, limit)
+        nominal, probed = None, min(1.0, open_dataset(self._job.place(TRAIN)).n_samples / PROBE_SAMPLES)
+        if self._labelled or slowness * LEAST_FORECAST * probed <= limit:
+            nominal = self._foreseen(lambda: forecasts, seconds, slowness, limit)
         if nominal is None:
             nominal = self.smaller(EVERY)
-            text = f"the exact model was not considered, because its forecast alone took more than {spoken(limit)}"
+            text = f"the exact model was not considered, because its forecast alone takes more than {spoken(limit)}"
             self._reporter.warn(f"to keep the limits: {text}")
             given_up = [{"step": "choose", "text": text}]
         if nominal and is_certain(nominal[0], seconds, self._memory_bytes):

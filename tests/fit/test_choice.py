@@ -219,15 +219,32 @@ def test_a_tuning_that_took_too_long_leaves_a_fifth_of_the_time_to_the_model(
     assert "available: 3 min and" in document["choice"]["reason"]
 
 
+def tuned_job(folder: Path) -> tuple[FitJob, Kernel, float]:
+    """Write data and hyperparameters of a fit that has to choose a model; return them with its job."""
+    job = FitJob(IngestJob(("rows.csv",), targets=("y",)), out=str(folder))
+    write_friedman1(job.place(TRAIN), job.place(TEST), 300, 40, seed=0)
+    kernel, noise = SquaredExponential(np.full(10, 0.05)), 0.05
+    write_hyperparameters(job.place(HYPER), Hyperparameters(kernel, noise))
+    return job, kernel, noise
+
+
+def test_an_exact_model_whose_forecast_would_take_too_long_is_not_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Forecasts, "_exact")
+    monkeypatch.setattr(Budget, "slowness", lambda budget: 100.0)
+    job = replace(tuned_job(tmp_path)[0], seconds=100.0)
+    document = Chooser(job, Budget(100.0), SilentReporter(), 64 * GIB).choose(hurried=False)
+    assert document["way"]["name"] != "exact"
+    assert document["given_up"][0]["text"].endswith("because its forecast alone takes more than 10 s")
+
+
 @pytest.mark.parametrize(("shrinkage", "model"), [(1.0, "exact"), (0.999, "exact"), (0.5, "vif")])
 def test_held_out_density_chooses_between_the_exact_model_and_neighbours(
     shrinkage: float, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = FitJob(IngestJob(("rows.csv",), targets=("y",)), out=str(tmp_path))
-    write_friedman1(job.place(TRAIN), job.place(TEST), 300, 40, seed=0)
+    job, kernel, noise = tuned_job(tmp_path)
     dataset = open_dataset(job.place(TRAIN))
-    kernel, noise = SquaredExponential(np.full(dataset.n_features, 0.05)), 0.05
-    write_hyperparameters(job.place(HYPER), Hyperparameters(kernel, noise))
 
     def neighbours(judge: Judge, candidate: Candidate, context: RunContext) -> Judged:
         """Predict as the exact model, with smaller errors."""

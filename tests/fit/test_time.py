@@ -500,6 +500,6 @@ def test_a_forecast_that_takes_too_long_leaves_the_exact_model_out(
     job = FitJob(IngestJob((str(rows),), targets=("y",)), out=str(tmp_path / "fit"), seconds=20.0, kernel="rbf")
     document = _Fit(job, clock, clock).run()
     assert [item["step"] for item in document["given_up"]] == ["choose"]
-    assert document["given_up"][0]["text"].endswith("because its forecast alone took more than 2 s")
+    assert document["given_up"][0]["text"].endswith("because its forecast alone takes more than 2 s")
     assert document["choice"]["way"]["name"] != "exact"
     assert document["evaluation"]["rmse"] < 0.9
