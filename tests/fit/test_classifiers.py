@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dkgp.estimators
 from dkgp.codec import from_json, to_json
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import NumericalError
-from dkgp.fit import classifiers
 from dkgp.fit.classifiers import ComparedMethod, Comparison, basis_size, compare_methods
 from tests.cli.invoke import run_json
 
@@ -44,7 +44,7 @@ def compare(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def compared(fixed: Guess, logistic: Guess, gp: Guess, seconds: float = 100.0) -> Comparison:
         for name, guess in (("FixedSizeLSSVC", fixed), ("KernelLogisticClassifier", logistic), ("GPClassifier", gp)):
-            monkeypatch.setattr(classifiers, name, lambda guess=guess, **settings: guess)
+            monkeypatch.setattr(dkgp.estimators, name, lambda guess=guess, **settings: guess)
         return compare_methods(dataset, seconds=seconds)
 
     return compared
