@@ -244,6 +244,7 @@ def _integrals(field: Field, rules: Sequence[Rule], rows: FloatArray, weights: F
     # Roundings of corners, and of samples where structures differ in range.
     magnitude = float(np.abs(to.input_mean).max()) + unit * float(np.abs(samples).max())
     columns, off, missed = np.zeros((n, count)), np.zeros(count), np.zeros((count, sizes.shape[1]))
+    shifted = np.zeros_like(missed)
     cross, unsure, astray = np.zeros(count), np.zeros(count), np.zeros(count)
     for index, rule in enumerate(rules):
         farthest = stretch * max(float(np.abs(ring).max()) for ring in rule.rings) + magnitude
@@ -251,7 +252,7 @@ def _integrals(field: Field, rules: Sequence[Rule], rows: FloatArray, weights: F
         nodes = np.flatnonzero(weights[:, index])
         values, errors, moved = covariances(outline, np.concatenate([samples, rows[nodes]]), variogram, unit)
         columns[:, index], share, astray[index] = values[:n], weights[nodes, index], outline.astray
-        off[index], missed[index] = np.linalg.norm(errors[:n]), (errors + moved)[:n] @ sizes
+        off[index], missed[index], shifted[index] = np.linalg.norm(errors[:n]), errors[:n] @ sizes, moved[:n] @ sizes
         cross[index], unsure[index] = share @ values[n:], share @ errors[n:] + len(share) * EPS
     low, high = prior_variances(field, rows, weights)
     eps = np.array([rule.error for rule in rules]) / math.sqrt(variogram.field_variance)
@@ -268,7 +269,8 @@ def _integrals(field: Field, rules: Sequence[Rule], rows: FloatArray, weights: F
         change = astray[index] * (2.0 * math.sqrt(known[key][1]) + astray[index])
         return known[key][0] - change, known[key][1] + change
 
-    return Integrals(columns, off * EVALUATION, missed * EVALUATION, least, most, astray, narrowed)
+    off, missed, shifted = (part * EVALUATION for part in (off, missed, shifted))
+    return Integrals(columns, off, missed, shifted, least, most, astray, narrowed)
 
 
 def _drift_error(field: Field, rules: Sequence[Rule]) -> tuple[FloatArray, FloatArray]:

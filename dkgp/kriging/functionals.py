@@ -64,8 +64,8 @@ class Integrals:
     ----------
     off : (B,)
         Bounds on the lengths of the errors of the columns.
-    missed : (B, p + q)
-        Bounds on the errors of k_L'A, A the stored solutions.
+    missed, moved : (B, p + q)
+        Bounds on the errors of k_L'A, A the stored solutions, and on its change for the functional that is predicted.
     astray : (B,)
         Bounds on the prior deviations of the functionals from those that are predicted.
     narrowed : callable
@@ -75,6 +75,7 @@ class Integrals:
     columns: FloatArray
     off: FloatArray
     missed: FloatArray
+    moved: FloatArray
     low: FloatArray
     high: FloatArray
     astray: FloatArray
@@ -161,7 +162,8 @@ def averages(
     bound += 4.0 * UNIT * np.abs(mean)
     product_error = np.zeros_like(bound)
     if integrals is not None:
-        product_error = integrals.missed + integrals.astray[:, None] * _distances(stored)
+        moved = np.minimum(integrals.moved, integrals.astray[:, None] * _norms(model, noise, stored))
+        product_error = integrals.missed + moved + integrals.astray[:, None] * _distances(stored)
     bound = bound + product_error
     to = model.standardisation
     if trend is not None:
@@ -198,6 +200,26 @@ def solver_of(field: Field, context: RunContext, count: int, tolerance: float) -
 def _distances(certificate: Certificate) -> FloatArray:
     """Return bounds on the root of r'Kbar^-1 r of each column."""
     return np.asarray(certificate.proven_residual_norm / np.sqrt(certificate.noise_variance) * (1.0 + 4.0 * EPS))
+
+
+def _norms(model: ModelRecord, noise: Noise, stored: Certificate) -> FloatArray:
+    """Return bounds on the norms of the functions k_x'A in the kernel's space; infinite where they are not known.
+
+    That of a solution a of Kbar a = y + g, g the stored gradient, is at most the root of a'(y + g).
+    """
+    norms, state = np.full(model.alpha.shape[1], np.inf), model.training_state()
+    if state is None:
+        return norms
+    right = state[0].all_targets()
+    n, p = right.shape
+    right = right + state[1][:, :p]
+    weights, alpha = np.sqrt(np.broadcast_to(noise.diagonal, (n,)) / stored.noise_variance), model.alpha[:, :p]
+    unknown = (np.asarray(stored.residual_rounding) + stored.product_lengths)[:p]
+    slack = column_lengths(column_of(weights) * alpha) * unknown + (n + 8.0) * UNIT * (
+        np.abs(alpha) * np.abs(right)
+    ).sum(0)
+    norms[:p] = np.sqrt((alpha * right).sum(axis=0) + EVALUATION * slack) * (1.0 + 4.0 * EPS)
+    return norms
 
 
 def _correction(

@@ -507,6 +507,7 @@ def test_roundings_of_corners_far_from_the_origin_widen_no_variance(rng: np.rand
     rules = [rectangle(block, variogram, 8) for block in blocks]  # type: ignore[arg-type]
     result = predicted(field_of(variogram, X, z), rules)
     assert ((result.variance_upper - result.variance_lower) < 0.05 * result.variance_upper).all()
+    assert (result.mean_error_bound < 3e-5).all()
     for index, block in enumerate(blocks):
         low, high = rectangle_variance((block[1] - block[0], block[3] - block[2]), variogram, 1e-9)
         rule = replace(rules[index], nodes=rules[index].nodes - shift, rings=(rules[index].rings[0] - shift,))
