@@ -204,6 +204,7 @@ def test_no_machine_is_measured_where_any_would_do(
     assert measured == [fitted["ingest"]["n_train"]]
 
 
+@pytest.mark.long
 def test_a_tuning_that_took_too_long_leaves_a_fifth_of_the_time_to_the_model(
     fitted: dict[str, Any], table: Path, tmp_path: Path
 ) -> None:
