@@ -29,7 +29,7 @@ def test_every_way_is_timed_beside_the_default(tmp_path: Path) -> None:
         ways = (row[f"{way}_cpu"] for way in ("cholesky", "iterative", "neighbours"))
         best = min(seconds for seconds in ways if seconds is not None)
         assert row["to_best"] == pytest.approx(row["auto_cpu"] / best)
-        assert 0.0 < row["auto_seconds"] < 60.0
+        assert row["auto_seconds"] > 0.0
     assert document["figures"]["worst_to_best"] == max(row["to_best"] for row in rows)
 
 
