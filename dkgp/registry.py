@@ -279,11 +279,14 @@ class Registry(Generic[T]):
         Package whose modules, including those of its subpackages, are imported before the first look-up.
     group
         Entry point group under which installed packages list further modules to import.
+    without
+        Modules and subpackages without declarations, which are not imported.
     """
 
     sort: str
     package: str
     group: str
+    without: tuple[str, ...] = ()
     _found: dict[str, T] = field(default_factory=dict, init=False)
     _imported: bool = field(default=False, init=False)
     _lock: Any = field(default_factory=RLock, init=False, repr=False)
@@ -317,7 +320,13 @@ class Registry(Generic[T]):
         return known[name]
 
     def _import(self) -> None:
-        folder = importlib.import_module(self.package)
-        for module in pkgutil.walk_packages(folder.__path__, f"{self.package}."):
-            importlib.import_module(module.name)
+        self._import_modules(self.package)
         load_entry_points(self.group, self.sort)
+
+    def _import_modules(self, package: str) -> None:
+        for _, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            if name.removeprefix(f"{self.package}.") in self.without:
+                continue
+            importlib.import_module(name)
+            if is_package:
+                self._import_modules(name)

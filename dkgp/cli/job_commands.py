@@ -160,7 +160,8 @@ class LinesCommand(JobCommand):
             super().run_job(**options)
             return
         output = Output.taken(options)
-        from dkgp.commands.predict import LinesJob, run_lines
+        from dkgp.commands.predict.job import LinesJob
+        from dkgp.commands.predict.lines import run_lines
 
         context = click.get_current_context()
         taken = declared_options(LinesJob)

@@ -16,9 +16,10 @@ from typing import Annotated, Any
 from dkgp.cluster import ClusterOptions
 from dkgp.codec import difference
 from dkgp.commands.classify import ClassifyJob
-from dkgp.commands.evaluate import EvaluateJob, read_coverage, read_pairs
+from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.evaluation import read_coverage, read_pairs
 from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.recipe import command, recipe_of
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import (

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from dkgp.commands.job_options import MAX_PASSES, MAX_SECONDS
 from dkgp.commands.reporting.progress import Reporter
-from dkgp.data import Dataset
 from dkgp.errors import InputError, UsageError
-from dkgp.models import Hyperparameters
-from dkgp.models.noise import Noise
-from dkgp.models.problem import Problem
-from dkgp.models.solver_choice import choose_solver_for
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError
 from dkgp.options import SEED
 from dkgp.registry import FURTHER, Group, Option
-from dkgp.solvers import Choice, DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
-from dkgp.solvers.conjugate.probe import Probe
+from dkgp.solvers import DualityGap, GradientInfNorm, MaxPasses, MaxSeconds, Solver, StoppingRule
 from dkgp.solvers.registry import (
     AUTO,
     Need,
@@ -33,6 +27,12 @@ from dkgp.solvers.registry import (
     solver_names,
     solvers_that_need,
 )
+
+if TYPE_CHECKING:
+    from dkgp.models import Hyperparameters
+    from dkgp.models.problem import Problem
+    from dkgp.solvers import Choice
+    from dkgp.solvers.conjugate.probe import Probe
 
 GREEDY = "gbcd"
 
@@ -181,6 +181,11 @@ class SolverOptions:
             return self, None
         self.check()
         self.stopping()
+        from dkgp.data import Dataset
+        from dkgp.models.noise import Noise
+        from dkgp.models.problem import Problem
+        from dkgp.models.solver_choice import choose_solver_for
+
         if problem is None:
             known = isinstance(dataset, Dataset)
             noise = hyperparameters.noise_of(dataset) if known else Noise(hyperparameters.noise_variance)

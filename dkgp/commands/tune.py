@@ -10,9 +10,9 @@ from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.recipe import command
 from dkgp.errors import UsageError
 from dkgp.models import Hyperparameters
+from dkgp.models.mean_option import MEAN, MeanValue
 from dkgp.models.refinement.record import RefineSettings
 from dkgp.models.sparse.search import EVIDENCES, Evidence
-from dkgp.models.trend import MEAN, MeanValue
 from dkgp.models.tuning.laplace import LabelLikelihood
 from dkgp.models.tuning.noise import NoiseKind, NoiseLikelihood
 from dkgp.models.tuning.objectives import ObjectiveName

@@ -24,8 +24,9 @@ from dkgp.estimators.inputs import is_dask, is_plain, numbers_of, numeric_sample
 from dkgp.estimators.outputs import PredictionBounds, framed
 from dkgp.estimators.scikit_learn import clone
 from dkgp.estimators.training_set import default_targets, target_names_of
+from dkgp.models.mean_option import MEAN_VALUES
 from dkgp.models.rounding import shifted_bound
-from dkgp.models.trend import CENTRED, MEAN_VALUES, Drift
+from dkgp.models.trend import CENTRED, Drift
 
 logger = logging.getLogger("dkgp.estimators")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.recipe import recipe_of
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dkgp.codec import from_json
-from dkgp.commands.evaluate import read_coverage, read_pairs
+from dkgp.commands.evaluation import read_coverage, read_pairs
 from dkgp.commands.reporting.layout import plain_number, proven, size
 from dkgp.commands.reporting.outputs import Document, write_text
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_residuals

@@ -14,9 +14,10 @@ import psutil
 
 from dkgp.codec import from_json, to_json
 from dkgp.commands.chained import Steps, earlier_record
-from dkgp.commands.evaluate import EvaluateJob, run_evaluate
+from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.evaluation import run_evaluate
 from dkgp.commands.ingest import IngestJob, run_ingest
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.reporting.memory import PeakMemory, available_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, write_text
 from dkgp.commands.reporting.progress import Reporter, SilentReporter

@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy
@@ -29,10 +29,9 @@ from numpy.typing import ArrayLike
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import numbers_of
+from dkgp.kriging.choices import ESTIMATORS
 from dkgp.kriging.space import Space
 
-Estimator: TypeAlias = Literal["matheron", "cressie", "dowd", "genton"]
-ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 # Pairs that are all taken.
 MOST_PAIRS = 20_000_000
 BOOTSTRAPS = 200

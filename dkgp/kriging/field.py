@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Self
 
 import numpy as np
 import scipy.spatial
@@ -41,22 +41,23 @@ from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.estimators.settings import executor_for, solver_for
 from dkgp.estimators.training_set import reads_memory
 from dkgp.kernels import Kernel, kernel_from_json
+from dkgp.kriging.choices import QUANTITIES as QUANTITIES
+from dkgp.kriging.choices import Quantity as Quantity
 from dkgp.kriging.samples import Samples
 from dkgp.kriging.space import Space
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.context import RunContext
 from dkgp.models.exact import train
+from dkgp.models.mean_option import MeanValue
 from dkgp.models.noise import Noise
 from dkgp.models.problem import Problem
 from dkgp.models.rounding import UNIT, outward
 from dkgp.models.sums import SupportInputs
-from dkgp.models.trend import Drift, MeanValue
+from dkgp.models.trend import Drift
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import GradientInfNorm, Solver, solve
 
-Quantity: TypeAlias = Literal["signal", "field", "observation"]
-QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 # Least noise of the engine, as a share of the partial sill; below the second a matrix is examined.
 LEAST_NOISE, SURE_NOISE = 1e-12, 1e-8
 MOST_CONDITION = 1e15

@@ -33,6 +33,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError
 from dkgp.estimators.settings import executor_for
 from dkgp.kriging.cells import CellRows, Covariates, cells_of
+from dkgp.kriging.choices import MAP_FORMATS as FORMATS
 from dkgp.kriging.field import Field, Kriged, Quantity
 from dkgp.kriging.geotiff import write_geotiff
 from dkgp.kriging.grids import Grid
@@ -61,7 +62,6 @@ ROUGH_EXPONENT = 1.8
 WHOLE, MOST_WHOLE, MOST_MEMORY_BYTES = 5_000, 20_000, 2 * 2**30
 # Free bytes below which a write without another reason failed on a full disk.
 LEAST_FREE = 2**20
-FORMATS = {".tif": "GeoTIFF", ".tiff": "GeoTIFF", ".nc": "NetCDF", ".zarr": "Zarr"}
 _LONG_NAMES = {
     "mean": "predicted mean",
     "mean_error_bound": "proven bound on the error of the mean",

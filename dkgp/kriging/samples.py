@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 
 from dkgp.data.types import FloatArray, IntArray
 from dkgp.errors import InputError
 from dkgp.estimators.inputs import numbers_of
-
-Duplicates: TypeAlias = Literal["merge", "keep", "mean", "first", "refuse"]
-DUPLICATES: tuple[Duplicates, ...] = get_args(Duplicates)
+from dkgp.kriging.choices import DUPLICATES as DUPLICATES
+from dkgp.kriging.choices import Duplicates as Duplicates
 
 
 @dataclass(frozen=True, eq=False)

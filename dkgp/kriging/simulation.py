@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, OutputExistsError
 from dkgp.kernels import kernel_from_json
 from dkgp.kriging.cells import CellRows, cells_of
+from dkgp.kriging.choices import SIMULATION_METHODS as METHODS
+from dkgp.kriging.choices import SimulationMethod as Method
 from dkgp.kriging.field import Field, Quantity
 from dkgp.kriging.functionals import solver_of
 from dkgp.kriging.grids import Grid
@@ -61,8 +63,6 @@ from dkgp.operators.base import IndexArray
 from dkgp.operators.block_tasks import BlockContext
 from dkgp.solvers import GradientInfNorm, Solver, solve
 
-Method: TypeAlias = Literal["auto", "circulant", "fourier", "features", "cholesky"]
-METHODS: tuple[Method, ...] = get_args(Method)
 # Bytes of the fields that are kept in memory at a time, and cells whose kriging weights are examined.
 BATCH_BYTES, EXAMINED_CELLS = 2**29, 8
 # Allowed error of sums over samples, as a share of the tolerance, and pieces of cells that a thread sums at in a round.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import scipy
@@ -26,10 +26,9 @@ from dkgp.kernels import Kernel, Matern12, Matern32, Matern52, RationalQuadratic
 from dkgp.kernels.compact import Cubic, Spherical, Wendland
 from dkgp.kernels.composite import Sum
 from dkgp.kernels.stationary import GREATEST
+from dkgp.kriging.choices import FIT_WEIGHTS, RANGE_KINDS, RangeKind
 from dkgp.kriging.empirical import EmpiricalVariogram
 
-RangeKind: TypeAlias = Literal["scale", "practical", "integral", "pykrige", "gstools", "gstat"]
-RANGE_KINDS: tuple[RangeKind, ...] = ("scale", "practical", "integral", "pykrige", "gstools", "gstat")
 NUGGET_KINDS = ("error", "microscale")
 Shape: TypeAlias = float | None
 
@@ -693,7 +692,6 @@ class Variogram:
         return replace(self, psill=share * self.psill, range=stretch * self.range, nugget=parts, also=also)
 
 
-FIT_WEIGHTS = ("cressie", "pairs", "pairs/h2", "equal")
 _MOST_REWEIGHTED = 50
 # Lengths over the largest lag among which the search starts.
 _STRETCHES = np.geomspace(0.02, 10.0, 60)

@@ -30,10 +30,11 @@ from dkgp.errors import InputError, InterruptedRunError
 from dkgp.kernels import Kernel, check_positive_definite, has_user_function
 from dkgp.models.certificate import Certificate
 from dkgp.models.context import RunContext
+from dkgp.models.mean_option import MeanValue
 from dkgp.models.noise import Noise, NoiseModel, StudentT
 from dkgp.models.problem import Problem
 from dkgp.models.rounding import assumptions
-from dkgp.models.trend import CENTRED, Drift, MeanValue, Trend, fit_trend
+from dkgp.models.trend import CENTRED, Drift, Trend, fit_trend
 from dkgp.operators import BlockedKernelOperator, CachedColumnsOperator, KernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.cached_columns import cached_columns_bytes

@@ -13,8 +13,9 @@ from dkgp.data import Dataset, ModelRecord
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel
 from dkgp.models.context import RunContext
+from dkgp.models.mean_option import MeanValue
 from dkgp.models.noise import Noise, StudentT
-from dkgp.models.trend import CENTRED, Drift, MeanValue
+from dkgp.models.trend import CENTRED, Drift
 from dkgp.operators import BlockedKernelOperator
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import EVERY_ENTRY, ProductError

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any
 
 import numpy as np
 import scipy
@@ -34,15 +34,10 @@ from dkgp.data import Dataset, Standardisation
 from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, NumericalError
 from dkgp.models.certificate import Certificate
+from dkgp.models.mean_option import DEGREES, MEAN_VALUES, MeanValue
 from dkgp.models.rounding import EPS, EVALUATION, UNIT, bounding, column_lengths, known, sum_roundings
 from dkgp.operators.base import FloatArray, Variances
-from dkgp.registry import Option, Values
 
-# Degree of the fitted polynomial by the word of the option `mean`; None: nothing is fitted.
-_DEGREES: dict[str, int | None] = {"centred": None, "constant": 0, "linear": 1, "quadratic": 2}
-# The option's value: a word, or the mean itself, in the target's units.
-MeanValue: TypeAlias = float | Literal["centred", "constant", "linear", "quadratic"]
-MEAN_VALUES = f"{', '.join(map(repr, _DEGREES))}, or a number, the known mean"
 # Least eigenvalue of the columns' correlations; below it coefficients would be rounding.
 _LEAST_EIGENVALUE = 1e-12
 RUN_ROWS = 8192
@@ -87,8 +82,8 @@ class Drift:
         """Return the drift of a value of the option `mean`; `InputError` for any other value."""
         if isinstance(mean, Drift):
             return mean
-        if isinstance(mean, str) and mean in _DEGREES:
-            return cls(_DEGREES[mean])
+        if isinstance(mean, str) and mean in DEGREES:
+            return cls(DEGREES[mean])
         if isinstance(mean, int | float | np.number) and not isinstance(mean, bool):
             return cls(value=float(mean))
         raise InputError(f"`mean` is one of {MEAN_VALUES}; got {mean!r}")
@@ -108,7 +103,7 @@ class Drift:
         """Return the word of the option, the known number, or for higher degrees an object with degree and box."""
         if self.value is not None:
             return self.value
-        if self.columns or self.box or self.degree not in _DEGREES.values():
+        if self.columns or self.box or self.degree not in DEGREES.values():
             columns = {"columns": list(self.columns)} if self.columns else {}
             return {"degree": self.degree, **columns, "box": [list(pair) for pair in self.box]}
         return self.word
@@ -118,7 +113,7 @@ class Drift:
         """Name of the mean in messages."""
         if self.value is not None:
             return f"{self.value:g}"
-        words = {degree: word for word, degree in _DEGREES.items()}
+        words = {degree: word for word, degree in DEGREES.items()}
         return words.get(self.degree, f"polynomial of degree {self.degree}")
 
     @property
@@ -277,35 +272,6 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
 def _monomial_name(factors: tuple[int, ...], feature_names: tuple[str, ...]) -> str:
     powers = [(feature_names[feature], factors.count(feature)) for feature in dict.fromkeys(factors)]
     return "*".join(name if power == 1 else f"{name}^{power}" for name, power in powers) or "constant"
-
-
-def _is_mean(value: Any) -> bool:
-    try:
-        Drift.parse(value)
-    except InputError:
-        return False
-    return True
-
-
-def read_mean(text: str) -> MeanValue:
-    """Read a word or a number: the `type` of the option `mean`."""
-    word = text.strip()
-    if word in _DEGREES:
-        return cast(MeanValue, word)
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"{text!r} is no mean; expected {MEAN_VALUES}.") from None
-
-
-MEAN = Option(
-    help="Prior mean of the function. centred: the targets' average. constant, linear, quadratic: a polynomial of "
-    "degree 0, 1 or 2 in the features, with coefficients fitted in the same solve. It extrapolates, and its "
-    "uncertainty is part of every variance. M: a known mean, in the target's units.",
-    type=read_mean,
-    metavar="centred|constant|linear|quadratic|M",
-    values=Values(_is_mean, MEAN_VALUES),
-)
 
 
 @dataclass(frozen=True)

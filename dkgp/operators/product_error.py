@@ -10,20 +10,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from dkgp.cluster.executors.base import BlockExecutor
 from dkgp.errors import InputError, MemoryBudgetError
-from dkgp.kernels import Kernel, SquaredExponential
-from dkgp.kernels.terms import terms_of
-from dkgp.operators.base import Variances
-from dkgp.operators.block_tasks import InputSource
-from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, BlockedKernelOperator
-from dkgp.operators.cells.operator import CellKernelOperator, Forecast, choose, estimated_bytes, product_share
-from dkgp.operators.cells.products import CellProducts
-from dkgp.registry import FURTHER, Option, Values
+from dkgp.registry import FURTHER, LaterModule, Option, Values
+
+if TYPE_CHECKING:
+    from dkgp.cluster.executors.base import BlockExecutor
+    from dkgp.kernels import Kernel
+    from dkgp.kernels import terms as kernel_terms
+    from dkgp.operators import blocked
+    from dkgp.operators.base import Variances
+    from dkgp.operators.block_tasks import InputSource
+    from dkgp.operators.blocked import BlockedKernelOperator
+    from dkgp.operators.cells import operator as cells
+    from dkgp.operators.cells.operator import Forecast
+else:
+    # The help of a command shows the option and takes no product.
+    blocked, cells = LaterModule("dkgp.operators.blocked"), LaterModule("dkgp.operators.cells.operator")
+    kernel_terms = LaterModule("dkgp.kernels.terms")
 
 Value: TypeAlias = float | Literal["auto", "none"]
 # Name of the option in stores, jobs and checkpoints of earlier versions, whose products were sums by a kd-tree.
@@ -102,7 +109,9 @@ class ProductError:
         return self.number is not None or (self.value == "auto" and self._forecast(kernel, n).takes_cells)
 
     def _forecast(self, kernel: Kernel, n: int) -> Forecast:
-        return Forecast(True, "as they were when the run began") if self.began else choose(kernel, n)
+        if self.began:
+            return cells.Forecast(True, "as they were when the run began")
+        return cells.choose(kernel, n)
 
     def record(self, kernel: Kernel, n: int, products: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the entry `product_error` of an identity or a summary; nothing where every entry is evaluated.
@@ -145,7 +154,7 @@ class ProductError:
         *,
         tolerance: float | None = None,
         by_length: bool = False,
-        coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES,
+        coordinator_input_bytes: int | None = None,
         note: Callable[[str], None] | None = None,
     ) -> BlockedKernelOperator:
         """Return Kbar = K + D with products of this error, to be opened by `with`.
@@ -158,8 +167,8 @@ class ProductError:
         by_length : bool
             Whether proofs take the length of the errors of a column, and not their greatest: "auto" then limits that,
             and single entries to half of the tolerance.
-        coordinator_input_bytes : int
-            As for `BlockedKernelOperator`.
+        coordinator_input_bytes : int, optional
+            As for `BlockedKernelOperator`, with the same default.
         note : callable, optional
             Called with one line on the products that "auto" takes, and why; and with one line where products in double
             precision evaluate every entry because no other bound is as small.
@@ -170,9 +179,11 @@ class ProductError:
             A number, with a kernel or features for which no such bound is known, or below all roundings.
         """
         budget = coordinator_input_bytes
+        if budget is None:
+            budget = blocked.DEFAULT_COORDINATOR_INPUT_BYTES
         if self.number is not None:
             self.require_kernel(kernel)
-            return CellKernelOperator(
+            return cells.CellKernelOperator(
                 kernel, noise, source, executor, error=self.number, note=note, coordinator_input_bytes=budget
             )
         reason = None
@@ -181,7 +192,7 @@ class ProductError:
             reason = forecast.reason
             if forecast.takes_cells:
                 share = SHARE_OF_ENTRY if by_length else SHARE_OF_TOLERANCE
-                return CellKernelOperator(
+                return cells.CellKernelOperator(
                     kernel,
                     noise,
                     source,
@@ -192,7 +203,7 @@ class ProductError:
                     note=note,
                     coordinator_input_bytes=budget,
                 )
-        operator = BlockedKernelOperator(kernel, noise, source, executor, coordinator_input_bytes=budget)
+        operator = blocked.BlockedKernelOperator(kernel, noise, source, executor, coordinator_input_bytes=budget)
         if reason is not None:
             operator.products = {"kind": "every entry", "reason": reason}
             if note is not None and source.n_samples >= NOTED_SAMPLES:
@@ -208,7 +219,7 @@ class ProductError:
         if self.number is None:
             return
         try:
-            least = LEAST_ERROR * terms_of(kernel).magnitude
+            least = LEAST_ERROR * kernel_terms.terms_of(kernel).magnitude
         except InputError as error:
             raise InputError(
                 f"`product_error` {self.number:g} asks for a bound that is not known of this kernel: {error}. Take "
@@ -225,7 +236,7 @@ class ProductError:
     def share(self, kernel: Kernel, n: int) -> float | None:
         """Return the time of a solver's product over that of evaluating every entry; None where every one is."""
         self.require_kernel(kernel)
-        return product_share(kernel, n) if self.bounds(kernel, n) else None
+        return cells.product_share(kernel, n) if self.bounds(kernel, n) else None
 
     def memory(self, kernel: Kernel, n: int, columns: int, worker_bytes: int | None) -> ProductMemory | None:
         """Return the memory of products over n samples with so many columns.
@@ -236,7 +247,7 @@ class ProductError:
         self.require_kernel(kernel)
         if not self.bounds(kernel, n):
             return ProductMemory()
-        memory = ProductMemory(*estimated_bytes(kernel, n, columns))
+        memory = ProductMemory(*cells.estimated_bytes(kernel, n, columns))
         if worker_bytes is None or memory.kept_bytes <= worker_bytes // 2:
             return memory
         if self.number is None:
@@ -276,9 +287,12 @@ def compile_bounded_products() -> None:
 
     Tolerances of rounds let near entries be in single precision where samples are many, those of checks do not.
     """
+    from dkgp.kernels import SquaredExponential
+    from dkgp.operators.cells.products import CellProducts
+
     rng = np.random.default_rng(0)
     for d in (1, 2, 3):
-        terms, points = terms_of(SquaredExponential((20.0,) * d)), rng.standard_normal((600, d))
+        terms, points = kernel_terms.terms_of(SquaredExponential((20.0,) * d)), rng.standard_normal((600, d))
         for tolerance in (1e-3, 1e-9):
             CellProducts(terms, points, tolerance).matmat(points[:, :1])
 

@@ -115,7 +115,9 @@ class _Solvers(Registry[SolverDeclaration]):
         return super().add(declared)
 
 
-_DECLARED = _Solvers("solver", "dkgp.solvers", "dkgp.solvers")
+# Rooms and modules of `dkgp.solvers` that declare no solver.
+WITHOUT = ("auto", "basis_risk", "conjugate.probe", "greedy_basis", "linear_system", "losses", "pursuit", "risk")
+_DECLARED = _Solvers("solver", "dkgp.solvers", "dkgp.solvers", WITHOUT)
 
 
 def register_solver(declaration: SolverDeclaration) -> SolverDeclaration:

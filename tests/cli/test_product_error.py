@@ -99,7 +99,7 @@ def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forecast that chooses products within a bound."""
-    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(True, SAYS))
+    monkeypatch.setattr("dkgp.operators.cells.operator.choose", lambda *_: Forecast(True, SAYS))
 
 
 def predict(model: str) -> str:
@@ -175,7 +175,7 @@ def test_decisions_keep_their_bounds(shell: Shell) -> None:
 def test_auto_without_memory_evaluates_every_entry(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, bytes_needed: int
 ) -> None:
-    monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda *_: (bytes_needed, 2**50))
+    monkeypatch.setattr("dkgp.operators.cells.operator.estimated_bytes", lambda *_: (bytes_needed, 2**50))
     result = shell.run(f"{BY_CG} --json".replace("--quiet", ""))
     assert result.exit_code == 0
     assert (
@@ -207,10 +207,10 @@ def test_auto_goes_on_as_a_run_began(shell: Shell, monkeypatch: pytest.MonkeyPat
     """Whatever the forecast of a later version would take."""
     line = f"{BY_CG} --tol 1e-3 --json".replace("--quiet", "")
     with monkeypatch.context() as patched:
-        patched.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(bounded, SAYS))
+        patched.setattr("dkgp.operators.cells.operator.choose", lambda *_: Forecast(bounded, SAYS))
         shell.run(f"{line} --max-passes 3")
     if not bounded:
-        monkeypatch.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(True, SAYS))
+        monkeypatch.setattr("dkgp.operators.cells.operator.choose", lambda *_: Forecast(True, SAYS))
     words = "evaluate every kernel entry, as they did" if not bounded else "are within a bound, as they were"
     for _ in range(2):  # the second finds a finished model
         result = shell.run(f"{line} --resume")
@@ -363,7 +363,7 @@ def test_a_forecast_chooses_bounds_and_a_resumed_run_keeps_to_them(
 def test_auto_evaluates_every_entry_where_workers_have_no_memory_for_others(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda *_: (4 * 10**9, 0))
+    monkeypatch.setattr("dkgp.operators.cells.operator.estimated_bytes", lambda *_: (4 * 10**9, 0))
     for memory, says in (("9GB", False), ("7GB", True)):
         result = shell.run(f"{predict('height')} --out @{memory} --cluster local --worker-memory {memory}")
         assert (
@@ -447,7 +447,7 @@ def test_where_a_number_is_refused_for_memory_auto_evaluates_every_entry(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert shell.json(f"{TRAIN} --worker-memory 40MiB --cluster none")["converged"]
-    monkeypatch.setattr("dkgp.operators.product_error.estimated_bytes", lambda kernel, n, columns: (n * 10**12, 0))
+    monkeypatch.setattr("dkgp.operators.cells.operator.estimated_bytes", lambda kernel, n, columns: (n * 10**12, 0))
     line = f"{predict('height')} --out @p --product-error 1e-3 --cluster local --worker-memory 1GiB"
     shell.refuses(line, "take 700,000,000,000,000 bytes")
     assert shell.names == {"m"}

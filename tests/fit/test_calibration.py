@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.data import open_prediction
 from dkgp.fit import attempts
 from dkgp.fit.fallbacks import Fallbacks

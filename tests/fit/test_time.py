@@ -17,7 +17,7 @@ import pytest
 
 from dkgp.cluster.threads import available_cores
 from dkgp.commands.ingest import IngestJob
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.signals import TimeUpError, enforced
 from dkgp.commands.tune import TuneJob

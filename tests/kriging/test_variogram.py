@@ -11,6 +11,7 @@ import pytest
 
 from dkgp.errors import InputError
 from dkgp.kriging import Kriging
+from dkgp.kriging.choices import FORM_NAMES
 from dkgp.kriging.empirical import empirical_variogram
 from dkgp.kriging.variogram import FORMS, Variogram
 
@@ -282,3 +283,7 @@ def test_a_fitted_object_of_pykrige_predicts_the_same(rng: np.random.Generator) 
     mean, variance = theirs.execute("points", x + 0.3, y)
     ours = Kriging(Variogram.from_pykrige(theirs), of="observation").fit((x, y), np.sin(x) + y)
     np.testing.assert_allclose(ours.predict((x + 0.3, y), return_variance=True), (mean, variance), rtol=1e-6, atol=1e-8)
+
+
+def test_options_name_all_forms() -> None:
+    assert tuple(FORMS) == FORM_NAMES

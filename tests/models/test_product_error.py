@@ -281,7 +281,7 @@ def test_auto_tells_its_choice_and_keeps_to_a_tenth_of_the_tolerance(
         assert few.summary["products"]["kind"] == "every entry"
         assert "too few" in few.summary["products"]["reason"]
         assert notes == []  # of so few samples nothing is said
-        monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "many samples"))
+        monkeypatch.setattr("dkgp.operators.cells.operator.choose", lambda kernel, n: Forecast(True, "many samples"))
         monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
         monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper_in_double", lambda cost, n: True)
         monkeypatch.setattr("dkgp.operators.cells.operator.reaches_sooner", lambda terms, n, tolerance, loose: True)
@@ -295,7 +295,7 @@ def test_auto_tells_its_choice_and_keeps_to_a_tenth_of_the_tolerance(
 
 def test_auto_falls_back_where_the_first_plan_says_so(terrain: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "many samples"))
+    monkeypatch.setattr("dkgp.operators.cells.operator.choose", lambda kernel, n: Forecast(True, "many samples"))
     with opened("none", 2) as executor:
         exact = trained(terrain, executor, solver=SOLVERS["cg"], product_error="none")
         model = trained(terrain, executor, solver=SOLVERS["cg"], product_error="auto", note=notes.append)

@@ -495,7 +495,7 @@ def test_the_operator_keeps_to_its_error(value: Any, rng: np.random.Generator) -
 
 
 def test_auto_limits_the_length_of_errors_where_proofs_take_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda *_: Forecast(True, "many samples"))
+    monkeypatch.setattr("dkgp.operators.cells.operator.choose", lambda *_: Forecast(True, "many samples"))
     executor, source = LocalExecutor(1), ArrayInputs(np.zeros((5, 2)))
     limits = []
     for by_length in (False, True):

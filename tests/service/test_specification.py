@@ -15,7 +15,7 @@ from dkgp.cluster import ClusterOptions
 from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.evaluate import EvaluateJob
 from dkgp.commands.ingest import IngestJob
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob

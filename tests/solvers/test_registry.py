@@ -22,7 +22,8 @@ from dkgp.cli import main
 from dkgp.cluster import LocalExecutor
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.train import TrainJob, run_train
+from dkgp.commands.train import TrainJob
+from dkgp.commands.tuned import run_train
 from dkgp.data import dataset_from_arrays
 from dkgp.errors import ClusterError, InputError, MemoryBudgetError, UsageError
 from dkgp.kernels import SquaredExponential
@@ -182,7 +183,7 @@ def test_auto_takes_another_solver_where_workers_differ_and_goes_on_with_it(
     def differ(executor: LocalExecutor) -> None:
         raise ClusterError("the workers differ")
 
-    monkeypatch.setattr("dkgp.commands.solver_options.choose_solver_for", choose)
+    monkeypatch.setattr("dkgp.models.solver_choice.choose_solver_for", choose)
     job = TrainJob(**small_problem, checkpoint_seconds=0.0, solver=SolverOptions(max_passes=0.1, tolerance=1e-30))
     with monkeypatch.context() as unlike:
         unlike.setattr(LocalExecutor, "require_one_arithmetic", differ)
@@ -366,3 +367,12 @@ def test_an_installed_package_brings_a_solver_to_the_command_line(
     assert "projected to need" in results[6][2]
     assert "--relaxation belongs to the solver richardson; got --solver gbcd" in results[7][2]
     assert not (tmp_path / "refused").exists()
+
+
+def test_modules_that_are_not_imported_declare_no_solver() -> None:
+    folder = Path(registry.__file__).parent
+    for name in registry.WITHOUT:
+        place = folder / name.replace(".", "/")
+        files = list(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        assert files
+        assert not any("register_solver(" in file.read_text() for file in files)

@@ -19,7 +19,8 @@ from dkgp.cluster.threads import available_cores
 from dkgp.commands.reporting.outputs import plain
 from dkgp.commands.reporting.progress import Measure, SilentReporter, WorkProgress
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.train import TrainJob, run_train
+from dkgp.commands.train import TrainJob
+from dkgp.commands.tuned import run_train
 from dkgp.data import open_dataset, open_model
 from dkgp.errors import DkgpError
 from dkgp.kernels import kernel_from_json

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor, ClusterOptions
-from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.recipe import command
+from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, grid, may, sheet_of, titled
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.plots import drawn
@@ -19,18 +16,16 @@ from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.data import ModelRecord, Progress, open_model
 from dkgp.data.types import FloatArray, quoted
-from dkgp.errors import InputError, InterruptedRunError, UsageError
+from dkgp.errors import InputError, InterruptedRunError
 from dkgp.estimators.fitted import FittedModel, Workspace
 from dkgp.kriging.audit import LEVELS, Audit, Exact, audit
-from dkgp.kriging.commands.options import DOCUMENT, GAP
+from dkgp.kriging.commands.audit_job import AuditJob
 from dkgp.kriging.commands.points import Points
-from dkgp.kriging.field import Field, Quantity
+from dkgp.kriging.field import Field
 from dkgp.models.prediction.posterior import Want, forget
 from dkgp.models.prediction.predict import posterior_of
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
-from dkgp.options import Part, check_ranges
-from dkgp.registry import FURTHER, Option
 
 # Points that are predicted together.
 BATCH = 16_384
@@ -40,78 +35,6 @@ REFERENCE = (
 )
 # Negative variances down to this share of the largest one are rounding errors of zero.
 _ROUNDING = 1e-10
-
-MODEL = Option(place="read", argument=True)
-TABLE = Option(place="read", argument=True)
-MEAN = Option(help="Column of the predicted means, in the target's units.", metavar="COLUMN")
-VARIANCE = Option(help="Column of the predicted variances, in the target's units squared.", metavar="COLUMN")
-STD = Option(help="Column of the predicted standard deviations, instead of `variance`.", metavar="COLUMN")
-OF = Option(
-    help="The quantity whose variances the table has: signal without the nugget; field, with its "
-    "micro-scale part (of kriged fields); observation, with the noise of a measurement, as PyKrige "
-    "and GSTools report."
-)
-MEANS = Option(help="Compare only means. The exact variances are not computed.")
-TARGET = Option(help="Name of the target, if the model has several.", metavar="NAME")
-PLOT = Option(
-    help="Plot histograms of the proven bounds into a .png, .pdf or .svg file.", metavar="FILE", place="write"
-)
-X, Y, Z, TIME = (
-    Option(
-        help=f"Column of the coordinate {name} of a kriged field.  [default: by usual names]",
-        metavar="COLUMN",
-        group=FURTHER,
-    )
-    for name in ("x", "y", "z", "time")
-)
-
-
-@command(
-    """
-    MODEL is a kriged field (`dkgp krige fit`) or an exact Gaussian process (`dkgp train`). TABLE contains the
-    predictions of another program: a .csv or .parquet file or a GeoPackage with one row per point, the point's features
-    or coordinates, and its predicted mean. Coordinates are transformed to the reference system of the field.
-
-    For each point, the command computes proven intervals of three quantities: the difference between the table's mean
-    and the exact mean, in the target's units and in exact posterior standard deviations; the ratio of the table's
-    variance to the exact variance; and the Kullback-Leibler divergence. It then counts the points that are proven to
-    exceed a threshold, those that are proven to be below it, and the undecided ones. The exact Gaussian process has the
-    hyperparameters of MODEL.
-    """,
-    "dkgp audit zinc.zarr theirs.csv --mean pred --variance var --out audit.json",
-    "dkgp audit model.zarr theirs.parquet --mean mu --std sigma --of signal --plot audit.png",
-)
-@dataclass(frozen=True)
-class AuditJob:
-    """A model, a table of others' predictions, and the columns of it."""
-
-    model: Annotated[str, MODEL]
-    table: Annotated[str, TABLE]
-    mean: Annotated[str, MEAN]
-    variance: Annotated[str | None, VARIANCE] = None
-    std: Annotated[str | None, STD] = None
-    of: Annotated[Quantity, OF] = "observation"
-    means: Annotated[bool, MEANS] = False
-    target: Annotated[str | None, TARGET] = None
-    out: Annotated[str | None, DOCUMENT] = None
-    plot: Annotated[str | None, PLOT] = None
-    gap: Annotated[float, GAP] = 0.05
-    overwrite: Annotated[bool, OVERWRITE] = False
-    x: Annotated[str | None, X] = None
-    y: Annotated[str | None, Y] = None
-    z: Annotated[str | None, Z] = None
-    time: Annotated[str | None, TIME] = None
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    def check(self) -> None:
-        """Refuse two columns for one quantity."""
-        if self.variance is not None and self.std is not None:
-            raise UsageError("got `variance` and `std`, which are one quantity; give one of them")
-        if self.means and (self.variance or self.std):
-            raise UsageError("`means` compares no variances; leave it out, or `variance` and `std`")
 
 
 class _Predicted(NamedTuple):

@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor, ClusterOptions
-from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.recipe import command
+from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, plain_number, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.signals import interruptible
+from dkgp.kriging.commands.jobs import KrigeCheckJob
 from dkgp.kriging.commands.krige import FieldRun
-from dkgp.kriging.commands.options import DOCUMENT, FIELD, PLOT
 from dkgp.kriging.crossvalidation import BlockKFold, folds_errors, leave_one_out, sample_coordinates, scores
 from dkgp.kriging.pictures import plot_cross_validation
-from dkgp.options import SEED, Part, check_ranges
-from dkgp.registry import Option
-
-
-@command(
-    """
-    MODEL is a store of `dkgp krige fit`. Each sample is predicted from all other samples, or with --blocks from the
-    samples of the other folds of blocks, so that close neighbours do not help. The variogram is not fitted again. The
-    standardised error of a sample is its error divided by its kriging standard deviation.
-    """,
-    "dkgp krige check zinc.zarr",
-    "dkgp krige check zinc.zarr --blocks 500 --folds 10 --plot cv.png",
-)
-@dataclass(frozen=True)
-class KrigeCheckJob:
-    """A field, and the folds of its cross-validation."""
-
-    model: Annotated[str, FIELD]
-    blocks: Annotated[
-        float | None,
-        Option(help="Leave out square blocks of this side, in map units, instead of single samples.", above=0),
-    ] = None
-    folds: Annotated[int, Option(help="With --blocks: number of folds, each of many blocks.", least=2)] = 10
-    plot: Annotated[str | None, PLOT] = None
-    out: Annotated[str | None, DOCUMENT] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
-    seed: Annotated[int, SEED] = 0
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class KrigeCheckRun(FieldRun):

@@ -6,15 +6,12 @@ import io
 import json
 import time
 import warnings
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor, ClusterOptions
-from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.recipe import command
+from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, may, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, plain
 from dkgp.commands.reporting.progress import Reporter
@@ -22,73 +19,15 @@ from dkgp.commands.signals import interruptible
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
-from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, RESUME, FieldRun, mean_bound_text
-from dkgp.kriging.commands.options import COVARIATES, FIELD, OF, TIME, CellOptions, opened_rasters, raster_sources
-from dkgp.kriging.field import Quantity
+from dkgp.kriging.commands.jobs import DRIVERS, TABLES, KrigeBlocksJob, KrigeSimulateJob
+from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, FieldRun, mean_bound_text
+from dkgp.kriging.commands.options import opened_rasters
 from dkgp.kriging.grids import Grid
-from dkgp.kriging.layers import part_of
-from dkgp.kriging.simulation import METHODS, Simulation, simulate
+from dkgp.kriging.simulation import Simulation, simulate
 from dkgp.kriging.tables import read_polygons
 from dkgp.models.prediction.predict import Destination
-from dkgp.options import SEED, Part, check_ranges
-from dkgp.registry import Option
-
-DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON"}
-TABLES = (".csv", ".parquet", *DRIVERS)
-
 
 # -------------------------------------------------------------------------------------------------------------- blocks
-
-
-@command(
-    """
-    MODEL is a store of `dkgp krige fit`. The command predicts the average of the field over each polygon of POLYGONS
-    (GeoPackage, GeoJSON, shapefile, GeoParquet), or over each cell of a grid (--spacing or --shape). Each mean has a
-    proven bound on its error and each variance a proven interval; both include the error of the numerical quadrature.
-    Measurement errors and micro-scale variation average to zero over an area. Covariates of an external drift are
-    averaged over the quadrature nodes; no bound includes their variation between nodes.
-    """,
-    "dkgp krige blocks zinc.zarr parishes.gpkg --out p.gpkg",
-    "dkgp krige blocks zinc.zarr --spacing 500 --out blocks.csv",
-)
-@dataclass(frozen=True)
-class KrigeBlocksJob:
-    """A field, and areas."""
-
-    model: Annotated[str, FIELD]
-    polygons: Annotated[str | None, Option(place="read", argument=True)] = None
-    out: Annotated[
-        str,
-        Option(help=f"Table with one row per area: {', '.join(TABLES)}.", metavar="FILE", required=True, place="write"),
-    ] = ""
-    ids: Annotated[str | None, Option(help="Column with the names of the polygons.", metavar="COLUMN")] = None
-    layer: Annotated[
-        str | None,
-        Option(
-            help="Layer of POLYGONS, if the file has several.  [default: the only one with geometries]", metavar="NAME"
-        ),
-    ] = None
-    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
-    quadrature: Annotated[int, Option(help="Initial number of quadrature nodes per side of an area.", least=1)] = 8
-    quadrature_tolerance: Annotated[
-        float,
-        Option(
-            help="Largest accepted quadrature error, in standard deviations of the field. dkgp adds nodes until the "
-            "error is smaller.",
-            above=0,
-        ),
-    ] = 0.01
-    covariates: Annotated[tuple[str, ...], COVARIATES] = ()
-    overwrite: Annotated[bool, OVERWRITE] = False
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def sources(self) -> list[tuple[str, str]]:
-        """Files that the job reads beside the field, each with its field."""
-        return raster_sources(covariates=self.covariates)
 
 
 # Width of a variance's interval, of its upper end, that a warning names.
@@ -223,52 +162,6 @@ def tables_krige_blocks(document: Document) -> list[Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------- simulation
-
-
-@command(
-    """
-    MODEL is a store of `dkgp krige fit`. The command draws fields at the cells of a grid, conditional on the samples,
-    and writes them to a Zarr store. It prints the method, and how far the covariance of the fields is from the model's.
-    """,
-    "dkgp krige simulate zinc.zarr --fields 100 --spacing 40 --out sims.zarr",
-)
-@dataclass(frozen=True)
-class KrigeSimulateJob:
-    """A field, the cells of a grid, and settings of the simulation."""
-
-    model: Annotated[str, FIELD]
-    out: Annotated[str, Option(help="Zarr store to write the simulated fields to.", metavar="STORE", place="write")]
-    fields: Annotated[int, Option(help="Number of fields.", least=1)] = 100
-    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
-    method: Annotated[
-        str,
-        Option(
-            help="Method of the simulation. circulant: circulant embedding, exact in distribution, for regular grids; "
-            "cholesky: Cholesky factorisation, exact, for few cells; fourier: Fourier series with a proven error of "
-            "the covariance; features: random Fourier features. auto: the first of these methods that is applicable.",
-            choices=METHODS,
-        ),
-    ] = "auto"
-    of: Annotated[Quantity, OF] = "signal"
-    snap: Annotated[
-        bool, Option(help="Move each sample to the nearest grid cell for the unconditional simulation.")
-    ] = False
-    error: Annotated[
-        float, Option(help="Largest accepted error of the covariance, relative to the partial sill.", above=0)
-    ] = 1e-4
-    time: Annotated[float | None, TIME] = None
-    resume: Annotated[bool, RESUME] = False
-    overwrite: Annotated[bool, OVERWRITE] = False
-    seed: Annotated[int, SEED] = 0
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    @property
-    def store_url(self) -> str:
-        """The fields of a simulation that is not finished."""
-        return str(part_of(Path(self.out)))
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class KrigeSimulateRun(FieldRun):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from dkgp.cluster import BlockExecutor, ClusterOptions
+from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference
-from dkgp.commands.job_options import OVERWRITE, TrainingJob
-from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import Figure, grid, may, plain_number, proven, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
@@ -30,141 +28,33 @@ from dkgp.data.remote.storage import exists, remove_tree
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.errors import InputError
 from dkgp.kriging.candidates import FITS, Candidates, candidates_table
+from dkgp.kriging.commands.jobs import KrigeFitJob, KrigeGridJob, KrigeVariogramJob
 from dkgp.kriging.commands.options import (
-    COVARIATES,
-    DOCUMENT,
-    FIELD,
-    GAP,
-    OF,
-    PLOT,
-    SAMPLES,
-    SOURCE,
-    TIME,
-    VARIANCE,
-    CellOptions,
     SampleColumns,
-    VariogramOptions,
     covariate_names,
-    names,
-    opened_rasters,
-    raster_sources,
 )
 from dkgp.kriging.covariates import short_name
-from dkgp.kriging.empirical import ESTIMATORS, EmpiricalVariogram, empirical_variogram
-from dkgp.kriging.field import Quantity
+from dkgp.kriging.empirical import EmpiricalVariogram, empirical_variogram
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_variogram
-from dkgp.kriging.rasters import MapSettings, cells_url, format_of, write_field
-from dkgp.kriging.samples import Duplicates
+from dkgp.kriging.rasters import format_of, write_field
 from dkgp.kriging.space import Space, axis_unit, crs_of, region_in
 from dkgp.kriging.tables import SampleTable
-from dkgp.kriging.variogram import FIT_WEIGHTS, Variogram, form_name
+from dkgp.kriging.variogram import Variogram
 from dkgp.models import Hyperparameters
 from dkgp.models.context import RunContext
 from dkgp.models.memory import Memory
 from dkgp.models.prediction.predict import Destination
 from dkgp.models.problem import stored_identity
 from dkgp.operators.block_tasks import feature_width
-from dkgp.operators.product_error import PRODUCT_ERROR, Value
-from dkgp.options import SEED, Part, check_ranges
-from dkgp.registry import FURTHER, Option, Values
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.registry import Need, solver_memory, solvers_that_need
 
-# Models that are fitted and compared by default.
-MODELS = ("exponential", "spherical", "matern32", "gaussian")
 # Models of a picture.
 DRAWN = 5
-ESTIMATOR = Option(
-    help="Estimator of the semivariances. matheron: half the mean squared difference; cressie, dowd, genton: robust "
-    "against outliers.",
-    choices=ESTIMATORS,
-)
-DEGREE = Option(help="Degree of the drift in the coordinates: 0, 1 or 2.", least=0)
-DRIFT = Option(
-    help="Covariates of an external drift, separated by commas: columns of SOURCE, or rasters NAME=FILE.",
-    type=names,
-    metavar="NAMES",
-    spellings=("--drift",),
-)
 
 
 # ---------------------------------------------------------------------------------------------------------- variograms
-
-
-@command(
-    """
-    SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). The command prints the
-    semivariance and the number of pairs of each lag, and the fitted models, the best one first. With --degree or
-    --drift it uses the residuals of a least-squares fit of the drift. `dkgp krige fit --variogram` reads the file that
-    --out writes.
-    """,
-    "dkgp krige variogram soil.csv --target zinc --estimator cressie --fit exponential,spherical,matern32 --out v.json",
-    "dkgp krige variogram soil.gpkg --target zinc --direction 45 --plot v.png",
-)
-@dataclass(frozen=True)
-class KrigeVariogramJob:
-    """Samples, the bins of an empirical variogram, and models to fit."""
-
-    source: Annotated[str, SOURCE]
-    samples: Annotated[SampleColumns, Part()]
-    estimator: Annotated[str, ESTIMATOR] = "cressie"
-    fit: Annotated[
-        tuple[str, ...], Option(help="Variogram models to fit, separated by commas.", type=names, metavar="NAMES")
-    ] = MODELS
-    weights: Annotated[
-        str,
-        Option(
-            help="Weight of a bin in the least-squares fit, for N pairs at the mean lag h. cressie: N / gamma(h)^2, "
-            "where gamma is the fitted model; pairs: N; pairs/h2: N / h^2; equal: 1.",
-            choices=FIT_WEIGHTS,
-        ),
-    ] = "cressie"
-    bins: Annotated[int, Option(help="Number of lag bins.", least=1)] = 15
-    max_lag: Annotated[
-        float | None,
-        Option(help="Largest lag.  [default: a third of the diagonal of the samples' bounding box]", above=0),
-    ] = None
-    direction: Annotated[
-        float | None, Option(help="Use only pairs along this direction: degrees from east, counter-clockwise.")
-    ] = None
-    angle_tolerance: Annotated[
-        float, Option(help="With --direction: largest deviation of a pair's direction, in degrees.", above=0)
-    ] = 22.5
-    bandwidth: Annotated[
-        float | None,
-        Option(
-            help="With --direction: largest distance of a pair's second sample from the line through the first one.",
-            above=0,
-        ),
-    ] = None
-    pairs: Annotated[
-        int,
-        Option(
-            help="Number of random pairs per bin if there are more than 20 million pairs. The table then has the "
-            "standard error of each semivariance that this choice causes.",
-            least=100,
-        ),
-    ] = 100_000
-    degree: Annotated[int, DEGREE] = 0
-    drift: Annotated[tuple[str, ...], DRIFT] = ()
-    compare: Annotated[
-        bool,
-        Option(
-            help="Also fit each model by restricted maximum likelihood, and rank all fits by cross-validation with "
-            "left-out blocks on at most 2,000 samples. The best fit to the semivariances is not always the best "
-            "predictor."
-        ),
-    ] = False
-    plot: Annotated[str | None, PLOT] = None
-    out: Annotated[str | None, DOCUMENT] = None
-    overwrite: Annotated[bool, OVERWRITE] = False
-    seed: Annotated[int, SEED] = 0
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        for name in self.fit:
-            form_name(name)
 
 
 def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
@@ -358,84 +248,6 @@ def model_rows(document: Document) -> list[list[str]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- fields
-
-
-def _tolerance(text: str) -> float | Literal["auto"]:
-    try:
-        return "auto" if text == "auto" else float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is neither a number nor 'auto'.") from None
-
-
-TOLERANCE = Option(
-    help="Tolerance of the kriging equations, relative to the square root of the partial sill. auto: small enough that "
-    "the proven error of a mean is a small share of the kriging standard deviation.",
-    type=_tolerance,
-    values=Values(lambda value: value == "auto" or value > 0.0, "above zero, or auto"),
-    metavar="E",
-    spellings=("--tol",),
-    group=FURTHER,
-)
-
-
-@command(
-    """
-    SOURCE is a table of samples. The command solves the kriging equations of all samples, without a search
-    neighbourhood, and writes the kriged field to a store. `dkgp krige grid` makes a map of this field; `dkgp audit` and
-    `dkgp info` read it too. Kriging is ordinary by default, simple with --mean, and universal with --degree or --drift.
-    """,
-    "dkgp krige fit soil.csv --target zinc --variogram v.json --out zinc.zarr",
-    "dkgp krige fit soil.gpkg --target zinc --model spherical --range 900 --psill 0.6 --nugget 0.05 --out zinc.zarr",
-    "dkgp krige fit soil.csv --target zinc --variogram v.json --out zinc.zarr --resume",
-    goes_on=True,
-)
-@dataclass(frozen=True)
-class KrigeFitJob(TrainingJob):
-    """Samples, a variogram and a mean."""
-
-    source: Annotated[str, SOURCE]
-    samples: Annotated[SampleColumns, Part()]
-    out: Annotated[str, Option(help="Store to write the field to.", metavar="STORE", place="write")]
-    variogram: Annotated[VariogramOptions, Part()] = field(default_factory=VariogramOptions)
-    mean: Annotated[float | None, Option(help="Known mean, for simple kriging.")] = None
-    degree: Annotated[int, DEGREE] = 0
-    drift: Annotated[tuple[str, ...], DRIFT] = ()
-    duplicates: Annotated[
-        Duplicates,
-        Option(
-            help="Treatment of several samples at one place. merge: combine them exactly, weighted by their "
-            "measurement errors; keep: keep all; mean: average them; first: keep the first one; refuse: stop with an "
-            "error.",
-            group=SAMPLES,
-        ),
-    ] = "merge"
-    tolerance: Annotated[float | Literal["auto"], TOLERANCE] = "auto"
-    product_error: Annotated[Value, PRODUCT_ERROR] = "auto"
-    seed: Annotated[int, SEED] = 0
-
-    @property
-    def sources(self) -> list[tuple[str, str]]:
-        """Files that the job reads beside the samples, each with its field."""
-        file = self.variogram.variogram
-        return [*([] if file is None else [("variogram", file)]), *raster_sources(drift=self.drift)]
-
-    def kriging(self, table: SampleTable, variogram: Variogram | None = None) -> Kriging:
-        """Return the settings of the estimator, with another variogram if one is passed."""
-        kind = "simple" if self.mean is not None else "universal" if self.degree or self.drift else "ordinary"
-        return Kriging(
-            variogram or self.variogram.made(),
-            kind=kind,
-            mean=self.mean,
-            degree=self.degree,
-            covariates=covariate_names(self.drift),
-            duplicates=self.duplicates,
-            crs=table.crs,
-            metric=self.samples.metric,
-            time_scale=self.samples.time_scale,
-            tolerance=self.tolerance,
-            product_error=self.product_error,
-            random_state=self.seed,
-        )
 
 
 class KrigeFitRun(TrainingRun):
@@ -637,64 +449,6 @@ def tables_krige_fit(document: Document) -> list[Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
-
-MAP = Option(help="File or store to write the map to: .tif, .nc or .zarr.", metavar="PLACE", place="write")
-RESUME = Option(help="Continue an interrupted run. Completed work is not repeated.")
-
-
-@command(
-    """
-    MODEL is a store of `dkgp krige fit`. Each cell of a regular grid gets the kriged mean and a proven bound on its
-    error, with --variance also the kriging variance in a proven interval. A GeoTIFF is cloud-optimised and stores
-    single precision, with bounds rounded outward. The first row of a GeoTIFF is the northernmost; the first row of
-    NetCDF and Zarr is the southernmost.
-    """,
-    "dkgp krige grid zinc.zarr --spacing 40 --out zinc.tif",
-    "dkgp krige grid zinc.zarr --spacing 40 --of field --variance --out zinc.tif --resume",
-    goes_on=True,
-)
-@dataclass(frozen=True)
-class KrigeGridJob:
-    """A field and the cells of a map."""
-
-    model: Annotated[str, FIELD]
-    out: Annotated[str, MAP]
-    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
-    of: Annotated[Quantity, OF] = "signal"
-    variance: Annotated[bool, VARIANCE] = False
-    gap: Annotated[float, GAP] = 0.05
-    crs: Annotated[
-        str | None,
-        Option(help="Coordinate reference system of the map.  [default: of the samples]", metavar="CRS", group=FURTHER),
-    ] = None
-    time: Annotated[float | None, TIME] = None
-    covariates: Annotated[tuple[str, ...], COVARIATES] = ()
-    resume: Annotated[bool, RESUME] = False
-    overwrite: Annotated[bool, OVERWRITE] = False
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def store_url(self) -> str:
-        """The cells of a map that is not finished."""
-        return cells_url(self.out)
-
-    @property
-    def sources(self) -> list[tuple[str, str]]:
-        """Files that the job reads beside the field, each with its field."""
-        return raster_sources(covariates=self.covariates)
-
-    @property
-    def settings(self) -> MapSettings:
-        """Settings of the map; `InputError` for rasters without a name."""
-        values: dict[str, Any] = {"of": self.of, "variance": self.variance, "gap": self.gap}
-        values |= {"crs": self.crs, "time": self.time}
-        if self.covariates:
-            values["covariates"] = opened_rasters(self.covariates)
-        return MapSettings(**values)
-
 
 # Cells of a map without options for them: the longer side, about.
 MOST_CELLS_A_SIDE = 200

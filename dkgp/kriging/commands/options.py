@@ -7,16 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.remote.storage import read_object
 from dkgp.errors import InputError
-from dkgp.kriging.grids import Grid
-from dkgp.kriging.tables import SampleTable, read_samples
-from dkgp.kriging.variogram import FORMS, RANGE_KINDS, Variogram
+from dkgp.kriging.choices import FORM_NAMES, RANGE_KINDS
 from dkgp.options import check_ranges
 from dkgp.registry import Group, Option
+
+if TYPE_CHECKING:
+    from dkgp.kriging.grids import Grid
+    from dkgp.kriging.tables import SampleTable
+    from dkgp.kriging.variogram import Variogram
 
 # Share of a cell by which a multiple of the spacing may be off, from rounding.
 _NEARLY = 1e-6
@@ -170,6 +173,8 @@ class SampleColumns:
 
     def read(self, source: str, reporter: Reporter, covariates: tuple[str, ...] = ()) -> SampleTable:
         """Read the samples, and report the choices that were made; errors as in `read_samples`."""
+        from dkgp.kriging.tables import read_samples
+
         table = read_samples(
             source,
             self.target,
@@ -205,7 +210,7 @@ class VariogramOptions:
         str,
         Option(
             help="Variogram model. Without --range, range, sill and nugget are fitted to the samples.",
-            choices=(*FORMS, "matern"),
+            choices=(*FORM_NAMES, "matern"),
             group=VARIOGRAM,
         ),
     ] = "exponential"
@@ -272,6 +277,8 @@ class VariogramOptions:
         values: dict[str, Any] = {"sill": self.sill} if self.psill is None else {"psill": self.psill}
         if self.psill is not None and self.sill is not None:
             values["sill"] = self.sill
+        from dkgp.kriging.variogram import Variogram
+
         return Variogram(
             self.model,
             range=self.range,
@@ -289,6 +296,8 @@ class VariogramOptions:
 
 def read_variogram(path: str) -> Variogram:
     """Read the best model of a file of `dkgp krige variogram`; `InputError` for another file."""
+    from dkgp.kriging.variogram import Variogram
+
     try:
         return Variogram.from_dict(json.loads(read_object(path))["variogram"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -342,6 +351,8 @@ class CellOptions:
             spacing = round_spacing(max(sides[1] - sides[0], sides[3] - sides[2]) / (most - 1))
         if rows is None and spacing is not None and within is None:
             within = covering(region, spacing)
+        from dkgp.kriging.grids import Grid
+
         return Grid.of(
             within or region, shape=rows, spacing=spacing, adjust="region", pixel_register=self.pixel_register
         )

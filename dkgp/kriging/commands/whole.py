@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from dkgp.cluster import ClusterOptions
 from dkgp.commands.chained import Steps, earlier_record
-from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.recipe import command
 from dkgp.commands.reporting.layout import NOT_INFORMATIVE, Figure, rows_of, sheet_of, titled
 from dkgp.commands.reporting.layout import grid as table_grid
 from dkgp.commands.reporting.memory import PeakMemory
-from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, plain, write_text
+from dkgp.commands.reporting.outputs import Document, check_output_file, is_document, write_text
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.remote.claims import locked
-from dkgp.data.remote.storage import exists, is_local
-from dkgp.errors import InputError, OutputExistsError
+from dkgp.data.remote.storage import exists
+from dkgp.errors import OutputExistsError
 from dkgp.fit.page import STYLE, _grid, _list, _rows, _section, inlined
+from dkgp.kriging.commands.jobs import KrigeMapJob
 from dkgp.kriging.commands.krige import (
-    DEGREE,
     DRAWN,
-    DRIFT,
     FIELD_FIGURES,
     FITTED_BY,
     MAP_FIGURES,
-    MODELS,
-    RESUME,
-    KrigeFitJob,
-    KrigeGridJob,
-    KrigeVariogramJob,
     empirical_of,
     figure_text,
     is_compared,
@@ -43,190 +33,17 @@ from dkgp.kriging.commands.krige import (
     model_heads,
     model_rows,
 )
-from dkgp.kriging.commands.options import (
-    COVARIATES,
-    GAP,
-    OF,
-    SOURCE,
-    TIME,
-    CellOptions,
-    SampleColumns,
-    VariogramOptions,
-    named_rasters,
-    names,
-    raster_sources,
-)
-from dkgp.kriging.field import Quantity
 from dkgp.kriging.pictures import plot_map, plot_variogram
-from dkgp.kriging.rasters import FORMATS, cells_url, coarse_map, format_of
+from dkgp.kriging.rasters import cells_url, coarse_map
 from dkgp.kriging.space import axis_unit
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import Variogram
 from dkgp.models.warm_up import helped
-from dkgp.options import SEED, Part, check_ranges
-from dkgp.registry import Option
 
 # Fewest samples on which models are compared.
 LEAST = 50
 # Cells of the page's picture on its longer side.
 PICTURE = 160
-MAP = Option(
-    help="File or store to write the map to: .tif, .nc or .zarr. The variogram, the kriged field, a record and the "
-    "report get the same name with other endings.",
-    metavar="PLACE",
-    place="write",
-)
-
-
-@command(
-    """
-    The command estimates the variogram of the samples, fits several models by weighted least squares and by restricted
-    maximum likelihood, and takes the one that predicts left-out blocks best. It then kriges all samples, and writes the
-    map and a report. The report, OUT with the ending .html, contains the commands that reproduce the map.
-    `dkgp krige SOURCE ...` is the same command.
-    """,
-    "dkgp krige soil.gpkg --target zinc --out zinc.tif",
-    "dkgp krige map soil.csv --target zinc --crs EPSG:28992 --spacing 40 --out zinc.zarr --resume",
-    goes_on=True,
-)
-@dataclass(frozen=True)
-class KrigeMapJob:
-    """Samples to krige, and the map."""
-
-    source: Annotated[str, SOURCE]
-    samples: Annotated[SampleColumns, Part()]
-    out: Annotated[str, MAP]
-    cells: Annotated[CellOptions, Part()] = field(default_factory=CellOptions)
-    fit: Annotated[
-        tuple[str, ...],
-        Option(help="Variogram models to compare, separated by commas.", type=names, metavar="NAMES"),
-    ] = MODELS
-    degree: Annotated[int, DEGREE] = 0
-    drift: Annotated[tuple[str, ...], DRIFT] = ()
-    covariates: Annotated[tuple[str, ...], COVARIATES] = ()
-    of: Annotated[Quantity, OF] = "signal"
-    variance: Annotated[
-        bool,
-        Option(
-            help="Also predict kriging variances, each with a proven interval.",
-            spellings=("--variance/--no-variance",),
-            shown="variance",
-        ),
-    ] = True
-    gap: Annotated[float, GAP] = 0.05
-    at_time: Annotated[float | None, TIME] = None
-    resume: Annotated[bool, RESUME] = False
-    overwrite: Annotated[bool, OVERWRITE] = False
-    seed: Annotated[int, SEED] = 0
-    cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        format_of(self.out)
-        if (self.samples.time is None) != (self.at_time is None):
-            raise InputError("`time` names the column of the samples' times, `at_time` is the map's time; give both")
-        if not is_local(self.out):
-            raise InputError(
-                f"`out` is a map on this machine; got '{self.out}'. For other places run the commands one by one"
-            )
-
-    def place(self, ending: str) -> str:
-        """Return the address of a file beside the map."""
-        stem = next(self.out.removesuffix(one) for one in FORMATS if self.out.endswith(one))
-        return f"{stem}{ending}"
-
-    @property
-    def store_url(self) -> str:
-        """The record of the steps."""
-        return self.place(".krige.json")
-
-    @property
-    def sources(self) -> list[tuple[str, str]]:
-        """Files that the job reads beside the samples, each with its field."""
-        return raster_sources(drift=self.drift, covariates=self.covariates)
-
-    def settings(self) -> Document:
-        """Settings that a resumed run must share."""
-        values = plain(replace(self, cluster=ClusterOptions(), resume=False, overwrite=False))
-        return {name: value for name, value in values.items() if name not in ("cluster", "resume", "overwrite")}
-
-    def variogram_job(self, *, compare: bool) -> KrigeVariogramJob:
-        """Return the first step."""
-        return KrigeVariogramJob(
-            self.source,
-            self.samples,
-            fit=self.fit,
-            degree=self.degree,
-            drift=self.drift,
-            compare=compare,
-            out=self.place(".variogram.json"),
-            overwrite=True,
-            seed=self.seed,
-        )
-
-    def fit_job(self) -> KrigeFitJob:
-        """Return the second step."""
-        return KrigeFitJob(
-            self.source,
-            self.samples,
-            self.place(".field.zarr"),
-            VariogramOptions(self.place(".variogram.json")),
-            degree=self.degree,
-            drift=self.drift,
-            overwrite=True,
-            seed=self.seed,
-            cluster=self.cluster,
-        )
-
-    def grid_job(self) -> KrigeGridJob:
-        """Return the third step."""
-        return KrigeGridJob(
-            self.place(".field.zarr"),
-            self.out,
-            self.cells,
-            of=self.of,
-            variance=self.variance,
-            gap=self.gap,
-            time=self.at_time,
-            covariates=self.covariates or (self.drift if named_rasters(self.drift) else ()),
-            overwrite=True,
-            cluster=self.cluster,
-        )
-
-    def commands(self, *, compare: bool) -> list[str]:
-        """Return the steps as command lines."""
-        columns = _words(self.samples, ("target",))
-        kriging = ["--degree", str(self.degree)] if self.degree else []
-        kriging += ["--drift", ",".join(self.drift)] if self.drift else []
-        seed = ["--seed", str(self.seed)] if self.seed else []
-        cells = [word for name in self.grid_job().covariates for word in ("--covariates", name)]
-        cells += [] if self.at_time is None else ["--time", f"{self.at_time!r}"]
-        cells += ["--of", self.of] if self.of != "signal" else []
-        cells += ["--variance", "--variance-gap", f"{self.gap:g}"] if self.variance else []
-        fit = ["--fit", ",".join(self.fit), *(["--compare"] if compare else [])]
-        variogram, fitted = self.place(".variogram.json"), self.place(".field.zarr")
-        lines = [
-            ["variogram", self.source, *columns, *kriging, *fit, "--out", variogram, *seed],
-            ["fit", self.source, *columns, "--variogram", variogram, *kriging, "--out", fitted, *seed],
-            ["grid", fitted, *_words(self.cells), *cells, "--out", self.out],
-        ]
-        return [shlex.join(("dkgp", "krige", *line)) for line in lines]
-
-
-def _words(part: Any, always: tuple[str, ...] = ()) -> list[str]:
-    """Return the options of a part that are set, as words of a command line."""
-    words = []
-    for name, value in vars(part).items():
-        default = None if name in always else type(part).__dataclass_fields__[name].default
-        if value == default:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        else:
-            text = ",".join(f"{each:g}" for each in value) if isinstance(value, tuple) else str(value)
-            words += [flag, text]
-    return words
 
 
 def run_krige_map(job: KrigeMapJob, reporter: Reporter) -> Document:

@@ -32,7 +32,8 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, fold_white, parse_kernel
 from dkgp.limits import should_finish
 from dkgp.models.hyperparameters import Hyperparameters, TunedParameter, with_switched_off
-from dkgp.models.trend import CENTRED, Drift, MeanValue
+from dkgp.models.mean_option import MeanValue
+from dkgp.models.trend import CENTRED, Drift
 from dkgp.models.tuning.families import KernelFamily, family_of
 from dkgp.models.tuning.laplace import LABEL_OBJECTIVES, LabelLikelihood
 from dkgp.models.tuning.objectives import OBJECTIVES, Objective, ObjectiveName

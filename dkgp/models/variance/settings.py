@@ -7,8 +7,8 @@ from typing import Annotated, Protocol
 
 import numpy as np
 
+from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
-from dkgp.operators.base import FloatArray
 from dkgp.options import SEED, check_ranges, documented
 from dkgp.registry import Option, byte_count
 

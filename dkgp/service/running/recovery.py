@@ -29,7 +29,7 @@ from dkgp.errors import CheckpointError, DkgpError, StoreError
 
 if TYPE_CHECKING:
     from dkgp.commands.classify import ClassifyJob
-    from dkgp.commands.predict import PredictJob
+    from dkgp.commands.predict.job import PredictJob
     from dkgp.commands.reporting.progress import Reporter
     from dkgp.commands.sparse import SparseJob
     from dkgp.commands.train import TrainJob

@@ -14,7 +14,7 @@ from dkgp.commands.ingest import IngestJob
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.train import TrainJob
 from dkgp.data import TableOptions
-from dkgp.fit import FitJob
+from dkgp.fit.job import FitJob
 from dkgp.service import specification
 from dkgp.service.specification import job_from_options, job_paths
 from tests.cli.invoke import document_of, files_below, refused, run, run_json

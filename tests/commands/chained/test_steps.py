@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dkgp.commands.chained import Steps, earlier_record
-from dkgp.commands.predict import PredictJob
+from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.sparse import SparseJob
@@ -32,7 +32,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         return run
 
     for name in ("train", "sparse", "predict"):
-        place = "tuned" if name == "train" else name
+        place = {"train": "tuned", "predict": "predict.run"}.get(name, name)
         monkeypatch.setattr(f"dkgp.commands.{place}.run_{name}", command(name))
     return calls
 

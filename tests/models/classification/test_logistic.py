@@ -323,7 +323,7 @@ def largest(message: str) -> float:
 @pytest.fixture
 def cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have auto take products by cells of few samples, with pairs that are far."""
-    monkeypatch.setattr("dkgp.operators.product_error.choose", lambda kernel, n: Forecast(True, "as the test says"))
+    monkeypatch.setattr("dkgp.operators.cells.operator.choose", lambda kernel, n: Forecast(True, "as the test says"))
     monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper", lambda cost, n: True)
     monkeypatch.setattr("dkgp.operators.cells.operator.is_cheaper_in_double", lambda cost, n: True)
     monkeypatch.setattr("dkgp.operators.cells.operator.reaches_sooner", lambda terms, n, tolerance, loose: True)

@@ -17,9 +17,10 @@ from dkgp.data import (
 from dkgp.kernels import Kernel
 from dkgp.models import RunContext
 from dkgp.models.exact import TrainedModel, train
+from dkgp.models.mean_option import MeanValue
 from dkgp.models.prediction.gradients import MeanGradients
 from dkgp.models.prediction.posterior import Columns, forget, standardised
-from dkgp.models.trend import Drift, MeanValue
+from dkgp.models.trend import Drift
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.product_error import ProductError
 from dkgp.solvers import ConjugateGradient, GradientInfNorm, MaxPasses, Solver

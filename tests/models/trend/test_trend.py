@@ -21,10 +21,11 @@ from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Kernel, Matern12, Matern32, SquaredExponential, parse_kernel
 from dkgp.models import predict
 from dkgp.models.exact import save, train, update
+from dkgp.models.mean_option import MeanValue
 from dkgp.models.noise import Noise, StudentT
 from dkgp.models.prediction.gradients import MeanGradients
 from dkgp.models.prediction.pathwise import PosteriorFunctions
-from dkgp.models.trend import Drift, MeanValue, Trend
+from dkgp.models.trend import Drift, Trend
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.solvers import Cholesky, GradientInfNorm
 from tests.covering import few
