@@ -246,6 +246,8 @@ def _converted(kind: Any, document: Any) -> Any:
 
 def _prepared(kind: Any, document: Any) -> Any:
     """Apply the rules of all fields: drop names that are not stored, call the `read` of single fields."""
+    if type(document) in _SCALARS:
+        return document
     if is_dataclass(kind) and isinstance(document, Mapping):
         hints, document = _hints(kind), dict(document)
         if getattr(kind, "omits_none", False):
@@ -279,6 +281,7 @@ def _read(kind: Any, document: Any) -> Any:
     return document if isinstance(document, known) else form[1](document)
 
 
+_SCALARS = (float, str, bool, int, type(None))
 _WORDS = {
     "int": "a whole number",
     "float": "a number",

@@ -279,6 +279,8 @@ class CertifiedClassifier(KernelClassifier):
         return predictions if return_certified else predictions[0]
 
 
+# Floats below this that are whole numbers are labels to scikit-learn, too.
+_WHOLE = 2.0**53
 # Kinds of NumPy arrays whose values JSON has words for.
 _JSON_KINDS = "biufU"
 
@@ -371,8 +373,14 @@ def encoded(targets: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if targets.dtype.kind == "f" and not np.isfinite(targets).all():
         row = int(np.argmin(np.isfinite(targets)))
         raise InputError(f"the label of sample {row} is {targets[row]}; leave such samples out")
-    check_classification_targets(targets)
+    whole = targets.dtype.kind in "biu" or (
+        targets.dtype.kind == "f" and bool(((np.abs(targets) < _WHOLE) & (targets == np.trunc(targets))).all())
+    )
+    if not whole:
+        check_classification_targets(targets)
     classes, codes = np.unique(targets, return_inverse=True)
+    if whole and 2 * len(classes) > len(targets):
+        check_classification_targets(targets)  # warns of so many classes
     if len(classes) < 2:
         raise InputError(
             f"there is one class only, {classes.tolist()[0]!r}; expected two classes at least to tell apart"

@@ -126,12 +126,6 @@ def _kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _fits(kind: Any, value: Any, option: Option) -> bool:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return isinstance(value, str) and value in inner
-    if origin is tuple:
-        pairs = isinstance(value, tuple | list) and len(value) == len(inner)
-        return pairs and all(_fits(one, each, option) for one, each in zip(inner, value, strict=True))
     if kind is str:
         return isinstance(value, str) and (not option.choices or value in option.choices)
     if kind is bool:
@@ -139,6 +133,14 @@ def _fits(kind: Any, value: Any, option: Option) -> bool:
     if kind in (int, float):
         is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
         return is_number and _in_range(value, option)
+    if kind is type(None):
+        return value is None
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is tuple:
+        pairs = isinstance(value, tuple | list) and len(value) == len(inner)
+        return pairs and all(_fits(one, each, option) for one, each in zip(inner, value, strict=True))
     return kind is Any or isinstance(value, kind)
 
 

@@ -70,8 +70,13 @@ def _is_clean(
     ensure_min_samples: int = 1,
     **targets: bool,
 ) -> bool:
-    """Return True for plain finite float64 arrays, which scikit-learn would neither refuse nor convert."""
-    if dtype is not np.float64 or not all(type(each) is np.ndarray and each.dtype == dtype for each in (X, *values)):
+    """Return True for plain finite arrays, which scikit-learn would neither refuse nor convert.
+
+    Inputs and targets are float64; labels, which are not `y_numeric`, are a column of any numbers.
+    """
+    if dtype is not np.float64 or not all(type(each) is np.ndarray for each in (X, *values)):
+        return False
+    if X.dtype != dtype or any(y.dtype != dtype and (targets or y.dtype.kind not in "biuf") for y in values):
         return False
     if X.ndim != 2 or X.shape[1] < 1 or len(X) < ensure_min_samples:
         return False
@@ -79,9 +84,9 @@ def _is_clean(
         X.shape[1] != getattr(estimator, "n_features_in_", None) or hasattr(estimator, "feature_names_in_")
     ):
         return False
-    if values and (targets != {"multi_output": True, "y_numeric": True} or len(values) > 1):
+    if values and (targets not in ({}, {"multi_output": True, "y_numeric": True}) or len(values) > 1):
         return False
-    if any(y.ndim not in (1, 2) or len(y) != len(X) for y in values):
+    if any(y.ndim not in ((1, 2) if targets else (1,)) or len(y) != len(X) for y in values):
         return False
     return all(bool(np.isfinite(each).all()) for each in (X, *values))
 

@@ -75,7 +75,7 @@ class Prices(Work):
     def seconds(self, work: Work) -> float:
         """Seconds of one core."""
         price, counts = self.__dict__, work.__dict__
-        return float(sum(price[name] * counts[name] for name in _KINDS))
+        return float(sum([price[name] * counts[name] for name in _KINDS]))
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,8 @@ QUICK_SECONDS = 5e-4
 class QuickExecutor(LocalExecutor):
     """Block tasks of small problems: on the thread that submits them, as long as they are quick.
 
-    A round whose task takes longer gives the remaining ones to the pool, and so do all later rounds of its name.
+    A round whose task takes longer gives the remaining ones to the pool, and so do all later rounds of its name. A
+    round of one task stays on the thread: another one would only be waited for.
     """
 
     def __init__(self, threads: int | None = None, tiles: TileBudget | None = None) -> None:
@@ -236,7 +237,7 @@ class QuickExecutor(LocalExecutor):
         """Run the tasks of one round while they are quick; start the others on the pool."""
         futures: list[Future[list[Any]]] = []
         for index in range(len(tasks.groups)):
-            if tasks.name in self._slow:
+            if tasks.name in self._slow and len(tasks.groups) > 1:
                 futures.append(self._pool.submit(tasks.run, index))
                 continue
             began = time.thread_time()

@@ -120,8 +120,8 @@ def choose(system: FoldSystem, validation: Validation, rule: str, draws: Draws |
         path.advance(k)
         models.append(path.model(k))
     records = [
-        {"cardinality": cardinality, "score": float(score), "std": float(validation.spread[cardinality])}
-        for cardinality, score in enumerate(validation.scores)
+        {"cardinality": cardinality, "score": float(score), "std": float(spread)}
+        for cardinality, (score, spread) in enumerate(zip(validation.scores, validation.spread, strict=True))
     ]
     return Chosen(
         system.kernel, validation.noise_variance, k, validation.best, validation.score, records, validation.stopped,

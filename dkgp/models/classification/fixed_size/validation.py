@@ -169,7 +169,7 @@ def validate(
 ) -> Validation:
     """Cross-validate all cardinalities up to `max_basis`, `at_least` of them; `heed` is called now and then."""
     paths = [Path(system, noise_variance, fold, draws) for fold in range(system.folds)]
-    reached, met = 0, None
+    reached, known, met = 0, 0, None
     while True:
         upto = min(reached + STEPS, max_basis)
 
@@ -183,7 +183,8 @@ def validate(
         reached = max(path.count for path in paths)
         errors = np.stack([_held_on(path.errors, reached + 1) for path in paths], axis=1)
         scores = errors.sum(axis=1) / system.weight.sum()
-        met = None if stop is None else stop.first(scores, at_least)
+        met = None if stop is None else stop.first(scores, max(at_least, known))
+        known = len(scores)
         if met is not None or reached >= max_basis or all(path.ended for path in paths) or reached < upto:
             break
     last = reached if met is None else met
