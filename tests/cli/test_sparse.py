@@ -246,7 +246,7 @@ def test_what_is_finished_is_known_and_other_neighbours_are_another_run(shell: S
 @pytest.mark.slow
 def test_worker_processes_make_and_predict_the_same_bits(shell: Shell) -> None:
     found = []
-    for name, cluster in (("none", "--cluster none"), ("two", "--workers 2"), ("three", "--workers 3")):
+    for name, cluster in (("here", "--cluster none"), ("by-two", "--workers 2"), ("by-three", "--workers 3")):
         shell.json(f"{VIF.replace('@m', f'@{name}')} {cluster}")
         shell.json(f"predict @{name} @test --out @{name}.p {cluster}")
         record = open_sparse_model(shell[name])

@@ -187,7 +187,7 @@ def test_a_refusal_names_numbers_and_settings(name: str, shares_process: bool) -
     assert (
         f"in use already {(resident + plan.parts.get('resident_bytes', Part(0)).bytes) / 1024**2:,.0f} MiB" in message
     )
-    assert ("cluster of processes" in message) == ("workers" in message) == shares_process
+    assert ("On a Dask cluster" in message) == ("workers" in message) == shares_process
     assert caught.value.exit_code is ExitCode.BAD_INPUT
 
 

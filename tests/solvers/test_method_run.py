@@ -551,14 +551,17 @@ class TestDrift:
         assert np.abs(self.PROBLEM.gradient(solution.alpha)).max() <= 1.01 * self.TOLERANCE
 
     def test_a_recursion_below_what_float64_can_do_is_not_believed(self, executor) -> None:
-        """The recursion falls on and on, the gradient does not: the solve says so, and ends."""
+        """The recursion falls on and on, the gradient does not: the solve says so, and ends.
+
+        The rule depends on the BLAS: its roundings decide how far apart the two come.
+        """
         problem = smooth_problem(40, 2, gamma=1.0, noise_variance=1e-6, seed=3)
         stopping = GradientInfNorm(1e-13) | MaxPasses(1500)
         solver = ConjugateGradient(precision="double")
         solution = solve(problem.blocked(executor), problem.y, solver=solver, stopping=stopping)
         assert not solution.converged
-        assert solution.reason.rule == "rounding"
-        assert "float64 does not come closer" in solution.reason.message
+        assert solution.reason.rule in ("rounding", "standstill")
+        assert "gained nothing" in solution.reason.message
         true = np.abs(problem.gradient(solution.alpha)).max()
         assert np.abs(solution.gradient).max() == pytest.approx(true, rel=0.5)
         assert solution.progress.gradient_inf_norm == np.abs(solution.gradient).max() > 1e-13

@@ -139,7 +139,7 @@ def test_every_solver_is_described_for_users() -> None:
         assert f"{name}: {declaration_of(name).help}" in shown
         for option in declaration_of(name).options:
             assert f"--{option.name.replace('_', '-')} " in shown
-    assert "auto: a given --block" in shown
+    assert "auto: no enlargement if --block-size is set" in shown
     assert "`" not in re.sub("`dkgp [a-z]+`", "", shown)
 
 

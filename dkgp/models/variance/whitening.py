@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dkgp.models.rounding import EVALUATION, UNIT
 from dkgp.operators.base import FloatArray
+from dkgp.operators.low_rank.pivots import pad_columns
 
 COLUMNS_AT_A_TIME = 512
 ITERATIONS = 8
@@ -84,7 +85,9 @@ class Whitening:
         L^-1 rho + |L^-1 rho|^2. The norm of L^-1 thus enters only through a product of two roundings. |rho| <= gamma
         |L||f| + error d, and |dL'w| <= gamma S with S = sum |w_j| |L_j| (Higham 2002, theorem 8.5).
         """
-        rank = len(lower)
+        rank, count = c.shape
+        c = pad_columns(c)
+        error = np.pad(np.broadcast_to(error, count), (0, c.shape[1] - count))
         f = scipy.linalg.solve_triangular(lower, c, lower=True, check_finite=False)
         w = np.abs(scipy.linalg.solve_triangular(lower, f, lower=True, trans=1, check_finite=False))
         length = np.linalg.norm(f, axis=0)
@@ -92,7 +95,7 @@ class Whitening:
         through = self.solving * length + self.entries * error  # |L^-1 rho|
         first = size * length + unit_scale * (scale @ w) * error  # |w|'|rho|
         off = 2.0 * first + 2.0 * size * through + through**2 + (rank + 4) * UNIT * length**2
-        return np.asarray(length**2 + EVALUATION * off)
+        return np.asarray(length**2 + EVALUATION * off)[:count]
 
 
 def _times(lower: FloatArray, vector: FloatArray, *, transposed: bool = False) -> FloatArray:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dkgp.cluster.arithmetic import needs_one_arithmetic
 from dkgp.cluster.executors.base import BlockExecutor, BlockTask, RoundTasks, split_evenly
@@ -233,6 +233,8 @@ Pieces = Sequence[tuple[Features, slice]]
 PIECE_ROWS, LANDMARKS_AT_ONCE, LANDMARKS_TOGETHER = 512, 512, 4096
 # Rows of F that are held at once while F'F is computed.
 ROWS_AT_ONCE = 4096
+# Columns that OpenBLAS computes at a time, or a multiple of them.
+_COLUMNS = 8
 _UNPROVEN = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
@@ -267,12 +269,27 @@ def pieces_of(features: Features, length: int = PIECE_ROWS) -> list[tuple[Featur
 
 
 def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
-    """L^-1 B, or L^-T B, for L (R, R) in Fortran order and B (R, t): in L's type, Fortran order."""
-    result = np.array(right, dtype=lower.dtype, order="F")
+    """L^-1 B, or L^-T B, for L (R, R) in Fortran order and B (R, t): in L's type, Fortran order.
+
+    A column has the same bits whatever the other columns are.
+    """
+    result = pad_columns(right, lower.dtype)
     rank, count = result.shape
     if count:
         flag = b"T" if transposed else b"N"
         blas("trsm", b"L", b"L", flag, b"N", rank, count, 1.0, lower, rank, result, rank)
+    return result[:, : right.shape[1]]
+
+
+def pad_columns(matrix: NDArray[Any], dtype: DTypeLike = np.float64) -> NDArray[Any]:
+    """Return a copy of B (R, t) in Fortran order, with columns of zeros up to a multiple of eight.
+
+    OpenBLAS computes the last columns by other code than the others if their number is no multiple of four (double
+    precision, Haswell and Zen) or eight (Nehalem). The last bits of a column would then depend on the number of columns.
+    """
+    rank, count = matrix.shape
+    result = np.zeros((rank, -(-count // _COLUMNS) * _COLUMNS), dtype, order="F")
+    result[:, :count] = matrix
     return result
 
 

@@ -159,7 +159,7 @@ def test_the_target_of_text_is_not_offered_as_a_feature(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,kind\n1,x\n2,y\n3,x\n")
     with pytest.raises(InputError) as caught:
         ingest(tmp_path / "t.csv", tmp_path / "t.zarr", target="kind")
-    assert "if it is the target, give it to `labels`" in str(caught.value)
+    assert "and a target of classes in `labels`" in str(caught.value)
     assert "--categorical" not in str(caught.value)
 
 
@@ -398,7 +398,7 @@ def test_labels_that_read_like_missing_values(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(COUNTRIES)
     with pytest.raises(
-        InputError, match="4 missing .*, 2 written 'NA': where that is a value, name it in `not_missing`"
+        InputError, match="4 missing .*, 2 written 'NA': if that is a value, name it in `not_missing`"
     ):
         ingest(path, tmp_path / "t.zarr", labels="k")
     table = TableOptions(not_missing=("NA",), drop_gaps=True)

@@ -33,6 +33,7 @@ from dkgp.operators.low_rank.pivots import (
     regularised_factor,
     samples_drawn_from,
     stand_in,
+    whiten,
 )
 from dkgp.operators.low_rank.products import FEW_VECTORS, PIECE_COLUMNS, PIECE_ROWS, FactorRows
 from dkgp.solvers import ConjugateGradient, FactorPreconditioning, solve
@@ -486,3 +487,22 @@ def test_solves_of_smooth_kernels_take_few_rounds() -> None:
     assert solution.solver["preconditioner"]["landmarks"] == "polynomials"
     with pytest.raises(InputError, match="polynomials take no halo; got `halo` 64"):
         FactorPreconditioning(64, landmarks="polynomials")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [3, 12, 50, 130])
+def test_other_columns_do_not_change_the_bits_of_a_triangular_solve(
+    rank: int, transposed: bool, dtype: type[np.floating]
+) -> None:
+    """OpenBLAS for Haswell and Zen solves a remainder of columns by other code than the rest."""
+    rng = np.random.default_rng(rank)
+    lower = np.asfortranarray(np.linalg.cholesky(np.cov(rng.standard_normal((rank, 3 * rank)))), dtype=dtype)
+    right = np.asarray(rng.standard_normal((rank, 300)), dtype=dtype)
+    whole = whiten(lower, right, transposed=transposed)
+    expected = np.linalg.solve(lower.T if transposed else lower, right.astype(np.float64))
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=2e4 * np.finfo(dtype).eps * np.abs(expected).max())
+    for count in (1, 2, 3, 5, 7, 11, 74, 257):
+        for start in (0, 1, 5, 40):
+            where = slice(start, start + count)
+            np.testing.assert_array_equal(whiten(lower, right[:, where], transposed=transposed), whole[:, where])
