@@ -285,7 +285,7 @@ def pad_columns(matrix: NDArray[Any], dtype: DTypeLike = np.float64) -> NDArray[
     """Return a copy of B (R, t) in Fortran order, with columns of zeros up to a multiple of eight.
 
     OpenBLAS computes the last columns by other code than the others if their number is no multiple of four (double
-    precision, Haswell and Zen) or eight (Nehalem). The last bits of a column would then depend on the number of columns.
+    precision, Haswell and Zen) or eight (Nehalem). A column would then depend on their number.
     """
     rank, count = matrix.shape
     result = np.zeros((rank, -(-count // _COLUMNS) * _COLUMNS), dtype, order="F")

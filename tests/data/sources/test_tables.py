@@ -397,9 +397,7 @@ COUNTRIES = "a,k\n1,NA\n2,DE\n3,NA\n4,DE\n5,None\n6,\n"
 def test_labels_that_read_like_missing_values(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(COUNTRIES)
-    with pytest.raises(
-        InputError, match="4 missing .*, 2 written 'NA': if that is a value, name it in `not_missing`"
-    ):
+    with pytest.raises(InputError, match="4 missing .*, 2 written 'NA': if that is a value, name it in `not_missing`"):
         ingest(path, tmp_path / "t.zarr", labels="k")
     table = TableOptions(not_missing=("NA",), drop_gaps=True)
     train = ingest(path, tmp_path / "t.zarr", labels="k", table=table).train
