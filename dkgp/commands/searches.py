@@ -7,13 +7,13 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 from dkgp.cluster import BlockExecutor
 from dkgp.cluster.options import KINDS
-from dkgp.codec import difference, to_json
+from dkgp.codec import difference, from_json, to_json
 from dkgp.commands.candidates import Choice, affordable_subset, evaluation_seconds
 from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
@@ -24,10 +24,10 @@ from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.commands.tune import AUTO_KERNEL, COMPARED_KERNELS, LEAST_SAMPLES, OF_SUBSETS, TuneJob
 from dkgp.data import open_dataset
-from dkgp.data.remote.storage import is_folder
+from dkgp.data.remote.storage import is_folder, read_object, remove_object, write_object
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
 from dkgp.kernels import Kernel
-from dkgp.limits import elapsed_clock, finishing_within, measured_slowness, seconds_to_finish
+from dkgp.limits import elapsed_clock, finishing_within, measured_slowness, seconds_to_finish, should_finish
 from dkgp.models import (
     Hyperparameters,
     RunContext,
@@ -538,6 +538,25 @@ class BoundRun(TuneRun):
 COMPARED, HELD_OUT, COMPARED_FOLDS = 1000, 0.5, 10
 # Share of the time of a search with a deadline.
 SHARE_OF_KERNELS = 0.6
+# Settings that a resumed comparison must share.
+OF_COMPARISON = ("fingerprint", "objective", "learn_variance", "tolerance", "bounds", "fixed", "priors", "seed", "subset")
+
+
+@dataclass(frozen=True)
+class FinishedKernel:
+    """A compared kernel whose search was complete: its scores and its optimum."""
+
+    row: dict[str, Any]
+    tuned: Hyperparameters
+
+
+@dataclass(frozen=True)
+class FinishedKernels:
+    """The finished part of a comparison: its settings, the samples of its subset, and the kernels."""
+
+    identity: dict[str, Any]
+    samples: int
+    kernels: tuple[FinishedKernel, ...]
 
 
 class KernelsRun(TuneRun):
@@ -548,6 +567,7 @@ class KernelsRun(TuneRun):
     def __init__(self, job: TuneJob, reporter: Reporter) -> None:
         super().__init__(job, reporter)
         self._tuned: dict[str, Hyperparameters] = {}
+        self._finished: list[FinishedKernel] = []
 
     def check(self) -> None:
         """Refuse options of other searches together with `kernel` auto."""
@@ -588,7 +608,38 @@ class KernelsRun(TuneRun):
         comparison = self._compare(executor)
         kernel = comparison["kernel"]
         self.job, self._compared = replace(self.asked, kernel=kernel), self._tuned[kernel]
+        job, samples = self.asked, comparison["samples"]
+        is_same = comparison["held_out"] == samples == min(job.subset, self.dataset.n_samples) and kernel in (
+            finished.row["kernel"] for finished in self._finished
+        )
+        plain = all(getattr(job, name) == getattr(TuneJob, name) for name in ("subsets", "folds", "holdout", "restarts"))
+        if is_same and plain and job.mean == "centred":
+            # The comparison had the same samples, so that another search would end at the same values.
+            return replace(self._compared, comparison=comparison)
         return replace(super().search(executor), comparison=comparison)
+
+    def written(self) -> None:
+        """Remove the file of the comparison."""
+        remove_object(self.asked.comparison_url)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {name: self.signature[name] for name in OF_COMPARISON if name in self.signature}
+
+    def _earlier(self) -> FinishedKernels | None:
+        """Return the finished part of the comparison to resume; None if there is none with the same settings."""
+        if not self.asked.resume:
+            return None
+        try:
+            earlier = from_json(FinishedKernels, json.loads(read_object(self.asked.comparison_url)))
+        except (OSError, ValueError, InputError):
+            return None
+        return earlier if earlier.identity == self._identity else None
+
+    def _keep(self, samples: int) -> None:
+        """Write the finished kernels, which a resumed comparison does not search again."""
+        document = to_json(FinishedKernels(self._identity, samples, tuple(self._finished)))
+        write_object(self.asked.comparison_url, json.dumps(document).encode())
 
     def _each_kernel(self) -> Iterator[str]:
         for kernel in COMPARED_KERNELS:
@@ -597,34 +648,54 @@ class KernelsRun(TuneRun):
         self.job = self.asked
 
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
-        """Tune and score the kernels one by one and share the time limit among them."""
-        job, clock = self.asked, elapsed_clock()
+        """Tune and score the kernels one by one and share the time limit among them.
+
+        A search that the limit cut off is compared only if no search was complete. A resumed comparison repeats it.
+        """
+        job, clock, earlier = self.asked, elapsed_clock(), self._earlier()
         began, limit = clock(), min(job.kernel_seconds, SHARE_OF_KERNELS * seconds_to_finish())
         size = self._affordable(min(job.subset, COMPARED, self.dataset.n_samples), limit / len(COMPARED_KERNELS))
-        rows: list[dict[str, Any]] = []
-        for kernel in COMPARED_KERNELS:
-            others, time_left = len(COMPARED_KERNELS) - len(rows), limit - (clock() - began)
+        if earlier is not None:
+            size, self._finished = earlier.samples, list(earlier.kernels)
+            self._tuned = {finished.row["kernel"]: finished.tuned for finished in self._finished}
+            self.reporter.note(f"continuing the comparison of kernels; finished before: {', '.join(self._tuned)}")
+        rows = {finished.row["kernel"]: finished.row for finished in self._finished}
+        todo = [kernel for kernel in COMPARED_KERNELS if kernel not in rows]
+        while todo:
+            time_left = limit - (clock() - began)
             if rows and time_left <= 0.0:
                 self.reporter.warn(
                     f"compared {len(rows)} of {len(COMPARED_KERNELS)} kernels within the time limit of "
-                    f"{limit:.3g} s (`kernel_seconds`); not tried: {', '.join(COMPARED_KERNELS[-others:])}"
+                    f"{limit:.3g} s (`kernel_seconds`); not tried: {', '.join(todo)}"
                 )
                 break
             # Time that a kernel does not use is shared among those after it.
-            share = max(0.0, time_left / others)
+            share = max(0.0, time_left / len(todo))
+            kernel = todo.pop(0)
             with finishing_within(share):
-                rows.append(self._scored(kernel, size, executor, share))
-        able = [row for row in rows if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
+                row = rows[kernel] = self._scored(kernel, size, executor, share)
+            if row["nlpd"] is not None and not row.get("cut_off"):
+                self._finished.append(FinishedKernel(row, self._tuned[kernel]))
+                self._keep(size)
+        able = [row for row in rows.values() if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
         if not able:
             raise NumericalError(
-                f"none of the kernels {', '.join(row['kernel'] for row in rows)} could be tuned on {size:,} samples; "
-                "name one with `kernel`"
+                f"none of the kernels {', '.join(rows)} could be tuned on {size:,} samples; name one with `kernel`"
             )
+        cut_off = [row["kernel"] for row in able if row.get("cut_off")]
+        if cut_off:
+            self.reporter.warn(
+                f"the time limit of {limit:.3g} s (`kernel_seconds`) cut off the search of {', '.join(cut_off)}: "
+                + ("the scores of no kernel are final" if len(cut_off) == len(able) else "not compared")
+            )
+        able = [row for row in able if not row.get("cut_off")] or able
         best = min(able, key=lambda row: row["nlpd"])
         rank = f"the smallest of {len(able)} kernels" if len(able) > 1 else "the only kernel that was tuned"
         scored = "in cross-validation" if best["rows"] == size else f"on {best['rows']:,} held-out samples"
         self.reporter.note(f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} {scored}, {rank}")
-        return {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": rows}
+        compared = [rows[kernel] for kernel in COMPARED_KERNELS if kernel in rows]
+        comparison = {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": compared}
+        return {**comparison, "not_tried": todo} if todo else comparison
 
     def _scored(self, kernel: str, size: int, executor: BlockExecutor, limit: float) -> dict[str, Any]:
         """Return a kernel's held-out scores, tuned within `limit` seconds; they are None if it could not be tuned."""
@@ -634,6 +705,7 @@ class KernelsRun(TuneRun):
         is_large = self.dataset.n_samples >= (1.0 + HELD_OUT) * size
         scoring: dict[str, Any] = {"holdout": HELD_OUT} if is_large else {"folds": min(COMPARED_FOLDS, size)}
         figures: dict[str, Any] = {"rows": 0, "nlpd": None, "rmse": None, "coverage_95": None}
+        cut_off = False
         with self.reporter.search(f"compare {kernel}") as progress:
             try:
                 tuned = tune_dataset(
@@ -657,12 +729,14 @@ class KernelsRun(TuneRun):
                 self._tuned[kernel] = replace(tuned, scores=None)
                 scores = {"rows": size, **tuned.scores[next(iter(scoring))]}
                 figures = {name: scores[name] for name in figures}
+                cut_off = not tuned.converged and (should_finish() or (tuned.seconds or 0.0) >= limit)
                 # The scores take about as long as two evaluations.
                 speed = (clock() - began) / ((2 + (tuned.evaluations or 0)) * evaluation_seconds(size))
                 self._slowness = min(self._slowness or speed, speed)
-        seconds = clock() - began
-        self.reporter.note(f"{kernel}: " + ("no result" if figures["nlpd"] is None else f"NLPD {figures['nlpd']:.4f}"))
-        return {"kernel": kernel, **figures, "seconds": seconds}
+        row = {"kernel": kernel, **figures, "seconds": clock() - began}
+        shown = "no result" if row["nlpd"] is None else f"NLPD {row['nlpd']:.4f}"
+        self.reporter.note(f"{kernel}: {shown}{' (search cut off)' if cut_off else ''}")
+        return {**row, "cut_off": True} if cut_off else row
 
 
 def run_tune(job: TuneJob, reporter: Reporter) -> Document:

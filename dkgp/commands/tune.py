@@ -108,7 +108,7 @@ PLOT = Option(
 )
 RESUME = Option(
     help="Skip the work if this command already wrote --out. Otherwise, continue a search on all samples from "
-    "OUT.checkpoint, and start a search on subsets again."
+    "OUT.checkpoint, reuse the finished kernels of a comparison from OUT.kernels, and start a search on subsets again."
 )
 REFINING = Group("With --refine")
 REFINE = Part(
@@ -228,6 +228,11 @@ class TuneJob:
     def checkpoint_url(self) -> str | None:
         """The checkpoint's URL, for a search on all samples; otherwise None."""
         return None if self.evidence is None else f"{self.out}.checkpoint"
+
+    @property
+    def comparison_url(self) -> str:
+        """The URL of the finished kernels of a comparison that is not complete."""
+        return f"{self.out}.kernels"
 
     def check(self) -> None:
         """Refuse contradictory or misspelled options; `UsageError`, or `InputError` for a range."""

@@ -25,7 +25,9 @@ from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.tune import AUTO_KERNEL, TuneJob
 from dkgp.data import open_dataset, write_rows
+from dkgp.data.remote.storage import exists
 from dkgp.fit.budget import ATTEMPT, LEAST, LEAST_KERNEL, LEAST_TRAINING, MOST_TRAINING, TUNE, TUNE_END, Attempt, Budget
+from dkgp.fit.job import unfinished_kernels
 from dkgp.fit.ways import APPROXIMATE, GAPS, TrainingJob, Way, spoken
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.models.warm_up import compile_seconds, pieces_of_model
@@ -107,6 +109,8 @@ class Fallbacks:
         least = budget.least("choose", compile_seconds(pieces_of_model("sparse", LEAST_KERNEL)))
         finish = min(TUNE * limit, (TUNE + TUNE_END) * limit - budget.elapsed, limit - least - budget.elapsed)
         shortest = budget.slowness() * LEAST["tune"]
+        if job.resume and exists(job.comparison_url):
+            finish = max(finish, shortest)  # finished kernels need no search
         if finish < shortest:
             self._give_up("tune", f"there was no time to tune on more than {FEW_SAMPLES} samples")
             return self._tune_on_few(job, shortest)
@@ -124,6 +128,9 @@ class Fallbacks:
                 f"the search for hyperparameters ended after {attempt.document['evaluations']} "
                 f"evaluations and {spoken(attempt.seconds)}; the best values so far are used",
             )
+        unfinished = unfinished_kernels(attempt.document.get("comparison") or {"kernels": []})
+        if unfinished:
+            self._give_up("tune", f"the comparison of kernels is incomplete: {unfinished}")
         return self._ended(attempt)
 
     def _tune_on_few(self, job: TuneJob, seconds: float) -> Document:

@@ -21,7 +21,7 @@ from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_r
 from dkgp.commands.reporting.progress import typed
 from dkgp.commands.reporting.tables import nothing_wrong, rival_text, transform_text
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
-from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob
+from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob, unfinished_kernels
 from dkgp.fit.ways import spoken
 from dkgp.kernels import kernel_from_json, kernel_text
 from dkgp.models.classification.metrics import evaluate_classes
@@ -292,9 +292,14 @@ def _compared(comparison: Document) -> str:
         f"{scored}. The kernel with the smallest negative log predictive density (NLPD) was "
         f"chosen. Targets are standardised."
     )
+    unfinished = unfinished_kernels(comparison)
+    if unfinished:
+        lead = f"{lead} The time limit left the comparison incomplete: {unfinished}."
     rows = [
         [
-            row["kernel"] + (" (chosen)" if row["kernel"] == comparison["kernel"] else ""),
+            row["kernel"]
+            + (" (chosen)" if row["kernel"] == comparison["kernel"] else "")
+            + (" (search cut off)" if row.get("cut_off") else ""),
             *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
             _number(row["seconds"], ".1f"),
         ]

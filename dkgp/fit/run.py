@@ -323,7 +323,9 @@ class _Fit:
             overwrite=True,
             cluster=job.cluster,
         )
-        return self.steps.run("tune", lambda: self.fallbacks.tune(tuning))
+        tuned = self.steps.run("tune", lambda: self.fallbacks.tune(tuning))
+        remove_object(tuning.comparison_url)
+        return tuned
 
     def _compare_methods(self) -> Document:
         """Compare the methods of classifiers on training samples."""
@@ -553,7 +555,7 @@ class _Fit:
 
     def _remove(self, names: list[str]) -> None:
         """Remove outputs of an earlier fit, which this one replaces."""
-        for name in (*names, f"{MODEL}.checkpoint"):
+        for name in (*names, f"{MODEL}.checkpoint", f"{HYPER}.kernels"):
             remove_tree(self.job.folder / name)
 
     def _step(self, name: str, work: Any) -> Document:

@@ -175,7 +175,8 @@ class Hyperparameters:
         are the basis, the share of the samples' variance that it has `left`, and `rounds`, one for each basis.
     comparison : dict, optional
         If the kernel was chosen by held-out samples: that `kernel`, how many `samples` each was tuned on and how
-        many were `held_out`, and `kernels`, of each the scores and seconds.
+        many were `held_out`, and `kernels`, of each the scores and seconds, and `cut_off` if a time limit ended its
+        search; `not_tried`: kernels without a search, if there are any.
     candidates : dict, optional
         If values were chosen by held-out samples: how many were `held_out` (0: leave-one-out predictions judged), the
         `samples` that predicted them, where the values `taken` come from, `candidates`, of each the scores and seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.searches import run_tune
 from dkgp.commands.tune import TuneJob
 from dkgp.data import ingest, open_dataset
+from dkgp.fit.job import unfinished_kernels
 from dkgp.kernels import parse_kernel
 from dkgp.limits import Deadline, limited
 from dkgp.models import tune_dataset
@@ -266,3 +268,74 @@ def test_all_samples_in_the_subset_are_predicted_from_each_other(tmp_path: Path,
     plain = run_json("tune", train, "--out", tmp_path / "b.json", "--kernel", "rbf + linear", "--all-samples", "none")
     assert document["noise_variance"] == plain["noise_variance"]
     assert "candidates" not in document
+
+
+def test_a_resumed_comparison_keeps_finished_kernels_and_repeats_none(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = ("rbf", "matern32", "rbf + linear")
+    monkeypatch.setattr(searches, "COMPARED_KERNELS", kernels)
+    train = stored(tmp_path, *surface(60, rng))
+    job = TuneJob(str(train), str(tmp_path / "a.json"), kernel="auto", all_samples="none", kernel_seconds=1e3)
+    whole = run_tune(job, SilentReporter())
+    assert not Path(job.comparison_url).exists()
+    searched: list[str] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if options["kernel"] == "rbf + linear":
+            raise KeyboardInterrupt
+        return tune_dataset(*arguments, **options)
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        searched.append(options["kernel"])
+        return tune_dataset(*arguments, **options)
+
+    monkeypatch.setattr(searches, "tune_dataset", interrupted)
+    job = replace(job, out=str(tmp_path / "b.json"))
+    with pytest.raises(KeyboardInterrupt):
+        run_tune(job, SilentReporter())
+    monkeypatch.setattr(searches, "tune_dataset", recorded)
+    # Another time limit does not make another comparison, other settings do.
+    kept = Path(job.comparison_url).read_bytes()
+    other = replace(job, resume=True, kernel_seconds=900.0)
+    resumed = run_tune(other, SilentReporter())
+    assert searched == ["rbf + linear"]
+    for name in ("kernel", "noise_variance", "evaluations"):
+        assert resumed[name] == whole[name]
+    assert [row["nlpd"] for row in resumed["comparison"]["kernels"]] == [
+        row["nlpd"] for row in whole["comparison"]["kernels"]
+    ]
+    assert not Path(job.comparison_url).exists()
+    for damage, options in ((kept, {"seed": 5}), (kept[:-9], {}), (b"{}", {}), (kept, {"resume": False})):
+        searched.clear()
+        Path(job.comparison_url).write_bytes(damage)
+        run_tune(replace(other, overwrite=True, out=job.out, **options), SilentReporter())
+        assert searched[:3] == list(kernels)
+        Path(job.out).unlink()
+
+
+def test_a_search_that_is_cut_off_does_not_win_against_complete_ones(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "COMPARED_KERNELS", ("rbf + linear", "matern12", "rbf"))
+    train = stored(tmp_path, *surface(60, rng))
+    job = TuneJob(str(train), str(tmp_path / "a.json"), kernel="auto", all_samples="none", kernel_seconds=1e3)
+    clock = [0.0]
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        cut = options["kernel"] != "matern12"
+        if cut:
+            clock[0] += 1e6
+        with limited(Deadline(clock[0] if cut else np.inf, np.inf, lambda: clock[0])):
+            tuned = tune_dataset(*arguments, **options)
+        clock[0] -= 1e6 if cut else 0.0
+        return replace(tuned, seconds=1e6) if cut else tuned
+
+    monkeypatch.setattr(searches, "tune_dataset", timed)
+    reporter = SilentReporter()
+    document = run_tune(job, reporter)
+    rows = document["comparison"]["kernels"]
+    assert [row.get("cut_off", False) for row in rows] == [True, False, True]
+    assert document["comparison"]["kernel"] == "matern12"
+    assert any("cut off the search of rbf + linear, rbf: not compared" in text for text in reporter.warnings)
+    assert unfinished_kernels(document["comparison"]) == "the search of rbf + linear, rbf was cut off"

@@ -298,7 +298,9 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
 def _compared_kernels(comparison: Document) -> RenderableType:
     rows = [
         [
-            f"{row['kernel']} *" if row["kernel"] == comparison["kernel"] else row["kernel"],
+            row["kernel"]
+            + (" *" if row["kernel"] == comparison["kernel"] else "")
+            + (" (search cut off)" if row.get("cut_off") else ""),
             *("-" if row[name] is None else f"{row[name]:.4f}" for name in ("nlpd", "rmse", "coverage_95")),
             f"{row['seconds']:.1f}",
         ]
