@@ -539,7 +539,17 @@ COMPARED, HELD_OUT, COMPARED_FOLDS = 1000, 0.5, 10
 # Share of the time of a search with a deadline.
 SHARE_OF_KERNELS = 0.6
 # Settings that a resumed comparison must share.
-OF_COMPARISON = ("fingerprint", "objective", "learn_variance", "tolerance", "bounds", "fixed", "priors", "seed", "subset")
+OF_COMPARISON = (
+    "fingerprint",
+    "objective",
+    "learn_variance",
+    "tolerance",
+    "bounds",
+    "fixed",
+    "priors",
+    "seed",
+    "subset",
+)
 
 
 @dataclass(frozen=True)
@@ -612,7 +622,9 @@ class KernelsRun(TuneRun):
         is_same = comparison["held_out"] == samples == min(job.subset, self.dataset.n_samples) and kernel in (
             finished.row["kernel"] for finished in self._finished
         )
-        plain = all(getattr(job, name) == getattr(TuneJob, name) for name in ("subsets", "folds", "holdout", "restarts"))
+        plain = all(
+            getattr(job, name) == getattr(TuneJob, name) for name in ("subsets", "folds", "holdout", "restarts")
+        )
         if is_same and plain and job.mean == "centred":
             # The comparison had the same samples, so that another search would end at the same values.
             return replace(self._compared, comparison=comparison)
