@@ -79,6 +79,8 @@ CERTAIN_SHARE = 0.05
 # Share of the time for forecasts of models at nominal prices, and processor seconds of an idle machine that the exact
 # model's takes at least, of as many samples as its solver looks at.
 SHARE_OF_FORECASTS, LEAST_FORECAST = 0.1, 1.0
+# Up to this number of samples, the exact model needs no forecast of its own: nominal costs of its factor suffice.
+FEW_SAMPLES = 2000
 # Any model takes less than this one. Of forecasts that differ by at most this factor, the better model is chosen.
 EVERY, SIMILAR = Way("exact", None, None, math.inf, math.inf, 0), 1.25
 # Kernel matrices that training by a likelihood holds at most.
@@ -282,10 +284,7 @@ class Forecasts:
         training, peak = self._seconds(work, foreseen.sizes), memory.coordinator_bytes + memory.worker_parts
         if training > self._most_seconds:
             return Way("exact", None, None, training, 0.0, peak)
-        settings = VarianceSettings(gap=gap, seed=self._seed)
-        if self._is_limited:
-            working = variance_memory(dataset.n_samples, max(0, self._budget - self.resident_bytes - RUNTIME_BYTES))
-            settings = replace(settings, memory_bytes=working)
+        settings = self._variance(gap)
         variances: ForeseenVariances = self._once(
             f"variances {settings}",
             lambda: foresee_variances(dataset, hyperparameters, settings, self._tests, threads),
@@ -294,6 +293,23 @@ class Forecasts:
         phases = variances.phases(run, foreseen.sizes, variances.single.count, variances.double.count)
         peak = max(peak, variances.peak_bytes(run, self.resident_bytes))
         return Way("exact", None, gap, training, self._seconds(phases, foreseen.sizes), peak, settings.memory_bytes)
+
+    def _variance(self, gap: float) -> VarianceSettings:
+        settings = VarianceSettings(gap=gap, seed=self._seed)
+        if not self._is_limited:
+            return settings
+        rest = max(0, self._budget - self.resident_bytes - RUNTIME_BYTES)
+        return replace(settings, memory_bytes=variance_memory(self._dataset.n_samples, rest))
+
+    def of_few(self) -> list[Way]:
+        """Return the exact model of at most `FEW_SAMPLES` samples, by its Cholesky factor; none for more, or labels."""
+        n, tests, prices = float(self._dataset.n_samples), float(self._tests), self._machine.prices
+        if self._labelled or n > FEW_SAMPLES:
+            return []
+        training = prices.seconds(Work(double_entries=n**2, double_operations=n**3 / 3.0))
+        predicting = prices.seconds(Work(double_entries=tests * n, double_operations=tests * n**2))
+        peak = self.resident_bytes + 8 * MATRICES * int(n) ** 2
+        return [Way("exact", None, GAPS[0], training, predicting, peak, self._variance(GAPS[0]).memory_bytes)]
 
     def near(self) -> Way | None:
         """The model with neighbours (VIF), whose variances are its own; None for few samples."""
@@ -363,13 +379,16 @@ class Chooser:
         rows: list[Document] = []
         later: list[Way] = []
         given_up: list[dict[str, str]] = []
-        if hurried and (ways := self.smaller(EVERY)):
+        few = [self._at_load(way, slowness) for way in self.forecasts().of_few()]
+        if hurried and (ways := [*few, *self.smaller(EVERY)]):
             decision = self._quickest(ways, seconds, slowness)
             self._reporter.note(f"the model: {decision.reason}")
             return dict(to_json(decision))
         forecasts, limit = self.forecasts(seconds / slowness), SHARE_OF_FORECASTS * self._job.seconds
         nominal, probed = None, min(1.0, open_dataset(self._job.place(TRAIN)).n_samples / PROBE_SAMPLES)
-        if self._labelled or slowness * LEAST_FORECAST * probed <= limit:
+        if few:
+            nominal = [*few, *self.smaller(EVERY)]
+        elif self._labelled or slowness * LEAST_FORECAST * probed <= limit:
             nominal = self._foreseen(lambda: forecasts, seconds, slowness, limit)
         if nominal is None:
             nominal = self.smaller(EVERY)
@@ -379,7 +398,7 @@ class Chooser:
         if nominal and is_certain(nominal[0], seconds, self._memory_bytes):
             decision = decide(nominal[:1], seconds, self._memory_bytes)
         else:
-            limit = 0.0 if hurried or given_up else CHOOSE * self._job.seconds
+            limit = 0.0 if hurried or given_up or few else CHOOSE * self._job.seconds
             decision, later = self._decide(forecasts, nominal, seconds, slowness, limit)
             if slowness > 1.0:
                 times = f"{slowness:.2g}" if slowness < 10.0 else f"{slowness:,.0f}"

@@ -200,6 +200,7 @@ def test_no_machine_is_measured_where_any_would_do(
     assert chosen_within("10min")["choice"]["way"]["name"] == "exact"
     assert measured == []
     monkeypatch.setattr("dkgp.fit.choice.CERTAIN_SHARE", 0.0)
+    monkeypatch.setattr("dkgp.fit.choice.FEW_SAMPLES", 0)
     chosen_within("10min")
     assert measured == [fitted["ingest"]["n_train"]]
 
@@ -233,11 +234,28 @@ def test_an_exact_model_whose_forecast_would_take_too_long_is_not_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(Forecasts, "_exact")
+    monkeypatch.setattr("dkgp.fit.choice.FEW_SAMPLES", 0)
     monkeypatch.setattr(Budget, "slowness", lambda budget: 100.0)
     job = replace(tuned_job(tmp_path)[0], seconds=100.0)
     document = Chooser(job, Budget(100.0), SilentReporter(), 64 * GIB).choose(hurried=False)
     assert document["way"]["name"] != "exact"
     assert document["given_up"][0]["text"].endswith("because its forecast alone takes more than 10 s")
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+@pytest.mark.parametrize("n", [6, 360])
+def test_the_exact_model_of_few_samples_needs_no_forecast(
+    n: int, hurried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Forecasts, "_exact")
+    monkeypatch.setattr("dkgp.fit.choice.compile_seconds", lambda pieces: 0.0)
+    monkeypatch.setattr("dkgp.fit.choice.measure_machine", lambda *_: pytest.fail("measured the machine"))
+    monkeypatch.setattr(Budget, "slowness", lambda budget: 20.0)
+    job = replace(tuned_job(tmp_path)[0], seconds=5.0)
+    write_friedman1(job.place(TRAIN), job.place(TEST), n, 1 + n // 10, seed=0, overwrite=True)
+    document = Chooser(job, Budget(5.0), SilentReporter(), 64 * GIB).choose(hurried=hurried)
+    assert document["way"]["name"] == "exact"
+    assert not document.get("given_up")
 
 
 @pytest.mark.parametrize(("shrinkage", "model"), [(1.0, "exact"), (0.999, "exact"), (0.5, "vif")])
