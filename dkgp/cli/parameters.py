@@ -48,11 +48,12 @@ def with_flags(parameters: list[click.Parameter]) -> list[click.Parameter]:
 
 def wording() -> Callable[[str], str]:
     """Return a function that spells parameters as flags of the running command, and escapes control characters."""
-    from dkgp.commands.reporting.progress import printable
+    from dkgp.commands.reporting.progress import printable, typed
 
     context = click.get_current_context(silent=True)
     parameters = [] if context is None else context.command.params
-    return lambda text: printable(in_flags(text, parameters))
+    # The remaining parameters are those of other commands.
+    return lambda text: printable(typed(in_flags(text, parameters)))
 
 
 def examples(*lines: str) -> str:

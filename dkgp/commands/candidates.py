@@ -253,9 +253,7 @@ class Choice:
             warnings.append(NO_NOISE.format(taken.noise_variance))
         if not best.is_calibrated and best.squared is not None:
             source = "on held-out training samples" if held_out else "in leave-one-out predictions"
-            warnings.append(
-                f"error bars may not be calibrated: {figures(best)} {source} (a calibrated model has 95 % and 1)"
-            )
+            warnings.append(f"error bars may not be calibrated: {figures(best)} {source}; expected coverage 0.95")
         return replace(
             taken,
             **kept,
@@ -270,7 +268,7 @@ class Choice:
         if not smaller or best.nlpd is None:
             return ""
         least = min(smaller, key=lambda judged: judged.nlpd or 0.0)
-        return f". The NLPD of '{least.candidate.origin}' is smaller, {least.nlpd:.4f}, but not by more than chance"
+        return f". The NLPD of '{least.candidate.origin}' is smaller, {least.nlpd:.4f}, but within its error"
 
     def _record(self, best: Judged | None, held_out: int, samples: int) -> dict[str, Any]:
         return {
@@ -298,8 +296,8 @@ def figures(judged: Judged) -> str:
     if judged.nlpd is None:
         return "could not predict"
     return (
-        f"NLPD {judged.nlpd:.4f}, RMSE {judged.rmse:.4f}, coverage of 95 % intervals {judged.coverage_95:.1%}, squared "
-        f"error / variance {judged.squared:.3g}"
+        f"NLPD {judged.nlpd:.4f} nats per sample, RMSE {judged.rmse:.4f}, coverage of 95 % intervals "
+        f"{judged.coverage_95:.4f}, mean of squared errors over variances {judged.squared:.3g} (calibrated: 1)"
     )
 
 

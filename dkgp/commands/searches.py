@@ -18,7 +18,7 @@ from dkgp.commands.candidates import Choice, affordable_subset, evaluation_secon
 from dkgp.commands.reporting.memory import available_bytes, memory_budget, own_peak_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
 from dkgp.commands.reporting.plots import plot_tuning
-from dkgp.commands.reporting.progress import Reporter
+from dkgp.commands.reporting.progress import Reporter, scored_by
 from dkgp.commands.resuming import going_on, has_checkpoint, remove_checkpoint
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
@@ -703,8 +703,8 @@ class KernelsRun(TuneRun):
         able = [row for row in able if not row.get("cut_off")] or able
         best = min(able, key=lambda row: row["nlpd"])
         rank = f"the smallest of {len(able)} kernels" if len(able) > 1 else "the only kernel that was tuned"
-        scored = "in cross-validation" if best["rows"] == size else f"on {best['rows']:,} held-out samples"
-        self.reporter.note(f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} {scored}, {rank}")
+        scored = scored_by({"samples": size, "held_out": best["rows"]})
+        self.reporter.note(f"the kernel is {best['kernel']}: NLPD {best['nlpd']:.4f} nats per sample {scored}, {rank}")
         compared = [rows[kernel] for kernel in COMPARED_KERNELS if kernel in rows]
         comparison = {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": compared}
         return {**comparison, "not_tried": todo} if todo else comparison

@@ -81,9 +81,13 @@ def shortfall_of_tuning(hyperparameters: Hyperparameters) -> str | None:
     """Return the warning if tuning did not converge, or was stopped by a bound; None if it converged."""
     if hyperparameters.converged is not False:
         return None
+    from dkgp.models.tuning.search import HOLD_NOISE
+
     held = {parameter.name for parameter in hyperparameters.parameters or () if parameter.pressed}
-    more = ["hold the noise by noise_variance=, such as 1e-5"] if "noise_variance" in held else []
-    return "; ".join(["not converged", *hyperparameters.warnings, *more])
+    warnings = hyperparameters.warnings
+    if "noise_variance" in held:
+        warnings = tuple(text.replace(HOLD_NOISE, "Set it with noise_variance=1e-5") for text in warnings)
+    return "; ".join(["not converged", *warnings])
 
 
 def checked_solver(solver: object, product_error: ProductError = EVERY_ENTRY) -> Solver | str:

@@ -55,6 +55,50 @@ def remedies(kinds: Collection[str], name: str, kernel: str) -> list[Remedy]:
     return wanted
 
 
+# Phrases of a verdict's advice that name options of other commands, and the phrases for a user of `fit`.
+_PHRASES = (
+    ("ingest again with", "fit again with"),
+    ("Ingest again with", "Fit again with"),
+    ("; or let the noise depend on the inputs: tune with `noise_model` auto", ""),
+    (
+        "Tune with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
+        "Fit again with another `transform`",
+    ),
+    ("Tune again with a larger `subset` or another `kernel`", "Fit again with a longer `time` or another `kernel`"),
+    ("Tune again with a larger `subset` or another kernel", "Fit again with a longer `time` or another `kernel`"),
+    ("as in `kernel` rbf+linear, and tune again", "as in `kernel` rbf+linear, and fit again"),
+    ("matern32, a larger `subset` for tuning, or a transform", "matern32, a longer `time`, or a transform"),
+    (
+        "Tune with `objective` loo or with `holdout`, and with a larger `subset`",
+        "Fit again with a longer `time` or another `kernel`",
+    ),
+    ("split the data accordingly", "name the test samples with `test_mask`"),
+    ("See the other findings, and tune with a larger `subset`", "Fit again with another `transform` or `kernel`"),
+    (
+        "Tune with `likelihood` student-t, which gives them less weight",
+        "`dkgp tune --likelihood student-t` gives them less weight: add it to the commands of the report",
+    ),
+    ("Predict again with a smaller `variance_gap`", "Predict again with `dkgp predict --variance --variance-gap 0.01`"),
+    ("train again with `class_weight` balanced", "train again with `dkgp classify --class-weight balanced`"),
+    (
+        "Use probabilities averaged over the model's uncertainty (`method` gp), or tune again with `likelihood` and "
+        "`folds`",
+        "Average probabilities over the model's uncertainty with `dkgp classify --method gp`",
+    ),
+)
+
+
+def with_advice_for_fit(evaluated: Document) -> Document:
+    """Return an evaluation whose verdict advises options of `fit`."""
+    verdict = []
+    for finding in evaluated.get("verdict") or ():
+        advice = finding.get("advice", "")
+        for phrase, other in _PHRASES:
+            advice = advice.replace(phrase, other)
+        verdict.append({**finding, "advice": advice})
+    return {**evaluated, "verdict": verdict} if "verdict" in evaluated else evaluated
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A model that was trained, predicted with and evaluated."""

@@ -393,7 +393,7 @@ class Chooser:
         if nominal is None:
             nominal = self.smaller(EVERY)
             text = f"the exact model was not considered, because its forecast alone takes more than {spoken(limit)}"
-            self._reporter.warn(f"to keep the limits: {text}")
+            self._reporter.warn(f"time limit: {text}")
             given_up = [{"step": "choose", "text": text}]
         if nominal and is_certain(nominal[0], seconds, self._memory_bytes):
             decision = decide(nominal[:1], seconds, self._memory_bytes)
@@ -448,7 +448,7 @@ class Chooser:
         if quick.seconds / slowness - fixed <= max(fixed, self._job.seconds):
             seconds = SIMILAR * quick.seconds
         decision = decide(ways, seconds, self._memory_bytes)
-        reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; the time limit leaves no choice"
+        reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; larger models take too long"
         return replace(decision, reason=reason)
 
     def _foreseen(

@@ -112,7 +112,7 @@ class Fallbacks:
         if job.resume and exists(job.comparison_url):
             finish = max(finish, shortest)  # finished kernels need no search
         if finish < shortest:
-            self._give_up("tune", f"there was no time to tune on more than {FEW_SAMPLES} samples")
+            self._give_up("tune", f"hyperparameters are tuned on at most {FEW_SAMPLES} samples")
             return self._tune_on_few(job, shortest)
         attempt = budget.attempt(lambda: self._run(job), finish, finish + TUNE_END * limit)
         if attempt.document is None:
@@ -213,7 +213,7 @@ class Fallbacks:
             if attempt.document is not None:
                 if number:
                     rows_words = f" ({count:,} of {tests:,} rows, drawn at random)" if variant.sampled else ""
-                    self._give_up("predict", f"predicted instead: {variant.words}{rows_words}")
+                    self._give_up("predict", f"the predictions are {variant.words}{rows_words}")
                 gap, taken = None if variant.variance is None else variant.variance.gap, replace(way, gap=None)
                 if way.name == "exact":
                     approximate = variant.variance is not None and variant.variance.way == "vif"
@@ -233,7 +233,7 @@ class Fallbacks:
         return document
 
     def _give_up(self, step: str, text: str) -> None:
-        self._reporter.warn(f"to keep the limits: {text}")
+        self._reporter.warn(f"time limit: {text}")
         self._given_up.append({"step": step, "text": text})
 
     def _ended(self, attempt: Attempt) -> Document:

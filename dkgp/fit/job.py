@@ -27,7 +27,7 @@ STORES = (TRAIN, TEST, HYPER, MODEL, PREDICTIONS, PAGE, TEST_SAMPLE)
 DEFAULT_TEST_FRACTION, DEFAULT_SECONDS = 0.1, 600.0
 # Options of an ingestion that a fit decides itself, or has in another form.
 WITHOUT = ("out", "test_out", "overwrite", "like", "unseen", "chunk_rows", "transform", "covariates", "scale")
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str) -> float:
@@ -37,7 +37,7 @@ def duration(text: str) -> float:
     try:
         return float(number) * _UNITS[unit]
     except (KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a duration; expected one such as 90s, 5min or 2h.") from None
+        raise ValueError(f"{text!r} is not a duration; expected one such as 90s, 5m, 5min, 2h or 1d.") from None
 
 
 def _transforms(choice: str) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from dkgp.codec import from_json
 from dkgp.commands.evaluation import read_coverage, read_pairs
-from dkgp.commands.reporting.layout import plain_number, proven, size
+from dkgp.commands.reporting.layout import phases, plain_number, size
 from dkgp.commands.reporting.outputs import Document, write_text
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_residuals
-from dkgp.commands.reporting.progress import typed
-from dkgp.commands.reporting.tables import nothing_wrong, rival_text, transform_text
+from dkgp.commands.reporting.progress import scored_by, typed
+from dkgp.commands.reporting.tables import certified_means, nothing_wrong, rival_text, transform_text
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
 from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob, unfinished_kernels
 from dkgp.fit.ways import spoken
@@ -29,6 +29,7 @@ from dkgp.models.hyperparameters import TunedParameter, stopped
 from dkgp.models.verdict import read_residuals
 
 MOST_FEATURES, MOST_CLASSES = 60, 20
+STANDARDISED = "NLPD (nats per sample) and RMSE are those of standardised targets."
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --paper: #fff; --soft: #5b6575; --line: #d9dee6; --bar: #3b76c4;
   --card: #f5f7fa; }
@@ -84,7 +85,7 @@ def page(document: Document, pictures: dict[str, str], *, drawable: bool = True)
     title = f"{targets} from {ingested['d']} features"
     sections = [
         _section("Verdict", _verdict(document["evaluation"])),
-        _section("Left out to keep the limits", _given_up(document)),
+        _section("Left out because of the limits", _given_up(document)),
         _section("On the held-out samples", _rows(_figures(document))),
         _section("Data", _data(document)),
         _section("Model", _model(document)),
@@ -98,7 +99,9 @@ def page(document: Document, pictures: dict[str, str], *, drawable: bool = True)
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(sources)}: '
         f"{ingested['n_train']:,} samples to train on, {ingested['n_test']:,} held out; "
-        f"fitted in {spoken(document['seconds'])}.</p>\n</header>\n" + "".join(sections) + "</main>\n</body>\n</html>\n"
+        f"fitted in {spoken(document['seconds'])}, without this report.</p>\n</header>\n"
+        + "".join(sections)
+        + "</main>\n</body>\n</html>\n"
     )
 
 
@@ -142,15 +145,25 @@ def _verdict(evaluated: Document) -> str:
 
 
 def _given_up(document: Document) -> str:
-    """List everything that was given up to keep the limits."""
-    lost = document.get("given_up") or []
-    if not lost:
+    """List everything that was left out because of the limits, after the warning on a time limit that is too short."""
+    given_up = document.get("given_up") or []
+    if not given_up:
         return ""
+    short = [f"<p>{escape(item['text'])}.</p>\n" for item in given_up if item["step"] == "fit"]
+    lost = [f"{item['step']}: {item['text']}" for item in given_up if item["step"] != "fit"]
+    candidates = ((document["tune"] or {}).get("candidates") or {}).get("not_tried", ())
+    lost += [f"tune: {row['from']}: not tried: {row['reason']}" for row in candidates]
     lead = (
-        f"The time limit was {spoken(document['time_limit_seconds'])}. A longer <code>--time</code>, or more "
-        "<code>--memory</code>, would change the following."
+        f"<p>The time limit was {spoken(document['time_limit_seconds'])}. A longer <code>--time</code>, or more "
+        "<code>--memory</code>, would change the following.</p>\n"
     )
-    return f"<p>{lead}</p>\n" + _list(f"{item['step']}: {item['text']}" for item in lost)
+    return "".join(short) + (lead + _list(lost) if lost else "")
+
+
+def _elsewhere(document: Document) -> set[str]:
+    """Return the warnings that the page lists under the limits."""
+    texts = [item["text"] for item in document.get("given_up") or []]
+    return {*texts, *(f"time limit: {text}" for text in texts)}
 
 
 def _number(value: float | None, form: str | None = None) -> str:
@@ -179,7 +192,10 @@ def _figures(document: Document) -> list[Row]:
         (f"root mean square error (units of {units})", _number(evaluated["rmse_raw"])),
         (f"mean absolute error (units of {units})", _number(evaluated["mae_raw"])),
         (f"R² (share of the variance of {units} that is predicted)", _number(evaluated["r_squared"])),
-        (f"root mean square error of {scale} (in its standard deviations)", _number(evaluated["rmse"])),
+        (
+            f"root mean square error of {scale}, divided by its standard deviation in the training rows",
+            _number(evaluated["rmse"]),
+        ),
     ]
     compared = evaluated.get("compare") or {"rmse_raw": {}}
     for target, errors in compared["rmse_raw"].items():
@@ -193,10 +209,8 @@ def _figures(document: Document) -> list[Row]:
             ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".1%")),
             (f"negative log predictive density (nats per sample, of {units})", _number(evaluated["nlpd_raw"])),
         ]
-    if evaluated.get("mean_error_bound") is not None:
-        bound = evaluated["mean_error_bound"]
-        text = proven(f"within {plain_number(bound, 3)} of the exact model's", bound)
-        rows.append((f"means, proven (in standard deviations of {scale})", text))
+    if (certified := certified_means(evaluated)) is not None:
+        rows.append(("mean certified within", certified))
     return rows
 
 
@@ -221,7 +235,10 @@ def _data(document: Document) -> str:
         rows.append(("transform of the target", f"{compared['transform'] or 'none'}: {compared['reason']}"))
     if ingested["suggested"]:
         rows.append(("column options", ingested["suggested"]))
-    return _rows(rows) + _list([*ingested["columns"], *ingested["warnings"]])
+    known = _elsewhere(document)
+    return _rows(rows) + _list(
+        map(typed, [*ingested["columns"], *(text for text in ingested["warnings"] if text not in known)])
+    )
 
 
 def _model(document: Document) -> str:
@@ -241,8 +258,8 @@ def _model(document: Document) -> str:
         rows.append(("solver", f"{trained['solver']}, largest residual {trained['gradient_inf_norm']:.2g}"))
     if not document["converged"]:
         rows.append(("not converged", str(trained.get("reason", "training stopped before its tolerance"))))
-    seconds = ", ".join(f"{name} {spoken(value)}" for name, value in document["seconds_by_phase"].items())
-    rows += [("time", seconds), ("peak memory, all processes", size(document["peak_memory_bytes"]))]
+    rows.append(("time, without this report", phases(document)))
+    rows.append(("peak memory before this report, all processes", size(document["peak_memory_bytes"])))
     rows.append(("stored in", document["train"].get("out", MODEL)))
     content = _rows(rows)
     comparison = (tuned or {}).get("comparison")
@@ -256,8 +273,8 @@ def _model(document: Document) -> str:
     if document["classifiers"]:
         content += _methods(document["classifiers"], way["name"])
     warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
-    known = set(document["ingest"]["warnings"])
-    return content + _list(text for text in dict.fromkeys(warnings) if text not in known)
+    known = _elsewhere(document) | set(document["ingest"]["warnings"])
+    return content + _list(typed(text) for text in dict.fromkeys(warnings) if text not in known)
 
 
 def _methods(compared: Document, taken: str) -> str:
@@ -273,7 +290,7 @@ def _methods(compared: Document, taken: str) -> str:
     ]
     lead = (
         f"Each method was trained on {compared['samples']:,} training samples and predicted {compared['held_out']:,} "
-        "others. The method with the smallest log loss was chosen if it is better than fixed-size by more than chance "
+        "others. The method with the smallest log loss was chosen if it is clearly better than fixed-size "
         "and fits the limits."
     )
     left_out = _list(f"{name} was not compared: {reason}" for name, reason in compared["left_out"].items())
@@ -284,13 +301,9 @@ def _methods(compared: Document, taken: str) -> str:
 
 def _compared(comparison: Document) -> str:
     """Table of the compared kernels."""
-    # Scores in cross-validation are those of all samples.
-    by_folds = comparison["held_out"] == comparison["samples"]
-    scored = "them in cross-validation" if by_folds else f"{comparison['held_out']:,} others"
     lead = (
-        f"Each kernel was tuned on {comparison['samples']:,} training samples and predicted "
-        f"{scored}. The kernel with the smallest negative log predictive density (NLPD) was "
-        f"chosen. Targets are standardised."
+        f"Each kernel was tuned on {comparison['samples']:,} training samples and scored {scored_by(comparison)}. The "
+        f"kernel with the smallest negative log predictive density (NLPD) was chosen. {STANDARDISED}"
     )
     unfinished = unfinished_kernels(comparison)
     if unfinished:
@@ -314,13 +327,13 @@ def _candidates(compared: Document) -> str:
     lead = (
         f"Each candidate predicted the same {compared['held_out']:,} held-out training samples from "
         f"{compared['samples']:,} others. A later candidate was chosen if its negative log predictive density (NLPD) "
-        "is smaller by more than chance. Targets are standardised."
+        f"is smaller by more than one standard error. {STANDARDISED}"
     )
     if not compared["held_out"]:
         lead = (
-            f"Each candidate predicted {compared['samples']:,} training samples, each from the others. A later "
-            "candidate was chosen if its negative log predictive density (NLPD) is smaller by more than chance. "
-            "Targets are standardised."
+            f"Each candidate predicted each of {compared['samples']:,} training samples from the other ones "
+            "(leave-one-out). A later candidate was chosen if its negative log predictive density (NLPD) is smaller by "
+            f"more than one standard error. {STANDARDISED}"
         )
     rows = [
         [
@@ -344,7 +357,7 @@ def _attempts(attempts: Document) -> str:
         "The evaluation found a problem with the first model, so others were tried. "
         "Another model is chosen if the negative log "
         "predictive density (NLPD) of the held-out samples is smaller, without a larger error or a worse coverage. "
-        "Errors are in the target's units."
+        "RMSE is in the target's units, NLPD in nats per sample."
     )
     rows = [
         [

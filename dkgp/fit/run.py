@@ -27,7 +27,7 @@ from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists, read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
 from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
-from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies
+from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies, with_advice_for_fit
 from dkgp.fit.budget import LEAST_KERNEL, LEAST_RIVALS, TRANSFORM, Budget
 from dkgp.fit.budget import LEAST_SECONDS as LEAST_ATTEMPT
 from dkgp.fit.budget import MODEL as MODEL_SHARE
@@ -149,7 +149,11 @@ class _Fit:
             decision = self._step("choose", lambda: self._choose(methods))
             attempts = self._attempts(kernel, decision, tuned)
             taken = attempts.taken
-            trained, predicted, evaluated = taken.trained, taken.predicted, self._compared(taken.evaluated)
+            trained, predicted, evaluated = (
+                taken.trained,
+                taken.predicted,
+                with_advice_for_fit(self._compared(taken.evaluated)),
+            )
             document: Document = {
                 "command": "fit",
                 "finished": True,
@@ -194,7 +198,7 @@ class _Fit:
         with_pictures = self.budget.for_pictures >= PICTURE_SECONDS * self.budget.slowness()
         if not with_pictures:
             text = "the report has no pictures"
-            self.reporter.warn(f"to keep the limits: {text}")
+            self.reporter.warn(f"time limit: {text}")
             document["given_up"].append({"step": "report", "text": text})
         return write_page(self.job, document, with_pictures=with_pictures)
 
@@ -255,7 +259,7 @@ class _Fit:
             if attempt.document is not None:
                 return attempt.document
             text = f"comparing transforms of the target was stopped after {spoken(attempt.seconds)} without a result"
-        self.reporter.warn(f"to keep the limits: {text}")
+        self.reporter.warn(f"time limit: {text}")
         lost = [{"step": "transform", "text": text}]
         return {
             "transform": None,
@@ -514,9 +518,9 @@ class _Fit:
         if more <= max(self.job.seconds - elapsed, MODEL_SHARE * self.job.seconds):
             return
         self._too_short = (
-            f"the limit of {spoken(self.job.seconds)} is too short: {spoken(elapsed)} are over, and loading "
+            f"the limit of {spoken(self.job.seconds)} is too short: {spoken(elapsed)} have passed, and loading "
             f"{'and compiling ' if code else ''}the code of dkgp takes about {spoken(more)} more on this machine at "
-            "present. The model is the smallest one"
+            "present. The fit makes its smallest model"
         )
         self.reporter.warn(self._too_short)
 

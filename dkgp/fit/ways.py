@@ -80,7 +80,7 @@ class Way:
             return f"vif with {self.size:,} basis samples and neighbours"
         if self.name in ("logistic", "gp"):
             return f"{self.name} on {'all samples' if self.size is None else f'a basis of {self.size:,} samples'}"
-        kind = "basis samples" if self.name == "sparse" else "prototypes to choose among"
+        kind = "basis samples" if self.name == "sparse" else "candidate prototypes"
         return f"{self.name} with {self.size:,} {kind}"
 
     @property

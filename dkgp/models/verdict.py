@@ -51,6 +51,8 @@ class Finding:
 
 # Departures that matter: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
 _SQUARED, _SKEWNESS, _KURTOSIS = 1.25, 0.5, 1.5
+# Mean of z^2 below which test rows probably repeat training rows.
+_REPEATED = 0.01
 # Rank correlation of |residual| and mean; share of the residuals' (or of their spread's) variance that a feature tells.
 _CORRELATION, _SHARE = 0.15, 0.03
 _GROUPS = 10
@@ -217,21 +219,25 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
             )
     if direction == 0:
         return None
-    seen = (
-        f"{covered:.1%} of the 95 % intervals contain the true value (for a calibrated model {low:.1%} to "
-        f"{high:.1%}), and "
-        f"squared errors are {squared:.3g} times the variances"
-    )
+    band = f"for a calibrated model {low:.1%} to {high:.1%}"
+    times = f"squared errors are {squared:.3g} times the variances"
+    seen = f"{covered:.1%} of the 95 % intervals contain the true value ({band}), and {times}"
+    if low <= covered <= high:
+        seen = f"{times} on average. The coverage of 95 % intervals, {covered:.1%}, is in its range ({band})"
     if direction > 0:
         return Finding(
             "overconfident",
-            f"The error bars are too narrow: {seen}",
+            f"The {'variances are too small' if low <= covered <= high else 'error bars are too narrow'}: {seen}",
             "The noise is underestimated. Tune with `objective` loo or with `holdout`, and with a larger `subset`. If "
             "test samples differ from training samples (later in time, other groups), split the data accordingly",
         )
+    text = f"The {'variances are too large' if low <= covered <= high else 'error bars are too wide'}: {seen}"
+    if squared < _REPEATED:
+        advice = "Check whether test rows repeat training rows. If they do, leave the repeats out and evaluate again"
+        return Finding("underconfident", text, advice)
     return Finding(
         "underconfident",
-        f"The error bars are too wide: {seen}",
+        text,
         "The noise is overestimated, often because of a few outliers or because the noise is not constant. See the "
         "other findings, and tune with a larger `subset`",
     )
@@ -270,10 +276,14 @@ def _grows(residuals: Residuals) -> Finding | None:
     positive = rank > 0.0 and bool((residuals.truth > 0.0).all())
     return Finding(
         "noise and mean",
-        f"The noise {direction} with the predicted value (rank correlation {rank:.2f}), and the error bars do not "
-        "follow it",
+        f"The noise {direction} with the predicted value (rank correlation {rank:.2f}){_unmatched(residuals)}",
         f"{_transform(residuals, positive)}; or let the noise depend on the inputs: tune with `noise_model` auto",
     )
+
+
+def _unmatched(residuals: Residuals) -> str:
+    """Return the clause on error bars of a finding on the noise; nothing if no variances were predicted."""
+    return "" if residuals.deviations is None else ", and the error bars do not follow it"
 
 
 def _transform(residuals: Residuals, positive: bool) -> str:
@@ -350,12 +360,16 @@ def _spread(residuals: Residuals) -> Finding | None:
     if not shares:
         return None
     shown = ", ".join(f"'{name}' ({share:.0%})" for name, share in shares[:_FEATURES_NAMED])
+    only = (
+        "Intervals are right only on average: too wide where the noise is small, too narrow where it is large. "
+        if residuals.deviations is not None
+        else ""
+    )
     return Finding(
         "noise and input",
-        f"The size of the noise depends on {shown} (the share of the variance of log squared residuals); the error "
-        f"bars do not follow it",
-        "Intervals are right only on average: too wide where the noise is small, too narrow where it is large. Tune "
-        "with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
+        f"The size of the noise depends on {shown} (the share of the variance of log squared residuals)"
+        f"{_unmatched(residuals)}",
+        f"{only}Tune with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
     )
 
 

@@ -190,7 +190,7 @@ def choose_by(
         return Choice("pcg", f"{n:,} samples are few: its factor is nearly that of the matrix")
     quick = CHOLESKY_WITHOUT_A_LOOK if one_arithmetic else CHOLESKY_UNLESS_EASY
     if fits and share is None and factor <= quick:
-        return Choice("cholesky", f"a factor of only {n:,} samples takes a moment")
+        return Choice("cholesky", f"a Cholesky factor of {n:,} samples takes little time")
     _require_samples(probe)
     if probe.double and not double:
         sizes = replace(sizes, double=True)

@@ -116,7 +116,7 @@ FORESEEN = [
         "reading prototypes search paths fit",
         "",
     ),
-    ("classify", "labelled --classify profile", {"pool": 300}, "", "300 to choose among (k-centre)"),
+    ("classify", "labelled --classify profile", {"pool": 300}, "", "300 candidates (k-centre)"),
     (
         "classify",
         "labelled --classify gp --basis-size 20 --neighbours 40",

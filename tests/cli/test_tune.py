@@ -163,7 +163,7 @@ def test_documents_say_what_was_looked_at(found: Callable[[str], dict[str, Any]]
         ),
         (
             "tune @rough --kernel auto",
-            "Kernels, tuned on 120 samples and scored by cross-validation",
+            "Kernels, tuned on 120 samples and scored by cross-validation on 120 training samples",
             "the kernel is ",
         ),
     ],

@@ -324,7 +324,7 @@ def test_without_the_transform_the_page_says_what_is_wrong(
     page = Path(plain["report"]).read_text(encoding="utf-8")
     verdict = page.partition("<h2>Verdict</h2>")[2].partition("</section>")[0]
     assert "The noise grows with the predicted value" in verdict
-    assert "ingest again with --transform log" in verdict
+    assert "fit again with --transform log" in verdict
     assert "transform of the target" not in page
     named = run_json("fit", table, *arguments, "--transform", "log", "--out", tmp_path / "named")
     assert named["transform"] is None

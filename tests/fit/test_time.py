@@ -342,7 +342,7 @@ def test_a_fit_keeps_its_limit_however_slow_a_step_is(
     steps = {item["step"] for item in document["given_up"]}
     assert steps or step in ("choose", "report")
     page = Path(document["report"]).read_text(encoding="utf-8")
-    assert ("Left out to keep the limits" in page) == bool(steps)
+    assert ("Left out because of the limits" in page) == bool(steps)
 
 
 @pytest.fixture(scope="module")

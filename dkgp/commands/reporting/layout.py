@@ -163,7 +163,49 @@ def number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4f}"
 
 
+# Words for the steps of `fit` and `demo`; others are printed by their own names.
+STEPS = {
+    "ingest": "reading the data",
+    "ingest again": "reading with the transform",
+    "transform": "comparing transforms",
+    "compare": "comparing models",
+    "choose": "choosing the model",
+    "train": "training",
+    "tune": "tuning",
+    "predict": "predicting",
+    "evaluate": "evaluating",
+    "report": "writing the report",
+    "generate": "generating samples",
+    "plot": "drawing",
+    "remedy": "choosing",
+    "set aside": "moving files",
+    "restore": "moving files back",
+}
+
+
+def phases(document: Document) -> str:
+    """Format the time and its parts of a second or more; a number after a step counts the further models."""
+    words = []
+    for name, part in document["seconds_by_phase"].items():
+        step, _, number = name.rpartition(" ")
+        further = number.isdecimal()
+        word = STEPS.get(step if further else name, name)
+        if part >= 1.0:
+            words.append(f"{word}{f' (model {int(number) + 1})' if further else ''} {part:.1f} s")
+    return f"{document['seconds']:.1f} s" + (f": {', '.join(words)}" if words else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 NOT_INFORMATIVE = "not informative"
+
+
+def least_informative(document: Document) -> float:
+    """Return the bound of means, in standard deviations, from which on it says little: half of their error."""
+    return min(1.0, 0.5 * (document.get("rmse") or math.inf))
 
 
 def informative(share: float | None) -> bool:

@@ -33,7 +33,7 @@ from dkgp.commands.reporting.layout import (
     unproven,
 )
 from dkgp.commands.reporting.outputs import Document
-from dkgp.commands.reporting.progress import duration
+from dkgp.commands.reporting.progress import duration, scored_by
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
 from dkgp.models.hyperparameters import stopped
@@ -306,12 +306,9 @@ def _compared_kernels(comparison: Document) -> RenderableType:
         ]
         for row in comparison["kernels"]
     ]
-    # Scores in cross-validation are those of all samples.
-    by_folds = comparison["held_out"] == comparison["samples"]
-    scored = "by cross-validation" if by_folds else f"on {comparison['held_out']:,} held-out samples"
     title = (
-        f"Kernels, tuned on {comparison['samples']:,} samples and scored {scored} (standardised; * chosen: smallest "
-        f"negative log predictive density, NLPD)"
+        f"Kernels, tuned on {comparison['samples']:,} samples and scored {scored_by(comparison)} (targets "
+        "standardised; NLPD: negative log predictive density in nats per sample; *: chosen, the smallest NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
 
@@ -329,9 +326,12 @@ def _compared_candidates(compared: Document) -> RenderableType:
     rows += [[row["from"], f"not tried: {row['reason']}", "-", "-", "-", ""] for row in compared["not_tried"]]
     judged = f"{compared['held_out']:,} held-out samples, predicted from {compared['samples']:,}"
     if not compared["held_out"]:
-        judged = f"{compared['samples']:,} samples, each predicted from the others"
+        judged = f"{compared['samples']:,} samples by leave-one-out predictions"
     columns = ("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds to predict")
-    title = f"Candidates on {judged} (standardised; * chosen: a later one must lower the NLPD by more than chance)"
+    title = (
+        f"Candidates on {judged} (targets standardised; NLPD in nats per sample; *: chosen; a later one is chosen if "
+        "its NLPD is smaller by more than one standard error)"
+    )
     return titled(title, grid(columns, rows, left={"source of the hyperparameters", "kernel"}))
 
 
@@ -345,8 +345,8 @@ def _compared_noise(comparison: Document) -> RenderableType:
         for row in comparison["kinds"]
     ]
     title = (
-        f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} (standardised; * "
-        f"chosen: it gains at least two standard errors)"
+        f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} (targets "
+        f"standardised; NLPD in nats per sample; *: chosen, it gains at least two standard errors)"
     )
     return titled(
         title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (standard error)"), rows, left={"noise"})
@@ -602,7 +602,7 @@ def _classifier(document: Document) -> Tables:
         return _beside(document, "classify", "Classifier", _likelihood(figures))
     search = f"about {figures['kernels']} kernels in {figures['passes']} passes over the data"
     rows = [
-        ("prototypes", f"{figures['pool']:,} to choose among ({figures['prototypes']})"),
+        ("prototypes", f"{figures['pool']:,} candidates ({figures['prototypes']})"),
         ("search", f"{figures['search']}: {search}"),
     ]
     return _beside(document, "classify", "Classifier", rows)

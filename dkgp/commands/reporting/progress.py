@@ -224,6 +224,14 @@ def typed(text: str) -> str:
     return spelled(text, lambda name: "--" + name.replace("_", "-"))
 
 
+def scored_by(comparison: Mapping[str, Any]) -> str:
+    """Return how kernels were scored: scores in cross-validation are those of all samples."""
+    count = comparison["held_out"]
+    if count >= comparison["samples"]:
+        return f"by cross-validation on {count:,} training samples"
+    return f"on {count:,} other, held-out samples"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as, for example, 12 s, 3 min 20 s or 2 h 05 min."""
     total = round(seconds)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dkgp.commands.reporting.layout import (
     EVALUATED,
+    NOT_INFORMATIVE,
     PEAK,
     SECONDS,
     SIZES,
@@ -23,13 +24,16 @@ from dkgp.commands.reporting.layout import (
     assumed,
     bounds_of,
     cost,
+    counted,
     detail,
     figure,
     gaps,
     grid,
+    least_informative,
     may,
     names,
     number,
+    phases,
     plain_number,
     proven,
     rows_of,
@@ -162,7 +166,7 @@ TRAINED = (
     Figure("kernel entries evaluated", _entries, detail=True),
     detail("products by", "{products[kind]}: {products[reason]}", optional=True),
     detail(
-        "gradient proven within",
+        "gradient certified within",
         "{products[proven][largest]:.2g} in an entry, {products[proven][root_mean_square]:.2g} by root mean square",
         optional=True,
     ),
@@ -176,11 +180,6 @@ def _train(document: Document) -> Tables:
     return [*tuned, sheet_of("Trained" if document["converged"] else "Stopped before convergence", TRAINED, document)]
 
 
-def _phases(document: Document) -> str:
-    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in document["seconds_by_phase"].items())
-    return f"{document['seconds']:.1f}: {phases}"
-
-
 DEMO = (
     Figure("training samples, features", "{n:,}, {d}"),
     Figure("RMSE, noise-free test targets", "{rmse:.5f} on {n_test:,} samples"),
@@ -189,7 +188,7 @@ DEMO = (
     Figure("converged", "{converged:yes}"),
     Figure("largest residual", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
     detail("column passes", "{column_passes:.2f} in {iterations} rounds"),
-    Figure("seconds", _phases),
+    Figure("running time", phases),
     PEAK,
     Figure("size of the kernel matrix, which is never stored", "{kernel_matrix_bytes:size}"),
     may("plot", "{plot}"),
@@ -205,7 +204,7 @@ _fitted = _sheet(
     Figure("model", "{train[out]}: {choice[way][words]}"),
     Figure("why", "{choice[reason]}"),
     Figure("converged", "{converged:yes}"),
-    Figure("seconds", _phases),
+    Figure("running time", phases),
     PEAK,
     Figure("report", "{report}"),
 )
@@ -234,7 +233,7 @@ APPROXIMATE = "approximate, from neighbours (VIF)"
 
 def _proven_wrong(share: float) -> str:
     """Return the share of a sparse model's variances that lie outside the intervals of the exact ones."""
-    return f"{share:.2%} are proven wrong" if share else "none is proven wrong"
+    return f"{share:.2%} lie outside the certified intervals" if share else "all lie within the certified intervals"
 
 
 def _predicted_variances(document: Document) -> Rows:
@@ -253,7 +252,7 @@ def _predicted_variances(document: Document) -> Rows:
                 "variances by",
                 f"{variance['method']}; {_proven_wrong(variance['outside'])}",
             ),
-            ("exact variances known within", widths),
+            ("exact variances certified within", widths),
             *_bases(variance),
         ]
     if "basis" in variance:
@@ -262,7 +261,7 @@ def _predicted_variances(document: Document) -> Rows:
     rows = [
         of,
         ("variances certified within", widths),
-        ("narrow enough", f"{met:,} of {total:,} (requested: within {100 * variance['gap']:g} %)"),
+        ("intervals as narrow as requested", f"{met:,} of {total:,} (requested: within {100 * variance['gap']:g} %)"),
     ]
     if variance["seconds_per_sample"] is None:  # a resumed run without remaining work
         return rows
@@ -293,7 +292,10 @@ def _bases(variance: Document) -> Rows:
     total = variance["met"] + variance["unmet"]
     rows = [
         ("basis of each variance", f"{mean:.1f} ± {std:.1f} samples, at most {most:,}"),
-        ("narrow enough", f"{variance['met']:,} of {total:,} (requested: within {100 * variance['basis_gap']:g} %)"),
+        (
+            "intervals as narrow as requested",
+            f"{variance['met']:,} of {total:,} (requested: within {100 * variance['basis_gap']:g} %)",
+        ),
     ]
     if variance["seconds_per_sample"] is not None:
         rows.append(("milliseconds per variance", f"{1000 * variance['seconds_per_sample']:.1f}"))
@@ -325,7 +327,7 @@ def _evaluate(document: Document) -> Tables:
     return [*shown, verdict(document)]
 
 
-def _certified_means(document: Document) -> str | None:
+def certified_means(document: Document) -> str | None:
     """Return the largest bound on means, and for a sparse model its distance from the exact one on these samples."""
     if document["mean_error_bound"] is None:
         return None
@@ -334,7 +336,8 @@ def _certified_means(document: Document) -> str | None:
         bound, scales = document["rms_bound"], list(document.get("target_std") or [])
         single = len(set(scales)) == 1
         distance = f"{plain_number(bound * scales[0], 3)}" if single else f"{bound:.3g} standard deviations"
-        training = f"; at the training samples root mean square {proven(distance, bound)}"
+        distance = proven(distance, bound / least_informative(document))
+        training = f"; at the training samples root mean square {distance}"
     return _target_bounds(document) + training
 
 
@@ -342,11 +345,11 @@ def _target_bounds(document: Document) -> str:
     """Return the bounds of means in the targets' units; in standard deviations if targets have several scales."""
     worst, rms, scales = (document.get(name) for name in ("mean_error_bound", "mean_error_bound_rms", "target_std"))
     if scales is None or len(set(scales)) > 1:
-        return bounds_of(worst, rms, "standard deviations of the target")
+        return bounds_of(worst, rms, "standard deviations of the target", least_informative(document))
     scale = float(scales[0])
     worst, rms = (None if bound is None else scale * bound for bound in (worst, rms))
     units = "scale of the transformed targets" if "transform" in document else "units of the targets"
-    return bounds_of(worst, rms, f"({units})", scale)
+    return bounds_of(worst, rms, f"({units})", scale * least_informative(document))
 
 
 def _moved(document: Document, name: str) -> str:
@@ -357,7 +360,8 @@ def _moved(document: Document, name: str) -> str:
 
 def _coverage(document: Document) -> str:
     low, high = document["coverage_95_band"]
-    between = f"{number(document['coverage_95'])}, expected for a calibrated model {low:.3f} to {high:.3f}"
+    band = NOT_INFORMATIVE if high - low > 0.5 else f"expected for a calibrated model {low:.3f} to {high:.3f}"
+    between = f"{number(document['coverage_95'])}, {band}"
     return between + _moved(document, "coverage_95")
 
 
@@ -368,7 +372,7 @@ def _scored_variances(document: Document) -> Rows:
 def _evaluated_gaps(document: Document) -> Rows:
     if "variance_gap_mean" not in document:
         return []
-    title = "exact variances known within" if "method" in document else "variances certified within"
+    title = "exact variances certified within" if "method" in document else "variances certified within"
     return [(title, gaps(document["variance_gap_mean"], document["variance_gap_max"]))]
 
 
@@ -417,8 +421,8 @@ SCORES = (
     may("errors of", _point),
     Figure("root mean square error", lambda of: _digits(of["rmse_raw"])),
     Figure("mean absolute error", lambda of: _digits(of["mae_raw"])),
-    Figure("R²", lambda of: _digits(of["r_squared"])),
-    Figure("mean certified within", _certified_means),
+    Figure("R²", lambda of: NOT_INFORMATIVE if of["r_squared"] is None else _digits(of["r_squared"])),
+    Figure("mean certified within", certified_means),
     _scored_variances,
 )
 
@@ -444,7 +448,7 @@ def nothing_wrong(document: Document) -> str:
         text = f"No problem found with the means on these {n:,} noise-free test samples."
         return text if document.get("nlpd") is None else f"{text} Error bars are judged only on targets with noise."
     if n < verdicts.FEWEST_SAMPLES:
-        return f"{n:,} test samples are too few for a verdict (at least {verdicts.FEWEST_SAMPLES} are needed)."
+        return f"{counted(n, 'test sample')}: too few for a verdict (at least {verdicts.FEWEST_SAMPLES} are needed)."
     samples = f"{n:,} test samples"
     if effective is not None and effective < 0.9 * n:
         samples += f" (their errors are correlated and count as {effective:,.0f} independent ones)"

@@ -441,10 +441,13 @@ def bound_warnings(
         end = parameter.lower if parameter.bound == "lower" else parameter.upper
         places.setdefault(f"on its {parameter.bound} bound, {end:.3g}", []).append((parameter, label))
     return [
-        f"{place}: {', '.join(label for _, label in named)}; beyond it the model would be likelier, so this is no "
-        f"optimum. {_cause(named[0][0], summaries)}"
+        f"{place}: {', '.join(label for _, label in named)}. {_cause(named[0][0], summaries)}"
         for place, named in places.items()
     ]
+
+
+# Advice for noise at its lower bound.
+HOLD_NOISE = f"Set it with `fixed` {NOISE_NAME}=1e-5"
 
 
 def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str:
@@ -454,12 +457,7 @@ def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str
     if parameter.name == NOISE_NAME and parameter.bound == "lower":
         if copied:
             return f"{copied}, which reads as no noise: remove the repeats from the table and ingest it again"
-        seen = "No sample is repeated: the" if rows else "The"
-        return (
-            f"{seen} targets have hardly any noise, or the kernel follows it. Where there is none, "
-            f"hold it at a value (`fixed` {NOISE_NAME}=1e-5) or lower its bound (`bounds`); otherwise take a smoother "
-            "`kernel` or a larger `subset`"
-        )
+        return f"The targets have hardly any noise. {HOLD_NOISE}"
     if parameter.is_gamma and parameter.bound == "upper":
         cause = copied or "the samples are too sparse for this kernel, or the targets do not depend on the features"
         remedy = "remove the repeats" if copies else "take a larger `subset`, other features"

@@ -274,7 +274,7 @@ def test_predicted_variances() -> None:
     rows = shown({**PREDICTED, "variance": VARIANCE})
     assert rows["variances of"] == "new observations, noise included"
     assert rows["variances certified within"] == "1.23 % on average, at most 4.56 %"
-    assert rows["narrow enough"] == "4,998 of 5,000 (requested: within 2 %)"
+    assert rows["intervals as narrow as requested"] == "4,998 of 5,000 (requested: within 2 %)"
     assert rows["variances by"] == "a factor of rank 1,200 and conjugate gradients"
     assert "column passes" not in rows
     assert shown({**PREDICTED, "variance": VARIANCE}, verbose=True)["column passes"] == "1.50 per sample"
@@ -285,7 +285,7 @@ def test_a_factor_alone_and_nothing_computed() -> None:
     alone = {**VARIANCE, "column_passes": 0.0}
     assert shown({**PREDICTED, "variance": alone}, verbose=True)["variances by"] == "a factor of rank 1,200 alone"
     rows = shown({**PREDICTED, "variance": {**alone, "seconds_per_sample": None}}, verbose=True)
-    assert rows["narrow enough"] == "4,998 of 5,000 (requested: within 2 %)"
+    assert rows["intervals as narrow as requested"] == "4,998 of 5,000 (requested: within 2 %)"
     assert "by" not in rows
     assert "milliseconds per variance" not in rows
 
@@ -374,11 +374,13 @@ def test_a_bound_that_proves_nothing_is_not_informative(document: dict[str, Any]
 
 
 def test_of_two_bounds_the_informative_one_is_shown() -> None:
-    bounds = {"mean_error_bound": 3e4, "mean_error_bound_rms": 0.3}
+    bounds = {"mean_error_bound": 3e4, "mean_error_bound_rms": 0.3, "rmse": 0.8}
     assert (
         shown({**EVALUATED, **bounds})["mean certified within"]
         == "root mean square 0.3 standard deviations of the target"
     )
+    # A bound of half the error or more says little.
+    assert shown({**EVALUATED, **bounds, "rmse": 0.5})["mean certified within"] == "not informative"
     wide = {"largest_mean_error_bound": 3.0, "target_std": [1e3]}
     assert shown({**PREDICTED, **wide})["mean certified within"] == "worst case 3 (units of the targets)"
 
@@ -422,7 +424,7 @@ def test_verdict_in_sentences_with_flags() -> None:
     assert "- It is skewed.\n  Ingest with --transform log, --basis-size 5." in said
     assert "- price: It is skewed." in text({**EVALUATED, "verdict": [{"target": "price", **finding}]})
     assert "No problem found on these 5,000 test samples." in text(EVALUATED)
-    assert "29 test samples are too few" in text({**EVALUATED, "n": 29})
+    assert "29 test samples: too few" in text({**EVALUATED, "n": 29})
 
 
 @pytest.mark.parametrize("document", [PREDICTED, EVALUATED], ids=["predict", "evaluate"])

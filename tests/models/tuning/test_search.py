@@ -329,7 +329,7 @@ def test_targets_without_noise_are_told_and_may_have_it_held(samples: tuple[Floa
     found = tune(inputs, targets)
     assert found.converged is False
     [warning] = found.warnings
-    assert "No sample is repeated: the targets have hardly any noise" in warning
+    assert "The targets have hardly any noise. Set it with `fixed` noise_variance=1e-5" in warning
     assert "`fixed` noise_variance=1e-5" in warning
     assert stopped(found.parameters or ()) == "noise_variance stopped at its lower bound, 1e-06"
     held = tune(inputs, targets, fixed={"noise_variance": 1e-5})
