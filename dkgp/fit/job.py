@@ -194,7 +194,9 @@ def command_lines(
     lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]
     predict: tuple[str, ...] = ("predict", model, test, "--out", predictions)
     if way["name"] == "fixed-size":
-        lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *seed))
+        folds = decision.get("folds", 5)
+        few = () if folds == 5 else ("--folds", str(folds))
+        lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *few, *seed))
     elif way["name"] in ("logistic", "gp"):
         size = () if way["size"] is None else ("--basis-size", str(way["size"]))
         lines.append(("classify", train, "--out", model, "--method", way["name"], *size, *seed))

@@ -52,9 +52,10 @@ from dkgp.fit.job import (
 )
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
-from dkgp.fit.ways import TrainingJob, Way, spoken
+from dkgp.fit.ways import TrainingJob, Way, folds_of, spoken
 from dkgp.kernels import parse_kernel
 from dkgp.limits import Clock
+from dkgp.models.classification.labels import labels_of
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.verdict import rival_seconds
 from dkgp.models.warm_up import compile_seconds, helped, pieces_of_model
@@ -167,7 +168,12 @@ class _Fit:
                     replace(self._with_transform(compared), kernel=chosen_kernel(kernel, tuned)),
                     from_json(TableOptions, ingested["table"]),
                     ingested["ids"],
-                    {**decision, "way": taken.way, "compare": "compare" in evaluated},
+                    {
+                        **decision,
+                        "way": taken.way,
+                        "compare": "compare" in evaluated,
+                        "folds": folds_of(job.place(TRAIN)) if taken.way["name"] == "fixed-size" else None,
+                    },
                     taken.tuning or candidate_words(tuned, ingested["n_train"], SHARE_OF_ALL_SAMPLES * job.seconds),
                 ),
                 "ingest": ingested,
@@ -213,6 +219,8 @@ class _Fit:
             survey = error.survey
             job = self._with_columns(job, error)
             document = run_ingest(job, self.reporter)
+        if self.labelled:
+            self._check_classes()
         return {
             **document,
             "table": to_json(job.table),
@@ -220,6 +228,17 @@ class _Fit:
             "ids": list(job.ids),
             "suggested": None if survey is None else shlex.join(column_words(job.table, job.ids)),
         }
+
+    def _check_classes(self) -> None:
+        """Refuse a class of one training sample, which cross-validation cannot leave out."""
+        labels = labels_of(open_dataset(self.job.place(TRAIN)))
+        rare = [name for name, count in zip(labels.classes, labels.counts(), strict=True) if count < 2]
+        if rare:
+            self._remove([TRAIN, TEST])
+            raise InputError(
+                f"the class '{rare[0]}' has only one training sample; a fit needs at least 2 of each class. Add rows "
+                "of this class, remove its row, or give it the label of another class"
+            )
 
     def _with_columns(self, job: IngestJob, error: RefusedColumnsError) -> IngestJob:
         """The ingestion with the survey's suggestions; raises the error if they are switched off or change nothing."""

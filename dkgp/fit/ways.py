@@ -11,8 +11,10 @@ from dkgp.commands.classify import ClassifyJob
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
+from dkgp.data import open_dataset
 from dkgp.fit.job import MODEL, TRAIN, FitJob
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
+from dkgp.models.classification.labels import labels_of
 from dkgp.models.context import RunContext
 from dkgp.models.refinement.candidates import Candidate, Judge, Judged
 from dkgp.models.sparse.settings import SparseSettings
@@ -120,7 +122,8 @@ class Way:
             settings = SparseSettings(method="vif" if self.name == "vif" else "vfe", seed=seed)
             return SparseJob(train, job.place(hyper), model, settings, basis_size=self.size, **shared)
         if self.name == "fixed-size":
-            return ClassifyJob(train, model, settings=FixedSizeSettings(pool=self.size, seed=seed), **shared)
+            settings = FixedSizeSettings(pool=self.size, folds=folds_of(train), seed=seed)
+            return ClassifyJob(train, model, settings=settings, **shared)
         likelihood: dict[str, Any] = {"method": self.name, "basis_size": self.size}
         return ClassifyJob(train, model, settings=FixedSizeSettings(seed=seed), **likelihood, **shared)
 
@@ -138,6 +141,11 @@ class Way:
         if self.size is None:
             return judge.judge_exact(candidate)
         return judge.judge_basis(candidate, self.size, context)
+
+
+def folds_of(train: str) -> int:
+    """Return the folds of a fixed-size classifier: no more than the rarest class of the data set has samples."""
+    return min(FixedSizeSettings.folds, int(labels_of(open_dataset(train)).counts().min()))
 
 
 def spoken(seconds: float) -> str:

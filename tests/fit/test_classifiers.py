@@ -10,9 +10,16 @@ import pytest
 
 import dkgp.estimators
 from dkgp.codec import from_json, to_json
+from dkgp.commands.classifiers import run_classify
+from dkgp.commands.classify import ClassifyJob
+from dkgp.commands.ingest import IngestJob
+from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data.stores.memory_dataset import memory_dataset
-from dkgp.errors import NumericalError
+from dkgp.errors import InputError, NumericalError
 from dkgp.fit.classifiers import ComparedMethod, Comparison, basis_size, compare_methods
+from dkgp.fit.job import TRAIN, FitJob, command_lines
+from dkgp.fit.run import _Fit
+from dkgp.fit.ways import Way
 from tests.cli.invoke import run_json
 
 
@@ -108,3 +115,31 @@ def test_a_fit_trains_the_best_method(
     assert f"--method {method}" in document["commands"][1]
     assert document["evaluation"]["error_rate"] <= 0.2
     assert f"{method} (taken)" in Path(document["report"]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("rare", "refused"), [(1, True), (2, False)])
+def test_folds_adapt_to_a_rare_class_and_one_sample_is_refused_at_once(
+    rare: int, refused: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    X = rng.standard_normal((60, 2))
+    labels = np.where(X[:, 0] > 0.0, "yes", "no").astype(object)
+    labels[:rare] = "odd"
+    rows = "\n".join(f"{a},{b},{label}" for (a, b), label in zip(X, labels, strict=True))
+    (tmp_path / "rows.csv").write_text(f"a,b,label\n{rows}\n")
+    train = FitJob(IngestJob((str(tmp_path / "rows.csv"),), labels="label"), out=str(tmp_path / "fit"))
+    fit = _Fit(train, SilentReporter())
+    Path(train.out).mkdir()
+    if refused:
+        with pytest.raises(InputError, match="the class 'odd' has only one training sample; a fit needs at least 2"):
+            fit._ingest()
+        assert not Path(train.place(TRAIN)).exists()
+        return
+    # Both samples of the rare class are for training.
+    fit._ingest()
+    way = Way("fixed-size", 20, None, 1.0, 1.0, 1)
+    job = way.training(train, "")
+    assert isinstance(job, ClassifyJob)
+    assert job.settings.folds == 2
+    decision = {"way": to_json(way), "folds": 2}
+    assert "--folds 2" in command_lines(train, train.ingestion.table, (), decision)[1]
+    assert run_classify(job, SilentReporter())["command"] == "classify"
