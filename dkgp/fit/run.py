@@ -26,7 +26,7 @@ from dkgp.data import TableOptions, open_dataset
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists, read_object, remove_object, remove_tree
 from dkgp.data.sources.tables.survey import RefusedColumnsError, Survey
-from dkgp.errors import InputError, MemoryBudgetError, OutputExistsError, UsageError
+from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, OutputExistsError, UsageError
 from dkgp.fit.attempts import Attempt, Attempts, Remedy, remedies, with_advice_for_fit
 from dkgp.fit.budget import LEAST_KERNEL, LEAST_RIVALS, TRANSFORM, Budget
 from dkgp.fit.budget import LEAST_SECONDS as LEAST_ATTEMPT
@@ -115,7 +115,20 @@ class _Fit:
     def run(self) -> Document:
         """Do every step that is not done."""
         with locked(self.job.out):
-            return self._run()
+            try:
+                return self._run()
+            except KeyboardInterrupt as interrupt:
+                if not hasattr(self, "steps"):
+                    raise  # nothing is written yet
+                raise InterruptedRunError(self._interrupted(str(interrupt) or "interrupted")) from interrupt
+
+    def _interrupted(self, text: str) -> str:
+        """Return a message with the steps that are kept, and how to continue."""
+        kept = [f"step {name}" for name in STEPS if self.steps.is_done(name)]
+        if exists(self.job.place(f"{HYPER}.kernels")):
+            kept.append("the finished kernels of the comparison")
+        words = f"'{self.job.out}' keeps {', '.join(kept)}" if kept else "no step was finished"
+        return f"{text}; {words}. To continue, run the same command with `resume`"
 
     def _run(self) -> Document:
         job = self.job

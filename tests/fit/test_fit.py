@@ -409,3 +409,18 @@ def test_labels_are_told_apart(tmp_path: Path) -> None:
     )
     assert again["train"]["command"] == "train"
     assert run_json("evaluate", out / "pred.zarr", out / "test.zarr")["rmse"] == again["evaluation"]["rmse"]
+
+
+@pytest.mark.parametrize("step", ["ingest", "tune"])
+def test_an_interrupted_fit_says_what_is_kept_and_how_to_continue(
+    step: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt("interrupted by SIGINT")
+
+    monkeypatch.setattr(_Fit, f"_{step}", interrupted)
+    out = tmp_path / "fit"
+    arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--transform", "none", "--out", out)
+    kept = "no step was finished" if step == "ingest" else f"'{out}' keeps step ingest"
+    continuing = f"interrupted by SIGINT; {kept}. To continue, run the same command with --resume"
+    refused(run(*arguments), continuing, exit_code=130)
