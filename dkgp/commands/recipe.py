@@ -121,7 +121,12 @@ class Recipe:
             job.check()
 
     def run(self, job: Any, reporter: Reporter) -> Document:
-        """Run a job; raises the errors of its run function."""
+        """Run a job; raises the errors of its run function.
+
+        A job with `check_first` refuses mistakes by it, before the libraries of the work are imported.
+        """
+        if hasattr(job, "check_first"):
+            job.check_first()
         document: Document = getattr(self._imported(), f"run_{self._function}")(job, reporter)
         return document
 

@@ -155,6 +155,21 @@ class FitJob:
         if not is_local(self.out):
             raise InputError(f"`out` is a folder on this machine; got '{self.out}'")
 
+    def check_first(self) -> None:
+        """Refuse what `check` refuses, and names of columns that the sources on this machine do not have."""
+        from dkgp.data.sources.base import find_columns
+        from dkgp.data.sources.formats import expand_locations, open_source
+
+        self.check()
+        ingestion = self.ingestion
+        if self.resume or not all(is_local(source) for source in ingestion.sources):
+            return
+        source = open_source(expand_locations(ingestion.sources), ingestion.options)
+        for target in ingestion.targets:
+            find_columns(source, target, "target")
+        if ingestion.labels is not None:
+            find_columns(source, ingestion.labels, "column of labels")
+
     def ingest_job(self) -> IngestJob:
         """Return the ingestion into the folder, with a part held out."""
         held_out = self.ingestion.test_fraction

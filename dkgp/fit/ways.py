@@ -122,8 +122,8 @@ class Way:
             settings = SparseSettings(method="vif" if self.name == "vif" else "vfe", seed=seed)
             return SparseJob(train, job.place(hyper), model, settings, basis_size=self.size, **shared)
         if self.name == "fixed-size":
-            settings = FixedSizeSettings(pool=self.size, folds=folds_of(train), seed=seed)
-            return ClassifyJob(train, model, settings=settings, **shared)
+            folded = FixedSizeSettings(pool=self.size, folds=folds_of(train), seed=seed)
+            return ClassifyJob(train, model, settings=folded, **shared)
         likelihood: dict[str, Any] = {"method": self.name, "basis_size": self.size}
         return ClassifyJob(train, model, settings=FixedSizeSettings(seed=seed), **likelihood, **shared)
 

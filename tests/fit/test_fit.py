@@ -15,9 +15,11 @@ import pytest
 
 from dkgp.codec import from_json
 from dkgp.commands.ingest import IngestJob, run_ingest
+from dkgp.commands.recipe import RECIPES, Recipe
 from dkgp.commands.reporting.layout import plain_number
 from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import TableOptions, open_dataset, open_prediction
+from dkgp.errors import DkgpError
 from dkgp.fit.choice import Forecasts
 from dkgp.fit.job import FitJob, candidate_words, command_lines
 from dkgp.fit.run import _Fit
@@ -424,3 +426,21 @@ def test_an_interrupted_fit_says_what_is_kept_and_how_to_continue(
     kept = "no step was finished" if step == "ingest" else f"'{out}' keeps step ingest"
     continuing = f"interrupted by SIGINT; {kept}. To continue, run the same command with --resume"
     refused(run(*arguments), continuing, exit_code=130)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "name the column to predict"),
+        ({"targets": ("cost",)}, "There is no target 'cost' in '.*'; available: "),
+        ({"labels": "cost"}, "There is no column of labels 'cost'"),
+    ],
+)
+def test_a_wrong_column_is_refused_before_libraries_are_imported(
+    options: dict[str, Any], words: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recipe, "_imported", lambda *_: pytest.fail("imported the run"))
+    job = FitJob(IngestJob((str(table),), **options), out=str(tmp_path / "fit"))
+    with pytest.raises(DkgpError, match=words):
+        RECIPES["fit"].run(job, SilentReporter())
+    assert not Path(job.out).exists()
