@@ -232,6 +232,10 @@ class GroupCommands(Commands):
         return super().resolve_command(ctx, args)
 
 
+# Examples in the help of groups of commands.
+EXAMPLES = {"krige": "krige map soil.gpkg --target zinc --out zinc.tif"}
+
+
 def add_commands(group: click.Group, commands: Mapping[str, click.Command]) -> None:
     """Add commands to a group by the names of their recipes; "krige fit" is added to the group `krige` in it."""
     for name, command in commands.items():
@@ -240,7 +244,8 @@ def add_commands(group: click.Group, commands: Mapping[str, click.Command]) -> N
         for word in inside:
             if word not in holder.commands:
                 first = next(each for each in commands if each.startswith(f"{word} "))
-                epilog = examples(f"{'dkgp' if group.name == 'main' else f'dkgp {group.name}'} {first} --help")
+                of_group = "dkgp" if group.name == "main" else f"dkgp {group.name}"
+                epilog = examples(f"{of_group} {EXAMPLES.get(word, f'{first} --help')}")
                 holder.add_command(GroupCommands(word, help=GROUPS[word], epilog=epilog))
             holder = cast(click.Group, holder.commands[word])
         holder.add_command(command, last)

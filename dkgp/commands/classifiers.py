@@ -23,6 +23,7 @@ from dkgp.commands.training import Outcome, TrainingRun, finished_run
 from dkgp.data import ClassifierRecord, Dataset, open_dataset, save_classifier
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
+from dkgp.limits import measured_slowness
 from dkgp.models import Hyperparameters
 from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings
 from dkgp.models.classification.exact import DecisionError, ExactSettings, solver_for_labels, train_exact
@@ -294,10 +295,12 @@ class FixedSizeRun(ClassifyRun):
             (n, self.dataset.n_features, outputs), settings.pool_size(n, outputs), folds=settings.folds,
             threads=executor.parallelism, together=together, search=settings.search,
         )  # fmt: skip
+        slowness = max(1.0, measured_slowness())
+        load = "on idle cores" if slowness == 1.0 else "at the present load"
         self.reporter.note(
-            f"forecast: at most {foreseen.passes} passes over {n:,} samples, about {about_seconds(foreseen.seconds)} "
-            f"on idle cores: up to {most_widths(settings.search)} kernel widths, each scored with {foreseen.judging:,} "
-            f"prototypes, then a fit that selects among {foreseen.pool:,}"
+            f"forecast: at most {foreseen.passes} passes over {n:,} samples, about "
+            f"{about_seconds(slowness * foreseen.seconds)} {load}: up to {most_widths(settings.search)} kernel "
+            f"widths, each scored with {foreseen.judging:,} prototypes, then a fit that selects among {foreseen.pool:,}"
         )
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[Memory, int]:

@@ -42,7 +42,7 @@ def validate_data(estimator: Any, X: Any, *values: Any, **how: Any) -> Any:
     """Check inputs, and targets where there are some, as scikit-learn does; sparse matrices are made dense.
 
     Inputs that have to be numbers (`dtype`), and targets (`y_numeric`), are read by `numeric` before: masked entries
-    are NaN, dates and text are refused in words. Other errors are scikit-learn's own.
+    are NaN; dates, text and missing values are refused in words. Other errors are scikit-learn's own.
     """
     if _is_clean(estimator, X, values, **how):
         if how.get("reset", True):
@@ -57,7 +57,13 @@ def validate_data(estimator: Any, X: Any, *values: Any, **how: Any) -> Any:
     for y in values:
         if getattr(y, "ndim", None) == 0 or isinstance(y, Number):
             raise InputError(f"y is {y!r}; expected an array with a value for each sample")
-    return checked_by_scikit_learn(estimator, X, *values, **how)
+    try:
+        return checked_by_scikit_learn(estimator, X, *values, **how)
+    except ValueError as error:
+        first, _, more = str(error).partition("\n")
+        if not (more and first.endswith("contains NaN.")):
+            raise
+        raise InputError(f"{first} Leave out the rows with missing values, or fill the gaps before") from None
 
 
 def _is_clean(

@@ -17,7 +17,7 @@ PLAIN = """
     scores of; values; kernel entries; the model's store; coordinator's memory; a sample that is solved for; rounds of
     choosing the basis; cardinality by; milliseconds per variance; basis of each variance; log_prior; product_seconds;
     why; report; forecast; table; columns; id columns; memory; submitted; started; running time; time limit; memory
-    limit
+    limit; test samples
 """
 
 

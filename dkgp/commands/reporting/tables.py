@@ -352,17 +352,17 @@ def _target_bounds(document: Document) -> str:
     return bounds_of(worst, rms, f"({units})", scale * least_informative(document))
 
 
-def _moved(document: Document, name: str) -> str:
-    """Return the limits that the exact variances set for a figure, if the two differ as displayed."""
+def _score(document: Document, name: str, words: str) -> str:
+    """Return a figure, `words`, and the limits that the exact variances set for it, if these differ as displayed."""
     least, most = (number(end) for end in document.get(f"{name}_range", (None, None)))
-    return "" if least == most else f" (exact variances: {least} to {most})"
+    limits = "" if least == most else f" (exact variances: {least} to {most})"
+    return f"{number(document[name])}{words}{limits}"
 
 
 def _coverage(document: Document) -> str:
     low, high = document["coverage_95_band"]
     band = NOT_INFORMATIVE if high - low > 0.5 else f"expected for a calibrated model {low:.3f} to {high:.3f}"
-    between = f"{number(document['coverage_95'])}, {band}"
-    return between + _moved(document, "coverage_95")
+    return _score(document, "coverage_95", f", {band}")
 
 
 def _scored_variances(document: Document) -> Rows:
@@ -390,8 +390,7 @@ def _unmet(document: Document) -> str | None:
 
 
 def _squared_error(of: Document) -> str:
-    score = number(of["mean_standardised_squared_error"])
-    return f"{score} on average, 1 for a calibrated model" + _moved(of, "mean_standardised_squared_error")
+    return _score(of, "mean_standardised_squared_error", " on average, 1 for a calibrated model")
 
 
 def _point(document: Document) -> str | None:
@@ -405,7 +404,7 @@ SCORED_VARIANCES = (
     Figure("variances of", lambda of: "the function" if of["noise_free"] else "new observations, noise included"),
     may("Student's t", "the noise's, of {student_t[degrees]:.3g} degrees of freedom"),
     Figure("variances", lambda of: APPROXIMATE if of.get("variance_approximate") else None),
-    Figure("negative log predictive density", lambda of: number(of["nlpd_raw"]) + _moved(of, "nlpd_raw")),
+    Figure("negative log predictive density", lambda of: _score(of, "nlpd_raw", " nats per sample")),
     Figure("coverage of 95 % intervals", _coverage),
     Figure("squared error / variance", _squared_error),
     _evaluated_gaps,
@@ -413,7 +412,7 @@ SCORED_VARIANCES = (
     Figure("wider than requested", _unmet),
 )
 SCORES = (
-    Figure("samples", "{n:,}"),
+    Figure("test samples", "{n:,}"),
     Figure(
         "modelled",
         lambda of: ", ".join(transform_text(each) for each in of["transform"]) if "transform" in of else None,

@@ -271,7 +271,7 @@ def pieces_of(features: Features, length: int = PIECE_ROWS) -> list[tuple[Featur
 def whiten(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
     """L^-1 B, or L^-T B, for L (R, R) in Fortran order and B (R, t): in L's type, Fortran order.
 
-    A column has the same bits whatever the other columns are.
+    The bits of a column do not depend on the other columns.
     """
     result = pad_columns(right, lower.dtype)
     rank, count = result.shape

@@ -295,7 +295,7 @@ def test_evaluated_variances() -> None:
     assert rows["root mean square error"] == "2"
     assert rows["R²"] == "0.987654"
     # What moves no digit is not told.
-    assert rows["negative log predictive density"] == "3.4567"
+    assert rows["negative log predictive density"] == "3.4567 nats per sample"
     moved = "0.9444, expected for a calibrated model 0.944 to 0.956 (exact variances: 0.9400 to 0.9510)"
     assert rows["coverage of 95 % intervals"] == moved
     assert rows["squared error / variance"] == "1.0312 on average, 1 for a calibrated model"
