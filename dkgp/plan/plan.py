@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.cache import budget_here
+from dkgp.cluster.threads import available_cores
 from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, OVERWRITE
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import available_bytes
@@ -50,7 +51,7 @@ from dkgp.plan.machine import (
     write_figures,
 )
 from dkgp.registry import Option, byte_count, whole_numbers
-from dkgp.solvers.prices import Phase
+from dkgp.solvers.prices import Phase, Prices
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_THREADS = 65_536
@@ -249,6 +250,10 @@ LIMITS = {
 }
 
 
+# Up to this number of samples, the work is smaller than a measurement of the machine.
+FEW_SAMPLES = 1000
+
+
 def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     """Measure prices and predict a run; return seconds by phase, memory and worker-hours by number of workers.
 
@@ -396,6 +401,10 @@ def _measure_cluster(job: PlanJob, reporter: Reporter) -> ClusterFigures:
 def _measure_machine(
     job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, reporter: Reporter
 ) -> MachineFigures:
+    d = dataset.n_features
+    if dataset.n_samples <= FEW_SAMPLES and job.figures is None and job.bench is None and not job.validate:
+        reporter.note(f"nominal prices suffice for {dataset.n_samples:,} samples; `figures` FILE measures this machine")
+        return MachineFigures(d, Prices.nominal(d), tuple(float(count + 1) for count in range(available_cores())))
     reporter.note("measuring the speed of this machine")
     machine = measure_machine(dataset, hyperparameters.kernel, hyperparameters.noise_variance)
     if job.figures is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from dkgp.data import dataset_from_arrays, open_dataset, write_friedman1
 from dkgp.plan.machine import ClusterFigures, Network
+from dkgp.solvers.prices import Prices
 from tests.cli.invoke import Places, Shell
 from tests.cli.measuring import measure_little
 from tests.problem import write_hyper
@@ -74,6 +75,14 @@ def test_a_plan_for_1_to_256_workers(shell: Shell) -> None:
     # 4 passes of 300 samples by blocks of 30, and two float64 products, each a round trip at least.
     assert again["workers"][0]["seconds"] > 42 * 0.5
     assert again["workers"][0]["limit"] == "messages"
+
+
+def test_few_samples_need_no_measurement_of_the_machine(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dkgp.plan.plan.measure_cluster", lambda _: ClusterFigures(Network(1e-3, 1e-3, 1e-4, 5e8), 1, 1, 0))
+    monkeypatch.setattr("dkgp.plan.plan.measure_machine", lambda *_: pytest.fail("measured the machine"))
+    machine = shell.json(f"plan @train {LOCAL} --workers 1")["machine"]
+    assert machine["entries"] == Prices.nominal(10).entries
+    assert machine["speedups"][0] == 1.0
 
 
 @pytest.mark.long
