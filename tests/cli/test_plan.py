@@ -78,7 +78,9 @@ def test_a_plan_for_1_to_256_workers(shell: Shell) -> None:
 
 
 def test_few_samples_need_no_measurement_of_the_machine(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dkgp.plan.plan.measure_cluster", lambda _: ClusterFigures(Network(1e-3, 1e-3, 1e-4, 5e8), 1, 1, 0))
+    monkeypatch.setattr(
+        "dkgp.plan.plan.measure_cluster", lambda _: ClusterFigures(Network(1e-3, 1e-3, 1e-4, 5e8), 1, 1, 0)
+    )
     monkeypatch.setattr("dkgp.plan.plan.measure_machine", lambda *_: pytest.fail("measured the machine"))
     machine = shell.json(f"plan @train {LOCAL} --workers 1")["machine"]
     assert machine["entries"] == Prices.nominal(10).entries
