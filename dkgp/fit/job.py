@@ -226,14 +226,15 @@ def command_lines(
         else:
             method = ("--method", "vif") if way["name"] == "vif" else ()
             lines.append(("sparse", *trained, *method, "--basis-size", str(way["size"]), *seed))
-        predict = (*predict, "--variance")
-        if way["gap"] is not None:
+        has_variance = decision.get("has_variance", True)
+        if has_variance:
+            predict = (*predict, "--variance", *seed)
+        if has_variance and way["gap"] is not None:
             predict = (*predict, "--variance-gap", f"{way['gap']:g}")
         if way.get("approximate"):
             predict = (*predict, "--variance-way", "vif")
-        if way.get("variance_memory_bytes") is not None:
+        if has_variance and way.get("variance_memory_bytes") is not None:
             predict = (*predict, "--variance-memory", str(way["variance_memory_bytes"]))
-        predict = (*predict, *seed)
     lines.append(predict)
     lines = [(*line, "--overwrite", *(limit if line[0] in ("train", "sparse", "classify") else ())) for line in lines]
     lines.append(("evaluate", predictions, test, *(("--compare",) if decision.get("compare") else ())))
@@ -248,6 +249,8 @@ def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str
 
     if tuned is None:
         return ()
+    if tuned.get("given_up"):
+        return ("--all-samples-seconds", f"{seconds:g}")
     record, size = tuned.get("candidates"), tuned.get("subset_size") or n
     smaller = ("--subset", str(size)) if size < min(n, DEFAULT_SUBSET) else ()
     if record is None:
@@ -259,9 +262,9 @@ def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str
 
 
 def chosen_kernel(kernel: str, tuned: Document | None) -> str:
-    """Return the kernel that tuning chose, or the given one if there was no choice."""
-    comparison = (tuned or {}).get("comparison")
-    return kernel if comparison is None else str(comparison["kernel"])
+    """Return the kernel that tuning chose, or that it tuned without a choice for lack of time; else the given one."""
+    comparison = (tuned or {}).get("comparison") or (tuned or {}).get("run") or {}
+    return str(comparison.get("kernel", kernel))
 
 
 def unfinished_kernels(comparison: Document) -> str:

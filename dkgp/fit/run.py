@@ -185,6 +185,7 @@ class _Fit:
                         **decision,
                         "way": taken.way,
                         "compare": "compare" in evaluated,
+                        "has_variance": predicted.get("variance") is not None,
                         "folds": folds_of(job.place(TRAIN)) if taken.way["name"] == "fixed-size" else None,
                     },
                     taken.tuning or candidate_words(tuned, ingested["n_train"], SHARE_OF_ALL_SAMPLES * job.seconds),

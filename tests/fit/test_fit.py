@@ -21,7 +21,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import TableOptions, open_dataset, open_prediction
 from dkgp.errors import DkgpError
 from dkgp.fit.choice import Forecasts
-from dkgp.fit.job import FitJob, candidate_words, command_lines
+from dkgp.fit.job import FitJob, candidate_words, chosen_kernel, command_lines
 from dkgp.fit.run import _Fit
 from dkgp.fit.ways import Way
 from dkgp.models import read_hyperparameters
@@ -444,3 +444,19 @@ def test_a_wrong_column_is_refused_before_libraries_are_imported(
     with pytest.raises(DkgpError, match=words):
         RECIPES["fit"].run(job, SilentReporter())
     assert not Path(job.out).exists()
+
+
+def test_commands_repeat_a_fit_that_lacked_time() -> None:
+    job = FitJob(IngestJob(("rows.csv",), targets=("y",)), out="fit")
+    tuned = {"run": {"kernel": "rbf"}, "subset_size": 360, "given_up": [{"step": "tune", "text": ""}]}
+    assert chosen_kernel("auto", tuned) == "rbf"
+    assert chosen_kernel("auto", {"comparison": {"kernel": "rq"}, "run": {"kernel": "auto"}}) == "rq"
+    assert chosen_kernel("rbf", None) == "rbf"
+    way = {"name": "exact", "size": None, "gap": None, "variance_memory_bytes": 5}
+    decision = {"way": way, "has_variance": False}
+    lines = command_lines(job, TableOptions(), (), decision, candidate_words(tuned, 360, 60.0))
+    assert [line.split()[1] for line in lines] == ["ingest", "train", "predict", "evaluate"]
+    assert "--hyper fit/hyper.json" in lines[1]
+    assert "--variance" not in lines[2]
+    with_variance = command_lines(job, TableOptions(), (), {"way": way}, candidate_words(tuned, 360, 60.0))
+    assert "--variance --variance-memory 5" in with_variance[2]
