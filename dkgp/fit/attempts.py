@@ -56,7 +56,7 @@ def remedies(kinds: Collection[str], name: str, kernel: str) -> list[Remedy]:
 
 
 # Phrases of a verdict's advice that name options of other commands, and the phrases for a user of `fit`.
-_PHRASES = (
+PHRASES = (
     ("ingest again with", "fit again with"),
     ("Ingest again with", "Fit again with"),
     ("; or let the noise depend on the inputs: tune with `noise_model` auto", ""),
@@ -93,7 +93,7 @@ def with_advice_for_fit(evaluated: Document) -> Document:
     verdict = []
     for finding in evaluated.get("verdict") or ():
         advice = finding.get("advice", "")
-        for phrase, other in _PHRASES:
+        for phrase, other in PHRASES:
             advice = advice.replace(phrase, other)
         verdict.append({**finding, "advice": advice})
     return {**evaluated, "verdict": verdict} if "verdict" in evaluated else evaluated

@@ -31,7 +31,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str) -> float:
-    """Read a duration, such as 90, 90s, 5min or 2h; return seconds."""
+    """Read a duration, such as 90, 90s, 5m, 5min, 2h or 1d; return seconds."""
     number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = text.strip()[len(number) :] or "s"
     try:
@@ -51,7 +51,7 @@ OUT = Option(
     place="write",
 )
 SECONDS = Option(
-    help="Time limit for all steps, such as 90s, 5min or 2h. Forecasts decide between the exact model and smaller "
+    help="Time limit for all steps, such as 90s, 5m, 2h or 1d. Forecasts decide between the exact model and smaller "
     "ones. A step that exceeds its share of the limit ends with a cheaper result, and the report lists such "
     "steps.",
     type=duration,
@@ -156,7 +156,7 @@ class FitJob:
             raise InputError(f"`out` is a folder on this machine; got '{self.out}'")
 
     def check_first(self) -> None:
-        """Refuse what `check` refuses, and names of columns that the sources on this machine do not have."""
+        """Apply `check`, and refuse names of columns that the sources on this machine do not have."""
         from dkgp.data.sources.base import find_columns
         from dkgp.data.sources.formats import expand_locations, open_source
 

@@ -294,7 +294,7 @@ def _methods(compared: Document, taken: str) -> str:
         "and fits the limits."
     )
     left_out = _list(f"{name} was not compared: {reason}" for name, reason in compared["left_out"].items())
-    table = _grid(("method", "log loss", "error", "balanced error", "seconds"), rows)
+    table = _grid(("method", "log loss (nats per sample)", "error", "balanced error", "seconds"), rows)
     lead = f'<p class="lead">{escape(lead)}</p>\n' if rows else ""
     return f"<h3>Methods</h3>\n{lead}{table if rows else ''}{left_out}"
 

@@ -562,8 +562,8 @@ class _Fit:
         least = int(psutil.Process().memory_info().rss) + RUNTIME_BYTES
         if self.memory_bytes < least:
             raise MemoryBudgetError(
-                f"`memory_bytes` is {self.memory_bytes / 1024**2:,.0f} MiB; libraries and compiled code alone need "
-                f"{least / 1024**2:,.0f} MiB. Raise it"
+                f"`memory_bytes` is {self.memory_bytes:,} bytes; libraries and compiled code alone need "
+                f"{least:,} bytes ({least / 1024**2:,.0f} MiB). Raise it"
             )
 
     def _claim(self) -> None:

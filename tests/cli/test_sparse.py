@@ -323,7 +323,7 @@ def test_subset_of_regressors_is_overconfident_and_said_to_be(rough: Places, tmp
     np.testing.assert_allclose(own, lower, rtol=1e-6)
     assert np.mean(upper / own) > 2.0
     shown = shell.run("evaluate @sr.p @test")
-    assert "sr; all lie within the certified intervals" in shown.stdout
+    assert "sr (sparse model); all lie within the certified intervals" in shown.stdout
     assert "variances by sr" in shown.stderr
 
 

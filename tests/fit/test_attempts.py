@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dkgp.fit.attempts import Attempt, Attempts, remedies
-from dkgp.fit.job import candidate_words
+from dkgp.fit.attempts import PHRASES, Attempt, Attempts, remedies, with_advice_for_fit
+from dkgp.fit.job import candidate_words, duration
+from dkgp.models import verdict
 
 APPROXIMATED = "the exact model with variances that are approximate, from neighbours (VIF)"
 
@@ -105,3 +108,25 @@ def test_commands_repeat_the_choice_among_candidates(record: dict[str, Any] | No
     smaller = ("--subset", "500") if from_subset else ("--all-samples-seconds", "60")
     assert candidate_words({**tuned, "subset_size": 500}, 1000, 60.0) == smaller
     assert candidate_words(None, 1000, 60.0) == ()
+
+
+def test_the_advice_of_a_fit_names_its_own_options() -> None:
+    advice = "Take the logarithm of the target: ingest again with `transform` log; or let the noise depend on the " + (
+        "inputs: tune with `noise_model` auto"
+    )
+    evaluated = with_advice_for_fit({"verdict": [{"kind": "noise and mean", "advice": advice}]})
+    assert evaluated["verdict"][0]["advice"] == "Take the logarithm of the target: fit again with `transform` log"
+    assert with_advice_for_fit({"n": 3}) == {"n": 3}
+
+
+def test_each_replaced_phrase_is_one_of_a_verdict() -> None:
+    tree = ast.parse(Path(verdict.__file__).read_text())
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert [phrase for phrase, _ in PHRASES if not any(phrase in text for text in texts)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("5m", 300.0), ("5min", 300.0), ("1d", 86400.0)]
+)
+def test_durations_have_short_and_long_units(text: str, seconds: float) -> None:
+    assert duration(text) == seconds

@@ -8,6 +8,7 @@ Simpler models against their references: NumPy's least squares, scikit-learn's b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,3 +367,22 @@ def test_a_training_set_that_has_changed_is_refused(world, tmp_path: Path) -> No
     dataset_from_arrays(tmp_path / "train", X[:400], y[:400], target_names=NAMES, overwrite=True)
     with pytest.raises(StoreError, match="changed since"):
         fit_rivals(prediction, test, print)
+
+
+def test_without_variances_nothing_is_said_of_error_bars() -> None:
+    of = residuals(growing, 0)
+    without = [finding for finding in findings(replace(of, deviations=None)) if finding.kind.startswith("noise and")]
+    assert without
+    assert not [finding for finding in without if "bars" in finding.text or "Intervals" in finding.advice]
+    assert any("the error bars do not follow it" in finding.text for finding in findings(of))
+
+
+def test_a_coverage_in_its_range_is_not_too_wide() -> None:
+    """Test rows that repeat training rows: 40 errors of nearly zero, where a coverage of 100 % is no evidence."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 1))
+    [finding] = findings(Residuals(X[:, 0] + 1e-4 * rng.normal(size=40), X[:, 0], np.full(40, 0.3), X, ["a"]))
+    assert finding.kind == "underconfident"
+    assert "variances are too large" in finding.text
+    assert "is in its range" in finding.text
+    assert "test rows repeat training rows" in finding.advice

@@ -245,6 +245,8 @@ def bounds_of(worst: float | None, rms: float | None, units: str, scale: float =
         for name, bound in named.items()
         if bound is not None and informative(bound / scale)
     ]
+    if len(known) == 2 and len({text.removeprefix(name) for text, name in zip(known, named, strict=True)}) == 1:
+        known = known[:1]  # the root mean square bound adds nothing
     return f"{', '.join(known)} {units}" if known else NOT_INFORMATIVE
 
 

@@ -250,7 +250,7 @@ def _predicted_variances(document: Document) -> Rows:
             of,
             (
                 "variances by",
-                f"{variance['method']}; {_proven_wrong(variance['outside'])}",
+                f"{variance['method']} (sparse model); {_proven_wrong(variance['outside'])}",
             ),
             ("exact variances certified within", widths),
             *_bases(variance),
@@ -379,7 +379,7 @@ def _evaluated_gaps(document: Document) -> Rows:
 def _by_method(document: Document) -> str | None:
     if "method" not in document:
         return None
-    return f"{document['method']}; {_proven_wrong(document.get('variance_outside', 0.0))}"
+    return f"{document['method']} (sparse model); {_proven_wrong(document.get('variance_outside', 0.0))}"
 
 
 def _unmet(document: Document) -> str | None:

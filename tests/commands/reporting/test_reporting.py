@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from dkgp.codec import to_json
+from dkgp.commands.reporting.layout import bounds_of, phases
 from dkgp.commands.reporting.outputs import RecordLog, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.plots import plot_classes
 from dkgp.commands.reporting.tables import evaluated_class_tables, nothing_wrong, predicted_class_rows, tables
@@ -371,6 +372,17 @@ def test_bounds_are_named_worst_case_and_root_mean_square() -> None:
 )
 def test_a_bound_that_proves_nothing_is_not_informative(document: dict[str, Any], name: str) -> None:
     assert shown(document)[name] == "not informative"
+
+
+def test_steps_of_a_second_or_more_are_named_with_units() -> None:
+    parts = {"ingest": 0.4, "train": 2.0, "set aside 1": 0.1, "train 1": 42.0}
+    text = phases({"seconds": 44.5, "seconds_by_phase": parts})
+    assert text == "44.5 s: training 2.0 s, training (model 2) 42.0 s"
+    assert phases({"seconds": 0.4, "seconds_by_phase": {"ingest": 0.4}}) == "0.4 s"
+
+
+def test_equal_bounds_are_printed_once() -> None:
+    assert bounds_of(0.25, 0.25, "m") == "worst case 0.25 m"
 
 
 def test_of_two_bounds_the_informative_one_is_shown() -> None:
