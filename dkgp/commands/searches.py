@@ -538,6 +538,8 @@ class BoundRun(TuneRun):
 COMPARED, HELD_OUT, COMPARED_FOLDS = 1000, 0.5, 10
 # Share of the time of a search with a deadline.
 SHARE_OF_KERNELS = 0.6
+# A search that was cut off is repeated if this multiple of its time is left.
+REPEATED = 1.5
 # Settings that a resumed comparison must share.
 OF_COMPARISON = (
     "fingerprint",
@@ -684,11 +686,12 @@ class KernelsRun(TuneRun):
             # Time that a kernel does not use is shared among those after it.
             share = max(0.0, time_left / len(todo))
             kernel = todo.pop(0)
-            with finishing_within(share):
-                row = rows[kernel] = self._scored(kernel, size, executor, share)
-            if row["nlpd"] is not None and not row.get("cut_off"):
-                self._finished.append(FinishedKernel(row, self._tuned[kernel]))
-                self._keep(size)
+            rows[kernel] = self._in_time(kernel, size, executor, share)
+        # Kernels after a search that was cut off may have left time for it.
+        for kernel in [kernel for kernel, row in rows.items() if row.get("cut_off")]:
+            time_left = limit - (clock() - began)
+            if time_left > REPEATED * rows[kernel]["seconds"]:
+                rows[kernel] = self._in_time(kernel, size, executor, time_left)
         able = [row for row in rows.values() if row["nlpd"] is not None and math.isfinite(row["nlpd"])]
         if not able:
             raise NumericalError(
@@ -708,6 +711,15 @@ class KernelsRun(TuneRun):
         compared = [rows[kernel] for kernel in COMPARED_KERNELS if kernel in rows]
         comparison = {"kernel": best["kernel"], "samples": size, "held_out": best["rows"], "kernels": compared}
         return {**comparison, "not_tried": todo} if todo else comparison
+
+    def _in_time(self, kernel: str, size: int, executor: BlockExecutor, seconds: float) -> dict[str, Any]:
+        """Return a kernel's row; a finished search is kept for a resumed comparison."""
+        with finishing_within(seconds):
+            row = self._scored(kernel, size, executor, seconds)
+        if row["nlpd"] is not None and not row.get("cut_off"):
+            self._finished.append(FinishedKernel(row, self._tuned[kernel]))
+            self._keep(size)
+        return row
 
     def _scored(self, kernel: str, size: int, executor: BlockExecutor, limit: float) -> dict[str, Any]:
         """Return a kernel's held-out scores, tuned within `limit` seconds; they are None if it could not be tuned."""

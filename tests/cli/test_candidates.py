@@ -332,6 +332,7 @@ def test_a_search_that_is_cut_off_does_not_win_against_complete_ones(
         return replace(tuned, seconds=1e6) if cut else tuned
 
     monkeypatch.setattr(searches, "tune_dataset", timed)
+    monkeypatch.setattr(searches, "REPEATED", np.inf)
     reporter = SilentReporter()
     document = run_tune(job, reporter)
     rows = document["comparison"]["kernels"]
@@ -339,3 +340,15 @@ def test_a_search_that_is_cut_off_does_not_win_against_complete_ones(
     assert document["comparison"]["kernel"] == "matern12"
     assert any("cut off the search of rbf + linear, rbf: not compared" in text for text in reporter.warnings)
     assert unfinished_kernels(document["comparison"]) == "the search of rbf + linear, rbf was cut off"
+    # Time that is left repeats such a search, with its result as in a comparison without a limit.
+    calls: list[str] = []
+
+    def first_cut(*arguments: Any, **options: Any) -> Any:
+        calls.append(options["kernel"])
+        return (timed if calls.count(options["kernel"]) == 1 else tune_dataset)(*arguments, **options)
+
+    monkeypatch.setattr(searches, "tune_dataset", first_cut)
+    monkeypatch.setattr(searches, "REPEATED", 1.5)
+    document = run_tune(replace(job, overwrite=True), SilentReporter())
+    assert calls[:5] == ["rbf + linear", "matern12", "rbf", "rbf + linear", "rbf"]
+    assert unfinished_kernels(document["comparison"]) == ""
