@@ -206,7 +206,7 @@ def _figures(document: Document) -> list[Row]:
         ]
     if evaluated.get("nlpd") is not None:
         rows += [
-            ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".1%")),
+            ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".4f")),
             (f"negative log predictive density (nats per sample, of {units})", _number(evaluated["nlpd_raw"])),
         ]
     if (certified := certified_means(evaluated)) is not None:
@@ -364,7 +364,7 @@ def _attempts(attempts: Document) -> str:
             row["model"] + (" (chosen)" if number == attempts["taken"] else ""),
             _number(row["nlpd_raw"]),
             _number(row["rmse_raw"]),
-            _number(row["coverage_95"], ".1%"),
+            _number(row["coverage_95"], ".4f"),
             _number(row["seconds"], ".1f"),
         ]
         for number, row in enumerate(attempts["tried"])
