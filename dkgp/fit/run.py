@@ -553,7 +553,7 @@ class _Fit:
         self._too_short = (
             f"the limit of {spoken(self.job.seconds)} is too short: {spoken(elapsed)} have passed, and loading "
             f"{'and compiling ' if code else ''}the code of dkgp takes about {spoken(more)} more on this machine at "
-            "present. The fit makes its smallest model"
+            "present. The fit makes a model that takes little time"
         )
         self.reporter.warn(self._too_short)
 
