@@ -231,7 +231,7 @@ def test_a_checkpoint_of_products_that_are_gone_is_refused(shell: Shell) -> None
     identity = {**latest.metadata["identity"], "tree_error": 1e-5}
     store.save(latest.sequence_number, latest.arrays, {**latest.metadata, "identity": identity})
     words = "cannot continue to the same result. Start again without --resume and with --product-error 1e-05"
-    shell.refuses(f"{BY_CG} --tol 1e-3 --resume", "with `tree_error` 1e-05", words)
+    shell.refuses(f"{BY_CG} --tol 1e-3 --resume", "with --tree-error 1e-05", words)
 
 
 def test_a_finished_model_of_an_earlier_version_is_known(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

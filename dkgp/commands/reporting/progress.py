@@ -219,9 +219,13 @@ def printable(text: str) -> str:
     )
 
 
+# Names in backticks that are no parameters of a command: values, types, figures and programs.
+_NO_FLAGS = frozenset("auto bsub condor_submit float int noise_variance oarsub object predict qsub sbatch sinfo str".split())
+
+
 def typed(text: str) -> str:
     """Return the text with command parameters spelled as flags."""
-    return spelled(text, lambda name: "--" + name.replace("_", "-"))
+    return spelled(text, lambda name: None if name in _NO_FLAGS else "--" + name.replace("_", "-"))
 
 
 def scored_by(comparison: Mapping[str, Any]) -> str:

@@ -10,7 +10,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from dkgp.commands.reporting.progress import ConvergenceEstimate, choice_line, duration, search_line, solve_line
+from dkgp.commands.reporting.progress import (
+    ConvergenceEstimate,
+    choice_line,
+    duration,
+    search_line,
+    solve_line,
+    typed,
+)
 from dkgp.commands.reporting.terminal import TerminalReporter
 from dkgp.data import Progress as WorkProgress
 from dkgp.solvers import Progress
@@ -227,3 +234,8 @@ def test_a_notebook_has_one_line_that_is_written_anew(monkeypatch: pytest.Monkey
         advance(WorkProgress("samples", 1, 4, "samples"))
     assert "25 %" in stream.getvalue()
     assert len(shown) == 3
+
+
+def test_programs_and_values_are_not_spelled_as_flags() -> None:
+    assert typed("name it in `not_missing`; `auto` holds rows out") == "name it in --not-missing; `auto` holds rows out"
+    assert typed("there is no `sbatch`; see `dkgp fit`") == "there is no `sbatch`; see `dkgp fit`"
