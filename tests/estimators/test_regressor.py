@@ -240,7 +240,9 @@ def test_a_noise_at_its_bound_is_a_warning_that_says_why() -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((100, 2))
     y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.standard_normal(100)
-    with pytest.warns(ConvergenceWarning, match="not converged; .*100 of the 200 samples repeat another.*remove the repeats"):
+    with pytest.warns(
+        ConvergenceWarning, match="not converged; .*100 of the 200 samples repeat another.*remove the repeats"
+    ):
         GPRegressor(max_passes=1.0).fit(np.repeat(X, 2, axis=0), np.repeat(y, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)

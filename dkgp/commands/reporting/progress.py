@@ -220,7 +220,23 @@ def printable(text: str) -> str:
 
 
 # Names in backticks that are no parameters of a command: values, types, figures and programs.
-_NO_FLAGS = frozenset("auto bsub condor_submit float int noise_variance oarsub object predict qsub sbatch sinfo str".split())
+_NO_FLAGS = frozenset(
+    [
+        "auto",
+        "bsub",
+        "condor_submit",
+        "float",
+        "int",
+        "noise_variance",
+        "oarsub",
+        "object",
+        "predict",
+        "qsub",
+        "sbatch",
+        "sinfo",
+        "str",
+    ]
+)
 
 
 def typed(text: str) -> str:
