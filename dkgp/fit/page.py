@@ -335,6 +335,8 @@ def _candidates(compared: Document) -> str:
             "(leave-one-out). A later candidate was chosen if its negative log predictive density (NLPD) is smaller by "
             f"more than one standard error. {STANDARDISED}"
         )
+    if not compared["samples"]:
+        lead = "No candidate was compared with the tuned hyperparameters."
     rows = [
         [
             row["from"] + (" (chosen)" if row["from"] == compared["taken"] else ""),

@@ -14,7 +14,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data import open_dataset, open_prediction
 from dkgp.fit import page as page_module
 from dkgp.fit.job import FitJob
-from dkgp.fit.page import inlined, page, write_page
+from dkgp.fit.page import _candidates, inlined, page, write_page
 from dkgp.fit.run import run_fit
 from tests.cli.invoke import run_json
 from tests.fit.html import check_page, read
@@ -164,3 +164,12 @@ def test_several_targets_and_few_samples(tmp_path: Path) -> None:
     shown = Path(document["report"]).read_text(encoding="utf-8")
     check_page(shown)
     assert "price, depth from 5 features" in shown
+
+
+def test_hyperparameters_without_a_comparison_name_no_samples() -> None:
+    compared = {"held_out": 0, "samples": 0, "taken": "a subset", "candidates": [], "not_tried": []}
+    compared["not_tried"] = [{"from": "the likelihood of all samples", "reason": "forecast 12 s"}]
+    shown = _candidates(compared)
+    assert "No candidate was compared" in shown
+    assert "not tried: forecast 12 s" in shown
+    assert "leave-one-out" not in shown
