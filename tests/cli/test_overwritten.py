@@ -311,3 +311,25 @@ def test_where_folders_cannot_be_moved_a_store_is_overwritten_as_well(
     write_inputs(place, 1)
     assert (open_dataset(str(place)).inputs(0, ROWS) != before).all()
     assert [path.name for path in tmp_path.iterdir()] == ["data.zarr"]
+
+
+def test_rows_that_were_read_between_two_copies_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store is replaced by another one, which is read, and comes back before the reader looks for its manifest."""
+    place = tmp_path / "data.zarr"
+    write_inputs(place, 0)
+    opened = open_dataset(str(place))
+    expected = open_dataset(str(place)).raw_inputs(0, ROWS)
+    read, reads = StoredArray._get, list[int]()
+
+    def between_copies(array: StoredArray, selection: Any) -> Any:
+        reads.append(len(reads))
+        if len(reads) > 1:
+            return read(array, selection)
+        write_inputs(place, 1)
+        block = read(array, selection)
+        write_inputs(place, 0)
+        return block
+
+    monkeypatch.setattr(StoredArray, "_get", between_copies)
+    np.testing.assert_array_equal(opened.raw_inputs(0, ROWS), expected)
+    assert len(reads) > 1

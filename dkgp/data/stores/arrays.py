@@ -289,19 +289,22 @@ class StoredArray:
 
     def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
-            try:
-                whole = not isinstance(selection, slice) or self._described_by is None
-                block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
-            except StoreError:
-                # The store may be gone or replaced rather than damaged; report that first.
-                self._require_same_store()
-                raise
-            self._require_same_store()
+            while True:
+                try:
+                    whole = not isinstance(selection, slice) or self._described_by is None
+                    block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
+                except StoreError:
+                    # The store may be gone or replaced rather than damaged; report that first.
+                    self._require_same_store()
+                    raise
+                if self._require_same_store():
+                    return block
+                # A copy took the store's place. Another store may have stood there in between: read again.
+                KEPT_CHUNKS.discard((self.url, self.name))
         except BaseException:
             # They may be another store's.
             KEPT_CHUNKS.discard((self.url, self.name))
             raise
-        return block
 
     def _by_chunks(self, start: int, stop: int) -> NDArray[Any]:
         """Read rows of a finished store; keep chunks that they share with other rows for those rows' readers."""
@@ -343,24 +346,26 @@ class StoredArray:
             self._blame(selection, start, stop)
         return block
 
-    def _require_same_store(self) -> None:
+    def _require_same_store(self) -> bool:
         """Refuse rows that were read while another store of the same shape took the place; `StoreError`.
+
+        Returns False if a copy of the store took its place.
 
         A store is overwritten by one whose manifest comes last: while the manifest is the one that was read when the
         store was opened, so were the chunks that were read before this look. One look for all the rows that are read at
         once; on object storage it is a request beside one for each chunk.
         """
         if self._described_by is None:
-            return
+            return True
         mark, written = self._described_by
         present = manifest_mark(self.url)
         if present == mark:
-            return
+            return True
         # A copy of the same store is the same store.
         with contextlib.suppress(OSError, ValueError, AttributeError, StoreError):
             if present is not None and stored_checksum(self.url) == written:
                 self._described_by = present, written
-                return
+                return False
         raise StoreError(
             f"'{self.url}' was overwritten or removed while it was read. Run the command again once it is whole."
         )
