@@ -93,6 +93,11 @@ class CheckpointError(StoreError):
 class OutputExistsError(InputError):
     """The output already exists, and the user did not ask to overwrite it."""
 
+    @classmethod
+    def of(cls, place: str) -> OutputExistsError:
+        """Return the error for an output at this place."""
+        return cls(f"The output '{place}' already exists. Choose another path, or give `overwrite` to replace it.")
+
 
 class StorageError(DkgpError, OSError):
     """The storage refused a write, for example because of a full disk or a missing permission."""

@@ -11,7 +11,8 @@ from typing import TypeAlias
 class Progress:
     """Progress of a long piece of work; handed to a progress callback.
 
-    `total` is None while it is not known. `unit` is the unit of `done` and `total` ("rows", "bytes").
+    `total` is None while it is not known. `unit` is the unit of `done` and `total` ("rows", "bytes"). Work of a single
+    phase is called by its unit.
     """
 
     phase: str

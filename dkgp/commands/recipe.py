@@ -158,7 +158,7 @@ class Recipe:
 
 # The summaries of groups of commands, by the groups' names.
 GROUPS: dict[str, str] = {
-    "krige": "Krige scattered samples: variograms, maps and simulations.",
+    "krige": "Interpolate scattered measurements by kriging: variograms, maps and simulations.",
 }
 
 RECIPES: dict[str, Recipe] = {
@@ -246,7 +246,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "krige fit",
-            "Krige the samples in SOURCE.",
+            "Fit a kriged field to the samples in SOURCE.",
             module="dkgp.kriging.commands.krige",
             job="dkgp.kriging.commands.jobs",
             as_job=True,

@@ -208,8 +208,8 @@ def cells_of(
         )
     if (covariates is None) == bool(names):
         raise InputError(
-            f"the field has {'the covariates ' + ', '.join(names) if names else 'no covariates'}; pass "
-            f"{'their values at the cells as `covariates`' if names else 'no `covariates`'}"
+            f"the field has {'the covariates ' + ', '.join(names) if names else 'no covariates'}; "
+            f"{'give their values at the cells by `covariates`' if names else 'leave out `covariates`'}"
         )
     values = read_at_points(covariates, names, wkt or field.space.crs)
     if isinstance(values, Mapping):

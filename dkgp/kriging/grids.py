@@ -72,11 +72,11 @@ class Grid:
             An empty region, both or neither of `shape` and `spacing`, or values out of range.
         """
         if len(region) != 4:
-            raise InputError(f"`region` is (west, east, south, north); got {tuple(region)}")
+            raise InputError(f"`region` is west, east, south and north, four numbers; got {tuple(region)}")
         west, east, south, north = (float(value) for value in region)
         if not (all(map(math.isfinite, (west, east, south, north))) and west <= east and south <= north):
             raise InputError(
-                f"`region` is (west, east, south, north) with west <= east and south <= north; got {tuple(region)}"
+                f"`region` is west, east, south and north, with west <= east and south <= north; got {tuple(region)}"
             )
         if (shape is None) == (spacing is None):
             raise InputError("give either `shape` (rows, columns) or `spacing` of the grid")

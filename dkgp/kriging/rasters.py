@@ -326,7 +326,7 @@ def format_of(out: str) -> str:
     for ending, name in FORMATS.items():
         if out.endswith(ending):
             return name
-    raise InputError(f"a map is written to a name ending in {', '.join(FORMATS)}; got {out!r}")
+    raise InputError(f"the name of a map must end in {', '.join(FORMATS)}; got {out!r}")
 
 
 def require_writable(out: Destination) -> str:
@@ -352,7 +352,7 @@ def require_writable(out: Destination) -> str:
     cells = exists(cells_url(url))
     # A remote store is written in place, by a run that may have been killed.
     if exists(url) and not (out.overwrite or (out.resume and cells and not is_local(url))):
-        raise OutputExistsError(f"'{shown(url)}' exists; pass `overwrite` to replace it, or another name")
+        raise OutputExistsError.of(shown(url))
     if cells and not (out.resume or out.overwrite):
         raise OutputExistsError(
             f"cells of an unfinished map lie in '{shown(cells_url(url))}'; pass `resume` to go on with them, or "

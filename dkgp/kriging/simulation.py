@@ -165,7 +165,7 @@ def _simulated(
 ) -> Any:
     """Draw fields; see `simulate`."""
     if out is not None and Path(out.url).exists() and not out.overwrite:
-        raise OutputExistsError(f"'{out.url}' exists; pass `overwrite` to replace it, or another name")
+        raise OutputExistsError.of(out.url)
     dataset, rows = cells_of(field, grid, note=context.note, **cells)
     field = field.readable_by(context.executor)
     run, names = _Run(field, dataset, rows, settings, context), field.record.target_names

@@ -414,7 +414,7 @@ def _complete(
     if counts:
         listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
         table.notes.append(
-            f"{gridded.sum() - kept.sum():,} of {gridded.sum():,} rows lack a value ({listed}): left out"
+            f"left out {gridded.sum() - kept.sum():,} of {gridded.sum():,} rows, in which a value is missing ({listed})"
         )
     if not kept.any():
         raise InputError(f"no row of '{table.source.url}' has all values of {quoted(list(read))}")

@@ -214,7 +214,7 @@ def form_name(model: str, nu: float | None = None) -> str:
             "a hole-effect variogram is a covariance in one dimension only; take exponential, matern32 or gaussian"
         )
     if name not in FORMS:
-        raise InputError(f"unknown variogram {model!r}; dkgp has matern, {', '.join((*FORMS, *_ALIASES))}")
+        raise InputError(f"unknown variogram model {model!r}; available: matern, {', '.join(FORMS)}")
     return name
 
 

@@ -34,12 +34,15 @@ class RunContext(Watch):
         Allowed error of an entry of a product with K; certificates include it.
     note : callable, optional
         Called with one line on the chosen method for products, and the reason.
+    unit : str
+        Unit in which a prediction reports progress, such as "cells" of a map.
     """
 
     executor: BlockExecutor
     coordinator_input_bytes: int = DEFAULT_COORDINATOR_INPUT_BYTES
     product_error: ProductError = AUTO
     note: Callable[[str], None] | None = None
+    unit: str = "samples"
 
     @classmethod
     def of(cls, context: RunContext | BlockExecutor) -> RunContext:

@@ -154,7 +154,7 @@ def test_a_map_in_geotiff_opens_in_rasterio(shell: Shell) -> None:
         ("fit @soil.csv --target zinc --tol nothing --out @out", 2, ("auto",)),
         ("fit @soil.csv --target zinc --tol -1 --out @out", 3, ("above zero, or auto",)),
         ("grid @zinc.zarr --out @zinc.png", 3, (".tif", "zinc.png")),
-        ("grid @zinc.zarr --out @z.zarr --region 0,1,0", 3, ("west, east, south, north",)),
+        ("grid @zinc.zarr --out @z.zarr --region 0,1,0", 3, ("west, east, south and north",)),
         ("grid @zinc.zarr --out @z.zarr --region a,b", 2, ("0,1000,0,500",)),
         ("grid @zinc.zarr --out @z.zarr --shape 3", 3, ("rows and columns",)),
         ("grid @nowhere.zarr --out @z.zarr", 3, ("nowhere.zarr",)),
@@ -210,23 +210,25 @@ def test_one_command_makes_map_and_report(made: dict[str, Any], mapped: dict[str
 
 
 @pytest.mark.parametrize(
-    ("share", "words"), [(0.5, "{bound:.3g}"), (1.0, "not informative"), (np.nan, "not informative")]
+    ("share", "words"),
+    [(0.5, "worst case {bound:.3g}{of} (units of the target)"), (1.0, "not informative"), (np.nan, "not informative")],
 )
 def test_a_bound_above_the_deviation_of_the_field_is_not_informative(
     made: dict[str, Any], share: float, words: str
 ) -> None:
-    document, title = made["grid"], "largest proven error of a mean"
+    document, title = made["grid"], "mean certified within"
     deviation = Variogram.from_dict(made["fit"]["variogram"]).field_variance ** 0.5
     assert document["prior_deviation"] == pytest.approx(deviation, rel=1e-14)
     bound = share * deviation
-    expected = words.format(bound=bound)
-    assert dict(rows_of(MAP_FIGURES, {**document, "mean_error_bound": bound}))[title] == expected
+    assert dict(rows_of(MAP_FIGURES, {**document, "mean_error_bound": bound}))[title] == words.format(
+        bound=bound, of=""
+    )
     blocks = {"out": "b.csv", "blocks": 2, "interval_width": 0.1, "seconds": 1.0, "mean_error_bound_of": "north"}
     (sheet,) = tables_krige_blocks({**blocks, "mean_error_bound": bound, "prior_deviation": deviation})
-    assert dict(sheet.rows)[title] == (f"{expected} in area north" if share == 0.5 else expected)
+    assert dict(sheet.rows)[title] == words.format(bound=bound, of=" in area north")
     # Documents of earlier versions do not have the deviation.
     earlier = {name: value for name, value in document.items() if name != "prior_deviation"}
-    assert dict(rows_of(MAP_FIGURES, earlier))[title] == f"{document['mean_error_bound']:.3g}"
+    assert dict(rows_of(MAP_FIGURES, earlier))[title].startswith(f"worst case {document['mean_error_bound']:.3g} (")
 
 
 def test_info_describes_the_field_in_map_units(shell: Shell, made: dict[str, Any]) -> None:

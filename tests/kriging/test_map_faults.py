@@ -126,7 +126,7 @@ def _require_remote(rng: Any, tmp_path: Path, url: str) -> None:
     }
     assert _objects(url) == local
     assert not exists(f"{url}.cells")
-    with pytest.raises(OutputExistsError, match="exists; pass `overwrite`"):
+    with pytest.raises(OutputExistsError, match="already exists. Choose another path, or give `overwrite`"):
         written(field, grid, url, settings)
 
 

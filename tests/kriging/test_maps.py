@@ -197,7 +197,7 @@ def test_finished_cells_are_not_computed_again(rng: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr(rasters, "predict", None)
     written(field, GRID, out, settings, resume=True)
     assert out.is_dir()
-    with pytest.raises(OutputExistsError, match="exists; pass `overwrite`"):
+    with pytest.raises(OutputExistsError, match="already exists. Choose another path, or give `overwrite`"):
         written(field, GRID, out, settings, resume=True)
 
 
@@ -216,7 +216,7 @@ def test_cells_of_another_map_are_refused(rng: Any, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("map.png", r"ending in \.tif, \.tiff, \.nc, \.zarr; got"),
+        ("map.png", r"end in \.tif, \.tiff, \.nc, \.zarr; got"),
         ("s3://bucket/map.tif", r"a map at a remote address is a Zarr store, whose name ends in \.zarr; got 's3://"),
     ],
 )
@@ -340,8 +340,8 @@ def test_rasters_of_covariates_are_read_at_the_cells_of_a_grid_in_another_crs(rn
 def test_covariates_that_do_not_fit_are_refused(rng: Any, tmp_path: Path) -> None:
     field, plain = field_of(rng, drift=True), field_of(rng, 10)
     for one, covariates, message in (
-        (field, None, "the field has the covariates hill; pass their values at the cells as `covariates`"),
-        (plain, {"hill": np.zeros(GRID.shape)}, "the field has no covariates; pass no `covariates`"),
+        (field, None, "the field has the covariates hill; give their values at the cells by `covariates`"),
+        (plain, {"hill": np.zeros(GRID.shape)}, "the field has no covariates; leave out `covariates`"),
         (field, {"dale": np.zeros(GRID.shape)}, "the covariates hill of cells are missing; got dale"),
         (field, {"hill": np.zeros((2, 2))}, r"covariate hill has shape \(2, 2\); expected that of the grid, \(66, 75"),
         (field, lambda x, y: x, r"covariates of 4,800 cells have shape \(4800,\); expected \(4800, 1\)"),

@@ -183,7 +183,7 @@ def test_a_store_has_the_same_bits(samples: Any, tmp_path: Path) -> None:
     expected = kriging.simulate(2, **GRID)
     assert (stored["z"].values == expected["scalars"].values).all()
     assert stored.attrs["method"] == "circulant"
-    with pytest.raises(OutputExistsError, match="exists; pass `overwrite` to replace it, or another name"):
+    with pytest.raises(OutputExistsError, match="already exists. Choose another path, or give `overwrite`"):
         kriging.simulate(2, out=out, **GRID)
     kriging.simulate(2, out=out, overwrite=True, seed=1, **GRID)
     assert xarray.open_zarr(out).attrs["seed"] == 1

@@ -382,7 +382,7 @@ def test_missing_values_are_refused_or_left_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.values, ZINC[[0, 2]])
     np.testing.assert_array_equal(table.ids, [0, 2])
     assert table.n_dropped == 2
-    assert "2 of 4 rows lack a value (zinc: 1, dist: 2): left out" in table.notes
+    assert "left out 2 of 4 rows, in which a value is missing (zinc: 1, dist: 2)" in table.notes
     with pytest.raises(InputError, match="the column 'zinc' holds inf in row 2"):
         read_samples(frame(zinc=[1.0, np.inf, 2.0, 3.0]), "zinc", drop_missing=True)
     with pytest.raises(InputError, match="no row of 'DataFrame' has all values of 'x', 'y', 'zinc'"):

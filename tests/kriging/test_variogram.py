@@ -168,7 +168,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"model": "stable", "psill": 1.0, "range": 1.0, "alpha": 2.1},
         "a stable variogram is a covariance for `alpha` up to 2; got 2.1",
     ),
-    ({"model": "circular", "psill": 1.0, "range": 1.0}, "unknown variogram 'circular'; dkgp has matern, exponential"),
+    (
+        {"model": "circular", "psill": 1.0, "range": 1.0},
+        "unknown variogram model 'circular'; available: matern, exponential",
+    ),
     ({"model": "matern", "nu": 0.7, "psill": 1.0, "range": 1.0}, "a matern variogram needs nu, one of 0.5, 1.5, 2.5"),
     ({"nu": 1.5, "psill": 1.0, "range": 1.0}, "`nu` belongs to the model matern"),
     ({"model": "rational", "psill": 1.0, "range": 1.0}, "`alpha` is the exponent of a rational or stable variogram"),

@@ -287,7 +287,7 @@ def looked_at(notebook: Notebook, folder: Path, timeout: int) -> None:
     assert found.complaints == ""
     assert found.figures == notebook.figures
     # One line, written anew.
-    assert found.line.startswith("predict: samples: 100 %, 4 of 4 samples")
+    assert found.line.startswith("predict: 100 %, 4 of 4 samples")
     notebook.check(found)
 
 

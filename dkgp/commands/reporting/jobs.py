@@ -91,7 +91,7 @@ def progress_line(event: Document, *, verbose: bool = False) -> str:
     if "done" in event:
         total, unit = event.get("total"), event.get("unit") or ""
         share = "" if not total else f" of {total:,} ({100 * event['done'] / total:.0f} %)"
-        phase = f"{event['phase']}: " if event.get("phase") not in (None, "", label) else ""
+        phase = f"{event['phase']}: " if event.get("phase") not in (None, "", label, unit) else ""
         return f"{label}: {phase}{event['done']:,}{share} {unit}".rstrip()
     skipped = ("sequence", "time", "kind", "label")
     figures = ", ".join(

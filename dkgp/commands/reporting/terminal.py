@@ -89,7 +89,8 @@ class TerminalReporter:
 
             def update(progress: WorkProgress) -> None:
                 fraction = progress.done / progress.total if progress.total else None
-                show(f"{label}: {progress.phase}", fraction, _amount(progress) + pace.update(progress))
+                title = label if progress.phase == progress.unit else f"{label}: {progress.phase}"
+                show(title, fraction, _amount(progress) + pace.update(progress))
 
             yield update
 
@@ -262,7 +263,7 @@ class _Pace:
 
     def left(self, progress: WorkProgress) -> str:
         """Return the remaining time at the rate of the last report."""
-        if progress.total is None or self._rate is None:
+        if progress.total is None or self._rate is None or progress.done >= progress.total:
             return ""
         return f", {time_left((progress.total - progress.done) / self._rate)}"
 

@@ -90,7 +90,7 @@ SCORES = (
     Figure("R²", "{R2:.4f}"),
     Figure("absolute error of 68 % of the samples", lambda of: f"at most {plain_number(of['LE68'])}"),
     Figure("absolute error of 90 % of the samples", lambda of: f"at most {plain_number(of['LE90'])}"),
-    Figure("root mean square standardised error", "{SRMSE:.4f}, ideally 1"),
+    Figure("root mean square standardised error", "{SRMSE:.4f}, 1 for a calibrated model"),
     Figure("coverage of 95 % intervals", "{coverage95:.4f}"),
     Figure("negative log predictive density", lambda of: f"{-of['log_score']:.4f}"),
 )
@@ -99,6 +99,10 @@ SCORES = (
 def tables_krige_check(document: Document) -> list[Any]:
     """Return the figures of each target."""
     return [
-        sheet_of(f"Cross-validation of {target}: {document['kind']}, {document['n']:,} samples", SCORES, figures)
+        sheet_of(
+            f"Cross-validation of {target}, errors in its units: {document['kind']}, {document['n']:,} samples",
+            SCORES,
+            figures,
+        )
         for target, figures in document["figures"].items()
     ]

@@ -20,7 +20,7 @@ from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
 from dkgp.kriging.blocks import BlockPredictions, grid_blocks, krige_blocks, rules_of
 from dkgp.kriging.commands.jobs import DRIVERS, TABLES, KrigeBlocksJob, KrigeSimulateJob
-from dkgp.kriging.commands.krige import MOST_CELLS_A_SIDE, FieldRun, mean_bound_text
+from dkgp.kriging.commands.krige import MEAN_BOUND, MOST_CELLS_A_SIDE, FieldRun
 from dkgp.kriging.commands.options import opened_rasters
 from dkgp.kriging.grids import Grid
 from dkgp.kriging.simulation import Simulation, simulate
@@ -44,7 +44,7 @@ class KrigeBlocksRun(FieldRun):
         """Refuse outputs of no known format, and neither or both kinds of areas."""
         job = self.job
         if Path(job.out).suffix not in TABLES:
-            raise InputError(f"blocks are written to a name ending in {', '.join(TABLES)}; got '{job.out}'")
+            raise InputError(f"the name of the table must end in {', '.join(TABLES)}; got '{job.out}'")
         check_output_file(job.out, replace=job.overwrite, option="`out`")
         of_cells = job.cells.spacing is not None or job.cells.shape is not None
         if of_cells == (job.polygons is not None):
@@ -154,8 +154,8 @@ def tables_krige_blocks(document: Document) -> list[Any]:
     """Return figures of all areas."""
     figures = (
         Figure("table", "{out}: {blocks:,} areas"),
-        Figure("largest proven error of a mean", mean_bound_text),
-        Figure("widest proven interval of a variance", "{interval_width:.2%} of its upper end"),
+        MEAN_BOUND,
+        Figure("variances certified within", "at most {interval_width:.2%} of the upper end"),
         Figure("seconds", "{seconds:.1f}"),
     )
     return [sheet_of("Averages over areas", figures, document)]
@@ -173,9 +173,9 @@ class KrigeSimulateRun(FieldRun):
     def check(self) -> None:
         """Refuse an existing store."""
         if Path(self.job.out).exists() and not self.job.overwrite:
-            raise OutputExistsError(f"'{self.job.out}' exists; pass `overwrite` to replace it, or another name")
+            raise OutputExistsError.of(self.job.out)
         if not self.job.out.endswith(".zarr"):
-            raise InputError(f"fields are written to a name ending in .zarr; got '{self.job.out}'")
+            raise InputError(f"the name of the store must end in .zarr; got '{self.job.out}'")
 
     def work(self, executor: BlockExecutor) -> tuple[Grid, float]:
         """Draw, and write the store."""
@@ -223,7 +223,14 @@ def tables_krige_simulate(document: Document) -> list[Any]:
     figures = (
         Figure("store", "{out}: {fields:,} fields of {shape[0]:,} × {shape[1]:,} cells"),
         may("method", "{simulation[method]}"),
-        may("largest error of the covariance", "{simulation[covariance_error]:.2g} of the partial sill"),
+        Figure(
+            "largest error of the covariance",
+            lambda of: (
+                f"{of['simulation']['covariance_error']:.2g} of the partial sill"
+                if "covariance_error" in of["simulation"]
+                else "not proven for this method"
+            ),
+        ),
         Figure("seconds", "{seconds:.1f}"),
     )
     return [sheet_of("Simulated fields", figures, document)]

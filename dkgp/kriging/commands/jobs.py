@@ -72,10 +72,10 @@ DRIFT = Option(
 
 @command(
     """
-    SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). The command prints the
-    semivariance and the number of pairs of each lag, and the fitted models, the best one first. With --degree or
-    --drift it uses the residuals of a least-squares fit of the drift. `dkgp krige fit --variogram` reads the file that
-    --out writes.
+    SOURCE is a table of samples (CSV, Parquet, GeoPackage, GeoParquet, NetCDF and others). The command sorts
+    pairs of samples into bins by their distance (lag). It prints the semivariance and the number of pairs of each bin,
+    and the fitted models, the best one first. With --degree or --drift it uses the residuals of a least-squares fit of
+    the drift. `dkgp krige fit --variogram` reads the file that --out writes.
     """,
     "dkgp krige variogram soil.csv --target zinc --estimator cressie --fit exponential,spherical,matern32 --out v.json",
     "dkgp krige variogram soil.gpkg --target zinc --direction 45 --plot v.png",
@@ -98,10 +98,12 @@ class KrigeVariogramJob:
             choices=FIT_WEIGHTS,
         ),
     ] = "cressie"
-    bins: Annotated[int, Option(help="Number of lag bins.", least=1)] = 15
+    bins: Annotated[int, Option(help="Number of bins.", least=1)] = 15
     max_lag: Annotated[
         float | None,
-        Option(help="Largest lag.  [default: a third of the diagonal of the samples' bounding box]", above=0),
+        Option(
+            help="Largest distance of a pair.  [default: a third of the diagonal of the samples' bounding box]", above=0
+        ),
     ] = None
     direction: Annotated[
         float | None, Option(help="Use only pairs along this direction: degrees from east, counter-clockwise.")
@@ -409,9 +411,10 @@ class KrigeSimulateJob:
 
 @command(
     """
-    MODEL is a store of `dkgp krige fit`. Each sample is predicted from all other samples, or with --blocks from the
-    samples of the other folds of blocks, so that close neighbours do not help. The variogram is not fitted again. The
-    standardised error of a sample is its error divided by its kriging standard deviation.
+    MODEL is a store of `dkgp krige fit`. The command predicts each sample from all other samples. With --blocks it
+    divides the map into square blocks and these into folds, and predicts the samples of a fold from the other folds, so
+    that close neighbours do not help. The variogram is not fitted again. The standardised error of a sample is its
+    error divided by its kriging standard deviation.
     """,
     "dkgp krige check zinc.zarr",
     "dkgp krige check zinc.zarr --blocks 500 --folds 10 --plot cv.png",

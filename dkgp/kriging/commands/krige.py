@@ -13,7 +13,7 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference
-from dkgp.commands.reporting.layout import Figure, grid, may, plain_number, proven, sheet_of, titled
+from dkgp.commands.reporting.layout import NOT_INFORMATIVE, Figure, grid, may, plain_number, proven, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
 from dkgp.commands.reporting.plots import plot_convergence
@@ -201,12 +201,13 @@ def tables_krige_variogram(document: Document) -> list[Any]:
         *(["standard error from random pairs"] if is_random else []),
         "pairs",
     )
-    title = f"Variogram of {document['target']}: {document['n']:,} samples, estimator {bins['estimator']}"
+    title = f"Variogram of {document['target']} by distance (lag)"
+    title += f": {document['n']:,} samples, estimator {bins['estimator']}"
     parts: list[Any] = [titled(f"{title}, random pairs" if is_random else title, grid(heads, rows))]
     if document["models"]:
         parts.append(
             titled(
-                "Fitted models, the best one first",
+                f"Fitted models, the lowest {'NLPD on left-out blocks' if is_compared(document) else 'misfit'} first",
                 grid(model_heads(document), model_rows(document), left=("model", "fitted by")),
             )
         )
@@ -509,8 +510,8 @@ class KrigeGridRun(FieldRun):
         """Predict, and write the map."""
         began, job = time.perf_counter(), self.job
         target = Destination(job.out, overwrite=job.overwrite, resume=job.resume)
-        with self.reporter.work("predict") as show, interruptible(self.reporter.note) as interruption:
-            context = self.context(executor, interruption, show)
+        with self.reporter.work(self.command) as show, interruptible(self.reporter.note) as interruption:
+            context = replace(self.context(executor, interruption, show), unit="cells")
             summary = write_field(self.kriging.field_, self.grid, target, self.settings, context)
         return {**summary, "seconds": time.perf_counter() - began}
 
@@ -557,11 +558,11 @@ def _spacing_text(document: Document) -> str:
 
 def _variances_text(document: Document) -> str:
     if not document["variance"]:
-        return "none (use --variance)"
+        return "no variances (use --variance)"
     share = document["intervals_met"]
     if share is None:
         return "no cells"
-    return f"{share:.2%} of the proven intervals have a relative width of at most {document['variance_gap']:.3g}"
+    return f"{share:.2%} of the cells (requested: within {100 * document['variance_gap']:.3g} %)"
 
 
 def mean_bound_text(document: Document) -> str:
@@ -576,6 +577,14 @@ QUANTITIES = {
     "field": "field, with micro-scale variation",
     "observation": "observation, with measurement error",
 }
+
+
+def _mean_bound_row(document: Document) -> str:
+    bound = mean_bound_text(document)
+    return bound if bound == NOT_INFORMATIVE else f"worst case {bound} (units of the target)"
+
+
+MEAN_BOUND = Figure("mean certified within", _mean_bound_row)
 MAP_FIGURES = (
     Figure("map", "{out} ({format})"),
     Figure("predicted quantity", lambda of: QUANTITIES[of["of"]]),
@@ -583,8 +592,8 @@ MAP_FIGURES = (
     Figure("spacing", _spacing_text),
     Figure("coordinate reference system", reference_text),
     Figure("cells left empty", lambda of: f"{of['empty_cells']:,}" if of["empty_cells"] else None),
-    Figure("largest proven error of a mean", mean_bound_text),
-    Figure("variances", _variances_text),
+    MEAN_BOUND,
+    Figure("intervals as narrow as requested", _variances_text),
     Figure("seconds", "{seconds:.1f}"),
     may("peak memory, all processes", "{peak_memory_bytes:size}"),
 )

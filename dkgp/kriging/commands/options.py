@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,8 +43,8 @@ def moment(text: str) -> float:
 SOURCE = Option(place="read", argument=True)
 FIELD = Option(place="read", argument=True)
 OF = Option(
-    help="The predicted quantity. signal: the field without the nugget; field: with the micro-scale part of the "
-    "nugget, which is known at the samples; observation: a new measurement, with its error."
+    help="The predicted quantity. signal: the field without the nugget; field: the field with its micro-scale "
+    "variation (`dkgp krige fit --nugget-is microscale`); observation: a new measurement, with its error."
 )
 VARIANCE = Option(help="Also predict kriging variances, each with a proven interval.")
 DOCUMENT = Option(help="Also write the results as a JSON document.", metavar="FILE.json", place="write")
@@ -214,12 +214,20 @@ class VariogramOptions:
             group=VARIOGRAM,
         ),
     ] = "exponential"
-    range: Annotated[float | None, Option(help="Range, in the convention of --range-is.", above=0, group=VARIOGRAM)] = (
-        None
-    )
-    sill: Annotated[float | None, Option(help="Sill, including the nugget.", above=0, group=VARIOGRAM)] = None
-    psill: Annotated[float | None, Option(help="Partial sill, without the nugget.", above=0, group=VARIOGRAM)] = None
-    nugget: Annotated[float, Option(help="Nugget.", least=0, group=VARIOGRAM)] = 0.0
+    range: Annotated[
+        float | None, Option(help="Range in map units, by the convention of --range-is.", above=0, group=VARIOGRAM)
+    ] = None
+    sill: Annotated[
+        float | None,
+        Option(help="Sill, including the nugget, in squared units of the target.", above=0, group=VARIOGRAM),
+    ] = None
+    psill: Annotated[
+        float | None, Option(help="Partial sill: the sill without the nugget.", above=0, group=VARIOGRAM)
+    ] = None
+    nugget: Annotated[
+        float | None,
+        Option(help="With --range: nugget, in squared units of the target.  [default: 0.0]", least=0, group=VARIOGRAM),
+    ] = None
     nugget_is: Annotated[
         str,
         Option(
@@ -266,13 +274,15 @@ class VariogramOptions:
 
     def made(self) -> Variogram | str:
         """Return the variogram, or the name of a model to fit; `InputError` for contradictory values."""
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        others = [name for name in given if name not in ("variogram", "model", "range")]
         if self.variogram is not None:
-            if self.range is not None or self.sill is not None or self.psill is not None:
+            if others or self.range is not None:
                 raise InputError("got `variogram`, a file, and values of a variogram; give one of them")
             return read_variogram(self.variogram)
         if self.range is None:
-            if self.sill is not None or self.psill is not None:
-                raise InputError("a sill needs a `range`; give both, or neither to fit the model to the samples")
+            if others:
+                raise InputError(f"`{others[0]}` needs `range`; give both, or neither to fit the model to the samples")
             return self.model
         values: dict[str, Any] = {"sill": self.sill} if self.psill is None else {"psill": self.psill}
         if self.psill is not None and self.sill is not None:
@@ -282,7 +292,7 @@ class VariogramOptions:
         return Variogram(
             self.model,
             range=self.range,
-            nugget=self.nugget,
+            nugget=self.nugget or 0.0,
             nugget_is=self.nugget_is,
             range_is=self.range_is,
             nu=self.nu,

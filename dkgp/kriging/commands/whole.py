@@ -61,7 +61,7 @@ def _run(job: KrigeMapJob, reporter: Reporter) -> Document:
     if earlier is None:
         replaceable = job.overwrite or is_document(record, "krige map")
         if exists(job.out) and not job.overwrite:
-            raise OutputExistsError(f"'{job.out}' exists; pass `overwrite` to replace it, or another name")
+            raise OutputExistsError.of(job.out)
         for ending in (".variogram.json", ".krige.json", ".html"):
             check_output_file(job.place(ending), replace=replaceable, option="`out`")
     table = job.samples.read(job.source, reporter, job.drift)
@@ -184,7 +184,7 @@ def tables_krige_map(document: Document) -> list[Any]:
     """Return the models, the field, the map, and the report."""
     parts: list[Any] = [
         titled(
-            "Fitted models, the chosen one first",
+            "Fitted models, the chosen one first (RMSE and NLPD on left-out blocks)",
             table_grid(
                 model_heads(document["variogram"]), model_rows(document["variogram"]), left=("model", "fitted by")
             ),

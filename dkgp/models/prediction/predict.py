@@ -51,7 +51,6 @@ from dkgp.models.sums import cached_model
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.operators.base import FloatArray
 from dkgp.operators.product_error import AUTO, OLD_NAME, ProductError
-from dkgp.solvers.driver import Watch
 
 # The posterior of each kind of model.
 POSTERIORS: dict[str, type[Posterior[Any]]] = {
@@ -315,7 +314,9 @@ class _TestNoise:
 class _RegionParts:
     """Parts of a region that are kept beside the store until the region is whole, and the watch over them."""
 
-    def __init__(self, writer: PredictionWriter, watch: Watch, rows: tuple[int, int], done: int, pace: Pace) -> None:
+    def __init__(
+        self, writer: PredictionWriter, watch: RunContext, rows: tuple[int, int], done: int, pace: Pace
+    ) -> None:
         self._writer, self._watch, (self._start, self._stop), self._done = writer, watch, rows, done
         self._pace = pace
 
@@ -331,7 +332,7 @@ class _RegionParts:
         self._writer.write_part(self._start, self._stop, number, values)
         self._done += values.shape[1]
         if self._watch.within is not None:
-            self._watch.within(Progress("samples", self._done, self._writer.n_samples, "samples"))
+            self._watch.within(Progress(self._watch.unit, self._done, self._writer.n_samples, self._watch.unit))
 
     def interrupted(self) -> bool:
         """Return True if interruption was requested, or if the time limit would be missed."""
@@ -350,7 +351,7 @@ def _interrupted(writer: PredictionWriter, done: int) -> InterruptedRunError:
 
 
 def _stream(
-    writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: Watch
+    writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: RunContext
 ) -> Streamed:
     """Compute, write and finish the missing regions of a store. `watch` receives progress and requests interruption.
 
@@ -375,7 +376,7 @@ def _stream(
 
 
 def _write(
-    writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: Watch
+    writer: PredictionWriter, posterior: Posterior[Any], want: Want, noise: _TestNoise | None, watch: RunContext
 ) -> dict[int, Region]:
     """Compute and write the missing regions; return the figures of each, by its first row."""
     assert want.test is not None
@@ -401,7 +402,7 @@ def _write(
         regions[start] = Region.of(values, writer.attributes)
         done += stop - start
         if watch.within is not None:
-            watch.within(Progress("samples", done, writer.n_samples, "samples"))
+            watch.within(Progress(watch.unit, done, writer.n_samples, watch.unit))
     return regions
 
 

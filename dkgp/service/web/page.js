@@ -360,7 +360,7 @@ function showJob(job) {
     ["waiting time", duration(waited(job))],
     ["running time", job.started ? duration(ran(job)) : ""],
     ["attempt", job.attempt > 1 ? String(job.attempt) : ""],
-    [progress.phase || progress.label || "progress", amount(progress)],
+    [(progress.phase !== progress.unit && progress.phase) || "progress", amount(progress)],
     [PLAIN_MEASURES[measured(progress)?.name] ?? "", measured(progress)?.value.toExponential(2) ?? ""],
     ["time left", job.state === "running" && typeof progress.seconds_left === "number" ? `about ${duration(progress.seconds_left)}` : ""],
     ["time limit", job.deadline_seconds ? duration(job.deadline_seconds) : ""],
@@ -400,7 +400,7 @@ function kriged(document) {
   const bound = (document.grid ?? document).mean_error_bound;
   return [
     ...typeof variogram?.psill === "number" ? [["variogram", `${variogram.model}: partial sill ${figure(variogram.psill)}, range ${figure(variogram.range)}`]] : [],
-    ...typeof bound === "number" ? [["largest proven error of a mean", figure(bound)]] : [],
+    ...typeof bound === "number" ? [["mean certified within", `worst case ${figure(bound)} (units of the target)`]] : [],
   ];
 }
 
@@ -443,7 +443,7 @@ function showPairs(list, pairs) {
 function showEvent(event) {
   const words = {
     state: () => plainState(event.state) + (event.attempt > 1 ? `, attempt ${event.attempt}` : ""),
-    progress: () => [event.phase || event.label, amount(event), reached(event)].filter(Boolean).join(", "),
+    progress: () => [(event.phase !== event.unit && event.phase) || event.label, amount(event), reached(event)].filter(Boolean).join(", "),
     document: () => "finished; see the result above",
     error: () => event.error?.message ?? "failed",
   };

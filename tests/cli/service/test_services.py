@@ -121,7 +121,7 @@ def test_logs_are_lines(service: FakeService) -> None:
         "a note [/bold] \N{REPLACEMENT CHARACTER}[31m",
         "warning: take care",
         "train: largest residual 3.2e-03, tolerance 1e-04, about 2 min 10 s left",
-        "predict: samples: 50 of 200 (25 %) samples",
+        "predict: 50 of 200 (25 %) samples",
         "tune: 7 evaluations, best log likelihood -27.12",
         "more: noise variance 0.01235",
         "a line of standard error",

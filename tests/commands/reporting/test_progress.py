@@ -107,10 +107,10 @@ def test_work_has_a_rate_and_an_estimate(monkeypatch: pytest.MonkeyPatch) -> Non
         clock[0] = 47.0
         advance(WorkProgress("next", 5 * 2**20, None, "bytes"))
     assert stream.getvalue().splitlines() == [
-        "predict: samples:  40 %, 400 of 1,000 samples",
-        "predict: samples:  42 %, 420 of 1,000 samples",
-        "predict: samples:  80 %, 800 of 1,000 samples, 40 samples/s, about 5 s left",
-        "predict: samples: 100 %, 1,000 of 1,000 samples, 40 samples/s, about 0 s left",
+        "predict:  40 %, 400 of 1,000 samples",
+        "predict:  42 %, 420 of 1,000 samples",
+        "predict:  80 %, 800 of 1,000 samples, 40 samples/s, about 5 s left",
+        "predict: 100 %, 1,000 of 1,000 samples, 40 samples/s",
         "predict: next: 0.0 KiB",
         "predict: next: 5.0 MiB, 2.5 MiB/s",
     ]
@@ -129,10 +129,10 @@ def test_a_long_round_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch)
     # Nothing is said of the first second, in which there is no rate.
     assert [line.split("; ")[-1] for line in stream.getvalue().splitlines()] == [
         "train:   0 %, product 55 %, about 10 s left",
-        "train:   0 %, product 100 %, about 0 s left",
+        "train:   0 %, product 100 %",
         "train:   0 %, largest residual 1.0e-01, tolerance 1e-04",
         "product 55 %, about 10 s left",
-        "product 100 %, about 0 s left",
+        "product 100 %",
         "train:  33 %, largest residual 1.0e-02, tolerance 1e-04, about 1 min 01 s left",
     ]
 
@@ -226,7 +226,7 @@ def test_a_notebook_has_one_line_that_is_written_anew(monkeypatch: pytest.Monkey
         for done in (1, 2, 3):
             advance(WorkProgress("samples", done, 4, "samples"))
     assert [kind for kind, _ in shown] == ["first", "anew", "anew"]
-    assert shown[-1][1].startswith("predict: samples:  75 %, 3 of 4 samples")
+    assert shown[-1][1].startswith("predict:  75 %, 3 of 4 samples")
     assert stream.getvalue() == ""
     # A shell in a terminal is none.
     shell.kernel = None
