@@ -15,7 +15,7 @@ import math
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar
@@ -133,8 +133,43 @@ def deciding_values(values: Any, method: str, part: str) -> dict[str, Any]:
 def value_at(values: Any, path: tuple[str, ...]) -> Any:
     """Return the value of an option of a job; None if the option belongs to a part that the job lacks."""
     for name in path:
-        values = None if values is None else getattr(values, name)
+        if values is None:
+            return None
+        values = values.get(name) if isinstance(values, Mapping) else getattr(values, name)
     return values
+
+
+def words_of(values: Any, without: Collection[str] = ()) -> list[str]:
+    """Return the words of the command line that makes a job: the inverse of `make`.
+
+    Options at their defaults, options of a part that the job lacks, and the options in `without` are left out.
+    """
+    declared = declared_options(type(values))
+    parts = {each.part for each in declared.values() if each.part and value_at(values, each.paths[0][:-1]) is not None}
+    arguments: list[str] = []
+    flags: list[str] = []
+    for name, each in declared.items():
+        option = each.option
+        value = value_at(values, each.paths[0]) if each.paths else name in parts
+        if name in without or option.sets is not None or value in (None, "", ()) or value == option.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(option.flags[0 if value else -1])
+        elif option.argument:
+            arguments += value if option.multiple else [value]
+        elif option.nargs > 1:
+            flags += [option.flags[0], *map(_as_text, value)]
+        else:
+            texts = option.written(value) if option.written else map(_as_text, value if option.multiple else [value])
+            flags += [word for text in texts for word in (option.flags[0], text)]
+    return [*arguments, *flags]
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as text: several with commas, a float without digits that it does not need."""
+    if isinstance(value, tuple):
+        return ",".join(map(_as_text, value))
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def make(kind: type[Any], values: Mapping[str, Any], makers: Mapping[type[Any], Any] | None = None) -> Any:

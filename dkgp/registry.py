@@ -135,6 +135,9 @@ class Option:
         Whether the result depends on the option, so that a resumed run must have the same value.
     collect
         Converts all texts of an option that is given several times to one value.
+    written
+        Returns the texts that `type` or `collect` reads a value from; by default the value as text, or each value of a
+        repeated option.
     sets
         Returns the values of several fields that the option stands for, by their paths with dots.
     """
@@ -161,6 +164,7 @@ class Option:
     decides: bool = True
     values: Values | None = None
     collect: Callable[[Sequence[str]], Any] | None = None
+    written: Callable[[Any], Sequence[str]] | None = None
     sets: Callable[[Any], Mapping[str, Any]] | None = None
 
     @property

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dkgp.options import Declared, declared_options
+from dkgp.options import Declared, declared_options, words_of
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.outputs import Document
@@ -298,6 +298,11 @@ RECIPES: dict[str, Recipe] = {
 def recipe_of(job: Any) -> Recipe:
     """Return the recipe that runs a job."""
     return next(recipe for recipe in RECIPES.values() if recipe.kind_name == type(job).__name__)
+
+
+def command_words(job: Any, without: Collection[str] = ()) -> list[str]:
+    """Return the words of the command line that runs a job, without the options in `without`."""
+    return ["dkgp", *recipe_of(job).name.split(), *words_of(job, without)]
 
 
 def recipe_called(words: Sequence[str]) -> Recipe | None:

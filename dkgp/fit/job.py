@@ -1,9 +1,7 @@
-"""The job of `dkgp fit`: a table, the column to predict, and limits; and the commands that it stands for, as typed."""
+"""The job of `dkgp fit`: a table, the column to predict, and limits."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +10,7 @@ from dkgp.cluster import ClusterOptions
 from dkgp.commands.ingest import TRANSFORM, IngestJob
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document, plain
-from dkgp.data import TableOptions
 from dkgp.data.remote.storage import is_local
-from dkgp.data.types import joined
 from dkgp.errors import InputError, UsageError
 from dkgp.options import Part, check_ranges, options_of
 from dkgp.registry import Option, byte_count
@@ -192,55 +188,6 @@ class FitJob:
         return dict(plain({**ingestion, "kernel": self.kernel, **automatic}))
 
 
-def command_lines(
-    job: FitJob, table: TableOptions, ids: Sequence[str], decision: Document, tuning: Sequence[str] = ()
-) -> list[str]:
-    """Return the commands that repeat a fit, in a folder of their own.
-
-    Columns are read by `table` and `ids`. The kernel is the job's, and the model that of the decision: neither depends
-    on a time limit. `tuning` are further words of `dkgp tune`. Hyperparameters that depend on the time limit are read
-    from the fit's own file instead.
-    """
-    tuned = job.place(HYPER)
-    job = replace(job, out=f"{job.out.rstrip('/')}-again")
-    train, test, hyper, model, predictions = (job.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
-    way, seed = decision["way"], () if job.seed == 0 else ("--seed", str(job.seed))
-    limit = () if job.memory_bytes is None else ("--memory-limit", str(job.memory_bytes))
-    lines: list[tuple[str, ...]] = [("ingest", *_ingestion(job, table, ids))]
-    predict: tuple[str, ...] = ("predict", model, test, "--out", predictions)
-    if way["name"] == "fixed-size":
-        folds = decision.get("folds", 5)
-        few = () if folds == 5 else ("--folds", str(folds))
-        lines.append(("classify", train, "--out", model, "--pool", str(way["size"]), *few, *seed))
-    elif way["name"] in ("logistic", "gp"):
-        size = () if way["size"] is None else ("--basis-size", str(way["size"]))
-        lines.append(("classify", train, "--out", model, "--method", way["name"], *size, *seed))
-    else:
-        limited = "--all-samples-seconds" in tuning
-        if not limited:
-            lines.append(("tune", train, "--out", hyper, "--kernel", job.kernel, *tuning, *seed))
-        trained: tuple[str, ...] = (train, "--out", model, "--hyper", tuned if limited else hyper)
-        if way["name"] == "exact":
-            gap = () if way["gap"] is None else ("--variance-gap", f"{way['gap']:g}")
-            lines.append(("train", *trained, *gap, *seed))
-        else:
-            method = ("--method", "vif") if way["name"] == "vif" else ()
-            lines.append(("sparse", *trained, *method, "--basis-size", str(way["size"]), *seed))
-        has_variance = decision.get("has_variance", True)
-        if has_variance:
-            predict = (*predict, "--variance", *seed)
-        if has_variance and way["gap"] is not None:
-            predict = (*predict, "--variance-gap", f"{way['gap']:g}")
-        if way.get("approximate"):
-            predict = (*predict, "--variance-way", "vif")
-        if has_variance and way.get("variance_memory_bytes") is not None:
-            predict = (*predict, "--variance-memory", str(way["variance_memory_bytes"]))
-    lines.append(predict)
-    lines = [(*line, "--overwrite", *(limit if line[0] in ("train", "sparse", "classify") else ())) for line in lines]
-    lines.append(("evaluate", predictions, test, *(("--compare",) if decision.get("compare") else ())))
-    return [shlex.join(("dkgp", *line)) for line in lines]
-
-
 def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str, ...]:
     """Return the words of `dkgp tune` that repeat the choice among candidates of n samples, within `seconds`."""
     # The help of all commands imports this module.
@@ -277,61 +224,3 @@ def unfinished_kernels(comparison: Document) -> str:
         *([f"not tried: {', '.join(not_tried)}"] if not_tried else []),
     ]
     return "; ".join(parts)
-
-
-def _ingestion(job: FitJob, table: TableOptions, ids: Sequence[str]) -> list[str]:
-    ingestion = job.ingest_job()
-    words = [*ingestion.sources, ingestion.out]
-    for target in ingestion.targets:
-        words += ["--target", target]
-    words += _with("labels", ingestion.labels) + _with("weights", ingestion.weights)
-    words += _with("noise-column", ingestion.noise_column) + _with("noise-std-column", ingestion.noise_std_column)
-    words += _listed("features", ingestion.features or ())
-    words += column_words(table, ids)
-    words += _with("transform", ingestion.transform) + _with(
-        "scale", None if ingestion.scale == "each" else ingestion.scale
-    )
-    words += _with("test-fraction", ingestion.test_fraction) + _with("test-mask", ingestion.test_mask)
-    if ingestion.stratify is not None:
-        words.append("--stratify" if ingestion.stratify else "--no-stratify")
-    words += ["--test-out", str(ingestion.test_out)]
-    for name, value in ingestion.options.items():
-        words += _format_words(name, value)
-    return words + ([] if job.seed == 0 else ["--seed", str(job.seed)])
-
-
-def column_words(table: TableOptions, ids: Sequence[str]) -> list[str]:
-    """Return the options of columns as words of a command line."""
-    words = _listed("categorical", table.categorical)
-    words += _by_name("ordinal", table.ordinal) + _listed("date", table.dates) + _by_name("cyclic", table.cyclic)
-    words += _listed("number", table.numbers) + _with("decimal", table.decimal) + _with("thousands", table.thousands)
-    words += _listed("id", ids) + _listed("drop", table.drop) + _listed("missing", table.gap_texts)
-    words += _listed("not-missing", table.not_missing)
-    return words + (["--drop-missing"] if table.drop_gaps else []) + _with("impute", table.impute)
-
-
-def _with(name: str, value: Any) -> list[str]:
-    return [] if value is None else [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
-
-
-def _listed(name: str, texts: Iterable[str]) -> list[str]:
-    text = joined(texts)
-    return [f"--{name}", text] if text else []
-
-
-def _by_name(name: str, values: Mapping[str, Iterable[str]]) -> list[str]:
-    return [word for key, texts in values.items() for word in (f"--{name}", f"{key}={joined(texts)}")]
-
-
-def _format_words(name: str, value: Any) -> list[str]:
-    """Words of one option of the sources' format; none for a default value."""
-    from dkgp.data.sources.formats import format_options
-
-    option, _ = format_options()[name]
-    if value is None or value == option.default or value == ():
-        return []
-    flag = option.spellings[0] if option.spellings else f"--{name.replace('_', '-')}"
-    if option.type is bool:
-        on, _, off = flag.partition("/")
-        return [on if value else off or on]
-    return [word for each in (value if isinstance(value, tuple) else (value,)) for word in (flag, str(each))]

@@ -47,12 +47,10 @@ from dkgp.fit.job import (
     FitJob,
     candidate_words,
     chosen_kernel,
-    column_words,
-    command_lines,
 )
 from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
-from dkgp.fit.ways import TrainingJob, Way, folds_of, spoken
+from dkgp.fit.ways import TrainingJob, Way, column_words, command_lines, spoken
 from dkgp.kernels import parse_kernel
 from dkgp.limits import Clock
 from dkgp.models.classification.labels import labels_of
@@ -186,7 +184,6 @@ class _Fit:
                         "way": taken.way,
                         "compare": "compare" in evaluated,
                         "has_variance": predicted.get("variance") is not None,
-                        "folds": folds_of(job.place(TRAIN)) if taken.way["name"] == "fixed-size" else None,
                     },
                     taken.tuning or candidate_words(tuned, ingested["n_train"], SHARE_OF_ALL_SAMPLES * job.seconds),
                 ),

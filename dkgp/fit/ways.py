@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from dkgp.cluster import ClusterOptions
 from dkgp.codec import from_json
 from dkgp.commands.classify import ClassifyJob
+from dkgp.commands.evaluate import EvaluateJob
+from dkgp.commands.ingest import IngestJob
+from dkgp.commands.predict.job import PredictJob
+from dkgp.commands.recipe import command_words
 from dkgp.commands.solver_options import SolverOptions
 from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
-from dkgp.data import open_dataset
-from dkgp.fit.job import MODEL, TRAIN, FitJob
+from dkgp.commands.tune import TuneJob
+from dkgp.data import TableOptions, open_dataset
+from dkgp.fit.job import HYPER, MODEL, PREDICTIONS, TEST, TRAIN, FitJob
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.context import RunContext
 from dkgp.models.refinement.candidates import Candidate, Judge, Judged
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
+from dkgp.options import words_of
 
 # Gaps of variances that are tried with the exact model, best first.
 GAPS = (VarianceSettings().gap, 0.1)
@@ -141,6 +149,44 @@ class Way:
         if self.size is None:
             return judge.judge_exact(candidate)
         return judge.judge_basis(candidate, self.size, context)
+
+
+def command_lines(
+    job: FitJob, table: TableOptions, ids: Sequence[str], decision: Mapping[str, Any], tuning: Sequence[str] = ()
+) -> list[str]:
+    """Return the commands that repeat a fit, in a folder of their own.
+
+    Columns are read by `table` and `ids`. The kernel is the job's, and the model that of the decision: neither depends
+    on a time limit. `tuning` are further words of `dkgp tune`. Hyperparameters that depend on the time limit are read
+    from the fit's own file instead.
+    """
+    job = replace(job, cluster=ClusterOptions())
+    again = replace(job, out=f"{job.out.rstrip('/')}-again")
+    train, test, hyper, model, predictions = (again.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
+    way = Way.from_document(decision["way"])
+    training = replace(way.training(job, HYPER), dataset=train, out=model)
+    variance = way.variance(job.seed) if decision.get("has_variance", True) else None
+    lines = [command_words(replace(again.ingest_job(), table=table, ids=tuple(ids)))]
+    if isinstance(training, ClassifyJob):
+        variance = None
+    elif "--all-samples-seconds" not in tuning:
+        tune = TuneJob(train, hyper, kernel=job.kernel, seed=job.seed, overwrite=True)
+        lines.append([*command_words(tune), *tuning])
+        training = replace(training, hyper=hyper)
+    lines += map(
+        command_words,
+        (
+            training,
+            PredictJob(model, test, predictions, variance, overwrite=True),
+            EvaluateJob(predictions, test, compare=bool(decision.get("compare"))),
+        ),
+    )
+    return [shlex.join(line) for line in lines]
+
+
+def column_words(table: TableOptions, ids: Sequence[str]) -> list[str]:
+    """Return the options of columns as words of a command line."""
+    return words_of(IngestJob((), table=table, ids=tuple(ids)))
 
 
 def folds_of(train: str) -> int:

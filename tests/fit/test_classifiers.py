@@ -17,9 +17,9 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, NumericalError
 from dkgp.fit.classifiers import ComparedMethod, Comparison, basis_size, compare_methods
-from dkgp.fit.job import TRAIN, FitJob, command_lines
+from dkgp.fit.job import TRAIN, FitJob
 from dkgp.fit.run import _Fit
-from dkgp.fit.ways import Way
+from dkgp.fit.ways import Way, command_lines
 from tests.cli.invoke import run_json
 
 
@@ -140,6 +140,5 @@ def test_folds_adapt_to_a_rare_class_and_one_sample_is_refused_at_once(
     job = way.training(train, "")
     assert isinstance(job, ClassifyJob)
     assert job.settings.folds == 2
-    decision = {"way": to_json(way), "folds": 2}
-    assert "--folds 2" in command_lines(train, train.ingestion.table, (), decision)[1]
+    assert "--folds 2" in command_lines(train, train.ingestion.table, (), {"way": to_json(way)})[1]
     assert run_classify(job, SilentReporter())["command"] == "classify"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.job_options import OVERWRITE, TrainingJob
-from dkgp.commands.recipe import command
+from dkgp.commands.recipe import command, command_words
 from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.data.remote.storage import is_local
 from dkgp.errors import InputError
@@ -569,35 +569,6 @@ class KrigeMapJob:
 
     def commands(self, *, compare: bool) -> list[str]:
         """Return the steps as command lines."""
-        columns = _words(self.samples, ("target",))
-        kriging = ["--degree", str(self.degree)] if self.degree else []
-        kriging += ["--drift", ",".join(self.drift)] if self.drift else []
-        seed = ["--seed", str(self.seed)] if self.seed else []
-        cells = [word for name in self.grid_job().covariates for word in ("--covariates", name)]
-        cells += [] if self.at_time is None else ["--time", f"{self.at_time!r}"]
-        cells += ["--of", self.of] if self.of != "signal" else []
-        cells += ["--variance", "--variance-gap", f"{self.gap:g}"] if self.variance else []
-        fit = ["--fit", ",".join(self.fit), *(["--compare"] if compare else [])]
-        variogram, fitted = self.place(".variogram.json"), self.place(".field.zarr")
-        lines = [
-            ["variogram", self.source, *columns, *kriging, *fit, "--out", variogram, *seed],
-            ["fit", self.source, *columns, "--variogram", variogram, *kriging, "--out", fitted, *seed],
-            ["grid", fitted, *_words(self.cells), *cells, "--out", self.out],
-        ]
-        return [shlex.join(("dkgp", "krige", *line)) for line in lines]
-
-
-def _words(part: Any, always: tuple[str, ...] = ()) -> list[str]:
-    """Return the options of a part that are set, as words of a command line."""
-    words = []
-    for name, value in vars(part).items():
-        default = None if name in always else type(part).__dataclass_fields__[name].default
-        if value == default:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        else:
-            text = ",".join(f"{each:g}" for each in value) if isinstance(value, tuple) else str(value)
-            words += [flag, text]
-    return words
+        job = replace(self, cluster=ClusterOptions())
+        steps = (job.variogram_job(compare=compare), job.fit_job(), job.grid_job())
+        return [shlex.join(command_words(step, without=("overwrite",))) for step in steps]

@@ -21,7 +21,7 @@ from dkgp.data.stores.dataset import TrainingColumns
 from dkgp.data.stores.manifest import read_manifest
 from dkgp.data.types import joined, split_names
 from dkgp.errors import InputError, StoreError, UsageError
-from dkgp.fit.job import column_words
+from dkgp.fit.ways import column_words
 from tests.cli.invoke import refused, run, run_json
 
 ALL = TableOptions(

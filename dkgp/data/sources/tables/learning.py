@@ -31,7 +31,7 @@ from dkgp.data.sources.tables.encoding import (
     gaps,
     level_names,
 )
-from dkgp.data.types import FloatArray, IntArray, quoted, split_names
+from dkgp.data.types import FloatArray, IntArray, joined, quoted, split_names
 from dkgp.errors import InputError, UsageError
 from dkgp.progress import Progress, ProgressCallback
 from dkgp.registry import Group, Option
@@ -64,8 +64,12 @@ def _by_name(option: str) -> Callable[[Sequence[str]], dict[str, tuple[str, ...]
     return read
 
 
+def _written_by_name(values: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{name}={joined(texts)}" for name, texts in values.items()]
+
+
 # An option that takes names, separated by commas, and may be repeated.
-NAMES = Option(metavar="NAMES", multiple=True, collect=listed)
+NAMES = Option(metavar="NAMES", multiple=True, collect=listed, written=lambda names: [joined(names)])
 _NAMES = replace(NAMES, group=COLUMNS)
 
 CATEGORICAL = replace(_NAMES, help="Columns of categories. Each category becomes a column of 0 and 1.")
@@ -74,6 +78,7 @@ ORDINAL = Option(
     metavar="NAME=LEVELS",
     multiple=True,
     collect=_by_name("ordinal"),
+    written=_written_by_name,
     group=COLUMNS,
 )
 DATES = replace(
