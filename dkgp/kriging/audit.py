@@ -28,7 +28,7 @@ from dkgp.errors import InputError
 from dkgp.estimators.inputs import numbers_of
 from dkgp.models.rounding import EPS, LOST, column_lengths, known
 
-# Distances that are judged, in deviations of the exact posterior.
+# Distances that are judged, in standard deviations of the exact posterior.
 LEVELS = (0.01, 0.1, 0.5, 1.0)
 _LARGEST = float(np.finfo(np.float64).max)
 # Distance from one below which t - 1 - log t is summed as a series, and the series' terms: the rest is below 9^-20.
@@ -57,7 +57,7 @@ class Audit:
     error_lower, error_upper : (r,)
         Distance |mean - exact mean|.
     deviation_lower, deviation_upper : (r,), optional
-        The same in deviations of the exact posterior.
+        The same in standard deviations of the exact posterior.
     ratio_lower, ratio_upper : (r,), optional
         The variance over the exact one; 1 where both are zero.
     divergence_lower, divergence_upper : (r,), optional
@@ -87,7 +87,8 @@ class Audit:
     def verdict(self, level: float, *, absolute: bool = False) -> dict[str, float]:
         """Return the shares of points proven to be off by more than a level, proven within it, and undecided.
 
-        `level` is in deviations of the exact posterior, or in the target's units if `absolute` or without variances.
+        `level` is in standard deviations of the exact posterior, or in the target's units if `absolute` or without
+        variances.
         """
         lower, upper = self.deviation_lower, self.deviation_upper
         if absolute or lower is None or upper is None:

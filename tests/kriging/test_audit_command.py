@@ -105,6 +105,13 @@ def test_neighbours_are_judged_as_dense_algebra_has_it(shell: Shell, made: dict[
     assert (shell.folder / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_semicolons_and_decimal_commas_are_read(shell: Shell, made: dict[str, Any]) -> None:
+    made["table"].to_csv(shell.folder / "german.csv", index=False, sep=";", decimal=",")
+    line = "audit @zinc.zarr {} --mean pred --means"
+    german, plain = (shell.json(line.format(table)) for table in ("@german.csv", "@theirs.csv"))
+    assert german["mean_rms_error"] == plain["mean_rms_error"]
+
+
 def test_the_exact_predictions_are_proven_right(shell: Shell) -> None:
     document = shell.json("audit @zinc.zarr @theirs.parquet --mean exact --variance exact_var")
     assert document["verdicts"][0]["proven_within"] == 1.0
@@ -117,7 +124,12 @@ def test_the_exact_predictions_are_proven_right(shell: Shell) -> None:
 
 def test_the_table_says_between_which_ends(shell: Shell) -> None:
     told = shell.told("audit @zinc.zarr @theirs.csv --mean pred --variance var")
-    for words in ("proven ends", "points 30 of", "undecided", "its own hyperparameters give another exact GP"):
+    for words in (
+        "every range is proven",
+        "points 30 of",
+        "undecided",
+        "its own hyperparameters give another exact GP",
+    ):
         assert words in told
     only = shell.json("audit @zinc.zarr @theirs.csv --mean pred --means")
     assert "verdicts" not in only
@@ -167,7 +179,7 @@ def test_refusals_say_which_columns_there_are(shell: Shell, options: str, code: 
         ("x,y,pred,var\n1,1,two,0.5\n", ("'pred'", "'two' in row 1")),
         ("x,y,pred,var\n1,1,2,-0.5\n", ("'var'", "-0.5 in row 1", "negative in 1 of 1 rows")),
         ("x,y,pred,var\n", ("no rows",)),
-        ("", ("cannot be read",)),
+        ("", ("is empty",)),
         ("x,pred,var\n1,2,0.5\n", ("coordinate y", "'x', 'pred', 'var'", "--y")),
         ("x,y,pred,var\n1,inf,2,0.5\n", ("'y'", "'inf' in row 1")),
     ],

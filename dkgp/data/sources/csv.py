@@ -103,6 +103,11 @@ class CsvSource(Source):
         self.columns = tuple(columns[:-1] if self._layout.is_trailing else columns)
         self.positional = self.columns[1:] if self._layout.has_row_names else self.columns
 
+    @property
+    def delimiter(self) -> str:
+        """One of `DELIMITERS`, or `SPACES`."""
+        return self._delimiter
+
     def take_decimal_commas(self) -> bool:
         """Read numbers with decimal commas if the first lines have such numbers, and no others; return whether.
 

@@ -91,11 +91,11 @@ class AuditRun(Run):
 
     def _refuse_quantity(self) -> None:
         if self.field is None and self.job.of == "field":
-            raise InputError("`of` field is the field of a kriged model with its micro-scale part; take signal")
+            raise InputError("`of` field is for kriged fields, whose nugget may be micro-scale variation; take signal")
         if self.record.standardisation.transforms:
             raise InputError(
-                "the model was trained on transformed targets, whose predictions are not normal in the targets' units; "
-                "an audit compares normal ones. Train it without `transform`"
+                "the model was trained on transformed targets, so its predictions are not normally distributed; "
+                "an audit compares normal distributions. Train without `transform`"
             )
 
     def _variances(self, points: Points) -> FloatArray | None:
@@ -245,15 +245,15 @@ def _optional(title: str, name: str, inner: str | None = None) -> Figure:
 
 _FIGURES = (
     Figure("points", "{points:,} of {table}"),
-    may("of these at a sample's place", "{points_at_samples:,}"),
-    Figure("quantity", "{of} of {target}"),
-    Figure("distance of means, root mean square", lambda of: _range(of["mean_rms_error"])),
-    Figure("distance of means, largest", lambda of: _range(of["mean_largest_error"])),
-    _optional("largest, in deviations", "mean_largest_deviation"),
-    _optional("variance over the exact one, median", "variance", "median_ratio"),
+    may("points at the place of a sample", "{points_at_samples:,}"),
+    Figure("quantity", "{of} of {target}, in its units"),
+    Figure("distance of the means, root mean square", lambda of: _range(of["mean_rms_error"])),
+    Figure("distance of the means, largest", lambda of: _range(of["mean_largest_error"])),
+    _optional("distance of the means, largest, in exact standard deviations", "mean_largest_deviation"),
+    _optional("variance divided by the exact variance, median", "variance", "median_ratio"),
     may("variances proven too small", "{variance[proven_too_small]:.2%}"),
     may("variances proven too large", "{variance[proven_too_large]:.2%}"),
-    _optional("divergence, mean (nats)", "mean_divergence"),
+    _optional("Kullback-Leibler divergence, mean (nats)", "mean_divergence"),
     Figure("compared with", "{reference}"),
     Figure("seconds", "{seconds:.2f}"),
 )
@@ -261,14 +261,14 @@ _FIGURES = (
 
 def tables_audit(document: Document) -> list[Any]:
     """Return the figures, and the shares of points at each level."""
-    parts: list[Any] = [sheet_of("Audit: proven ends", _FIGURES, document)]
+    parts: list[Any] = [sheet_of("Audit, every range is proven", _FIGURES, document)]
     if "verdicts" in document:
         shares = ("proven_off", "proven_within", "undecided")
         rows = [
             [f"{verdict['level']:g}", *(f"{verdict[name]:.2%}" for name in shares)] for verdict in document["verdicts"]
         ]
-        headings = ("deviations", "proven off by more", "proven within", "undecided")
-        parts.append(titled("Means, in deviations of the exact posterior", grid(headings, rows)))
+        headings = ("distance", "points proven farther away", "points proven nearer", "undecided")
+        parts.append(titled("Distance of the means, in exact standard deviations", grid(headings, rows)))
     return parts
 
 

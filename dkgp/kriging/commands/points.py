@@ -10,6 +10,7 @@ import numpy as np
 from dkgp.commands.predict.lines import LineColumns
 from dkgp.data import ModelRecord
 from dkgp.data.remote.storage import exists
+from dkgp.data.sources.csv import CsvSource
 from dkgp.data.sources.tables.encoding import Encoding
 from dkgp.data.types import FloatArray, quoted
 from dkgp.errors import InputError, MissingExtraError
@@ -20,7 +21,7 @@ from dkgp.kriging.tables import read_samples
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-# Files of features, which have points.
+# Vector files, which have points.
 FEATURES = (".gpkg", ".geojson", ".fgb", ".shp")
 # Names that coordinates are recognised by, in lower case.
 _GUESSES = {
@@ -32,7 +33,7 @@ _GUESSES = {
 
 
 class Points:
-    """A table of points in a CSV or Parquet file, or in a file of features (`FEATURES`).
+    """A table of points in a CSV or Parquet file, or in a vector file (`FEATURES`).
 
     Raises `InputError`: the file is missing, or is no such table, or has no rows.
     """
@@ -42,14 +43,14 @@ class Points:
 
         self.path = path
         if not exists(path):
-            raise InputError(f"there is no table '{path}'; expected a .csv or .parquet file, or points of features")
+            raise InputError(f"there is no table '{path}'; expected a .csv, .parquet or vector file")
         try:
             self.frame: DataFrame = (
                 self._features()
                 if path.endswith(FEATURES)
                 else pd.read_parquet(path)
                 if path.endswith(".parquet")
-                else pd.read_csv(path)
+                else self._delimited()
             )
         except (ValueError, OSError) as error:
             raise InputError(f"'{path}' cannot be read as a table of .csv or .parquet: {error}") from error
@@ -79,16 +80,24 @@ class Points:
         if bad.any():
             row = int(np.argmax(bad))
             raise InputError(
-                f"the column '{name}' of '{self.path}' is '{column.iloc[row]}' in row {row + 1}, and no finite number "
-                f"in {int(bad.sum()):,} of {self.n:,} rows; remove or fill in these rows"
+                f"the column '{name}' of '{self.path}' is '{column.iloc[row]}' in row {row + 1}; expected a "
+                f"finite number ({int(bad.sum()):,} of {self.n:,} rows have none). Remove or fill in these rows"
             )
         return values
+
+    def _delimited(self) -> DataFrame:
+        """Read a text file with the delimiter and the decimal mark that `dkgp krige` recognises."""
+        import pandas as pd
+
+        source = CsvSource(self.path)
+        decimal = "," if source.take_decimal_commas() else "."
+        return pd.read_csv(self.path, sep=source.delimiter, decimal=decimal, skipinitialspace=True)
 
     def _features(self) -> DataFrame:
         try:
             import geopandas
         except ImportError as error:
-            raise MissingExtraError("geopandas", "geo", "Reading points of features") from error
+            raise MissingExtraError("geopandas", "geo", "Reading vector files") from error
         frame: DataFrame = geopandas.read_file(self.path)
         return frame
 
