@@ -117,8 +117,9 @@ def show_job(record: Document, output: Output) -> None:
     from dkgp.commands.recipe import RECIPES
     from dkgp.commands.reporting.jobs import job_tables
 
-    layout = RECIPES[record["command"]].layout if record.get("document") else None
-    print_parts(job_tables(record, verbose=output.verbose, layout=layout))
+    recipe = RECIPES[record["command"]]
+    layout = recipe.layout if record.get("document") else None
+    print_parts(job_tables(record, verbose=output.verbose, layout=layout, flags=recipe.flags))
 
 
 def _show_jobs(document: Document, output: Output) -> None:

@@ -103,6 +103,15 @@ class Recipe:
         return declared_options(self.kind)
 
     @property
+    def flags(self) -> dict[str, tuple[str, ...]]:
+        """Flags of all options, and names of arguments as help shows them, by the path of their fields with dots."""
+        return {
+            ".".join(path): (option.metavar or name.upper(),) if option.argument else option.flags
+            for name, (option, paths) in ((name, (each.option, each.paths)) for name, each in self.declared().items())
+            for path in paths
+        }
+
+    @property
     def on_cluster(self) -> bool:
         """True if the command has the cluster options."""
         return any(path[0] == "cluster" for each in self.declared().values() for path in each.paths)

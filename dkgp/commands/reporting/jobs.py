@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -38,9 +37,13 @@ def jobs_tables(document: Document, *, verbose: bool = False) -> list[Renderable
 
 
 def job_tables(
-    record: Document, *, verbose: bool = False, layout: Callable[[Document], list[RenderableType]] | None = None
+    record: Document,
+    *,
+    verbose: bool = False,
+    layout: Callable[[Document], list[RenderableType]] | None = None,
+    flags: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[RenderableType]:
-    """Return a job's state, its progress and its result, in the `Recipe.layout` of its command."""
+    """Return a job's state, progress and result, in the `Recipe.layout` and with the `Recipe.flags` of its command."""
     rows = [
         ("state", _state(record)),
         ("command", record["command"]),
@@ -64,8 +67,7 @@ def job_tables(
         rows.append(("error", f"{record['error']['type']}: {record['error']['message']}"))
         if record["error"].get("checkpoint"):
             rows.append(("checkpoint", f"{record['error']['checkpoint']} (continue with `dkgp resume {record['id']}`)"))
-    for name, value in (record.get("options") or {}).items():
-        rows.append((name, _option(value)))
+    rows += _typed(record.get("options") or {}, flags or {})
     shown: list[RenderableType] = [table_of(f"Job {record['id']}", [(name, _printable(value)) for name, value in rows])]
     if record.get("document"):
         from dkgp.commands.reporting.tables import tables  # a job without a document needs no import of models
@@ -162,7 +164,18 @@ def _time(text: str, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return _moment(text).astimezone().strftime(form)
 
 
-def _option(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {figure(item)}" for name, item in value.items())
-    return figure(value)
+def _typed(options: Document, flags: Mapping[str, tuple[str, ...]], path: str = "") -> list[tuple[str, str]]:
+    """Return options as they are typed on the command line; options without a flag keep the name of their field."""
+    rows: list[tuple[str, str]] = []
+    for name, value in options.items():
+        names = flags.get(path + name, (name,))
+        if isinstance(value, bool):
+            is_typed = value or names[-1].startswith("--no-")
+            rows.append((names[0 if value else -1], "yes" if is_typed else "no"))
+        elif isinstance(value, dict):
+            is_part = path + name not in flags
+            pairs = ", ".join(f"{key} {figure(item)}" for key, item in value.items())
+            rows += _typed(value, flags, f"{path}{name}.") if is_part else [(names[0], pairs)]
+        else:
+            rows.append((names[0], ", ".join(map(figure, value)) if isinstance(value, list) else figure(value)))
+    return rows

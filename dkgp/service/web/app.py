@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hi
 from msgspec import Meta
 
 import dkgp
+from dkgp.commands.recipe import RECIPES
 from dkgp.data.remote.limits import open_local, task_limited_to
 from dkgp.data.remote.storage import exists, is_local
 from dkgp.errors import DkgpError, InputError, UsageError
@@ -577,6 +578,14 @@ def add_pages(app: "FastAPI", *, needs_token: bool) -> None:
     @app.api_route("/openapi.json", methods=["GET", "HEAD"], include_in_schema=False)
     async def openapi() -> Any:
         return Response(described()[0], media_type="application/json")
+
+    @cache
+    def flags() -> bytes:
+        return json.dumps({command: RECIPES[command].flags for command in COMMANDS}, separators=(",", ":")).encode()
+
+    @app.get("/flags.json", include_in_schema=False)
+    async def flags_of_commands() -> Any:
+        return Response(flags(), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Any:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # They hold no data: the page asks for the token itself.
 HEALTH_PATH = "/healthz"
-OPEN_PATHS = frozenset({"/", "/page.js", "/page.css", "/icon.svg", HEALTH_PATH, "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/", "/page.js", "/page.css", "/icon.svg", HEALTH_PATH, "/docs", "/openapi.json", "/flags.json"}
+)
 # Where a request's scope says who sent it.
 CALLER_KEY = "dkgp.caller"
 # A function that tells if its token is still valid: for answers that take hours.

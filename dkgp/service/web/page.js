@@ -370,7 +370,25 @@ function showJob(job) {
   byId("result-part").hidden = !job.document;
   showPairs(byId("result"), summary(job.document ?? {}));
   showPairs(byId("figures"), flat(job.document ?? {}));
-  showPairs(byId("options"), flat(job.options).map(([name, value]) => [name.split(": ").at(-1), value]));
+  flagsOf(job.command).then((flags) => showPairs(byId("options"), typed(job.options, flags))).catch(() => {});
+}
+
+let flagsRead = null;
+
+async function flagsOf(command) {
+  flagsRead ??= read("/flags.json");
+  return (await flagsRead)[command] ?? {};
+}
+
+// Options as they are typed on the command line. Options without a flag keep the name of their field.
+function typed(options, flags, path = "") {
+  return Object.entries(options).flatMap(([name, value]) => {
+    const names = flags[path + name] ?? [name];
+    if (value === null) return [];
+    if (typeof value === "boolean") return [[names.at(value ? 0 : -1), value || names.at(-1).startsWith("--no-") ? "yes" : "no"]];
+    if (typeof value === "object" && !Array.isArray(value) && !flags[path + name]) return typed(value, flags, `${path}${name}.`);
+    return flat({[names[0]]: value}).map(([label, text]) => [names[0], label.includes(": ") ? `${label.split(": ").at(-1)} ${text}` : text]);
+  });
 }
 
 // Figures of a result in the words of the command line's tables, the most important first.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import dkgp.commands.reporting as reporting
 from dkgp.commands.reporting.progress import MEASURES, PLAIN_MEASURES
+from dkgp.service.specification import COMMANDS
+from tests.service.stage import Stage
 
 
 def page_file(name: str) -> str:
@@ -35,3 +37,11 @@ def test_results_come_before_settings() -> None:
     page = page_file("page.html")
     order = [page.index(f'id="{name}"') for name in ("result", "figures", "curve", "facts", "options", "events")]
     assert order == sorted(order)
+
+
+def test_options_have_the_flags_of_the_command_line(stage: Stage) -> None:
+    flags = stage.anonymous().get("/flags.json").json()
+    assert set(flags) == set(COMMANDS)
+    assert flags["train"]["solver.tolerance"] == ["--tol"]
+    assert flags["train"]["dataset"] == ["DATASET"]
+    assert flags["krige map"]["variance"] == ["--variance", "--no-variance"]
