@@ -25,6 +25,7 @@ from dkgp.data import (
     is_resident,
 )
 from dkgp.data.stores.memory_dataset import assembled_dataset
+from dkgp.data.stores.models.model import ModelAddress
 from dkgp.errors import StoreError
 from dkgp.forks import fork_safe, remove_with
 from dkgp.models.prediction.classes import ROWS_PLANNED_FOR
@@ -94,7 +95,7 @@ class Fitted(ABC):
     @classmethod
     def load(cls, url: str, workspace: Workspace) -> Self:
         """Open a stored model."""
-        return cls(cls.kind.find(url), workspace)
+        return cls(cls.kind.find(ModelAddress(url)), workspace)
 
     @abstractmethod
     def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
@@ -193,7 +194,7 @@ class FittedModel(Fitted):
     def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
         """Return the address that tasks make their process's posterior from."""
         record, planned = self.record, _rounded(n_test)
-        return PosteriorSource(record.url, self.version, record.reference, variance, planned, error=self.product_error)
+        return PosteriorSource(record.address, self.version, variance, planned, error=self.product_error)
 
 
 class FittedSparse(Fitted):
@@ -226,7 +227,7 @@ class FittedSparse(Fitted):
     def source(self, variance: VarianceSettings | None, n_test: int) -> PosteriorSource:
         """Return the address that tasks make their process's posterior from; the intervals do not depend on `gap`."""
         settings = None if variance is None else replace(variance, gap=VarianceSettings.gap)
-        return PosteriorSource(self.record.url, self.version, variance=settings)
+        return PosteriorSource(self.record.address, self.version, variance=settings)
 
     def _posterior(self, source: PosteriorSource) -> SparsePosterior:
         return SparsePosterior(self.record, source.want(), self.opened)
@@ -259,9 +260,8 @@ class FittedClassifier(Fitted):
         """Return the address that tasks make their process's posterior from: without `variance` of decisions alone."""
         record, plug_in = self.record, variance is None
         return PosteriorSource(
-            record.url,
+            record.address,
             self.version,
-            record.reference,
             n_test=ROWS_PLANNED_FOR,
             plug_in=plug_in,
             error=self.product_error,

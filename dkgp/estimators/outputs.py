@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkgp.data.sources.labelled import label
+from dkgp.data.stores.models.model import ModelAddress
 from dkgp.data.types import FloatArray
 from dkgp.errors import ClusterError, InputError, StoreError
 from dkgp.estimators.fitted import Fitted, FittedModel
@@ -163,7 +164,7 @@ class _PredictBlock:
     def __reduce__(self) -> tuple[Any, ...]:
         source = self._source
         if self._fitted is not None:
-            source = replace(source, url=self._fitted.readable_url())
+            source = replace(source, address=replace(source.address, url=self._fitted.readable_url()))
         return _PredictBlock, (source, self._quantities, None)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
@@ -172,7 +173,7 @@ class _PredictBlock:
 
 def _token(source: PosteriorSource) -> str:
     """A token of the predictions: the model's version counts, not its address."""
-    return str(replace(source, url=""))
+    return str(replace(source, address=ModelAddress("")))
 
 
 def lazy_predictions(

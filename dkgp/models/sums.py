@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.cluster.cache import worker_cache
 from dkgp.cluster.executors.base import BlockExecutor
-from dkgp.data.stores.models.model import SupportedModel
+from dkgp.data.stores.models.model import ModelAddress, SupportedModel
 from dkgp.errors import ClusterError, NumericalError
 from dkgp.models.certificate import Certificate
 from dkgp.models.noise import Noise
@@ -266,22 +266,19 @@ class SupportInputs:
     """The support inputs of a stored model as an input source; travels as an address and opens where it is used."""
 
     kind: type[SupportedModel]
-    url: str  # of the model: a store that the process can read, or a model in its own memory
+    address: ModelAddress
     version: str  # distinguishes the runs that use an address
     n_samples: int
     n_features: int
-    # Address of the training set of a model by reference, "" for a model that carries its inputs. The process that
-    # made this has checked that it may be read, and a worker opens nothing else.
-    reference: str
 
     @classmethod
     def of(cls, model: SupportedModel, version: str) -> Self:
         """Return the support inputs of a model that this process has opened."""
-        return cls(type(model), model.url, version, model.n_support, model.n_features, model.reference)
+        return cls(type(model), model.address, version, model.n_support, model.n_features)
 
     def record(self) -> Any:
         """Open the model, or take it from this worker's cache."""
-        return cached_model(self.version, lambda: self.kind.find(self.url, reference=self.reference))
+        return cached_model(self.version, lambda: self.kind.find(self.address))
 
     def inputs(self, start: int, stop: int) -> FloatArray:
         """Standardised points start:stop."""

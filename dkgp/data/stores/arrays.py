@@ -26,7 +26,6 @@ from dkgp.data.remote.storage import is_local, join, normalise_url, translate_wr
 from dkgp.data.stores.manifest import (
     Manifest,
     check_complete,
-    checksum,
     chunk_keys,
     chunk_place,
     chunk_rows_of_key,
@@ -176,13 +175,13 @@ def create_name_array(url: str, name: str, names: Sequence[str], claim: Claim | 
     return StoredArray(url, name, (len(names),), len(names), claim)
 
 
-def open_arrays(url: Location, kind: str) -> tuple[str, Json, dict[str, StoredArray]]:
-    """A finished store's address, metadata and arrays; `StoreError` where it is none of the kind, or damaged."""
+def open_arrays(url: Location, kind: str) -> tuple[str, Manifest, dict[str, StoredArray]]:
+    """A finished store's address, manifest and arrays; `StoreError` where it is none of the kind, or damaged."""
     address = normalise_url(url)
     manifest = read_manifest(address, kind)
     check_complete(address, manifest)
     arrays = {name: StoredArray.from_manifest(address, name, manifest) for name in manifest["arrays"]}
-    return address, manifest["metadata"], arrays
+    return address, manifest, arrays
 
 
 class StoredArray:
@@ -211,7 +210,7 @@ class StoredArray:
         entry = manifest["arrays"][name]
         array = cls(url, name, tuple(int(size) for size in entry["shape"]), int(entry["chunk_rows"]))
         if manifest.mark is not None:
-            array._described_by = manifest.mark, checksum(manifest)
+            array._described_by = manifest.mark, manifest.written
         return array
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,14 +289,18 @@ class StoredArray:
     def _checked(self, selection: slice | IntArray, start: int, stop: int) -> NDArray[Any]:
         try:
             while True:
+                # Before the rows: another thread may note a copy's manifest while this one reads.
+                described = self._described_by
                 try:
-                    whole = not isinstance(selection, slice) or self._described_by is None
-                    block = self._whole(selection, start, stop) if whole else self._by_chunks(start, stop)
+                    if isinstance(selection, slice) and described is not None:
+                        block = self._by_chunks(start, stop, described)
+                    else:
+                        block = self._whole(selection, start, stop)
                 except StoreError:
                     # The store may be gone or replaced rather than damaged; report that first.
-                    self._require_same_store()
+                    self._require_same_store(described)
                     raise
-                if self._require_same_store():
+                if self._require_same_store(described):
                     return block
                 # A copy took the store's place. Another store may have stood there in between: read again.
                 KEPT_CHUNKS.discard((self.url, self.name))
@@ -306,7 +309,7 @@ class StoredArray:
             KEPT_CHUNKS.discard((self.url, self.name))
             raise
 
-    def _by_chunks(self, start: int, stop: int) -> NDArray[Any]:
+    def _by_chunks(self, start: int, stop: int, described: tuple[str, str]) -> NDArray[Any]:
         """Read rows of a finished store; keep chunks that they share with other rows for those rows' readers."""
         parts: list[NDArray[Any]] = []
         whole = False
@@ -319,7 +322,7 @@ class StoredArray:
                 end = stop if stop == self.shape[0] else max(start, stop - stop % self.chunk_rows)
                 parts.append(self._whole(slice(start, end), start, end))
             else:
-                key = ((self.url, self.name), self._described_by, first)
+                key = ((self.url, self.name), described, first)
                 chunk = KEPT_CHUNKS.get(key, functools.partial(self._whole, slice(first, end), first, end))
                 end = min(end, stop)
                 parts.append(chunk[start - first : end - first])
@@ -346,18 +349,18 @@ class StoredArray:
             self._blame(selection, start, stop)
         return block
 
-    def _require_same_store(self) -> bool:
+    def _require_same_store(self, described: tuple[str, str] | None) -> bool:
         """Refuse rows that were read while another store of the same shape took the place; `StoreError`.
 
-        Returns False if a copy of the store took its place.
+        `described` is what described the store before they were read. Returns False if a copy took its place since.
 
         A store is overwritten by one whose manifest comes last: while the manifest is the one that was read when the
         store was opened, so were the chunks that were read before this look. One look for all the rows that are read at
         once; on object storage it is a request beside one for each chunk.
         """
-        if self._described_by is None:
+        if described is None:
             return True
-        mark, written = self._described_by
+        mark, written = described
         present = manifest_mark(self.url)
         if present == mark:
             return True

@@ -321,7 +321,7 @@ def open_factor(model_url: Location, *, fingerprint: str) -> FactorRecord | None
         the folder to remove.
     """
     address = normalise_url(model_url)
-    model_checksum = checksum(read_manifest(address, MODEL_KIND))
+    model_checksum = read_manifest(address, MODEL_KIND).written
     usable: list[tuple[int, str, Manifest]] = []
     for folder in _folders(address):
         if not is_committed(folder):

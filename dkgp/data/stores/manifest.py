@@ -179,9 +179,10 @@ def is_committed(url: str) -> bool:
 
 
 class Manifest(dict[str, Any]):
-    """A manifest, with the `mark` of its file, by which one that took its place is known."""
+    """A manifest, with the `mark` of its file, by which one that took its place is known, and its checksum."""
 
     mark: str | None = None
+    written: str = ""
 
 
 def manifest_mark(url: str) -> str | None:
@@ -217,9 +218,9 @@ def read_manifest(url: str, kind: str) -> Manifest:
     try:
         manifest = Manifest(json.loads(content))
         manifest.mark = mark
-        written = manifest.pop("checksum")
+        manifest.written = manifest.pop("checksum")
         stored_kind, version = str(manifest["kind"]), int(manifest["version"])
-        undamaged = written == checksum(manifest)
+        undamaged = manifest.written == checksum(manifest)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         undamaged, stored_kind, version = False, kind, 1
     if not undamaged:

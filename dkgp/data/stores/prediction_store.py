@@ -448,6 +448,6 @@ def open_prediction(url: Location) -> Prediction:
     StoreError
         Nothing there, another kind of store, unfinished, or with a missing or damaged chunk.
     """
-    address, plan, _ = open_arrays(url, PREDICTION_KIND)
+    address, manifest, _ = open_arrays(url, PREDICTION_KIND)
     with described_whole(address, "predict again"):
-        return Prediction(address, plan)
+        return Prediction(address, manifest["metadata"])

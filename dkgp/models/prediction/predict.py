@@ -32,6 +32,7 @@ from dkgp.data import (
 )
 from dkgp.data.remote.claims import locked
 from dkgp.data.stores.models.classifier import find_any_model
+from dkgp.data.stores.models.model import ModelAddress
 from dkgp.errors import InputError, InterruptedRunError
 from dkgp.limits import Pace
 from dkgp.models.context import RunContext
@@ -127,13 +128,11 @@ def posterior_of(model: AnyModel | LinearRecord, want: Want) -> Posterior[Any]:
 class PosteriorSource:
     """Address of a posterior of rows in memory: travels with tasks, and each process makes its own posterior from it.
 
-    `url` is the model's: a store that the process can read, or a model in its own memory. `reference` is as for
-    `SupportInputs`, other fields as for `Want.in_memory`.
+    Fields are as for `Want.in_memory`.
     """
 
-    url: str
+    address: ModelAddress
     version: str
-    reference: str | None = None
     variance: VarianceSettings | None = None
     n_test: int = 1
     plug_in: bool = False
@@ -156,7 +155,7 @@ class PosteriorSource:
         )
 
     def _record(self) -> Any:
-        return cached_model(self.version, lambda: find_any_model(self.url, reference=self.reference))
+        return cached_model(self.version, lambda: find_any_model(self.address))
 
 
 def predict(

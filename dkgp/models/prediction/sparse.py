@@ -19,6 +19,7 @@ from dkgp.cluster.executors.base import PendingRound
 from dkgp.cluster.threads import in_parallel, single_threaded_blas
 from dkgp.data import SparseRecord, memory_model
 from dkgp.data.stores.manifest import described_whole
+from dkgp.data.stores.models.model import ModelAddress
 from dkgp.data.stores.models.references import referenced_training_set
 from dkgp.data.stores.models.regression import NearArrays
 from dkgp.errors import InputError, NumericalError
@@ -127,7 +128,7 @@ class SparseEvaluator:
 class SparseSource:
     """Address of a worker's evaluator; travels with tasks. Its other fields have the meaning of `SparseEvaluator`."""
 
-    url: str  # of the model: a store that the process can read, or a model in its own memory
+    address: ModelAddress
     version: str  # key of the model's data in the worker's cache
     variance: bool
     latent: bool
@@ -137,7 +138,7 @@ class SparseSource:
         return worker_cache().get((self.version, "evaluator", self.variance, self.latent), self._make)
 
     def _make(self) -> SparseEvaluator:
-        opened = opened_sparse(SparseRecord.find(self.url))
+        opened = opened_sparse(SparseRecord.find(self.address))
         return SparseEvaluator(opened, variance=self.variance, latent=self.latent, threads=1)
 
 
@@ -270,7 +271,7 @@ class SparsePosterior(Posterior[SparseRecord]):
             self.nbytes = self._evaluator.nbytes
         else:
             self._require(want, variance)
-        self._source = SparseSource(model.url, want.version, variance is not None, latent)
+        self._source = SparseSource(model.address, want.version, variance is not None, latent)
         self.n_support, self.assumes = model.basis_size, assumptions(kernel_from_json(model.kernel))
         self.variables = MEANS if variance is None else VARIANCES
         self.attributes = {} if self.assumes is None else {"assumes": self.assumes}

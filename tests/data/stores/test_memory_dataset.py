@@ -20,7 +20,7 @@ from dkgp.data import (
     open_prediction,
     save_model,
 )
-from dkgp.data.stores.models.regression import find_model
+from dkgp.data.stores.models.regression import ModelRecord
 from dkgp.errors import InputError, StoreError
 from dkgp.kernels import parse_kernel
 from dkgp.models import predict, save, train
@@ -91,12 +91,12 @@ def test_models_in_memory_and_what_training_goes_on_from(
     dataset = memory_dataset(*arrays)
     alpha, gradient = rng.normal(size=(50, 2)), rng.normal(size=(50, 2))
     model = memory_model(dataset, kernel={"type": "rbf"}, noise_variance=0.1, alpha=alpha)
-    address = model.url
-    assert find_model(address) is model
+    address = model.address
+    assert ModelRecord.find(address) is model
     np.testing.assert_array_equal(model.inputs(3, 9), dataset.inputs(3, 9))
     del model
     with pytest.raises(StoreError):
-        find_model(address)
+        ModelRecord.find(address)
     common = {"kernel": {"type": "rbf"}, "noise_variance": 0.1, "alpha": alpha, "dataset": dataset}
     save_model(tmp_path / "m.zarr", gradient=gradient, **common)
     state = open_model(tmp_path / "m.zarr").training_state()

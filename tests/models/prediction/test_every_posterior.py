@@ -175,7 +175,7 @@ def test_a_store_has_what_rows_in_memory_get_by_any_threads(
     require_equal(in_memory(model, case, X, threads=1), rows)
     if name == "linear":
         return  # no estimator has one
-    source = PosteriorSource(model.url, f"source-{next(_VERSIONS)}", None, case.variance, TESTS)
+    source = PosteriorSource(model.address, f"source-{next(_VERSIONS)}", case.variance, TESTS)
     require_equal(source.posterior()(X), rows)
     forget(source.version)
 

@@ -18,7 +18,7 @@ from dkgp.data.remote.storage import normalise_url
 from dkgp.data.stores.arrays import StoredArray
 from dkgp.data.stores.dataset import Dataset
 from dkgp.data.stores.manifest import recognise
-from dkgp.data.stores.models.model import Layout, SupportedModel, array, resident_model
+from dkgp.data.stores.models.model import Layout, ModelAddress, SupportedModel, array, resident_model
 from dkgp.data.stores.models.regression import ModelRecord, NearArrays, SparseRecord
 from dkgp.data.types import FloatArray, IntArray, Json, Location
 from dkgp.errors import InputError, NumericalError
@@ -296,11 +296,6 @@ def open_classifier(url: Location, *, reference: str | None = None) -> Classifie
     return ClassifierRecord.open(url, reference=reference)
 
 
-def find_classifier(url: str, *, reference: str | None = None) -> ClassifierRecord:
-    """Return the classifier at an address; parameters and errors as for `Model.find`."""
-    return ClassifierRecord.find(url, reference=reference)
-
-
 def memory_classifier(record: Classifier, dataset: Dataset | None = None) -> Classifier:
     """Return a classifier with an address in this process; the inputs of one of all samples are the training set's."""
     return record.supported_by(dataset).resident()
@@ -311,14 +306,17 @@ AnyModel: TypeAlias = ModelRecord | SparseRecord | ClassifierRecord
 _KINDS: tuple[type[AnyModel], ...] = (ModelRecord, SparseRecord, ClassifierRecord)
 
 
-def find_any_model(url: str, *, reference: str | None = None) -> AnyModel:
-    """Return the model of any kind at an address; parameters and errors as for `Model.find`."""
-    model = resident_model(url)
-    return model if isinstance(model, _KINDS) else open_any_model(url, reference=reference)
+def find_any_model(address: ModelAddress) -> AnyModel:
+    """Return the model of any kind at an address; errors as for `Model.find`."""
+    model = resident_model(address.url)
+    return model if isinstance(model, _KINDS) else _stored_kind(address.url).find(address)
 
 
 def open_any_model(url: Location, *, reference: str | None = None) -> AnyModel:
     """Open the store of a model of any kind; parameters and errors as for `Model.open`."""
+    return _stored_kind(url).open(url, reference=reference)
+
+
+def _stored_kind(url: Location) -> type[AnyModel]:
     found = recognise(normalise_url(url))
-    kind = next((kind for kind in _KINDS if kind.kind == found), ModelRecord)
-    return kind.open(url, reference=reference)
+    return next((kind for kind in _KINDS if kind.kind == found), ModelRecord)

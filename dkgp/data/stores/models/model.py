@@ -53,6 +53,17 @@ def array(*dimensions: str, fortran: bool = False) -> dict[str, Any]:
     return {**rule(stored=False), _ARRAY: (dimensions, fortran)}
 
 
+@dataclass(frozen=True)
+class ModelAddress:
+    """Address of a model that one process has opened, for others, which may find that model there and no other."""
+
+    url: str  # of a store that the others can read, or of a model in their own memory
+    # Address of the training set of a model by reference, which the first process has checked; "" for a model that
+    # carries its inputs; None for any that may be named.
+    reference: str | None = None
+    written: str = ""  # checksum of the store's manifest; "" for any
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model:
     """A trained model; picklable.
@@ -85,6 +96,8 @@ class Model:
     shown: ClassVar[tuple[str, ...]] = ("feature_names", "target_names", "fingerprint", "versions")
 
     url: str = field(default="", metadata=rule(stored=False))
+    # Checksum of the manifest of the store that the model was read from; empty for a model in memory.
+    written: str = field(default="", metadata=rule(stored=False))
     standardisation: Standardisation
     feature_names: tuple[str, ...]
     target_names: tuple[str, ...]
@@ -178,7 +191,7 @@ class Model:
             store.commit(content)
 
     @classmethod
-    def open(cls, url: Location, *, reference: str | None = None) -> Self:
+    def open(cls, url: Location, *, reference: str | None = None, written: str = "") -> Self:
         """Open a model's store. Support inputs of a model of all samples are read when needed, all else at once.
 
         Parameters
@@ -186,6 +199,8 @@ class Model:
         reference
             Address that a model by reference must name as its training set, "" if it may name none: another process has
             found and checked it. By default any address that `require_reference` accepts.
+        written
+            Checksum that the store's manifest must have: another process has opened that store. By default any.
 
         Raises
         ------
@@ -193,7 +208,10 @@ class Model:
             Nothing there, another kind of store, unfinished, or with a missing or damaged chunk; for a model by
             reference also a training set that is gone, has changed or may not be named.
         """
-        address, content, arrays = open_arrays(url, cls.kind)
+        address, manifest, arrays = open_arrays(url, cls.kind)
+        if written and manifest.written != written:
+            raise StoreError(f"The model '{address}' was changed while it was used. Run the command again.")
+        content = manifest["metadata"]
         with described_whole(address, "save the model again"):
             kind = cls._kind_in(content, arrays)
             about = fields_from_json(kind, content)
@@ -204,18 +222,28 @@ class Model:
         for name, (dimensions, fortran) in array_fields(kind).items():
             if name in arrays:
                 fields[name] = _read(arrays[name], len(dimensions), fortran)
-        return kind(url=address, **fields)
+        return kind(url=address, written=manifest.written, **fields)
 
     @classmethod
-    def find(cls, url: str, *, reference: str | None = None) -> Self:
+    def find(cls, address: ModelAddress) -> Self:
         """Return the model at an address: from this process's memory, or from its store. Errors as for `open`."""
-        model = _RESIDENT.get(url)
+        model = _RESIDENT.get(address.url)
         if model is None:
-            return cls.open(url, reference=reference)
+            return cls.open(address.url, reference=address.reference, written=address.written)
         if isinstance(model, cls):
             return model
         # Raised here: errors of storage may live on in its threads, and their frames would keep the model.
         raise StoreError(f"{model.title} is in memory there; expected {cls.expected}.")
+
+    @property
+    def address(self) -> ModelAddress:
+        """The address by which other processes find this model."""
+        return ModelAddress(self.url, self.reference, self.written)
+
+    @property
+    def reference(self) -> str:
+        """Address of the support inputs of a model by reference; "" for a model that carries them, or needs none."""
+        return ""
 
     @property
     def is_sparse(self) -> bool:
@@ -236,11 +264,11 @@ class Model:
 
     def alone(self) -> Self:
         """Return the model without its address and its training set."""
-        return replace(self, url="")
+        return replace(self, url="", written="")
 
     def resident(self) -> Self:
         """Return the model with an address in this process, valid for as long as the returned object is alive."""
-        model = replace(self, url=f"{_ADDRESS}{uuid.uuid4().hex}")
+        model = replace(self, url=f"{_ADDRESS}{uuid.uuid4().hex}", written="")
         _RESIDENT[model.url] = model
         return model
 

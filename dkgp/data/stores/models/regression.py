@@ -346,11 +346,6 @@ def open_model(url: Location, *, reference: str | None = None) -> ModelRecord:
     return ModelRecord.open(url, reference=reference)
 
 
-def find_model(url: str, *, reference: str | None = None) -> ModelRecord:
-    """Return the exact model at an address; parameters and errors as for `Model.find`."""
-    return ModelRecord.find(url, reference=reference)
-
-
 def save_sparse_model(url: Location, record: SparseRecord, *, overwrite: bool = False) -> None:
     """Write the store of a sparse model; errors as for `Model.save`."""
     record.save(url, overwrite=overwrite)

@@ -15,13 +15,12 @@ import pytest
 import xarray as xr
 
 from dkgp.data import (
+    ClassifierRecord,
     Dataset,
     ModelRecord,
     SparseRecord,
     dataset_from_arrays,
     find_any_model,
-    find_classifier,
-    find_model,
     is_resident,
     memory_classifier,
     memory_model,
@@ -35,6 +34,7 @@ from dkgp.data import (
     save_sparse_model,
 )
 from dkgp.data.stores.models.classifier import FORMS
+from dkgp.data.stores.models.model import ModelAddress
 from dkgp.errors import InputError, NumericalError, StoreError
 from tests.data.stores.kinds import (
     FACTS,
@@ -299,24 +299,24 @@ def test_a_store_that_is_no_model_is_refused(tmp_path: Path, dataset: Dataset) -
     with pytest.raises(StoreError, match="holds a dkgp dataset store; expected a model store"):
         open_any_model(dataset.url)
     with pytest.raises(StoreError, match="There is no model store at"):
-        find_any_model(str(tmp_path / "nothing.zarr"))
+        find_any_model(ModelAddress(str(tmp_path / "nothing.zarr")))
 
 
 def test_models_in_memory_are_found_for_as_long_as_they_are_held(dataset: Dataset) -> None:
     whole = memory_model(dataset, alpha=np.ones((1000, 1)), **FACTS)
     few = memory_sparse_model(sparse_record(dataset))
     classifier = memory_classifier(of_samples(dataset, "exact"), dataset)
-    assert find_any_model(whole.url) is find_model(whole.url) is whole
-    assert find_any_model(few.url) is few
-    assert find_any_model(classifier.url) is find_classifier(classifier.url) is classifier
+    assert find_any_model(whole.address) is ModelRecord.find(whole.address) is whole
+    assert find_any_model(few.address) is few
+    assert find_any_model(classifier.address) is ClassifierRecord.find(classifier.address) is classifier
     assert few.summary == {"converged": True}
     np.testing.assert_array_equal(classifier.inputs(0, 4), dataset.inputs(0, 4))
     with pytest.raises(StoreError, match="A sparse model is in memory there; expected an exact one"):
-        find_model(few.url)
+        ModelRecord.find(few.address)
     with pytest.raises(StoreError, match="A classifier is in memory there; expected an exact one"):
-        find_model(classifier.url)
+        ModelRecord.find(classifier.address)
     with pytest.raises(StoreError, match="An exact model is in memory there"):
-        SparseRecord.find(whole.url)
+        SparseRecord.find(whole.address)
     assert is_resident(whole.url)
     assert not is_resident(dataset.url)
     address = few.url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -113,7 +114,7 @@ def test_a_worker_opens_what_its_coordinator_has_checked_and_nothing_else(model:
     from dkgp.models.sums import SupportInputs
 
     found = SupportInputs.of(open_model(model), "version")
-    assert found.reference == str(tmp_path / "train.zarr")
+    assert found.address.reference == str(tmp_path / "train.zarr")
     (tmp_path / "train.zarr").rename(tmp_path / "other.zarr")
     point_elsewhere(model, str(tmp_path / "other.zarr"))
     assert open_model(model).reference == str(tmp_path / "other.zarr")
@@ -121,6 +122,21 @@ def test_a_worker_opens_what_its_coordinator_has_checked_and_nothing_else(model:
         found.record()
     with pytest.raises(StoreError, match="changed while it was used"):
         open_model(model, reference="")
+
+
+def test_a_worker_opens_the_model_that_its_coordinator_has_opened_and_no_other(model: Path, tmp_path: Path) -> None:
+    """Two models of one training set: weights of one under the scale of the other would be predictions of neither."""
+    from dkgp.models.sums import SupportInputs
+
+    before = open_model(model).in_memory()
+    before.save(model, overwrite=True)
+    found = SupportInputs.of(open_model(model), "opened before both")
+    before.save(model, overwrite=True)
+    assert found.record().fingerprint == before.fingerprint, "a copy of the store is the same store"
+    replace(before, summary={"again": True}).save(model, overwrite=True)
+    assert open_model(model).fingerprint == before.fingerprint
+    with pytest.raises(StoreError, match="was changed while it was used. Run the command again"):
+        replace(found, version="opened after the second").record()
 
 
 def test_a_model_is_not_saved_by_a_reference_that_would_not_be_opened(tmp_path: Path, arrays: Arrays) -> None:
