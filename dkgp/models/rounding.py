@@ -169,6 +169,13 @@ def variance_in_units(lower: FloatArray, upper: FloatArray, scale: FloatArray) -
     return np.maximum(low, 0.0), high
 
 
+def noise_in_units(noise_variance: float, scale: FloatArray) -> list[float]:
+    """The noise variance in the squared units of each of the p targets; infinite beyond the largest number."""
+    with np.errstate(over="ignore"):
+        scaled: list[float] = (noise_variance * np.asarray(scale, dtype=np.float64) ** 2).tolist()
+    return scaled
+
+
 def middle(lower: FloatArray, upper: FloatArray) -> FloatArray:
     """Middles of intervals: the variances that are reported; infinite where the upper end is."""
     with np.errstate(invalid="ignore"):

@@ -22,7 +22,7 @@ from dkgp.models.certificate import Certificate
 from dkgp.models.noise import Noise, StudentT
 from dkgp.models.prediction.posterior import MEANS, VARIANCES, Columns, Pending, Posterior, Streamed, Want
 from dkgp.models.prediction.vif_variances import VifRun
-from dkgp.models.rounding import mean_in_units, middle, variance_in_units
+from dkgp.models.rounding import mean_in_units, middle, noise_in_units, variance_in_units
 from dkgp.models.sums import (
     EVERY_ENTRY,
     SHARE_OF_BOUND,
@@ -181,7 +181,7 @@ class ExactPosterior(Posterior[ModelRecord]):
         if want.variance is not None:
             student = StudentT.held(self.model.summary.get("student_t"))
             attributes["variance"] = {"latent": self._latent} if self._run is None else self._run.plan
-            attributes["noise_variance"] = (self.model.noise_variance * self._scale**2).tolist()
+            attributes["noise_variance"] = noise_in_units(self.model.noise_variance, self._scale)
             if student is not None:
                 attributes["student_t"] = to_json(replace(student, scale=student.scale * float(self._scale[0]) ** 2))
         return attributes

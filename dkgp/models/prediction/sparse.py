@@ -35,7 +35,7 @@ from dkgp.models.prediction.posterior import (
     Want,
     pieces_of,
 )
-from dkgp.models.rounding import EPS, assumptions, mean_in_units, outward, variance_in_units
+from dkgp.models.rounding import EPS, assumptions, mean_in_units, noise_in_units, outward, variance_in_units
 from dkgp.models.sparse.bounds import Points
 from dkgp.models.sparse.model import method_named
 from dkgp.models.sparse.near import held_bytes, near_task_bytes, points_bytes
@@ -284,7 +284,7 @@ class SparsePosterior(Posterior[SparseRecord]):
             self.attributes["rms_bound_raw"] = distance.tolist()
         if variance is not None:
             self.attributes["variance"] = {"latent": latent, "gap": None}
-            self.attributes["noise_variance"] = (model.noise_variance * scale**2).tolist()
+            self.attributes["noise_variance"] = noise_in_units(model.noise_variance, scale)
         self._bases: BasisRun | None = None
         if want.test is not None and want.variance is not None and want.variance.basis is not None:
             bases = self._bases = BasisRun(self._basis_request(want, want.variance))

@@ -64,8 +64,8 @@ def test_what_is_read_is_what_was_committed(tmp_path: Path) -> None:
     assert (values["shape"], values["chunk_rows"]) == ([20, 3], 6)
     sizes = [(tmp_path / "a.zarr" / "values" / key).stat().st_size for key in chunk_keys((20, 3), 6)]
     assert values["chunk_bytes"] == sizes
-    _, metadata, arrays = open_arrays(url, "model")
-    assert metadata == manifest["metadata"]
+    _, opened, arrays = open_arrays(url, "model")
+    assert opened == manifest
     assert {name: (array.shape, array.chunk_rows) for name, array in arrays.items()} == {
         "values": ((20, 3), 6),
         "weights": ((20,), 6),

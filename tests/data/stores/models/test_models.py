@@ -319,7 +319,7 @@ def test_models_in_memory_are_found_for_as_long_as_they_are_held(dataset: Datase
         SparseRecord.find(whole.address)
     assert is_resident(whole.url)
     assert not is_resident(dataset.url)
-    address = few.url
+    address = few.address
     del few
     gc.collect()
     with pytest.raises(StoreError):
