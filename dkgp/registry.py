@@ -211,6 +211,17 @@ def byte_count(text: str) -> int:
     return int(size)
 
 
+def byte_text(count: float | None) -> str:
+    """Format bytes with a binary unit."""
+    if count is None:
+        return "unknown"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
 def byte_budget(text: str) -> int | str:
     """Read an amount of memory, "none" (0), or "auto"."""
     word = text.strip().lower()

@@ -143,7 +143,7 @@ class Choice:
 
     def _free_amplitude(self, rows: IntArray, origin: str) -> None:
         """Add the subset's optimum with a free amplitude, from the optimum with amplitude 1."""
-        job, start, origin = self._job, self._tuned, f"{origin}, with the amplitude"
+        job, start, origin = self._job, self._tuned, f"{origin}, amplitude tuned too"
         chosen = job.learn_variance or job.bounds or job.fixed or job.priors
         if chosen or start.kernel.amplitude_index is None or not start.kernel.stationary:
             return
@@ -153,7 +153,7 @@ class Choice:
         if should_finish() or (self._limit is not None and (start.seconds or 0.0) > self._limit):
             self._skip(origin, "the time limit is over")
             return
-        with self._reporter.search("tune with the amplitude") as progress:
+        with self._reporter.search("tune the amplitude too") as progress:
             try:
                 tuned = tune_dataset(
                     self._dataset,
@@ -296,8 +296,9 @@ def figures(judged: Judged) -> str:
     if judged.nlpd is None:
         return "could not predict"
     return (
-        f"NLPD {judged.nlpd:.4f} nats per sample, RMSE {judged.rmse:.4f}, coverage of 95 % intervals "
-        f"{judged.coverage_95:.4f}, mean of squared errors over variances {judged.squared:.3g} (calibrated: 1)"
+        f"NLPD {judged.nlpd:.4f} nats per sample, RMSE {judged.rmse:.4f} standard deviations of the target, "
+        f"coverage of 95 % intervals {judged.coverage_95:.4f}, squared error / variance {judged.squared:.3g} on "
+        "average (calibrated: 1)"
     )
 
 

@@ -298,9 +298,10 @@ class FixedSizeRun(ClassifyRun):
         slowness = max(1.0, measured_slowness())
         load = "on idle cores" if slowness == 1.0 else "at the present load"
         self.reporter.note(
-            f"forecast: at most {foreseen.passes} passes over {n:,} samples, about "
-            f"{about_seconds(slowness * foreseen.seconds)} {load}: up to {most_widths(settings.search)} kernel "
-            f"widths, each scored with {foreseen.judging:,} prototypes, then a fit that selects among {foreseen.pool:,}"
+            f"forecast: about {about_seconds(slowness * foreseen.seconds)} {load}, at most {foreseen.passes} passes "
+            f"over {n:,} samples. The search scores up to {most_widths(settings.search)} multiples of the length "
+            f"scales with {foreseen.judging:,} prototypes each. The model then selects prototypes among "
+            f"{foreseen.pool:,} candidates"
         )
 
     def _planned(self, kernel: Kernel | None, executor: BlockExecutor) -> tuple[Memory, int]:

@@ -58,6 +58,7 @@ from dkgp.models.warm_up import helped
 from dkgp.operators.blocked import DEFAULT_COORDINATOR_INPUT_BYTES, coordinator_input_bytes_needed
 from dkgp.operators.product_error import ProductError
 from dkgp.options import check_ranges
+from dkgp.registry import byte_text
 from dkgp.solvers import Checkpointing
 
 
@@ -399,7 +400,7 @@ class TuneRun(Run):
             together = f", {at_once} of {job.subsets} subsets at a time" if job.subsets > 1 else ""
             where = "" if here else " in a worker"
             raise MemoryBudgetError(
-                f"tuning on {size} samples{together} takes {projected:,} bytes; {available:,} bytes are available"
+                f"tuning on {size} samples{together} takes {byte_text(projected)}; {byte_text(available)} are available"
                 f"{where}. Lower `subset`{', or `workers`, so that fewer run at the same time' if at_once > 1 else ''}"
             )
 
@@ -410,9 +411,9 @@ class TuneRun(Run):
         size = self._affordable(wanted, seconds_to_finish())
         where = f"{job.subsets} subsets of {size:,}" if job.subsets > 1 else f"{size:,}"
         kernel = job.kernel or ("rbf" if job.start is None else f"the kernel of '{job.start}'")
-        self.reporter.note(
-            f"tuning {kernel} of {dataset.n_features} features on {where} of {dataset.n_samples:,} samples"
-        )
+        n, d = dataset.n_samples, f"{dataset.n_features} feature{'' if dataset.n_features == 1 else 's'}"
+        on = f"all {n:,} samples" if where == f"{n:,}" else f"{where} of {n:,} samples"
+        self.reporter.note(f"tuning {kernel} of {d} on {on}")
         with self.reporter.search("tune") as progress:
             names = [*OF_SUBSETS, "kernel", "seed", "learn_variance", "tolerance", "restarts"]
             mean: dict[str, Any] = {} if job.mean == "centred" else {"mean": job.mean}
@@ -679,8 +680,8 @@ class KernelsRun(TuneRun):
             time_left = limit - (clock() - began)
             if rows and time_left <= 0.0:
                 self.reporter.warn(
-                    f"compared {len(rows)} of {len(COMPARED_KERNELS)} kernels within the time limit of "
-                    f"{limit:.3g} s (`kernel_seconds`); not tried: {', '.join(todo)}"
+                    f"compared {len(rows)} of {len(COMPARED_KERNELS)} kernels within the time limit of {limit:.3g} s "
+                    f"(`kernel_seconds` of `dkgp tune`); not tried: {', '.join(todo)}"
                 )
                 break
             # Time that a kernel does not use is shared among those after it.
@@ -700,8 +701,8 @@ class KernelsRun(TuneRun):
         cut_off = [row["kernel"] for row in able if row.get("cut_off")]
         if cut_off:
             self.reporter.warn(
-                f"the time limit of {limit:.3g} s (`kernel_seconds`) cut off the search of {', '.join(cut_off)}: "
-                + ("the scores of no kernel are final" if len(cut_off) == len(able) else "not compared")
+                f"the time limit of {limit:.3g} s (`kernel_seconds` of `dkgp tune`) cut off the search of "
+                f"{', '.join(cut_off)}: " + ("no score is final" if len(cut_off) == len(able) else "not compared")
             )
         able = [row for row in able if not row.get("cut_off")] or able
         best = min(able, key=lambda row: row["nlpd"])

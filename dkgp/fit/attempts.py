@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from dkgp.commands.reporting.outputs import Document
 from dkgp.fit.ways import APPROXIMATE
+from dkgp.models.verdict import TUNE
 
 # The finding of proven intervals that say little: too wide for a verdict, or wider than their gap on average.
 LOOSE = "loose intervals"
@@ -57,33 +58,44 @@ def remedies(kinds: Collection[str], name: str, kernel: str) -> list[Remedy]:
 
 # Phrases of a verdict's advice that name options of other commands, and the phrases for a user of `fit`.
 PHRASES = (
-    ("ingest again with", "fit again with"),
-    ("Ingest again with", "Fit again with"),
-    ("; or let the noise depend on the inputs: tune with `noise_model` auto", ""),
+    ("run `dkgp ingest` again with", "fit again with"),
+    ("Run `dkgp ingest` again with", "Fit again with"),
+    ("; or let the noise depend on the inputs: run `dkgp tune` with `noise_model` auto", ""),
     (
-        "Tune with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
+        "Run `dkgp tune` with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
         "Fit again with another `transform`",
     ),
-    ("Tune again with a larger `subset` or another `kernel`", "Fit again with a longer `time` or another `kernel`"),
-    ("Tune again with a larger `subset` or another kernel", "Fit again with a longer `time` or another `kernel`"),
-    ("as in `kernel` rbf+linear, and tune again", "as in `kernel` rbf+linear, and fit again"),
-    ("matern32, a larger `subset` for tuning, or a transform", "matern32, a longer `time`, or a transform"),
+    (TUNE, "Fit again with a longer `time` or another `kernel`"),
+    ("run `dkgp tune` again with `kernel` rbf+linear", "fit again with `kernel` rbf+linear"),
     (
-        "Tune with `objective` loo or with `holdout`, and with a larger `subset`",
+        "Run `dkgp tune` again with `kernel` matern12 or matern32, or with a larger `subset`",
+        "Fit again with `kernel` matern12 or matern32, or with a longer `time`",
+    ),
+    (
+        "Run `dkgp tune` again with `objective` loo and a larger `subset`",
         "Fit again with a longer `time` or another `kernel`",
     ),
-    ("split the data accordingly", "name the test samples with `test_mask`"),
-    ("See the other findings, and tune with a larger `subset`", "Fit again with another `transform` or `kernel`"),
     (
-        "Tune with `likelihood` student-t, which gives them less weight",
-        "`dkgp tune --likelihood student-t` gives them less weight: add it to the commands of the report",
+        "See the other findings, and run `dkgp tune` again with a larger `subset`",
+        "Fit again with another `transform` or `kernel`",
     ),
-    ("Predict again with a smaller `variance_gap`", "Predict again with `dkgp predict --variance --variance-gap 0.01`"),
-    ("train again with `class_weight` balanced", "train again with `dkgp classify --class-weight balanced`"),
     (
-        "Use probabilities averaged over the model's uncertainty (`method` gp), or tune again with `likelihood` and "
-        "`folds`",
-        "Average probabilities over the model's uncertainty with `dkgp classify --method gp`",
+        "Run `dkgp tune` with `likelihood` student-t, which gives them less weight",
+        "To give them less weight, add `--likelihood student-t` to `dkgp tune` in the commands of the report",
+    ),
+    (
+        "Run `dkgp predict` again with a smaller `variance_gap`",
+        "Run `dkgp predict` of the report's commands again with `--variance-gap 0.01`",
+    ),
+    (
+        "run `dkgp classify` again with `class_weight` balanced",
+        "add `--class-weight balanced` to `dkgp classify` in the commands of the report",
+    ),
+    (
+        "Run `dkgp classify` with `method` gp, which averages probabilities over the model's uncertainty, or "
+        "`dkgp tune` with `likelihood`",
+        "Run `dkgp classify` of the report's commands with `--method gp`, which averages probabilities over the "
+        "model's uncertainty",
     ),
 )
 

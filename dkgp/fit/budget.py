@@ -24,6 +24,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import MemoryBudgetError
 from dkgp.kernels import SquaredExponential
 from dkgp.limits import Clock, Deadline, start_up_seconds
+from dkgp.registry import byte_text
 
 # Time by which each step should finish or must stop.
 TRANSFORM, TUNE, TUNE_END, CHOOSE = 0.1, 0.45, 0.05, 0.05
@@ -166,7 +167,7 @@ class Budget:
         except TimeUpError:
             lack = "time limit"
             if "bytes" in deadline.measured:
-                lack = f"memory limit, {deadline.measured['bytes'] / 1024**3:.2f} GiB in use"
+                lack = f"memory limit, {byte_text(deadline.measured['bytes'])} in use"
         except MemoryBudgetError as error:
             if stop is None:
                 raise

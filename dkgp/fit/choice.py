@@ -63,6 +63,7 @@ from dkgp.plan.foreseen import (
     foresee_variances,
 )
 from dkgp.plan.machine import MachineFigures, Network, measure_machine
+from dkgp.registry import byte_text
 from dkgp.solvers.auto import PROBE_SAMPLES
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
 
@@ -119,23 +120,23 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
             return Decision(way, _reason(way, passed, seconds, memory_bytes), tuple(passed))
         passed.append(way)
     if not passed:
-        raise MemoryBudgetError(f"no model fits in {memory_bytes / 1024**3:.2f} GiB; raise `memory_bytes`")
+        raise MemoryBudgetError(f"no model fits in {byte_text(memory_bytes)}; raise `memory_bytes`")
     least = min(passed, key=lambda way: way.memory_bytes)
     if least.memory_bytes > memory_bytes:
         raise MemoryBudgetError(
             f"the model with the least memory ({least.words}) is forecast to take {least.forecast}; the "
-            f"limit is {memory_bytes / 1024**3:.2f} GiB. Raise `memory_bytes`, or give fewer samples"
+            f"limit is {byte_text(memory_bytes)}. Raise `memory_bytes`, or give fewer samples"
         )
     quickest = min((way for way in passed if way.memory_bytes <= memory_bytes), key=lambda way: way.seconds)
     raise InputError(
-        f"the fastest model ({quickest.words}) is forecast to take {quickest.forecast}; of `seconds`, "
-        f"{spoken(seconds)} remain for it. Raise the limit, or give fewer samples"
+        f"the fastest model ({quickest.words}) is forecast to take {quickest.forecast}; {spoken(seconds)} of the time "
+        "limit remain for it. Raise `seconds`, or give fewer samples"
     )
 
 
 def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) -> str:
-    limits = f"{spoken(seconds)} and {memory_bytes / 1024**3:.2f} GiB"
-    fits = f"{way.words} is forecast to take {way.forecast} (available: {limits})"
+    limits = f"{spoken(seconds)} and {byte_text(memory_bytes)}"
+    fits = f"Forecast: {way.forecast} (available: {limits})"
     if not passed:
         return fits
     before = passed[-1]
@@ -143,7 +144,7 @@ def _reason(way: Way, passed: Sequence[Way], seconds: float, memory_bytes: int) 
         *(["too long"] if before.seconds > seconds else []),
         *(["too much memory"] if before.memory_bytes > memory_bytes else []),
     ]
-    return f"{fits}. {before.words} would take {' and '.join(over)} ({before.forecast})"
+    return f"{fits}. The {before.words} would take {' and '.join(over)} ({before.forecast})"
 
 
 def is_certain(way: Way, seconds: float, memory_bytes: int) -> bool:
@@ -382,7 +383,7 @@ class Chooser:
         few = [self._at_load(way, slowness) for way in self.forecasts().of_few()]
         if hurried and (ways := [*few, *self.smaller(EVERY)]):
             decision = self._quickest(ways, seconds, slowness)
-            self._reporter.note(f"the model: {decision.reason}")
+            self._reporter.note(f"chosen: {decision.way.words}. {decision.reason}")
             return dict(to_json(decision))
         forecasts, limit = self.forecasts(seconds / slowness), SHARE_OF_FORECASTS * self._job.seconds
         nominal, probed = None, min(1.0, open_dataset(self._job.place(TRAIN)).n_samples / PROBE_SAMPLES)
@@ -409,7 +410,7 @@ class Chooser:
             others = later if near is None else [self._at_load(near, slowness)]
             other = next((way for way in others if way.fits(seconds, self._memory_bytes)), None)
             decision, rows = self._by_density(decision, other, seconds)
-        self._reporter.note(f"the model: {decision.reason}")
+        self._reporter.note(f"chosen: {decision.way.words}. {decision.reason}")
         return {**to_json(decision), "compared": rows, "given_up": given_up}
 
     def smaller(self, way: Way) -> list[Way]:
@@ -448,7 +449,9 @@ class Chooser:
         if quick.seconds / slowness - fixed <= max(fixed, self._job.seconds):
             seconds = SIMILAR * quick.seconds
         decision = decide(ways, seconds, self._memory_bytes)
-        reason = f"{decision.way.words} is forecast to take {decision.way.forecast}; larger models take too long"
+        reason = f"Forecast: {decision.way.forecast}"
+        if decision.way is not ways[0]:
+            reason += "; better models take too long"
         return replace(decision, reason=reason)
 
     def _foreseen(
@@ -493,7 +496,7 @@ class Chooser:
             if quick.seconds / slowness - fixed > seconds:
                 raise
             # Fixed costs or the load of the machine exceed the time, and no model can change that.
-            reason = f"{quick.words} is forecast to take {quick.forecast}; it is the fastest model"
+            reason = f"Forecast: {quick.forecast}; this is the fastest model"
             return Decision(quick, reason, tuple(way for way in ways if way is not quick)), []
 
     def _at_load(self, way: Way, slowness: float) -> Way:
@@ -520,7 +523,7 @@ class Chooser:
             share = min(1.0, MOST_SAMPLES / n) * (min(COMPARED_BASIS, other.size) / other.size) ** 2
             forecast = way.train_seconds + share * other.train_seconds
         if forecast > SHARE_OF_COMPARISON * seconds:
-            skipped = f"There was no time to compare it with {tried.words} (forecast {spoken(forecast)})"
+            skipped = f"There was no time to compare it with the {tried.words}: the comparison takes {spoken(forecast)}"
             return replace(decision, reason=f"{decision.reason}. {skipped}"), []
         judged: list[Judged] = []
 
@@ -538,10 +541,12 @@ class Chooser:
             return decision, []
         first, second = judged
         rows = [{**first.row(), "model": way.words}, {**second.row(), "model": tried.words}]
-        seen = ", ".join(f"{row['model']} {_figure(row['nlpd'])}" for row in rows)
-        reason = f"{decision.reason}. NLPD of held-out training samples: {seen}"
-        least = PROOF_GAIN if is_exact else LEAST_GAIN
-        return replace(decision, way=other if second.beats(first, least) else way, reason=reason), rows
+        seen = ", ".join(f"{_figure(row['nlpd'])} for the {row['model']}" for row in rows)
+        reason = decision.reason
+        if second.beats(first, PROOF_GAIN if is_exact else LEAST_GAIN):
+            way, reason = other, f"Forecast: {other.forecast}"
+        reason += f". The NLPD of held-out training samples (smaller is better) is {seen}"
+        return replace(decision, way=way, reason=reason), rows
 
 
 def _figure(value: float | None) -> str:

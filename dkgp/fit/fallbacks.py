@@ -65,7 +65,7 @@ class Variant:
 def variants(way: Way, variance: VarianceSettings | None) -> list[Variant]:
     """Return the ways to predict, best and slowest first."""
     if variance is None:
-        return [Variant(None, "predictions"), Variant(None, "predictions of a sample of the test rows", sampled=True)]
+        return [Variant(None, "all test rows"), Variant(None, "a sample of the test rows", sampled=True)]
     ways = []
     if way.name == "exact":
         widest = max(variance.gap, GAPS[-1])
@@ -84,7 +84,7 @@ def variants(way: Way, variance: VarianceSettings | None) -> list[Variant]:
 
 
 def _gap_words(gap: float) -> str:
-    return f"variances within {100 * gap:g} %"
+    return f"variances certified within {100 * gap:g} %"
 
 
 class Fallbacks:
@@ -129,8 +129,10 @@ class Fallbacks:
                 f"evaluations and {spoken(attempt.seconds)}; the best values so far are used",
             )
         unfinished = unfinished_kernels(attempt.document.get("comparison") or {"kernels": []})
-        if unfinished:
-            self._give_up("tune", f"the comparison of kernels is incomplete: {unfinished}")
+        if unfinished:  # the search has warned of it
+            self._given_up.append({"step": "tune", "text": f"the comparison of kernels is incomplete: {unfinished}"})
+            warnings = [text for text in attempt.document["warnings"] if "kernel-seconds" not in text]
+            attempt = replace(attempt, document={**attempt.document, "warnings": warnings})
         return self._ended(attempt)
 
     def _tune_on_few(self, job: TuneJob, seconds: float) -> Document:
@@ -163,7 +165,7 @@ class Fallbacks:
                 if attempt.finished_early and not document["converged"]:
                     self._give_up(
                         "train",
-                        f"training of {way.words} was stopped after {spoken(attempt.seconds)}, before it "
+                        f"training of the {way.words} was stopped after {spoken(attempt.seconds)}, before it "
                         "reached its tolerance"
                         + (
                             f"; the largest residual is {document['gradient_inf_norm']:.2g}"
@@ -177,8 +179,8 @@ class Fallbacks:
             taken = next((w for w in others if w.seconds * slowness <= ATTEMPT * budget.for_model), others[-1])
             self._give_up(
                 "train",
-                f"training of {way.words} was stopped after {spoken(attempt.seconds)} of at least {spoken(needed)}"
-                f"{f' ({attempt.lack})' if attempt.lack else ''}; the smaller model is {taken.words}",
+                f"training of the {way.words} was stopped after {spoken(attempt.seconds)} of at least {spoken(needed)}"
+                f"{f' ({attempt.lack})' if attempt.lack else ''}; the next model is the {taken.words}",
             )
             way, first = taken, False
 
@@ -213,7 +215,7 @@ class Fallbacks:
             if attempt.document is not None:
                 if number:
                     rows_words = f" ({count:,} of {tests:,} rows, drawn at random)" if variant.sampled else ""
-                    self._give_up("predict", f"the predictions are {variant.words}{rows_words}")
+                    self._give_up("predict", f"the fit predicted {variant.words}{rows_words}")
                 gap, taken = None if variant.variance is None else variant.variance.gap, replace(way, gap=None)
                 if way.name == "exact":
                     approximate = variant.variance is not None and variant.variance.way == "vif"
@@ -223,8 +225,7 @@ class Fallbacks:
             expected = "" if needed is None else f"; at the measured speed it needs {spoken(needed)}"
             self._give_up(
                 "predict",
-                f"the prediction of {variant.words} was stopped after {spoken(attempt.seconds)} "
-                f"({attempt.lack}){expected}",
+                f"predicting {variant.words} was stopped after {spoken(attempt.seconds)} ({attempt.lack}){expected}",
             )
         raise AssertionError("the last variant has no limit")
 

@@ -15,21 +15,22 @@ import numpy as np
 
 from dkgp.codec import from_json
 from dkgp.commands.evaluation import read_coverage, read_pairs
-from dkgp.commands.reporting.layout import phases, plain_number, size
+from dkgp.commands.reporting.layout import phases, plain_number
 from dkgp.commands.reporting.outputs import Document, write_text
 from dkgp.commands.reporting.plots import plot_classes, plot_predictions, plot_residuals
-from dkgp.commands.reporting.progress import scored_by, typed
-from dkgp.commands.reporting.tables import certified_means, nothing_wrong, rival_text, transform_text
+from dkgp.commands.reporting.progress import STANDARDISED, scored_by, typed
+from dkgp.commands.reporting.tables import certified_means, coverage_text, nothing_wrong, rival_text, transform_text
 from dkgp.data import Dataset, Prediction, open_dataset, open_prediction
-from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob, unfinished_kernels
+from dkgp.fit.job import MODEL, PAGE, PREDICTIONS, FitJob
 from dkgp.fit.ways import spoken
 from dkgp.kernels import kernel_from_json, kernel_text
 from dkgp.models.classification.metrics import evaluate_classes
 from dkgp.models.hyperparameters import TunedParameter, stopped
 from dkgp.models.verdict import read_residuals
+from dkgp.registry import byte_text
 
 MOST_FEATURES, MOST_CLASSES = 60, 20
-STANDARDISED = "NLPD (nats per sample) and RMSE are those of standardised targets."
+UNITS = f"{STANDARDISED[0].upper()}{STANDARDISED[1:]}."
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2430; --paper: #fff; --soft: #5b6575; --line: #d9dee6; --bar: #3b76c4;
   --card: #f5f7fa; }
@@ -152,10 +153,11 @@ def _given_up(document: Document) -> str:
     short = [f"<p>{escape(item['text'])}.</p>\n" for item in given_up if item["step"] == "fit"]
     lost = [f"{item['step']}: {item['text']}" for item in given_up if item["step"] != "fit"]
     candidates = ((document["tune"] or {}).get("candidates") or {}).get("not_tried", ())
-    lost += [f"tune: {row['from']}: not tried: {row['reason']}" for row in candidates]
+    lost += [f"tune: '{row['from']}' was not tried: {row['reason']}" for row in candidates]
+    limit = spoken(document["time_limit_seconds"])
     lead = (
-        f"<p>The time limit was {spoken(document['time_limit_seconds'])}. A longer <code>--time</code>, or more "
-        "<code>--memory</code>, would change the following.</p>\n"
+        f"<p>These parts are missing or less exact, because of the time limit of {limit} or the memory limit. To get "
+        "them, run <code>dkgp fit</code> again with a longer <code>--time</code> or more <code>--memory</code>.</p>\n"
     )
     return "".join(short) + (lead + _list(lost) if lost else "")
 
@@ -193,7 +195,7 @@ def _figures(document: Document) -> list[Row]:
         (f"mean absolute error (units of {units})", _number(evaluated["mae_raw"])),
         (f"R² (share of the variance of {units} that is predicted)", _number(evaluated["r_squared"])),
         (
-            f"root mean square error of {scale}, divided by its standard deviation in the training rows",
+            f"root mean square error, in standard deviations of {scale} (training rows)",
             _number(evaluated["rmse"]),
         ),
     ]
@@ -206,7 +208,7 @@ def _figures(document: Document) -> list[Row]:
         ]
     if evaluated.get("nlpd") is not None:
         rows += [
-            ("coverage of 95 % intervals", _number(evaluated["coverage_95"], ".4f")),
+            ("coverage of 95 % intervals", coverage_text(evaluated)),
             (f"negative log predictive density (nats per sample, of {units})", _number(evaluated["nlpd_raw"])),
         ]
     if (certified := certified_means(evaluated)) is not None:
@@ -247,7 +249,7 @@ def _model(document: Document) -> str:
     rows = [("model", way["words"]), ("why", document["choice"]["reason"])]
     kernel = (tuned or trained).get("kernel")
     if isinstance(kernel, dict) and len(names) <= MOST_FEATURES:
-        rows.append(("kernel (standardised)", kernel_text(kernel, names)))
+        rows.append(("kernel (features and targets standardised)", kernel_text(kernel, names)))
     elif isinstance(kernel, dict):
         rows.append(("kernel", str(kernel["type"])))
     if tuned is not None:
@@ -259,7 +261,7 @@ def _model(document: Document) -> str:
     if not document["converged"]:
         rows.append(("not converged", str(trained.get("reason", "training stopped before its tolerance"))))
     rows.append(("time, without this report", phases(document)))
-    rows.append(("peak memory before this report, all processes", size(document["peak_memory_bytes"])))
+    rows.append(("peak memory before this report, all processes", byte_text(document["peak_memory_bytes"])))
     rows.append(("stored in", document["train"].get("out", MODEL)))
     content = _rows(rows)
     comparison = (tuned or {}).get("comparison")
@@ -303,16 +305,11 @@ def _compared(comparison: Document) -> str:
     """Table of the compared kernels."""
     lead = (
         f"Each kernel was tuned on {comparison['samples']:,} training samples and scored {scored_by(comparison)}. The "
-        f"kernel with the smallest negative log predictive density (NLPD) was chosen. {STANDARDISED}"
+        f"kernel with the smallest negative log predictive density (NLPD) was chosen. {UNITS}"
     )
-    unfinished = unfinished_kernels(comparison)
-    if unfinished:
-        lead = f"{lead} The time limit left the comparison incomplete: {unfinished}."
     rows = [
         [
-            row["kernel"]
-            + (" (chosen)" if row["kernel"] == comparison["kernel"] else "")
-            + (" (search cut off)" if row.get("cut_off") else ""),
+            row["kernel"] + _marks(chosen=row["kernel"] == comparison["kernel"], cut_off=row.get("cut_off", False)),
             *(_number(row[name], ".4f") for name in ("nlpd", "rmse", "coverage_95")),
             _number(row["seconds"], ".1f"),
         ]
@@ -322,18 +319,23 @@ def _compared(comparison: Document) -> str:
     return f'<h3>Kernels</h3>\n<p class="lead">{escape(lead)}</p>\n{table}'
 
 
+def _marks(*, chosen: bool, cut_off: bool) -> str:
+    marks = [*(["chosen"] if chosen else []), *(["search cut off"] if cut_off else [])]
+    return f" ({', '.join(marks)})" if marks else ""
+
+
 def _candidates(compared: Document) -> str:
     """Table of the candidates for the hyperparameters."""
     lead = (
         f"Each candidate predicted the same {compared['held_out']:,} held-out training samples from "
         f"{compared['samples']:,} others. A later candidate was chosen if its negative log predictive density (NLPD) "
-        f"is smaller by more than one standard error. {STANDARDISED}"
+        f"is smaller by more than one standard error of the difference. {UNITS}"
     )
     if not compared["held_out"]:
         lead = (
             f"Each candidate predicted each of {compared['samples']:,} training samples from the other ones "
             "(leave-one-out). A later candidate was chosen if its negative log predictive density (NLPD) is smaller by "
-            f"more than one standard error. {STANDARDISED}"
+            f"more than one standard error of the difference. {UNITS}"
         )
     if not compared["samples"]:
         lead = "No candidate was compared with the tuned hyperparameters."
@@ -357,8 +359,8 @@ def _attempts(attempts: Document) -> str:
     """Table of the models that were tried and of those that were not."""
     lead = (
         "The evaluation found a problem with the first model, so others were tried. "
-        "Another model is chosen if the negative log "
-        "predictive density (NLPD) of the held-out samples is smaller, without a larger error or a worse coverage. "
+        "Another model is chosen if the negative log predictive density (NLPD) of the held-out samples is smaller, and "
+        "error and coverage are not worse. "
         "RMSE is in the target's units, NLPD in nats per sample."
     )
     rows = [

@@ -57,6 +57,7 @@ from dkgp.models.classification.labels import labels_of
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.verdict import rival_seconds
 from dkgp.models.warm_up import compile_seconds, helped, pieces_of_model
+from dkgp.registry import byte_text
 
 STEPS = ("ingest", "transform", "tune", "compare", "choose", "train", "predict", "evaluate", "report")
 OF_NUMBERS, OF_LABELS = ("transform", "tune"), ("compare",)
@@ -184,6 +185,7 @@ class _Fit:
                         "way": taken.way,
                         "compare": "compare" in evaluated,
                         "has_variance": predicted.get("variance") is not None,
+                        "sampled": Path(predicted["dataset"]).name == TEST_SAMPLE,
                     },
                     taken.tuning or candidate_words(tuned, ingested["n_train"], SHARE_OF_ALL_SAMPLES * job.seconds),
                 ),
@@ -458,7 +460,7 @@ class _Fit:
         if way is None:
             return {"way": None, "reason": "too few samples, or noise that is known by sample"}
         if way.memory_bytes > self.memory_bytes:
-            return {"way": None, "reason": f"its forecast of {way.memory_bytes / 1024**3:.2f} GiB exceeds the memory"}
+            return {"way": None, "reason": f"its forecast of {byte_text(way.memory_bytes)} exceeds the memory"}
         # By the speed that was measured: the first model's time over its forecast.
         slowness = max(1.0, first.seconds / max(1e-9, first.way["seconds"]))
         seconds = slowness * forecast + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
@@ -483,10 +485,12 @@ class _Fit:
         self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside, names))
         attempt = self._attempt(number, way, hyper, remedy.tuning, model)
         better = attempt.beats(best)
-        outcome = "chosen" if better else "the earlier model stays"
+        outcome = "chosen" if better else "the earlier model is kept"
         if attempt.nlpd < best.nlpd and not better:
             outcome += ", because it has the smaller error or the better coverage"
-        self.reporter.note(f"{remedy.words}: NLPD {attempt.nlpd:.4g}, before {best.nlpd:.4g}; {outcome}")
+        self.reporter.note(
+            f"{remedy.words}: NLPD {attempt.nlpd:.4g} nats per sample, before {best.nlpd:.4g}; {outcome}"
+        )
         if not better:
             self.steps.run(f"restore {number}", lambda: self._move(aside, job.folder))
         remove_tree(aside)
@@ -559,8 +563,8 @@ class _Fit:
         least = int(psutil.Process().memory_info().rss) + RUNTIME_BYTES
         if self.memory_bytes < least:
             raise MemoryBudgetError(
-                f"`memory_bytes` is {self.memory_bytes:,} bytes; libraries and compiled code alone need "
-                f"{least:,} bytes ({least / 1024**2:,.0f} MiB). Raise it"
+                f"`memory_bytes` is {byte_text(self.memory_bytes)}; the libraries and compiled code of dkgp alone need "
+                f"{byte_text(least)}. Raise `memory_bytes`"
             )
 
     def _claim(self) -> None:

@@ -19,7 +19,7 @@ from dkgp.commands.sparse import SparseJob
 from dkgp.commands.train import TrainJob
 from dkgp.commands.tune import TuneJob
 from dkgp.data import TableOptions, open_dataset
-from dkgp.fit.job import HYPER, MODEL, PREDICTIONS, TEST, TRAIN, FitJob
+from dkgp.fit.job import HYPER, MODEL, PREDICTIONS, TEST, TEST_SAMPLE, TRAIN, FitJob
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.context import RunContext
@@ -27,11 +27,14 @@ from dkgp.models.refinement.candidates import Candidate, Judge, Judged
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.options import words_of
+from dkgp.registry import byte_text
 
 # Gaps of variances that are tried with the exact model, best first.
 GAPS = (VarianceSettings().gap, 0.1)
 # Words for the exact model's variances by `--variance-way vif`.
 APPROXIMATE = "approximate, from neighbours (VIF)"
+# Names of classifiers with a likelihood.
+CLASSIFIERS = {"logistic": "logistic classifier", "gp": "Gaussian process classifier"}
 
 Name = Literal["exact", "vif", "sparse", "fixed-size", "logistic", "gp"]
 TrainingJob = TrainJob | SparseJob | ClassifyJob
@@ -83,20 +86,21 @@ class Way:
     def words(self) -> str:
         """The model in a few words."""
         if self.approximate:
-            return f"exact (variances {APPROXIMATE})"
+            return f"exact model (variances {APPROXIMATE})"
         if self.name == "exact":
-            return "exact" if self.gap is None else f"exact (variances within {100 * self.gap:g} %)"
+            return "exact model" + ("" if self.gap is None else f" (variances certified within {100 * self.gap:g} %)")
         if self.name == "vif":
-            return f"vif with {self.size:,} basis samples and neighbours"
-        if self.name in ("logistic", "gp"):
-            return f"{self.name} on {'all samples' if self.size is None else f'a basis of {self.size:,} samples'}"
-        kind = "basis samples" if self.name == "sparse" else "candidate prototypes"
-        return f"{self.name} with {self.size:,} {kind}"
+            return f"model with neighbours (vif, {self.size:,} basis samples)"
+        if self.name in CLASSIFIERS:
+            return f"{CLASSIFIERS[self.name]} on {f'a basis of {self.size:,}' if self.size else 'all'} samples"
+        if self.name == "sparse":
+            return f"sparse model with {self.size:,} basis samples"
+        return f"fixed-size classifier (up to {self.size:,} prototypes)"
 
     @property
     def forecast(self) -> str:
         """The figures of the forecast in words."""
-        return f"{spoken(self.seconds)} to train and predict, and {self.memory_bytes / 1024**3:.2f} GiB"
+        return f"{spoken(self.seconds)} to train and predict, and {byte_text(self.memory_bytes)} of memory"
 
     def fits(self, seconds: float, memory_bytes: int) -> bool:
         """Return True if the forecast is within the limits."""
@@ -158,11 +162,13 @@ def command_lines(
 
     Columns are read by `table` and `ids`. The kernel is the job's, and the model that of the decision: neither depends
     on a time limit. `tuning` are further words of `dkgp tune`. Hyperparameters that depend on the time limit are read
-    from the fit's own file instead.
+    from the fit's own file instead, and so are the test samples if the fit predicted only a sample of them.
     """
     job = replace(job, cluster=ClusterOptions())
     again = replace(job, out=f"{job.out.rstrip('/')}-again")
     train, test, hyper, model, predictions = (again.place(name) for name in (TRAIN, TEST, HYPER, MODEL, PREDICTIONS))
+    if decision.get("sampled"):
+        test = job.place(TEST_SAMPLE)
     way = Way.from_document(decision["way"])
     training = replace(way.training(job, HYPER), dataset=train, out=model)
     variance = way.variance(job.seed) if decision.get("has_variance", True) else None

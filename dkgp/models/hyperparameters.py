@@ -352,6 +352,11 @@ def read_hyperparameters(
             f"the hyperparameter file '{os.fspath(location)}' is not JSON: {error}. Expected a file that `dkgp tune` "
             "writes"
         ) from error
+    if isinstance(document, dict) and "command" in document and "kernel" not in document:
+        raise InputError(
+            f"'{os.fspath(location)}' is the record of a command, not a hyperparameter file. Expected a file that "
+            "`dkgp tune` writes"
+        )
     try:
         hyperparameters = Hyperparameters.from_json(document)
         expected = len(feature_names) if n_features is None and feature_names is not None else n_features

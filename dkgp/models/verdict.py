@@ -49,6 +49,12 @@ class Finding:
     advice: str
 
 
+# Advice on a test set of another kind.
+SPLIT = (
+    "If test samples differ from training samples (later in time, other groups), give the training set such samples too"
+)
+# Advice to tune again.
+TUNE = "Run `dkgp tune` again with another `kernel`, or with a larger `subset` if there are more training samples"
 # Departures that matter: the mean of z^2 off one by this factor, skewness and excess kurtosis of z.
 _SQUARED, _SKEWNESS, _KURTOSIS = 1.25, 0.5, 1.5
 # Mean of z^2 below which test rows probably repeat training rows.
@@ -167,8 +173,7 @@ def _explains_little(residuals: Residuals) -> Finding | None:
         "explains little",
         f"The model explains {max(r_squared, 0.0):.0%} of the target's variance (R² {r_squared:.3g}): the mean of all "
         "targets predicts about as well",
-        "Check that each target belongs to its row and that it depends on the features. Tune again with a larger "
-        "`subset` or another kernel",
+        f"Check that each target belongs to its row and that it depends on the features. {TUNE}",
     )
 
 
@@ -178,12 +183,12 @@ def _rivals(residuals: Residuals, rivals: dict[str, float]) -> list[Finding | No
     beyond = max(WORSE, math.exp(2.0 / math.sqrt(len(residuals.truth))))
     worse = {name: rival for name, rival in rivals.items() if error > beyond * rival}
     advice = {
-        "a linear model": "A linear trend explains most of the target. Add a linear kernel, as in `kernel` "
-        "rbf+linear, and tune again",
+        "a linear model": "A linear trend explains most of the target. Add a linear kernel: run `dkgp tune` again with "
+        "`kernel` rbf+linear",
     }
     general = (
-        "Smooth kernels do not suit steps, thresholds or many categories. Try `kernel` matern12 or matern32, a larger "
-        "`subset` for tuning, or a transform of skewed features; or use that other model"
+        "Smooth kernels do not suit steps, thresholds or many categories. Run `dkgp tune` again with `kernel` "
+        "matern12 or matern32, or with a larger `subset`. Transform skewed features, or use that other model"
     )
     return [
         Finding(
@@ -215,7 +220,7 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
                 f"The proven intervals of the variances are too wide for a verdict on them: {_covered(narrow):.1%} to "
                 f"{_covered(wide):.1%} of the 95 % intervals contain the true value (for a calibrated model {low:.1%} "
                 f"to {high:.1%})",
-                "Predict again with a smaller `variance_gap`",
+                "Run `dkgp predict` again with a smaller `variance_gap`",
             )
     if direction == 0:
         return None
@@ -228,8 +233,7 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
         return Finding(
             "overconfident",
             f"The {'variances are too small' if low <= covered <= high else 'error bars are too narrow'}: {seen}",
-            "The noise is underestimated. Tune with `objective` loo or with `holdout`, and with a larger `subset`. If "
-            "test samples differ from training samples (later in time, other groups), split the data accordingly",
+            f"The noise is underestimated. Run `dkgp tune` again with `objective` loo and a larger `subset`. {SPLIT}",
         )
     text = f"The {'variances are too large' if low <= covered <= high else 'error bars are too wide'}: {seen}"
     if squared < _REPEATED:
@@ -239,7 +243,7 @@ def _size(residuals: Residuals, other_shape: bool) -> Finding | None:
         "underconfident",
         text,
         "The noise is overestimated, often because of a few outliers or because the noise is not constant. See the "
-        "other findings, and tune with a larger `subset`",
+        "other findings, and run `dkgp tune` again with a larger `subset`",
     )
 
 
@@ -277,7 +281,8 @@ def _grows(residuals: Residuals) -> Finding | None:
     return Finding(
         "noise and mean",
         f"The noise {direction} with the predicted value (rank correlation {rank:.2f}){_unmatched(residuals)}",
-        f"{_transform(residuals, positive)}; or let the noise depend on the inputs: tune with `noise_model` auto",
+        f"{_transform(residuals, positive)}; or let the noise depend on the inputs: run `dkgp tune` with `noise_model` "
+        "auto",
     )
 
 
@@ -288,10 +293,12 @@ def _unmatched(residuals: Residuals) -> str:
 
 def _transform(residuals: Residuals, positive: bool) -> str:
     if residuals.normal is not None and residuals.transformed:
-        return "The target's transform does not help. Ingest again with the other `transform`, or without one"
+        return (
+            "The target's transform does not help. Run `dkgp ingest` again with the other `transform`, or without one"
+        )
     if positive:
-        return "Take the logarithm of the target: ingest again with `transform` log"
-    return "Transform the target: ingest again with `transform` yeo-johnson"
+        return "Take the logarithm of the target: run `dkgp ingest` again with `transform` log"
+    return "Transform the target: run `dkgp ingest` again with `transform` yeo-johnson"
 
 
 def _skewed(residuals: Residuals) -> Finding | None:
@@ -324,10 +331,10 @@ def _tails(residuals: Residuals) -> Finding | None:
         return None
     return Finding(
         "heavy tails",
-        f"{far:,} of {n:,} residuals are beyond four deviations of the rest (a normal distribution: "
+        f"{far:,} of {n:,} residuals are beyond four standard deviations of the others (expected for normal noise: "
         f"{2.0 * scipy.stats.norm.sf(4.0) * n:.2g}; excess kurtosis {kurtosis:.2g})",
-        "First check these rows for mistakes. Real outliers widen all error bars and shift the mean. Tune with "
-        "`likelihood` student-t, which gives them less weight",
+        "First check these rows for mistakes. Real outliers widen all error bars and shift the mean. Run "
+        "`dkgp tune` with `likelihood` student-t, which gives them less weight",
     )
 
 
@@ -347,8 +354,8 @@ def _dependences(residuals: Residuals) -> list[Finding | None]:
         Finding(
             "dependence",
             f"The residuals still depend on {shown} (the share of their variance that each feature explains)",
-            "The model misses part of the dependence. Tune again with a larger `subset` or another `kernel`. Check "
-            "that the run converged, and that training and test samples have similar values of this feature",
+            f"The model misses part of the dependence. {TUNE}. Check that the run converged, and that training and "
+            "test samples have similar values of this feature",
         )
     ]
 
@@ -369,7 +376,8 @@ def _spread(residuals: Residuals) -> Finding | None:
         "noise and input",
         f"The size of the noise depends on {shown} (the share of the variance of log squared residuals)"
         f"{_unmatched(residuals)}",
-        f"{only}Tune with `noise_model` auto, so that the noise depends on the inputs, or transform the target",
+        f"{only}Run `dkgp tune` with `noise_model` auto, so that the noise depends on the inputs, or transform the "
+        "target",
     )
 
 
@@ -436,8 +444,7 @@ def _labels_explain_little(metrics: ClassMetrics) -> Finding | None:
         "explains little",
         f"{metrics.error_rate:.2%} of the labels are wrong; always predicting the most frequent class, "
         f"'{metrics.classes[commonest]}', would be wrong in {naive:.2%}",
-        "Check that each label belongs to its row and that it depends on the features. Tune again with a larger "
-        "`subset` or another `kernel`",
+        f"Check that each label belongs to its row and that it depends on the features. {TUNE}",
     )
 
 
@@ -462,7 +469,7 @@ def _missed(metrics: ClassMetrics) -> Finding | None:
         "missed classes",
         f"Some classes are not recognised: {', '.join(missed[:_CLASSES_NAMED])}{more}",
         "Errors of rare classes have little influence on the error rate. If they matter, check the balanced error and "
-        "train again with `class_weight` balanced",
+        "run `dkgp classify` again with `class_weight` balanced",
     )
 
 
@@ -488,8 +495,8 @@ def _calibration(reliability: Reliability | None) -> Finding | None:
         "calibration",
         f"The probabilities are {direction}: predicted probabilities and observed frequencies differ by "
         f"{reliability.error:.1%} on average (for a calibrated model and as many samples {expected:.1%})",
-        "Use probabilities averaged over the model's uncertainty (`method` gp), or tune again with `likelihood` and "
-        "`folds`. If test samples differ from training samples, split the data accordingly",
+        "Run `dkgp classify` with `method` gp, which averages probabilities over the model's uncertainty, or "
+        f"`dkgp tune` with `likelihood`. {SPLIT}",
     )
 
 

@@ -206,6 +206,11 @@ class PlanJob:
                 f"{self.workers[-1]:,} workers of {self.threads_per_worker:,} threads are more than the "
                 f"{MOST_THREADS:,} threads that can be simulated; plan for fewer"
             )
+        if self.variance is not None and self.variance.way == "vif":
+            raise UsageError(
+                "`variance_way` vif has no forecast. Its variances take about as long as the model with neighbours: "
+                "forecast that with `sparse` vif, and leave out `variance`"
+            )
         self.sparse_settings()
         self.classifier_settings()
 

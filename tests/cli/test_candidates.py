@@ -215,9 +215,9 @@ def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generat
     train = stored(tmp_path, X, y)
     document = run_json("tune", train, "--out", tmp_path / "a.json")
     first, free, *_ = document["candidates"]["candidates"]
-    assert [first["from"], free["from"]] == ["all 90 samples", "all 90 samples, with the amplitude"]
+    assert [first["from"], free["from"]] == ["all 90 samples", "all 90 samples, amplitude tuned too"]
     assert (document["candidates"]["held_out"], document["candidates"]["samples"]) == (0, 90)
-    assert document["candidates"]["taken"].startswith("all 90 samples, with the amplitude")
+    assert document["candidates"]["taken"].startswith("all 90 samples, amplitude tuned too")
     assert free["nlpd"] < first["nlpd"] - 0.002
     assert (
         free["noise_variance"]
@@ -237,7 +237,7 @@ def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generat
     assert wide["candidates"]["not_tried"][0]["reason"] == "it needs at least 10 samples for each feature"
     limited = run_json("tune", train, "--out", tmp_path / "c.json", "--all-samples-seconds", 1e-6)
     (reason,) = limited["candidates"]["not_tried"]
-    assert reason == {"from": "all 90 samples, with the amplitude", "reason": "the time limit is over"}
+    assert reason == {"from": "all 90 samples, amplitude tuned too", "reason": "the time limit is over"}
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ def test_prices_whose_noise_grows_are_told_to_be_transformed(plain: tuple[Path, 
     growing = [finding for finding in document["verdict"] if finding["kind"] == "noise and mean"]
     assert "`transform` log" in growing[0]["advice"]
     shown = run("evaluate", out, test).stdout
-    assert "ingest again with --transform log" in " ".join(shown.split())
+    assert "run `dkgp ingest` again with --transform log" in " ".join(shown.split())
     assert "bad-model" in shown
     # All of the table is on one scale: the density of prices of 1e5 is no small number.
     assert document["nlpd_raw"] > 8.0

@@ -111,8 +111,9 @@ def test_commands_repeat_the_choice_among_candidates(record: dict[str, Any] | No
 
 
 def test_the_advice_of_a_fit_names_its_own_options() -> None:
-    advice = "Take the logarithm of the target: ingest again with `transform` log; or let the noise depend on the " + (
-        "inputs: tune with `noise_model` auto"
+    advice = (
+        "Take the logarithm of the target: run `dkgp ingest` again with `transform` log; or let the noise depend on "
+        + ("the inputs: run `dkgp tune` with `noise_model` auto")
     )
     evaluated = with_advice_for_fit({"verdict": [{"kind": "noise and mean", "advice": advice}]})
     assert evaluated["verdict"][0]["advice"] == "Take the logarithm of the target: fit again with `transform` log"

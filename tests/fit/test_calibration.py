@@ -98,7 +98,7 @@ def test_intervals_that_say_little_lead_to_approximate_variances(
     document = fitted(tmp_path / "table.csv", tmp_path / "fit", "--time", "1h")
     first, second = document["attempts"]["tried"][:2]
     assert first["findings"] == ["loose intervals"]
-    assert second["model"] == "exact (variances approximate, from neighbours (VIF))"
+    assert second["model"] == "exact model (variances approximate, from neighbours (VIF))"
     assert document["attempts"]["taken"] == int(wins)
     assert document["choice"]["way"]["approximate"] == wins
     assert document["evaluation"]["nlpd_raw"] == (second if wins else first)["nlpd_raw"]
@@ -111,7 +111,7 @@ def test_intervals_that_say_little_lead_to_approximate_variances(
     assert [line for line in document["commands"] if "--variance-way vif" in line] == document["commands"][3:4] * wins
     page = Path(document["report"]).read_text(encoding="utf-8")
     assert "The evaluation found a problem with the first model" in page
-    assert ("exact (variances approximate, from neighbours (VIF)) (chosen)" in page) == wins
+    assert ("exact model (variances approximate, from neighbours (VIF)) (chosen)" in page) == wins
     if wins:
         assert second["nlpd_raw"] < first["nlpd_raw"] - 0.1
         assert 0.88 < second["coverage_95"] < 0.99

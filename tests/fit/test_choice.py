@@ -59,7 +59,7 @@ def test_the_first_way_that_fits_is_taken(seconds: float, memory: int, way: Way)
     decision = decide(WAYS, seconds, memory)
     assert decision.way == way
     assert decision.passed_over == WAYS[: WAYS.index(way)]
-    assert way.words in decision.reason
+    assert way.forecast in decision.reason
     passed = decision.passed_over
     assert ("too long" in decision.reason) == bool(passed and passed[-1].seconds > seconds)
     assert ("too much memory" in decision.reason) == bool(passed and passed[-1].memory_bytes > memory)
@@ -68,13 +68,13 @@ def test_the_first_way_that_fits_is_taken(seconds: float, memory: int, way: Way)
 def test_none_that_fits_is_refused_by_what_is_short() -> None:
     with pytest.raises(
         InputError,
-        match=r"\(sparse with 100 .* 4.5 s to train and predict, and 1.00 GiB; of `seconds`, 4 s remain for it",
+        match=r"\(sparse model with 100 .* 4.5 s to train and predict, and 1.0 GiB of memory; 4 s of the time",
     ):
         decide(WAYS, 4.0, 8 * GIB)
-    with pytest.raises(MemoryBudgetError, match=r"least memory \(sparse with 100 .*the limit is 0.50 GiB"):
+    with pytest.raises(MemoryBudgetError, match=r"least memory \(sparse model with 100 .*the limit is 512.0 MiB"):
         decide(WAYS, 4000.0, GIB // 2)
     # The quickest of those that fit the memory, not of all.
-    with pytest.raises(InputError, match=r"the fastest model \(sparse with 2,000"):
+    with pytest.raises(InputError, match=r"the fastest model \(sparse model with 2,000"):
         decide((LARGE, Way("sparse", 100, None, 1.0, 0.0, 9 * GIB)), 30.0, 3 * GIB)
     with pytest.raises(MemoryBudgetError, match="no model fits in"):
         decide((), 30.0, GIB)
@@ -125,10 +125,12 @@ def test_forecasts_are_those_of_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
         patch.delattr("dkgp.fit.choice.foresee_variances")
         hopeless = Forecasts(dataset, hyperparameters, 40, budget, 0, ClusterOptions(), reporter, most_seconds=0.0)
         first, second, *_ = hopeless.ways()
-    assert (first.words, second.name) == ("exact", "vif")
+    assert (first.words, second.name) == ("exact model", "vif")
     assert first.train_seconds > first.predict_seconds == 0.0
     widest, approximate, near = ways[len(GAPS) - 1 : len(GAPS) + 2]
-    assert [way.words for way in ways if way.approximate] == ["exact (variances approximate, from neighbours (VIF))"]
+    assert [way.words for way in ways if way.approximate] == [
+        "exact model (variances approximate, from neighbours (VIF))"
+    ]
     assert (approximate.train_seconds, approximate.predict_seconds) == (widest.train_seconds, near.seconds)
     for way in (ways[0], *ways[len(GAPS) + 1 :]):
         job = PlanJob(
@@ -290,7 +292,11 @@ def test_held_out_density_chooses_between_the_exact_model_and_neighbours(
     is_better = gains.mean() > max(PROOF_GAIN, gains.std(ddof=1) / np.sqrt(len(gains)))
     assert ("vif" if is_better else "exact") == model == document["way"]["name"]
     assert [row["nlpd"] for row in document["compared"]] == pytest.approx(losses.mean(axis=1), rel=1e-9)
-    assert f"training samples: exact (variances within 2 %) {losses[0].mean():.4g}, vif with" in document["reason"]
+    exact, near = (f"{loss.mean():.4g}" for loss in losses)
+    assert (
+        f"is {exact} for the exact model (variances certified within 2 %), {near} for the model with"
+        in document["reason"]
+    )
 
 
 def test_held_out_samples_compare_a_basis_with_neighbours(rng: np.random.Generator) -> None:

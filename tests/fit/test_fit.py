@@ -233,7 +233,9 @@ def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(
 ) -> None:
     out = tmp_path / "fit"
     arguments = ("fit", table, "--target", PRICE, "--drop", "kind", "--kernel", "rbf", "--out", out)
-    refused(run(*arguments, "--memory", "1MiB"), "--memory is 1,048,576 bytes; libraries and compiled code alone need")
+    refused(
+        run(*arguments, "--memory", "1MiB"), "--memory is 1.0 MiB; the libraries and compiled code of dkgp alone need"
+    )
     refused(run(*arguments, "--time", "0s"), "--time must be positive and finite")
     assert run(*arguments, "--time", "soon").exit_code == 2
     assert not out.exists()

@@ -229,7 +229,10 @@ def test_a_model_that_takes_too_long_gives_way_to_one_that_fits(slowness: float,
     # The smallest model has no alternative, and runs to its end.
     assert clock.now <= 92.0 + (100.0 if taken == 100 else 0.0)
     if taken is not None:
-        assert "training of exact (variances within 2 %) was stopped after" in document["given_up"][0]["text"]
+        assert (
+            "training of the exact model (variances certified within 2 %) was stopped after"
+            in document["given_up"][0]["text"]
+        )
 
 
 @pytest.mark.parametrize(("seconds", "variant"), [((20.0,), 0), ((1000.0, 20.0), 1), ((1e3, 1e3, 20.0), 2)])

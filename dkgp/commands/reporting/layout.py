@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import duration, printable
+from dkgp.registry import byte_text
 
 Rows = list[tuple[str, str]]
 
@@ -250,28 +251,17 @@ def bounds_of(worst: float | None, rms: float | None, units: str, scale: float =
     return f"{', '.join(known)} {units}" if known else NOT_INFORMATIVE
 
 
-def size(count: float | None) -> str:
-    """Format bytes with a binary unit."""
-    if count is None:
-        return "unknown"
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
 # Names of a solver's parts in words.
 _PARTS = {"assemble": "kernel matrix", "update": "updates", "precondition": "preconditioner", "select": "selection"}
 
 
 def seconds_of(document: Mapping[str, Any]) -> str:
-    """Format a run's seconds, and those of parts that took at least 5 % of it; older models have no parts."""
+    """Format a run's seconds, and those of parts that took 5 % of it and a displayed time; older models have none."""
     total = document["seconds"]
     parts = [
         f"{_PARTS.get(name, name)} {seconds:.1f}"
         for name, seconds in document.get("seconds_by_part", {}).items()
-        if seconds >= 0.05 * total
+        if seconds >= max(0.05, 0.05 * total)
     ]
     return f"{total:.1f}" + (f" ({', '.join(parts)})" if parts else "")
 
@@ -285,7 +275,7 @@ def names(values: Collection[str], most: int = 8) -> str:
 
 # Formats in addition to Python's.
 FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "size": size,
+    "size": byte_text,
     "duration": duration,
     "names": names,
     "score": number,
@@ -318,7 +308,7 @@ def stored(document: Document) -> Rows:
     return [
         ("training set", document["fingerprint"]),
         ("dkgp", document["versions"].get("dkgp", "unknown")),
-        ("stored", size(document["stored_bytes"])),
+        ("stored", byte_text(document["stored_bytes"])),
     ]
 
 

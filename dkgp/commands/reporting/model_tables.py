@@ -26,19 +26,19 @@ from dkgp.commands.reporting.layout import (
     proven,
     rows_of,
     sheet_of,
-    size,
     stored,
     table_of,
     titled,
     unproven,
 )
 from dkgp.commands.reporting.outputs import Document
-from dkgp.commands.reporting.progress import duration, scored_by
+from dkgp.commands.reporting.progress import STANDARDISED, duration, scored_by
 from dkgp.kernels import kernel_text
 from dkgp.models import TunedParameter
 from dkgp.models.hyperparameters import stopped
 from dkgp.models.sparse.model import method_named
 from dkgp.models.sparse.search import EVIDENCES
+from dkgp.registry import byte_text
 
 Tables = list[RenderableType]
 # Maximum numbers of targets with their own rows or tables, of rows of a path, and of weights named in a row.
@@ -307,8 +307,8 @@ def _compared_kernels(comparison: Document) -> RenderableType:
         for row in comparison["kernels"]
     ]
     title = (
-        f"Kernels, tuned on {comparison['samples']:,} samples and scored {scored_by(comparison)} (targets "
-        "standardised; NLPD: negative log predictive density in nats per sample; *: chosen, the smallest NLPD)"
+        f"Kernels, tuned on {comparison['samples']:,} samples and scored {scored_by(comparison)} "
+        f"({STANDARDISED}; *: chosen, the smallest negative log predictive density, NLPD)"
     )
     return titled(title, grid(("kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds"), rows, left={"kernel"}))
 
@@ -329,8 +329,8 @@ def _compared_candidates(compared: Document) -> RenderableType:
         judged = f"{compared['samples']:,} samples by leave-one-out predictions"
     columns = ("source of the hyperparameters", "kernel", "NLPD", "RMSE", "coverage of 95 %", "seconds to predict")
     title = (
-        f"Candidates on {judged} (targets standardised; NLPD in nats per sample; *: chosen; a later one is chosen if "
-        "its NLPD is smaller by more than one standard error)"
+        f"Candidates on {judged} ({STANDARDISED}; *: chosen; a later one is chosen if its NLPD is smaller by more than "
+        "one standard error of the difference)"
     )
     return titled(title, grid(columns, rows, left={"source of the hyperparameters", "kernel"}))
 
@@ -345,8 +345,8 @@ def _compared_noise(comparison: Document) -> RenderableType:
         for row in comparison["kinds"]
     ]
     title = (
-        f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} (targets "
-        f"standardised; NLPD in nats per sample; *: chosen, it gains at least two standard errors)"
+        f"Noise on {comparison['held_out']:,} held-out samples, tuned on {comparison['samples']:,} "
+        f"({STANDARDISED}; *: chosen, it gains at least two standard errors)"
     )
     return titled(
         title, grid(("noise", "NLPD", "RMSE", "coverage of 95 %", "gain (standard error)"), rows, left={"noise"})
@@ -366,7 +366,7 @@ def _scores(document: Document) -> RenderableType:
         for group, scores in document["scores"].items()
     ]
     table = grid(("scores of", *figures.values()), rows, left=("scores of",), lines=False)
-    return titled("Scores (averaged probabilities)" if of_labels else "Scores (standardised targets)", table)
+    return titled("Scores (averaged probabilities)" if of_labels else f"Scores ({STANDARDISED})", table)
 
 
 def _refined(refinement: Document) -> Tables:
@@ -397,7 +397,7 @@ def _compared(held_out: int, before: Document, after: Document) -> RenderableTyp
         table.add_column(title, justify="right")
     for name, score in (("before", before), ("after", after)):
         table.add_row(name, f"{score['nlpd']:.4f}", f"{score['rmse']:.4f}", f"{score['coverage_95']:.3f}")
-    return titled(f"{held_out:,} held-out samples (standardised)", table)
+    return titled(f"{held_out:,} held-out samples ({STANDARDISED})", table)
 
 
 # ------------------------------------------------------------------------------------------------------------- plans
@@ -426,10 +426,10 @@ def _summary(document: Document) -> RenderableType:
         ("samples, features, targets", f"{document['n']:,}, {document['d']}, {document['p']}"),
         ("solver", document["solver"] + (f": {document['auto']['reason']}" if document["auto"] else "")),
         *([] if counts["unit"] == "factor" else [(counts["unit"], f"{counts['expected']:.1f}{between}")]),
-        ("coordinator's memory", size(document["workers"][0]["coordinator_memory_bytes"])),
+        ("coordinator's memory", byte_text(document["workers"][0]["coordinator_memory_bytes"])),
         ("time of a message to a worker and back", f"{1000 * network['round_trip_seconds']:.2f} ms"),
         ("time of each further message", f"{1000 * network['task_seconds']:.2f} ms"),
-        ("data rate to workers", f"{size(network['bytes_per_second'])} per second"),
+        ("data rate to workers", f"{byte_text(network['bytes_per_second'])} per second"),
     ]
     return table_of("Plan of the training", rows)
 
@@ -440,7 +440,7 @@ def _workers(document: Document) -> RenderableType:
     rows = (
         (
             *_times(row, row["workers"], phases),
-            size(row["worker_memory_bytes"]),
+            byte_text(row["worker_memory_bytes"]),
             plain_number(row["worker_hours"], 3),
             _LIMITS.get(row["limit"], row["limit"]),
         )
@@ -496,7 +496,7 @@ def _product(document: Document) -> Tables:
     for row in document["workers"]:
         product = row["product"]
         seconds = (_brief(product[name]) for name in ("seconds", *(f"{part}_seconds" for part in parts)))
-        messages = f"{product['tasks']:,}", size(product["moved_bytes"])
+        messages = f"{product['tasks']:,}", byte_text(product["moved_bytes"])
         rows.append((f"{row['workers']:,}", *seconds, *messages, _LIMITS.get(product["limit"], product["limit"])))
     headings = (
         "workers",
@@ -529,7 +529,7 @@ def _kept(document: Document) -> Tables:
     for row in document["workers"]:
         tiles = row["tiles"]
         seconds = (_brief(tiles[name]) for name in ("product_seconds", "saved_seconds"))
-        memory = (size(tiles[name]) for name in ("bytes", "most_bytes"))
+        memory = (byte_text(tiles[name]) for name in ("bytes", "most_bytes"))
         rows.append((f"{row['workers']:,}", f"{tiles['share']:.0%}", *memory, *seconds))
     headings = (
         "workers",
@@ -552,8 +552,8 @@ def _variances(document: Document) -> Tables:
         ("rank, halo", f"{figures['rank']:,}, {figures['halo']:,}"),
         ("products in float32", _products(figures["products_float32"])),
         ("products in float64", _products(figures["products_float64"])),
-        ("factors", size(figures["factor_bytes"])),
-        ("memory per sample in a batch", size(figures["sample_bytes"])),
+        ("factors", byte_text(figures["factor_bytes"])),
+        ("memory per sample in a batch", byte_text(figures["sample_bytes"])),
     ]
     # Phases differ if all workers share a batch.
     phases = list(dict.fromkeys(name for row in document["workers"] for name in row["variance"]["phases"]))
@@ -578,7 +578,7 @@ def _variances(document: Document) -> Tables:
                 _time(costs["whole_factor_seconds"]),
                 "-" if costs["neighbours_seconds"] is None else _time(costs["neighbours_seconds"]),
                 f"{costs['batch_size']:,}",
-                size(costs["worker_memory_bytes"]),
+                byte_text(costs["worker_memory_bytes"]),
             )
             for workers, costs in costs_by_workers.items()
         ),
@@ -627,8 +627,8 @@ def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
     about: Rows = [
         *rows,
         ("kernel entries", plain_number(figures["kernel_evaluations"], 3)),
-        ("coordinator's memory", size(first["coordinator_memory_bytes"])),
-        ("the model's store", size(figures["model_bytes"])),
+        ("coordinator's memory", byte_text(first["coordinator_memory_bytes"])),
+        ("the model's store", byte_text(figures["model_bytes"])),
     ]
     phases = list(first["phases"])
     table = grid(
@@ -636,7 +636,7 @@ def _beside(document: Document, name: str, title: str, rows: Rows) -> Tables:
         (
             (
                 *_times(costs, workers, phases),
-                size(costs["worker_memory_bytes"]),
+                byte_text(costs["worker_memory_bytes"]),
                 _LIMITS.get(costs["limit"], costs["limit"]),
             )
             for workers, costs in costs_by_workers.items()
@@ -673,8 +673,8 @@ def _validation(document: Document) -> Tables:
                 f"{row['seconds']:.2f}",
                 f"{row['seconds_model']:.2f}",
                 f"{row['seconds_to_model']:.2f}",
-                size(row["worker_peak_bytes"]),
-                size(row["worker_memory_bytes"]),
+                byte_text(row["worker_peak_bytes"]),
+                byte_text(row["worker_memory_bytes"]),
                 f"{row['worker_memory_to_model']:.2f}",
             )
             for row in figures["rows"]

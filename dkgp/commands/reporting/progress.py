@@ -239,9 +239,17 @@ _NO_FLAGS = frozenset(
 )
 
 
+# Parameters whose flags have other names.
+_FLAGS = {"fixed": "fix", "priors": "prior", "targets": "target", "tolerance": "tol"}
+
+
 def typed(text: str) -> str:
     """Return the text with command parameters spelled as flags."""
-    return spelled(text, lambda name: None if name in _NO_FLAGS else "--" + name.replace("_", "-"))
+    return spelled(text, lambda name: None if name in _NO_FLAGS else "--" + _FLAGS.get(name, name).replace("_", "-"))
+
+
+# Units of the scores on standardised targets.
+STANDARDISED = "targets standardised: RMSE in standard deviations of the target, NLPD in nats per sample"
 
 
 def scored_by(comparison: Mapping[str, Any]) -> str:
@@ -328,16 +336,17 @@ def about_seconds(seconds: float) -> str:
 
 
 def width_line(record: Mapping[str, Any]) -> str:
-    """Return a width search's progress: pass, width, noise variance, error, prototypes, and the remaining time."""
+    """Return a width search's progress: pass, length scales, noise variance, error, prototypes, remaining time."""
     most = record.get("passes_at_most")
     at_most = "" if most is None else f" of at most {most}"
     width = record["scale"] ** -0.5
     error = f"squared error {record['score']:.4g}"
     if "error" in record:
-        error = f"error {record['error']:.2%}, balanced {record['balanced_error']:.2%}"
+        error = f"error {record['error']:.2%}, balanced error {record['balanced_error']:.2%}"
     left = record.get("seconds_left")
     coming = f"; at most {about_seconds(left)} left" if left else ""
     return (
-        f"pass {record['pass']}{at_most}: width {width:.3g}, noise variance {record['noise_variance']:.3g}: "
-        f"{error} with {record['cardinality']:,} prototypes{coming}"
+        f"pass {record['pass']}{at_most}: length scales {width:.3g} times those at the start, noise variance "
+        f"{record['noise_variance']:.3g} (labels are -1 and 1): {error} with {record['cardinality']:,} "
+        f"prototypes{coming}"
     )

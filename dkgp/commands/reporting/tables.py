@@ -38,7 +38,6 @@ from dkgp.commands.reporting.layout import (
     proven,
     rows_of,
     sheet_of,
-    size,
     stored,
     table_of,
     titled,
@@ -46,7 +45,7 @@ from dkgp.commands.reporting.layout import (
 )
 from dkgp.commands.reporting.outputs import Document
 from dkgp.commands.reporting.progress import duration, typed
-from dkgp.registry import LaterModule
+from dkgp.registry import LaterModule, byte_text
 
 Tables = list[RenderableType]
 
@@ -141,7 +140,7 @@ def _kept(document: Document) -> str | None:
     kept = document.get("kept_tiles") or {}
     if not kept.get("reason"):  # the solver has no such products, or the user disabled kept tiles
         return None
-    share = f"{document['kept_share']:.0%}, {size(kept['bytes'])}" if kept["bytes"] else "nothing"
+    share = f"{document['kept_share']:.0%}, {byte_text(kept['bytes'])}" if kept["bytes"] else "nothing"
     return f"{share}: {kept['reason']}"
 
 
@@ -359,7 +358,8 @@ def _score(document: Document, name: str, words: str) -> str:
     return f"{number(document[name])}{words}{limits}"
 
 
-def _coverage(document: Document) -> str:
+def coverage_text(document: Document) -> str:
+    """Return the coverage of 95 % intervals beside the range for a calibrated model."""
     low, high = document["coverage_95_band"]
     band = NOT_INFORMATIVE if high - low > 0.5 else f"expected for a calibrated model {low:.3f} to {high:.3f}"
     return _score(document, "coverage_95", f", {band}")
@@ -385,8 +385,8 @@ def _by_method(document: Document) -> str | None:
 def _unmet(document: Document) -> str | None:
     if not document.get("variance_unmet"):
         return None
-    count = f"{document['variance_unmet']:,} of {document['n']:,}"
-    return f"{count} (requested: within {100 * document['variance_gap_wanted']:g} %)"
+    wanted = f"(requested: within {100 * document['variance_gap_wanted']:g} %)"
+    return f"{document['variance_unmet']:,} of {document['n']:,} {wanted}"
 
 
 def _squared_error(of: Document) -> str:
@@ -405,7 +405,7 @@ SCORED_VARIANCES = (
     may("Student's t", "the noise's, of {student_t[degrees]:.3g} degrees of freedom"),
     Figure("variances", lambda of: APPROXIMATE if of.get("variance_approximate") else None),
     Figure("negative log predictive density", lambda of: _score(of, "nlpd_raw", " nats per sample")),
-    Figure("coverage of 95 % intervals", _coverage),
+    Figure("coverage of 95 % intervals", coverage_text),
     Figure("squared error / variance", _squared_error),
     _evaluated_gaps,
     Figure("variances by", _by_method),
@@ -489,19 +489,20 @@ def _scores_by_target(figures: Document) -> RenderableType:
     titles = {"rmse_raw": "RMSE", "mae_raw": "MAE", "r_squared": "R²", "nlpd_raw": "NLPD", "coverage_95": "coverage"}
     present = [name for name in titles if any(name in of for of in figures.values())]
     rows = [[Text(target), *(Text(_digits(of.get(name))) for name in present)] for target, of in figures.items()]
-    return grid(["target", *(titles[name] for name in present)], rows, left=("target",), lines=False)
+    table = grid(["target", *(titles[name] for name in present)], rows, left=("target",), lines=False)
+    return titled("By target: RMSE and MAE in the target's units, NLPD in nats per sample", table)
 
 
 def _rivals(document: Document) -> RenderableType:
     errors: Document = document["compare"]["rmse_raw"]
     models = {target: document.get("per_target", {}).get(target, document)["rmse_raw"] for target in errors}
     rows = [[Text("this model"), *(Text(_digits(models[target])) for target in errors)]]
-    rivals = next(iter(errors.values()))
     rows += [
         [Text(rival_text(rival, document["compare"])), *(Text(_digits(errors[target][rival])) for target in errors)]
-        for rival in rivals
+        for rival in next(iter(errors.values()))
     ]
-    return grid(["root mean square error of", *errors], rows, left=("root mean square error of",), lines=False)
+    table = grid(["model", *errors], rows, left=("model",), lines=False)
+    return titled("Root mean square error of the test samples, in the target's units", table)
 
 
 def rival_text(name: str, compared: Document) -> str:
@@ -831,7 +832,7 @@ def _shown(name: str, value: Any) -> str:
             return f"{plain_number(value)} (standardised)"
         return f"{value:.2f}" if "likelihood" in name else plain_number(value)
     if name.endswith("_bytes"):
-        return size(value)
+        return byte_text(value)
     if isinstance(value, list):
         return names(value)
     if isinstance(value, dict):
@@ -870,7 +871,7 @@ def cell(row: Document, column: Document) -> str:
     if value is None:
         return "-"
     if form == "bytes":
-        return size(value)
+        return byte_text(value)
     return (format(value, form) if isinstance(value, int | float) else str(value)) + _noise(row, name)
 
 

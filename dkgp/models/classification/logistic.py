@@ -59,6 +59,7 @@ from dkgp.models.tuning.subsets import draw_subset
 from dkgp.operators import ArrayInputs
 from dkgp.operators.base import FloatArray, KernelOperator
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.registry import byte_text
 from dkgp.solvers import DualityGap, MaxPasses, Progress, Solution, StoppingRule
 from dkgp.solvers.conjugate.kernel_cg import kernel_product
 from dkgp.solvers.method_run import last_errors
@@ -494,7 +495,7 @@ def require_separate(likelihood: Likelihood, n_samples: int) -> None:
         order = likelihood.n_classes * n_samples
         raise InputError(
             f"softmax couples the {likelihood.n_classes} classes of {n_samples:,} samples in one matrix of order "
-            f"{order:,}, {8 * order**2 / 1e9:,.3g} GB. Take the classes one against the rest (`multi_class` ovr), or "
+            f"{order:,}, {byte_text(8 * order**2)}. Take the classes one against the rest (`multi_class` ovr), or "
             "a basis (`basis_size`)"
         )
 

@@ -46,6 +46,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, CachedRows
 from dkgp.operators.cross_sums import cross_slopes
 from dkgp.operators.low_rank.pivots import whiten
+from dkgp.registry import byte_text
 
 # Test samples whose sums one thread takes at a time, and whose deviations are solved for together.
 PIECE_ROWS, SOLVED_TOGETHER = 64, 64
@@ -155,7 +156,7 @@ class DeviationGradients(GradientPredictor):
         if needed > room and not are_held(self._subject.context):
             raise InputError(
                 f"the deviation's gradient takes a Cholesky factor of all {model.n_samples:,} samples, which is "
-                f"{needed / 1e9:.3g} GB where {room / 1e9:.3g} GB are free for it; ask for the mean's alone, or fit a "
+                f"{byte_text(needed)} where {byte_text(room)} are free for it; ask for the mean's alone, or fit a "
                 "SparseGPRegressor, whose deviations have gradients at any number of samples"
             )
         # Narrow intervals: the errors of gradients are proportional to their widths.

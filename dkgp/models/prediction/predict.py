@@ -228,7 +228,10 @@ def predict(
     test = dataset.as_seen_by(model.feature_names, names, model.standardisation)
     _require_finite(test)
     if model.standardisation.transforms and note is not None:
-        note("the model is of transformed targets, and so are predictions in the store; evaluate brings them back")
+        note(
+            "the model was trained on transformed targets, and the store has predictions on that scale; "
+            "`dkgp evaluate` and `dkgp export` convert them to the target's units"
+        )
     version = f"{model.fingerprint}-{time.time_ns():x}"
     try:
         with locked(url), single_threaded_blas():

@@ -180,15 +180,15 @@ class RefineStep:
     @property
     def plain(self) -> str:
         """One line for users of any field."""
-        taken = "" if self.accepted else ", taken back"
+        taken = "" if self.accepted else ", undone"
         return (
-            f"refine step {self.step} of {self.steps}: log likelihood {self.gain:+.1f} (error {self.gain_error:.2g}), "
-            f"{self.seconds:.1f} s{taken}"
+            f"refine step {self.step} of {self.steps}: gain of log likelihood {self.gain:+.1f} (standard error "
+            f"{self.gain_error:.2g}), {self.seconds:.1f} s{taken}"
         )
 
     def __str__(self) -> str:
         """One line for users who know optimisers."""
-        taken = "" if self.accepted else ", taken back"
+        taken = "" if self.accepted else ", undone"
         return (
             f"refine step {self.step} of {self.steps}: |gradient| {self.gradient_norm:.3g}, its error "
             f"{self.error_norm:.2g}, s2 {self.noise_variance:.4g}, log likelihood {self.gain:+.1f} (error "

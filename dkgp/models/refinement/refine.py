@@ -421,9 +421,9 @@ class _Run:
         mean = float(improvement.mean())
         spread = float(improvement.std(ddof=1)) / math.sqrt(len(improvement)) if len(improvement) > 1 else math.inf
         figures = (
-            f"NLPD {before.nlpd:.4f} before, {after.nlpd:.4f} after, on {self._n_held_out:,} held-out samples "
-            f"({abs(mean):.4f} {'better' if mean > 0.0 else 'worse'}, standard error {spread:.2g}; RMSE "
-            f"{before.rmse:.4f} and {after.rmse:.4f})"
+            f"NLPD {before.nlpd:.4f} nats per sample before, {after.nlpd:.4f} after, on {self._n_held_out:,} held-out "
+            f"samples ({abs(mean):.4f} {'better' if mean > 0.0 else 'worse'}, standard error {spread:.2g}; RMSE "
+            f"{before.rmse:.4f} before, {after.rmse:.4f} after; targets standardised)"
         )
         if mean > 0.0:
             return self._result(self._best, reason, f"the refined values are kept: {figures}", before, after)

@@ -439,15 +439,16 @@ def bound_warnings(
         if not parameter.pressed:
             continue
         end = parameter.lower if parameter.bound == "lower" else parameter.upper
-        places.setdefault(f"on its {parameter.bound} bound, {end:.3g}", []).append((parameter, label))
+        places.setdefault(f"at the {parameter.bound} bound of the search, {end:.3g}", []).append((parameter, label))
     return [
-        f"{place}: {', '.join(label for _, label in named)}. {_cause(named[0][0], summaries)}"
+        f"{', '.join(label for _, label in named)} {'is' if len(named) == 1 else 'are'} {place}. "
+        f"{_cause(named[0][0], summaries)}"
         for place, named in places.items()
     ]
 
 
 # Advice for noise at its lower bound.
-HOLD_NOISE = f"Set it with `fixed` {NOISE_NAME}=1e-5"
+HOLD_NOISE = f"To fix it, tune with `fixed` {NOISE_NAME}=1e-5"
 
 
 def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str:
@@ -464,7 +465,7 @@ def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str
         return f"Each sample explains itself alone: {cause}; {remedy}, or keep length scales longer by `bounds`"
     if parameter.name == NOISE_NAME:
         return "The noise exceeds the targets' own variance: standardise them, or look for outliers"
-    return "Widen its range by `bounds`, hold it at a value by `fixed`, or take another `kernel`"
+    return "Widen its range by `bounds`, fix it at a value by `fixed`, or take another `kernel`"
 
 
 def candidates(space: SearchSpace, parameters: FloatArray, feature_names: Sequence[str]) -> list[int]:

@@ -43,6 +43,7 @@ from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext, InputSource, centre_of
 from dkgp.operators.blocked import BlockedKernelOperator
+from dkgp.registry import byte_text
 from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 PIECE_ROWS = 512
@@ -245,8 +246,8 @@ class BasisRun(VarianceRun):
         needed = 8 * (VECTORS * context.n + 6 * most * most)
         if needed > memory:
             raise MemoryBudgetError(
-                f"a basis of {most:,} samples takes {needed / 1e6:,.3g} MB for each test sample at work; its share of "
-                f"the variance memory is {memory / 1e6:,.3g} MB. Lower `basis`, or raise `memory_bytes`"
+                f"a basis of {most:,} samples takes {byte_text(needed)} for each test sample at work; its share of "
+                f"the variance memory is {byte_text(memory)}. Lower `basis`, or raise `memory_bytes`"
             )
         greedy = GreedySettings(most, gap=settings.gap, gap_of="risk", seed=settings.seed)
         self._basis_way = BasisWay(context, s2, greedy, memory - needed)

@@ -61,6 +61,7 @@ from dkgp.operators.base import FloatArray
 from dkgp.operators.block_tasks import BlockContext, feature_width
 from dkgp.operators.low_rank.pivots import ROWS_AT_ONCE
 from dkgp.operators.vecchia.factor import order_task, vecchia_bytes
+from dkgp.registry import byte_text
 from dkgp.solvers.conjugate.preconditioner import COLUMNS_AT_ONCE, Batches, shared_phases, variance_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes
 
@@ -114,8 +115,8 @@ def chosen_rank(n: int, tests: int, requested: int | None, memory_bytes: int) ->
         rank = min(requested, n)
         if rank > fits:
             raise MemoryBudgetError(
-                f"a factor of rank {rank:,} takes {building_bytes(n, rank) / 1e6:,.3g} MB to make; its share of "
-                f"the variance memory is {FACTOR_SHARE * memory_bytes / 1e6:,.3g} MB. "
+                f"a factor of rank {rank:,} takes {byte_text(building_bytes(n, rank))} to make; its share of "
+                f"the variance memory is {byte_text(FACTOR_SHARE * memory_bytes)}. "
                 f"Lower `rank` to {max(fits, 0):,} or raise `memory_bytes`"
             )
         return rank
@@ -636,7 +637,7 @@ class IterativeRun(VarianceRun):
         elif self._settings.max_passes < 1:
             how = "is used alone, without passes over the kernel matrix"
         return (
-            f"partial Cholesky factor of rank {rank:,}{beside} ({self._memory.fixed / 1e6:,.3g} MB) "
+            f"partial Cholesky factor of rank {rank:,}{beside} ({byte_text(self._memory.fixed)}) "
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; it {how}{trouble}"
             + (f"; {self.layout(self._executor)}" if self._whole_process and len(self._executor.workers) > 1 else "")
         )
@@ -692,8 +693,8 @@ class IterativeRun(VarianceRun):
         if fits < 1 and self._settings.max_passes >= 1 and not smooth:
             remaining = memory.total - memory.fixed
             raise MemoryBudgetError(
-                f"the vectors of one test sample take {memory.of_a_sample / 1e6:,.3g} MB; the factors and a product "
-                f"leave {max(0, remaining) / 1e6:,.3g} MB of the variance memory to them. Raise `memory_bytes`, or let "
+                f"the vectors of one test sample take {byte_text(memory.of_a_sample)}; the factors and a product "
+                f"leave {byte_text(max(0, remaining))} of the variance memory to them. Raise `memory_bytes`, or let "
                 "the factor alone do with `max_passes` 0"
             )
         return int(min(LARGEST_JOINT_BATCH, max(1, fits)))

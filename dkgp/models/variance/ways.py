@@ -66,6 +66,7 @@ from dkgp.models.variance.whole_matrix import (
 from dkgp.operators.base import FloatArray
 from dkgp.operators.blas import blas
 from dkgp.operators.block_tasks import BlockContext, feature_width
+from dkgp.registry import byte_text
 from dkgp.solvers.cholesky.tile_factor import MemoryTiles, Tiles
 from dkgp.solvers.conjugate.preconditioner import Batches, variance_phases
 from dkgp.solvers.prices import Phase, Prices, Sizes, Work
@@ -271,8 +272,8 @@ def _place(request: Request) -> tuple[Tiles | str | None, str | None]:
     if needed <= DISK_SHARE * free:
         return None, None
     return None, (
-        f"a Cholesky factor of {n:,} samples takes {needed / 1e9:.3g} GB; there are {room / 1e9:.3g} GB of memory for "
-        f"it, and {free / 1e9:.3g} GB on the disk of temporary files"
+        f"a Cholesky factor of {n:,} samples takes {byte_text(needed)}; there are {byte_text(room)} of memory for "
+        f"it, and {byte_text(free)} on the disk of temporary files"
     )
 
 

@@ -47,6 +47,7 @@ from dkgp.models.variance.run import Request, VarianceRun
 from dkgp.models.variance.scaled import Subject
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.registry import byte_text
 from dkgp.solvers.cholesky.tile_factor import (
     BrokenDownError,
     MemoryTiles,
@@ -392,7 +393,7 @@ class WholeRun(VarianceRun):
         self._factor_seconds = time.perf_counter() - started
         where = "in memory" if self._in_memory else f"in '{self._factor.url}'"
         return (
-            f"Cholesky factor of all {layout.n:,} samples ({layout.disk_bytes / 1e6:,.3g} MB {where}) "
+            f"Cholesky factor of all {layout.n:,} samples ({byte_text(layout.disk_bytes)} {where}) "
             f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; no iterations are needed"
         )
 
@@ -500,6 +501,6 @@ def keep_whole(model: ModelRecord, executor: BlockExecutor) -> str:
     finally:
         worker_cache().discard_run(version)
     return (
-        f"Cholesky factor of all {model.n_samples:,} samples ({layout.disk_bytes / 1e6:,.3g} MB) kept with the model, "
+        f"Cholesky factor of all {model.n_samples:,} samples ({byte_text(layout.disk_bytes)}) kept with the model, "
         f"built in {time.perf_counter() - began:.1f} s: variances take a solve each"
     )

@@ -302,7 +302,7 @@ def test_numbers_with_a_few_other_texts_are_no_categories(tmp_path: Path) -> Non
     with pytest.raises(RefusedColumnsError) as caught:
         ingest(path, tmp_path / "t.zarr", target="y")
     message = str(caught.value)
-    assert "'rare': text in 1 of 200 rows of 1 different values, first 'ERROR' in line 9" in message
+    assert "'rare': text in 1 of 200 rows, with 1 different value, first 'ERROR' in line 9" in message
     assert "numbers otherwise, so that such text is read as a missing value" in message
     assert message.endswith("--categorical few,both --missing ERROR --impute median")
     table = caught.value.survey.table(TableOptions())

@@ -372,11 +372,9 @@ class Survey:
             words.append(f"{column.kind}, such as '{column.first_text}', which no option reads")
         elif column.texts:
             levels = f"{column.n_levels:,}" if column.n_levels <= MOST_LEVELS else f"more than {MOST_LEVELS:,}"
-            mixed = f" in {column.texts:,} of {column.rows:,} rows" if column.numbers else ""
-            words.append(
-                f"text{mixed} of {levels} different values, first '{_short(column.first_text)}' in "
-                f"{column.first_text_place}"
-            )
+            mixed = f" in {column.texts:,} of {column.rows:,} rows, with" if column.numbers else " of"
+            values = f"{levels} different value{'' if levels == '1' else 's'}"
+            words.append(f"text{mixed} {values}, first '{_short(column.first_text)}' in {column.first_text_place}")
             if column.odd_texts:
                 words.append("numbers otherwise, so that such text is read as a missing value")
             if column.written.notations and len(column.written.units) > 1:

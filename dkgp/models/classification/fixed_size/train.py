@@ -407,7 +407,7 @@ def fit_triangle(
         parts += operator.submit("kqr", triangle_task, arguments, groups).result()
         while len(parts) > 1:
             parts[:2] = [merge_triangles(parts[0], parts[1])]
-        operator.tell("fit", first + len(groups), len(runs), "runs")
+        operator.tell("fit", first + len(groups), len(runs), "parts of the data")
     return np.asarray(parts[0])
 
 

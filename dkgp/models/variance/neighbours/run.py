@@ -47,6 +47,7 @@ from dkgp.models.variance.run import REGIONS, UNPROVEN, Ends, Parts, Request, Va
 from dkgp.models.variance.settings import TestRows
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext
+from dkgp.registry import byte_text
 
 # Chebyshev points of a tile's box in each feature, by features.
 SOURCE_ORDER = {1: 20, 2: 16, 3: 8}
@@ -496,8 +497,8 @@ def largest_count(memory_bytes: int, n: int, width: int, threads: int) -> int:
     least = min(LEAST[width], n)
     if taken(least) > memory_bytes:
         raise MemoryBudgetError(
-            f"variances by neighbours of {n:,} training samples take {taken(least) / 1e6:,.3g} MB at least in a "
-            f"process of {threads} threads; the variance memory is {memory_bytes / 1e6:,.3g} MB. Raise "
+            f"variances by neighbours of {n:,} training samples take {byte_text(taken(least))} at least in a "
+            f"process of {threads} threads; the variance memory is {byte_text(memory_bytes)}. Raise "
             "`memory_bytes`, or use fewer threads a worker"
         )
     return max(count for count in range(least, MOST + 1) if taken(count) <= memory_bytes)
