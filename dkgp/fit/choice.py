@@ -124,13 +124,13 @@ def decide(ways: Iterator[Way] | Sequence[Way], seconds: float, memory_bytes: in
     least = min(passed, key=lambda way: way.memory_bytes)
     if least.memory_bytes > memory_bytes:
         raise MemoryBudgetError(
-            f"the model with the least memory ({least.words}) is forecast to take {least.forecast}; the "
+            f"the model with the least memory is the {least.words}, forecast to take {least.forecast}. The "
             f"limit is {byte_text(memory_bytes)}. Raise `memory_bytes`, or give fewer samples"
         )
     quickest = min((way for way in passed if way.memory_bytes <= memory_bytes), key=lambda way: way.seconds)
     raise InputError(
-        f"the fastest model ({quickest.words}) is forecast to take {quickest.forecast}; {spoken(seconds)} of the time "
-        "limit remain for it. Raise `seconds`, or give fewer samples"
+        f"the fastest model is the {quickest.words}, forecast to take {quickest.forecast}. Only {spoken(seconds)} of "
+        "the time limit remain for it. Raise `seconds`, or give fewer samples"
     )
 
 

@@ -102,7 +102,6 @@ def test_the_defaults_of_a_fixed_size_one_say_what_they_found(shell: Shell) -> N
     assert re.match(first + r"at most \d+ s left", stages[0])
     assert re.search(rf"error {100 * best['error']:.2f}%, balanced error \S+% with \d+ prototypes", stages[-1])
     assert re.search(r"forecast: about \d+ s on idle cores, at most 4 passes over [\d,]+ samples", result.stderr)
-    assert "scale" not in result.stderr
     assert shell.names == {"m", "path.png", "log.jsonl"}
     shown = shell.told("info @m")
     assert f"fixed-size: {record.n_support} prototypes of 40 (k-centre)" in shown

@@ -225,7 +225,7 @@ def test_a_slower_machine_has_a_sparse_model_and_says_why(
     assert "--basis-size 20" in document["commands"][2]
     page = Path(document["report"]).read_text(encoding="utf-8")
     check_page(page)
-    assert "sparse with 20 basis samples" in page
+    assert "sparse model with 20 basis samples" in page
 
 
 def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(
@@ -241,7 +241,7 @@ def test_a_budget_that_is_too_small_is_refused_and_a_larger_one_goes_on(
     assert not out.exists()
     # Only the time that depends on the samples is a reason to refuse.
     monkeypatch.setattr("dkgp.fit.choice.Chooser._fixed_seconds", lambda fit, way: (0.0, 0.0))
-    refused(run(*arguments, "--time", "0.00001s"), "is forecast to take ", "of --time", "remain for it. Raise")
+    refused(run(*arguments, "--time", "0.00001s"), "forecast to take ", "of the time limit remain for it. Raise --time")
     assert not (out / "model.zarr").exists()
     written = (out / "train.zarr" / "zarr.json").stat().st_mtime_ns
     assert run_json(*arguments, "--time", "5min", "--resume")["converged"] is True

@@ -639,7 +639,7 @@ def test_what_a_gaussian_process_refuses(rng: np.random.Generator, tmp_path: Pat
     executor = LocalExecutor(1)
     try:
         given = (LabelledData(data, labels), Hyperparameters(GP_KERNEL, 1.0), executor)
-        with pytest.raises(InputError, match=r"one matrix of order 180, .* GB"):
+        with pytest.raises(InputError, match=r"one matrix of order 180, .* KiB"):
             train_gp(*given, RiskSettings(Likelihood("softmax", 3)))
         with pytest.raises(InputError, match="has no regularisation, got 0.5"):
             train_gp(*given, RiskSettings(Likelihood("logit", 3), regularisation=0.5))

@@ -31,6 +31,7 @@ from dkgp.models.variance.iterative import BatchLayout, IterativeRun, building_b
 from dkgp.models.variance.nystrom import NystromFactor, landmark_jitter
 from dkgp.models.variance.settings import VarianceSettings
 from dkgp.plan.foreseen import PlannedWorkers
+from dkgp.registry import byte_text
 from dkgp.solvers import MaxIterations
 from dkgp.solvers.conjugate.preconditioner import Batches
 from dkgp.solvers.prices import Sizes
@@ -474,7 +475,7 @@ def test_a_rank_beyond_memory_is_refused_in_numbers(world: World, executor: Bloc
         predict(world.model, world.test, str(tmp_path / "p"), executor, variance=asked)
     message = str(caught.value)
     assert "rank 300" in message
-    assert f"{building_bytes(N, 300) / 1e6:,.3g} MB" in message
+    assert byte_text(building_bytes(N, 300)) in message
     assert not (tmp_path / "p").exists()
     # The rank that it says would fit does.
     fits = int(re.findall(r"`rank` to ([\d,]+)", message)[0])
@@ -487,7 +488,7 @@ def test_a_rank_beyond_memory_is_refused_in_numbers(world: World, executor: Bloc
 
 def test_vectors_beyond_memory_are_refused_in_numbers(world: World, executor: BlockExecutor, tmp_path: Path) -> None:
     asked = VarianceSettings(rank=1, memory_bytes=10_000, gap=1e-4)
-    with pytest.raises(MemoryBudgetError, match=r"[\d.]+ MB") as caught:
+    with pytest.raises(MemoryBudgetError, match=r"[\d.]+ KiB") as caught:
         predict(world.model, world.test, str(tmp_path / "p"), executor, variance=asked)
     assert "`memory_bytes`" in str(caught.value)
     assert not (tmp_path / "p").exists()

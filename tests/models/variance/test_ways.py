@@ -206,7 +206,7 @@ def test_what_does_not_fit_in_memory_lies_on_disk_to_the_same_bits(
     settings = replace(AUTO, way="cholesky")
     predicted(world, executor, tmp_path / "memory", settings)
     (note,) = predicted(world, executor, tmp_path / "disk", replace(settings, memory_bytes=1000))
-    assert f"MB in '{tmp_path}" in note
+    assert f"MiB in '{tmp_path}" in note
     assert content(tmp_path / "disk") == content(tmp_path / "memory")
     assert not list(tmp_path.glob("dkgp-tiles*"))
 
@@ -216,7 +216,7 @@ def test_without_room_the_iterative_way_is_taken_or_the_factor_refused(
 ) -> None:
     monkeypatch.setattr(TileStore, "free_bytes", lambda self: 5000)
     small = replace(AUTO, memory_bytes=1_200_000)
-    with pytest.raises(InputError, match=r"takes 0\.00128 GB; there are 0\.0012 GB of memory for it, and 5e-06 GB on"):
+    with pytest.raises(InputError, match=r"takes 1\.2 MiB; there are 1\.1 MiB of memory for it, and 4\.9 KiB on"):
         predicted(world, executor, tmp_path / "p", replace(small, way="cholesky"))
     assert not (tmp_path / "p").exists()
     predicted(world, executor, tmp_path / "p", small)

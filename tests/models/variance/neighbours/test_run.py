@@ -585,7 +585,7 @@ def test_the_number_of_samples_keeps_within_the_memory() -> None:
         most = run.largest_count(memory, 100_000, 2, 2)
         sizes = [samples.held_bytes(100_000, 2) + 2 * run.working_bytes(256, each, 2) for each in (most, most + 1)]
         assert sizes[0] <= memory < sizes[1]
-    with pytest.raises(MemoryBudgetError, match=r"take .* MB at least in a process of 16 threads; .* is 100 MB"):
+    with pytest.raises(MemoryBudgetError, match=r"take .* MiB at least in a process of 16 threads; .* is 95.4 MiB"):
         run.largest_count(100_000_000, 100_000, 2, 16)
 
 
