@@ -139,6 +139,13 @@ def value_at(values: Any, path: tuple[str, ...]) -> Any:
     return values
 
 
+def arguments_for(function: Callable[..., Any], values: Any) -> dict[str, Any]:
+    """Return the fields of a job, or of its part, that a function has parameters for, by name."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    return {name: getattr(values, name) for name in named if hasattr(values, name)}
+
+
 def words_of(values: Any, without: Collection[str] = ()) -> list[str]:
     """Return the words of the command line that makes a job: the inverse of `make`.
 
@@ -233,6 +240,13 @@ def check_ranges(values: Any) -> None:
         endless = not isinstance(value, Integral) and not math.isfinite(value)
         if low or (endless and (least, above) != (None, None)):
             raise InputError(f"`{option.name}` must {_range(option)}; got {value}")
+
+
+class Checked:
+    """Base of dataclasses whose options are checked by `check_ranges` when they are made."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 def _range(option: Option) -> str:

@@ -19,7 +19,7 @@ from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solver_options import check_decisions
 from dkgp.commands.solving import effort_limits, input_bytes, inputs_within, planned_solve, room, solving
-from dkgp.commands.training import Outcome, TrainingRun, finished_run
+from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ClassifierRecord, Dataset, open_dataset, save_classifier
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
@@ -585,6 +585,6 @@ def run_classify(job: ClassifyJob, reporter: Reporter) -> Document:
 def finished_classify(job: ClassifyJob, reporter: Reporter) -> Document | None:
     """Return the record of the model at `job.out` if this job would train the same model; see `TrainingRun.done`."""
     try:
-        return finished_run(RUNS[method_of(settled("classify", job))], job, reporter)
+        return RUNS[method_of(settled("classify", job))].earlier(job, reporter)
     except InputError:
         return None

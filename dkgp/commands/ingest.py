@@ -18,7 +18,7 @@ from dkgp.data.sources import formats
 from dkgp.data.sources.tables.encoding import Unseen
 from dkgp.data.sources.tables.learning import COLUMNS, NAMES
 from dkgp.data.stores.standardisation import Scale, TransformName
-from dkgp.options import SEED, ByName, Part
+from dkgp.options import SEED, ByName, Part, arguments_for
 from dkgp.registry import FURTHER, Option
 
 SOURCES = Option(place="read", argument=True)
@@ -147,30 +147,7 @@ def run_ingest(job: IngestJob, reporter: Reporter) -> Document:
     """Ingest; return urls, n, n_train, n_test, d, p, names, classes, fingerprint, seconds, ... of the stores."""
     with reporter.work("ingest") as progress, behind():
         report = ingest(
-            job.sources,
-            job.out,
-            target=list(job.targets) or None,
-            labels=job.labels,
-            weights=job.weights,
-            features=None if job.features is None else list(job.features),
-            ids=list(job.ids),
-            noise_column=job.noise_column,
-            noise_std_column=job.noise_std_column,
-            test_fraction=job.test_fraction,
-            test_out=job.test_out,
-            test_mask=job.test_mask,
-            stratify=job.stratify,
-            seed=job.seed,
-            overwrite=job.overwrite,
-            chunk_rows=job.chunk_rows,
-            table=job.table,
-            like=job.like,
-            unseen=job.unseen,
-            transform=job.transform,
-            covariates=job.covariates,
-            scale=job.scale,
-            progress=progress,
-            **job.options,
+            **arguments_for(ingest, job), target=list(job.targets) or None, progress=progress, **job.options
         )
     for message in report.warnings:
         reporter.warn(message)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from dkgp.cluster import ClusterOptions
 from dkgp.data.remote.storage import exists
-from dkgp.options import Part, check_ranges
+from dkgp.options import Checked, Part
 from dkgp.registry import FURTHER, Group, Option, byte_count
 
 FILES = Group("Checkpoints, records and limits", place=2)
@@ -55,7 +55,7 @@ OVERWRITE = Option(help="Replace existing outputs.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingJob:
+class TrainingJob(Checked):
     """The fields that the jobs of train, sparse and classify share: limits, checkpoints, records and the cluster.
 
     Each of these jobs also has a `dataset` and an `out`, at its own positions among the arguments.
@@ -69,9 +69,6 @@ class TrainingJob:
     log_json: Annotated[str | None, LOG_JSON] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     @property
     def checkpoint_url(self) -> str:

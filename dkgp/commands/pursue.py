@@ -18,7 +18,7 @@ from dkgp.commands.run import Run, warn_of_labels
 from dkgp.data import LINEAR_MODEL_KIND, Dataset, ensure_writable, save_linear_model
 from dkgp.models.linear import LinearSettings, PathOfTarget, TrainedLinear, train_linear
 from dkgp.operators.base import FloatArray
-from dkgp.options import Part, check_ranges
+from dkgp.options import Checked, Part
 from dkgp.registry import Option
 
 PLOT = Option(
@@ -40,7 +40,7 @@ PLOT = Option(
     "dkgp pursue train.zarr --out weights.zarr --method lasso --cardinality one-standard-error --json",
 )
 @dataclass(frozen=True)
-class PursueJob:
+class PursueJob(Checked):
     """Data, settings and outputs of a sparse linear regression."""
 
     dataset: Annotated[str, DATASET]
@@ -50,9 +50,6 @@ class PursueJob:
     plot: Annotated[str | None, PLOT] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class PursueRun(Run):
@@ -122,11 +119,6 @@ class PursueRun(Run):
             "plot": job.plot,
             "warnings": list(self.reporter.warnings),
         }
-
-
-def run_pursue(job: PursueJob, reporter: Reporter) -> Document:
-    """Fit and save a linear regression; see `Run.run`."""
-    return PursueRun(job, reporter).run()
 
 
 def _choice(settings: LinearSettings) -> str:

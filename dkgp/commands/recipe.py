@@ -61,12 +61,13 @@ _DECLARATION = "__command__"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A command NAME. Its module defines the dataclass `NameJob` and the function `run_name`, which runs such a job.
+    """A command NAME. Its module defines the dataclass `NameJob`, and runs such a job by `NameRun` or by `run_name`.
 
-    The module may also define `check_name`, `finished_name` and `tables_name`; see the methods that call them. The
-    tables of dkgp's first commands are in `dkgp.commands.reporting.tables`.
+    `NameRun` is a class (`dkgp.commands.run.Run`), `run_name` a function. The module may also define `check_name`,
+    `finished_name` and `tables_name`; see the methods that call them. The tables of dkgp's first commands are in
+    `dkgp.commands.reporting.tables`.
 
-    The recipe "krige fit" is the command `fit` of the group `krige`; its names are `KrigeFitJob` and `run_krige_fit`.
+    The recipe "krige fit" is the command `fit` of the group `krige`; its names are `KrigeFitJob` and `KrigeFitRun`.
     """
 
     name: str
@@ -136,7 +137,11 @@ class Recipe:
         """
         if hasattr(job, "check_first"):
             job.check_first()
-        document: Document = getattr(self._imported(), f"run_{self._function}")(job, reporter)
+        module = self._imported()
+        function = getattr(module, f"run_{self._function}", None)
+        document: Document = (
+            self._run_class(module)(job, reporter).run() if function is None else function(job, reporter)
+        )
         return document
 
     @property
@@ -147,9 +152,15 @@ class Recipe:
 
     def finished(self, job: Any, reporter: Reporter) -> Document | None:
         """Return the record of an earlier run that finished this job; None if there is none."""
-        finished = getattr(self._imported(), f"finished_{self._function}", None)
+        module = self._imported()
+        finished = getattr(module, f"finished_{self._function}", None)
+        finished = finished or getattr(self._run_class(module), "earlier", None)
         document: Document | None = None if finished is None else finished(job, reporter)
         return document
+
+    def _run_class(self, module: Any) -> Any:
+        """Return the class of the command's runs; None if its module has a function instead."""
+        return getattr(module, f"{self.kind_name.removesuffix('Job')}Run", None)
 
     @property
     def _words(self) -> list[str]:

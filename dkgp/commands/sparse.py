@@ -13,14 +13,13 @@ from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference, identity, to_json
 from dkgp.commands.job_options import AS_IN_THE_PAPER, DATASET, HYPER, MODEL_OUT, TrainingJob
 from dkgp.commands.recipe import command
-from dkgp.commands.reporting.outputs import Document, RecordLog
+from dkgp.commands.reporting.outputs import RecordLog
 from dkgp.commands.reporting.plots import plot_basis
-from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import warn_of_labels
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solving import inputs_within, room
-from dkgp.commands.training import Outcome, TrainingRun, finished_run
+from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import Dataset, open_dataset, recognise
 from dkgp.data.remote.storage import normalise_url
 from dkgp.data.sources.base import Column, Source
@@ -521,13 +520,3 @@ class SparseRun(TrainingRun):
                 f"proven; use `certify_passes` or a larger `basis_size` for a tighter proof"
             )
         return messages
-
-
-def run_sparse(job: SparseJob, reporter: Reporter) -> Document:
-    """Train, certify and save; see `Run.run`."""
-    return SparseRun(job, reporter).run()
-
-
-def finished_sparse(job: SparseJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` if this job would train the same model; see `TrainingRun.done`."""
-    return finished_run(SparseRun, job, reporter)

@@ -227,6 +227,17 @@ class TrainingRun(Run):
     def finish_beside(self) -> None:
         """Write the outputs beside the model unless an earlier run did; the model is complete without them."""
 
+    @classmethod
+    def earlier(cls, job: Any, reporter: Reporter) -> Document | None:
+        """Return `done` of a new run of a job; None if the job cannot be run."""
+        try:
+            training = cls(job, reporter)
+            model = training.stored()  # fast if there is no model
+            training.open()
+        except InputError:
+            return None
+        return training.done(model)
+
     def stored(self) -> Any:
         """Open the model at `job.out`; `InputError` if it is of another kind."""
         return self.record.open(self.job.out)
@@ -248,14 +259,3 @@ class TrainingRun(Run):
         """Return warnings about the model; by default, the reason why the solve stopped early."""
         summary = outcome.summary
         return [] if summary["converged"] else [f"not converged: {summary['reason']}; {summary['advice']}"]
-
-
-def finished_run(run: type[TrainingRun], job: Any, reporter: Reporter) -> Document | None:
-    """Return `TrainingRun.done` of a new run of a job; None if the job cannot be run."""
-    try:
-        training = run(job, reporter)
-        model = training.stored()  # fast if there is no model
-        training.open()
-    except InputError:
-        return None
-    return training.done(model)

@@ -18,7 +18,7 @@ from dkgp.commands.searches import run_tune
 from dkgp.commands.solver_options import check_product_error
 from dkgp.commands.solving import input_bytes, planned_solve, solving
 from dkgp.commands.train import TrainJob
-from dkgp.commands.training import Outcome, TrainingRun, finished_run
+from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.commands.tune import TuneJob
 from dkgp.data import CheckpointStore, ClassifierRecord, Dataset, ModelRecord, ensure_writable, open_any_model
 from dkgp.data.remote.storage import exists
@@ -360,11 +360,6 @@ def run_train(job: TrainJob, reporter: Reporter) -> Document:
     )
     tuned = run_tune(search, reporter)
     return {**run_training(job, reporter), "tuned": tuned}
-
-
-def finished_train(job: TrainJob, reporter: Reporter) -> Document | None:
-    """Return the record of the model at `job.out` if this job would train the same model; see `TrainingRun.done`."""
-    return finished_run(TrainRun, job, reporter)
 
 
 def _resumes_unlike_workers(job: TrainJob) -> bool:

@@ -12,7 +12,7 @@ from dkgp.commands.recipe import command
 from dkgp.commands.reporting.outputs import Document, plain
 from dkgp.data.remote.storage import is_local
 from dkgp.errors import InputError, UsageError
-from dkgp.options import Part, check_ranges, options_of
+from dkgp.options import Checked, Part, options_of
 from dkgp.registry import Option, byte_count
 
 RECORD, PAGE = "fit.json", "report.html"
@@ -101,7 +101,7 @@ OVERWRITE = Option(help="Replace an earlier fit in the folder.")
     goes_on=True,
 )
 @dataclass(frozen=True)
-class FitJob:
+class FitJob(Checked):
     """A table to fit; `ingestion` holds its sources, their columns, the held-out part and the seed."""
 
     ingestion: Annotated[IngestJob, Part(without=WITHOUT)]
@@ -116,9 +116,6 @@ class FitJob:
     cluster: Annotated[ClusterOptions, Part(without=tuple(options_of(ClusterOptions)))] = field(
         default_factory=ClusterOptions
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     @property
     def folder(self) -> Path:

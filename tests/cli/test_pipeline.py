@@ -329,7 +329,7 @@ def test_a_demo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, shell: 
     whole = shell.json(f"{line} @whole")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "dkgp.commands.predict.run.run_predict", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt)
+            "dkgp.commands.predict.run.PredictRun", lambda job, reporter: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         assert shell.run(f"{line} @demo").exit_code == 130
     begun = json.loads((out / "demo.json").read_text())

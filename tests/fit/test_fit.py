@@ -172,7 +172,7 @@ def test_a_fit_killed_at_every_step_goes_on_and_does_none_again(
         "tune": "dkgp.commands.searches.run_tune",
         "choose": "dkgp.fit.choice.Forecasts",
         "train": "dkgp.commands.tuned.run_train",
-        "predict": "dkgp.commands.predict.run.run_predict",
+        "predict": "dkgp.commands.predict.run.PredictRun",
         "evaluate": "dkgp.commands.evaluation.run_evaluate",
         "compare": "dkgp.fit.run.run_evaluate",
         "report": "dkgp.fit.run.write_page",

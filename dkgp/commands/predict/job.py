@@ -13,7 +13,7 @@ from dkgp.data.remote.storage import exists, is_local
 from dkgp.data.stores.manifest import is_committed
 from dkgp.models.variance.settings import VarianceRequest
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
-from dkgp.options import Part, check_ranges
+from dkgp.options import Checked, Part
 from dkgp.registry import FURTHER, Group, Option
 
 MODEL = Option(place="read", argument=True)
@@ -76,7 +76,7 @@ PREDICTED = Option(
     goes_on=True,
 )
 @dataclass(frozen=True)
-class PredictJob:
+class PredictJob(Checked):
     """A prediction to make: model, inputs (their targets are not needed), variances and output."""
 
     model: Annotated[str, MODEL]
@@ -89,9 +89,6 @@ class PredictJob:
     resume: Annotated[bool, RESUME] = False
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     @property
     def is_table(self) -> bool:

@@ -156,11 +156,6 @@ class PredictRun(Run):
         }
 
 
-def run_predict(job: PredictJob, reporter: Reporter) -> Document:
-    """Predict to a store or a table; see `Run.run`."""
-    return PredictRun(job, reporter).run()
-
-
 def run_export(job: ExportJob, reporter: Reporter) -> Document:
     """Export; return the path of the table, its columns and its number of samples.
 

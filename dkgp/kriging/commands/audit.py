@@ -215,11 +215,6 @@ class AuditRun(Run):
         return dict(document)
 
 
-def run_audit(job: AuditJob, reporter: Any) -> Document:
-    """Judge predictions; see `Run.run`."""
-    return AuditRun(job, reporter).run()
-
-
 def _joined(parts: Sequence[Any]) -> Any:
     return None if parts[0] is None else np.concatenate(parts)
 

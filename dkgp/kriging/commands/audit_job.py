@@ -11,7 +11,7 @@ from dkgp.commands.recipe import command
 from dkgp.errors import UsageError
 from dkgp.kriging.choices import Quantity
 from dkgp.kriging.commands.options import DOCUMENT, GAP
-from dkgp.options import Part, check_ranges
+from dkgp.options import Checked, Part
 from dkgp.registry import FURTHER, Option
 
 MODEL = Option(place="read", argument=True)
@@ -55,7 +55,7 @@ X, Y, Z, TIME = (
     "dkgp audit model.zarr theirs.parquet --mean mu --std sigma --of signal --plot audit.png",
 )
 @dataclass(frozen=True)
-class AuditJob:
+class AuditJob(Checked):
     """A model, a table of others' predictions, and the columns of it."""
 
     model: Annotated[str, MODEL]
@@ -75,9 +75,6 @@ class AuditJob:
     z: Annotated[str | None, Z] = None
     time: Annotated[str | None, TIME] = None
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def check(self) -> None:
         """Refuse two columns for one quantity."""

@@ -11,7 +11,6 @@ import numpy as np
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, plain_number, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
-from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.signals import interruptible
 from dkgp.kriging.commands.jobs import KrigeCheckJob
 from dkgp.kriging.commands.krige import FieldRun
@@ -77,11 +76,6 @@ class KrigeCheckRun(FieldRun):
         if job.out is not None:
             write_text(job.out, dump(document) + "\n")
         return document
-
-
-def run_krige_check(job: KrigeCheckJob, reporter: Reporter) -> Document:
-    """Cross-validate; see `Run.run`."""
-    return KrigeCheckRun(job, reporter).run()
 
 
 SCORES = (

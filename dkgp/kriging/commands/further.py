@@ -14,7 +14,6 @@ import numpy as np
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, may, sheet_of
 from dkgp.commands.reporting.outputs import Document, check_output_file, plain
-from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.signals import interruptible
 from dkgp.data.remote.storage import replacing
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError, UsageError
@@ -145,11 +144,6 @@ def write_areas(out: str, columns: dict[str, Any], shapes: list[Any], crs: str |
         place.write_bytes(content.getbuffer())
 
 
-def run_krige_blocks(job: KrigeBlocksJob, reporter: Reporter) -> Document:
-    """Predict averages; see `Run.run`."""
-    return KrigeBlocksRun(job, reporter).run()
-
-
 def tables_krige_blocks(document: Document) -> list[Any]:
     """Return figures of all areas."""
     figures = (
@@ -211,11 +205,6 @@ class KrigeSimulateRun(FieldRun):
             }
         )
         return document
-
-
-def run_krige_simulate(job: KrigeSimulateJob, reporter: Reporter) -> Document:
-    """Simulate; see `Run.run`."""
-    return KrigeSimulateRun(job, reporter).run()
 
 
 def tables_krige_simulate(document: Document) -> list[Any]:

@@ -42,7 +42,7 @@ from dkgp.kriging.commands.options import (
     raster_sources,
 )
 from dkgp.operators.product_error import PRODUCT_ERROR, Value
-from dkgp.options import SEED, Part, check_ranges
+from dkgp.options import SEED, Checked, Part, check_ranges
 from dkgp.registry import FURTHER, Option, Values
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ RESUME = Option(help="Continue an interrupted run. Completed work is not repeate
     goes_on=True,
 )
 @dataclass(frozen=True)
-class KrigeGridJob:
+class KrigeGridJob(Checked):
     """A field and the cells of a map."""
 
     model: Annotated[str, FIELD]
@@ -269,9 +269,6 @@ class KrigeGridJob:
     resume: Annotated[bool, RESUME] = False
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     @property
     def store_url(self) -> str:
@@ -316,7 +313,7 @@ TABLES = (".csv", ".parquet", *DRIVERS)
     "dkgp krige blocks zinc.zarr --spacing 500 --out blocks.csv",
 )
 @dataclass(frozen=True)
-class KrigeBlocksJob:
+class KrigeBlocksJob(Checked):
     """A field, and areas."""
 
     model: Annotated[str, FIELD]
@@ -346,9 +343,6 @@ class KrigeBlocksJob:
     overwrite: Annotated[bool, OVERWRITE] = False
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
     @property
     def sources(self) -> list[tuple[str, str]]:
         """Files that the job reads beside the field, each with its field."""
@@ -366,7 +360,7 @@ class KrigeBlocksJob:
     "dkgp krige simulate zinc.zarr --fields 100 --spacing 40 --out sims.zarr",
 )
 @dataclass(frozen=True)
-class KrigeSimulateJob:
+class KrigeSimulateJob(Checked):
     """A field, the cells of a grid, and settings of the simulation."""
 
     model: Annotated[str, FIELD]
@@ -402,9 +396,6 @@ class KrigeSimulateJob:
 
         return str(part_of(Path(self.out)))
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
 
 # ----------------------------------------------------------------------------------------------------- cross-validation
 
@@ -420,7 +411,7 @@ class KrigeSimulateJob:
     "dkgp krige check zinc.zarr --blocks 500 --folds 10 --plot cv.png",
 )
 @dataclass(frozen=True)
-class KrigeCheckJob:
+class KrigeCheckJob(Checked):
     """A field, and the folds of its cross-validation."""
 
     model: Annotated[str, FIELD]
@@ -434,9 +425,6 @@ class KrigeCheckJob:
     overwrite: Annotated[bool, OVERWRITE] = False
     seed: Annotated[int, SEED] = 0
     cluster: Annotated[ClusterOptions, Part()] = field(default_factory=ClusterOptions)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 # ------------------------------------------------------------------------------------------------- a map in one command

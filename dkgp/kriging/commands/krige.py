@@ -22,7 +22,7 @@ from dkgp.commands.resuming import checkpointing_of
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
 from dkgp.commands.solving import input_bytes, planned_solve, solving
-from dkgp.commands.training import Outcome, TrainingRun, finished_run
+from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ModelRecord, recognise
 from dkgp.data.remote.storage import exists, remove_tree
 from dkgp.data.stores.dataset import DATASET_KIND
@@ -47,6 +47,7 @@ from dkgp.models.memory import Memory
 from dkgp.models.prediction.predict import Destination
 from dkgp.models.problem import stored_identity
 from dkgp.operators.block_tasks import feature_width
+from dkgp.options import arguments_for
 from dkgp.solvers import Checkpointing
 from dkgp.solvers.registry import Need, solver_memory, solvers_that_need
 
@@ -108,25 +109,12 @@ def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> Empiri
                 "variogram in map units"
             )
         coordinates, crs, metric = tuple(space.places(coordinates).T), None, "plane"
-    covariates = np.column_stack(
-        [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
-    )
-    return empirical_variogram(
-        coordinates,
-        table.values,
-        degree=job.degree,
-        covariates=covariates if job.drift else None,
-        bins=job.bins,
-        max_lag=job.max_lag,
-        estimator=job.estimator,
-        direction=job.direction,
-        angle_tolerance=job.angle_tolerance,
-        bandwidth=job.bandwidth,
-        pairs=job.pairs,
-        crs=crs,
-        metric=metric,
-        seed=job.seed,
-    )
+    settings = arguments_for(empirical_variogram, job) | {"covariates": _covariates(table, job) if job.drift else None}
+    return empirical_variogram(coordinates, table.values, crs=crs, metric=metric, **settings)
+
+
+def _covariates(table: SampleTable, job: Any) -> Any:
+    return np.column_stack([np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))])
 
 
 def _space(table: SampleTable, columns: SampleColumns) -> Space:
@@ -153,9 +141,7 @@ def fitted_models(empirical: EmpiricalVariogram, job: KrigeVariogramJob, noise: 
 def compared_models(table: SampleTable, job: KrigeVariogramJob) -> list[Document]:
     """Return fits by weights and by likelihood, the best predictions first; see `compare_variograms`."""
     places = _space(table, job.samples).places(table.coordinates)
-    covariates = np.column_stack(
-        [np.zeros((table.n, 0)), *(table.covariates[name] for name in covariate_names(job.drift))]
-    )
+    covariates = _covariates(table, job)
     samples = Candidates.of(
         places, table.values, degree=job.degree, covariates=covariates, noise=table.noise, seed=job.seed
     )
@@ -385,16 +371,6 @@ def field_figures(job: KrigeFitJob, table: SampleTable, kriging: Kriging) -> Doc
     return document
 
 
-def run_krige_fit(job: KrigeFitJob, reporter: Reporter) -> Document:
-    """Krige; see `Run.run`."""
-    return KrigeFitRun(job, reporter).run()
-
-
-def finished_krige_fit(job: KrigeFitJob, reporter: Reporter) -> Document | None:
-    """Return the record of the field at `job.out` if this job would compute the same one; see `TrainingRun.done`."""
-    return finished_run(KrigeFitRun, job, reporter)
-
-
 def _variogram_text(document: Document) -> str:
     model = Variogram.from_dict(document["variogram"])
     nugget = model.error_variance + model.microscale_variance
@@ -537,11 +513,6 @@ class KrigeGridRun(FieldRun):
             }
         )
         return document
-
-
-def run_krige_grid(job: KrigeGridJob, reporter: Reporter) -> Document:
-    """Make a map; see `Run.run`."""
-    return KrigeGridRun(job, reporter).run()
 
 
 def tables_krige_grid(document: Document) -> list[Any]:

@@ -13,7 +13,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.remote.storage import read_object
 from dkgp.errors import InputError
 from dkgp.kriging.choices import FORM_NAMES, RANGE_KINDS
-from dkgp.options import check_ranges
+from dkgp.options import Checked, arguments_for, check_ranges
 from dkgp.registry import Group, Option
 
 if TYPE_CHECKING:
@@ -176,17 +176,7 @@ class SampleColumns:
         from dkgp.kriging.tables import read_samples
 
         table = read_samples(
-            source,
-            self.target,
-            x=self.x,
-            y=self.y,
-            z=self.z,
-            time=self.time,
-            crs=self.crs,
-            noise=self.noise,
-            covariates=named_rasters(covariates) or covariates,
-            layer=self.layer,
-            drop_missing=self.drop_missing,
+            source, **arguments_for(read_samples, self), covariates=named_rasters(covariates) or covariates
         )
         for note in table.notes:
             reporter.note(note)
@@ -194,7 +184,7 @@ class SampleColumns:
 
 
 @dataclass(frozen=True)
-class VariogramOptions:
+class VariogramOptions(Checked):
     """A variogram: from a file, by its values, or by a name whose values are fitted."""
 
     variogram: Annotated[
@@ -269,9 +259,6 @@ class VariogramOptions:
         float | None, Option(help="Direction of the main axis in degrees, from north clockwise.", group=VARIOGRAM)
     ] = None
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
     def made(self) -> Variogram | str:
         """Return the variogram, or the name of a model to fit; `InputError` for contradictory values."""
         given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
@@ -315,7 +302,7 @@ def read_variogram(path: str) -> Variogram:
 
 
 @dataclass(frozen=True)
-class CellOptions:
+class CellOptions(Checked):
     """The cells of a map."""
 
     spacing: Annotated[
@@ -342,9 +329,6 @@ class CellOptions:
     pixel_register: Annotated[
         bool, Option(help="--region gives the outer edges of the cells instead of their centres.")
     ] = False
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def grid(self, region: tuple[float, ...], most: int | None = None) -> Grid:
         """Return the grid of the options, by default of the samples' region with about `most` cells a side.

@@ -11,7 +11,7 @@ import pytest
 
 from dkgp.cluster import ClusterOptions
 from dkgp.commands.reporting.progress import SilentReporter
-from dkgp.commands.sparse import SparseJob, digest, read_given_basis, run_sparse
+from dkgp.commands.sparse import SparseJob, SparseRun, digest, read_given_basis
 from dkgp.data import Dataset, dataset_from_arrays
 from dkgp.errors import InputError
 from dkgp.kernels import SquaredExponential
@@ -65,7 +65,7 @@ def test_stores_of_data_and_of_sparse_models(dataset: Dataset, tmp_path: Path) -
     for basis in ("uniform", "k-means"):
         out = str(tmp_path / f"{basis}.zarr")
         job = SparseJob(dataset.url, str(tmp_path / "h.json"), out, SparseSettings("dtc", 12, basis))
-        run_sparse(replace(job, cluster=ClusterOptions(kind="none")), SilentReporter())
+        SparseRun(replace(job, cluster=ClusterOptions(kind="none")), SilentReporter()).run()
         found = read_given_basis(out, dataset)
         assert found.dtype.kind == ("i" if basis == "uniform" else "f")
         assert len(found) == 12
@@ -119,10 +119,8 @@ def test_what_cannot_be_a_basis_is_refused_by_row(
 def test_another_models_features_are_named(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "h.json").write_text(HYPER)
     out, cluster = str(tmp_path / "s.zarr"), ClusterOptions(kind="none")
-    run_sparse(
-        SparseJob(dataset.url, str(tmp_path / "h.json"), out, SparseSettings(basis_size=5), cluster=cluster),
-        SilentReporter(),
-    )
+    job = SparseJob(dataset.url, str(tmp_path / "h.json"), out, SparseSettings(basis_size=5), cluster=cluster)
+    SparseRun(job, SilentReporter()).run()
     other = dataset_from_arrays(tmp_path / "other.zarr", dataset.inputs(0, 50), np.arange(50.0))
     with pytest.raises(InputError, match="has the features width, height; .* has x0, x1"):
         read_given_basis(out, other)

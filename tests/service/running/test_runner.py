@@ -180,7 +180,7 @@ def test_a_fit_that_was_killed_goes_on_with_the_step_that_it_was_in(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dkgp.commands.predict.run.run_predict", killed)
+        patch.setattr("dkgp.commands.predict.run.PredictRun", killed)
         with pytest.raises(InterruptedRunError, match="keeps step ingest.* step train"):
             lost(queue, job.id)
     running = queue.ledger.running()[0]
