@@ -70,6 +70,30 @@ def test_plain_iterates_are_the_textbooks(executor: LocalExecutor) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-9)
 
 
+def test_float32_products_and_not_the_algorithm_cost_iterations(executor: LocalExecutor) -> None:
+    """In float64 the count is a naive transcription's; float32 products lose conjugacy in the transcription, too."""
+    problem = smooth_problem(300, 3, noise_variance=1e-3)
+
+    def naive(matrix: np.ndarray) -> int:
+        residual = problem.y[:, 0]
+        direction, count = residual.copy(), 0
+        while np.abs(residual).max() > 1e-4:
+            image = (matrix @ direction.astype(matrix.dtype)).astype(np.float64)
+            last, residual = residual, residual - (residual @ residual) / (direction @ image) * image
+            direction = residual + (residual @ residual) / (last @ last) * direction
+            count += 1
+        return count
+
+    def iterations(precision: Any) -> int:
+        solver, rule = ConjugateGradient(precision=precision), GradientInfNorm(1e-4)
+        return solve(problem.blocked(executor), problem.y, solver=solver, stopping=rule).progress.iteration
+
+    double, single = naive(problem.matrix), naive(problem.matrix.astype(np.float32))
+    assert single > 1.4 * double
+    assert iterations("double") == pytest.approx(double, rel=0.1)
+    assert iterations("mixed") > 1.4 * double
+
+
 def test_preconditioned_iterates_are_the_textbooks(executor: LocalExecutor) -> None:
     settings = FactorPreconditioning(0, rank=20)
     preconditioner = settings.build(PROBLEM.blocked(executor))
