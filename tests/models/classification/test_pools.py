@@ -16,6 +16,7 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError
 from dkgp.kernels import Matern52, SquaredExponential
 from dkgp.models.classification.fixed_size import search as of_pools
+from dkgp.models.classification.fixed_size import validation
 from dkgp.models.classification.fixed_size.paths import DEPENDENT, Path, candidate_draws
 from dkgp.models.classification.fixed_size.settings import (
     JUDGING,
@@ -39,6 +40,7 @@ from dkgp.models.classification.fixed_size.validation import (
 )
 from dkgp.models.classification.labels import LabelledData, Labels, decided, label_weights, rare_class, stratified_folds
 from dkgp.models.context import RunContext
+from dkgp.models.tuning.dense_algebra import factor
 from dkgp.operators import BlockedKernelOperator
 from dkgp.solvers.pursuit.engine import PursuitSettings, pursue
 
@@ -323,6 +325,59 @@ def test_sums_that_overflow_are_no_model(rng: np.random.Generator, one_thread: L
     assert len(after.folds) == FOLDS
 
 
+def test_penalties_behind_on_the_first_fold_are_not_fitted_to_the_others(
+    rng: np.random.Generator, one_thread: LocalExecutor
+) -> None:
+    system, noises = Problem(rng, one_thread, 3, weighted=True).systems("first")[0], (1e-5, 1e-2, 0.1, 10.0, 1e4)
+    every, margin = validate_pool(system, noises), 0.02
+    least = min(validation.errors[0] for validation in every)
+    best = chosen_noise(every)
+    raced = validate_pool(system, noises, margin=margin)
+    assert chosen_noise(raced).noise_variance == best.noise_variance
+    assert 0 < sum(not validation.folds for validation in raced) < len(noises)
+    for full, found in zip(every, raced, strict=True):
+        assert found.errors[0] == full.errors[0]
+        assert bool(found.folds) == (full.errors[0] <= (1.0 + margin) * least)
+        if found.folds:
+            np.testing.assert_array_equal(found.errors, full.errors)
+            assert found.score == full.score
+        else:
+            assert found.score > (1.0 + margin) * best.score
+            assert np.isinf(found.errors[1:]).all()
+    # All are behind a leader that is far better.
+    for found in validate_pool(system, (1e3, 1e4), margin=margin, leader=best):
+        assert not found.folds
+        assert found.score == pytest.approx(best.score * found.errors[0] / best.errors[0])
+    # A leader that could not be fitted leads nothing, and another one takes its place.
+    nothing = validate_pool(system, (float("inf"),))[0]
+    for leader in (nothing, None):
+        unfitted, fitted = validate_pool(system, (float("inf"), 0.1), margin=margin, leader=leader)
+        assert (unfitted.score, unfitted.folds) == (float("inf"), ())
+        np.testing.assert_array_equal(fitted.errors, validate_pool(system, (0.1,))[0].errors)
+
+
+def test_a_leader_on_the_first_fold_that_fails_on_another_is_replaced(
+    rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, noises = Problem(rng, one_thread, 2, weighted=False).systems("first")[0], (1e-5, 0.1, 1e4)
+    every = validate_pool(system, noises)
+    least = min(noises, key=lambda noise: every[noises.index(noise)].errors[0])
+    plain = validation._Part.fitted
+
+    def fails(part: Any, noise: float, ridged: Any) -> Any:
+        if noise == least and part.fold == 2:
+            raise np.linalg.LinAlgError("not positive definite")
+        return plain(part, noise, ridged)
+
+    monkeypatch.setattr(validation._Part, "fitted", fails)
+    found = validate_pool(system, noises, margin=0.02)
+    assert found[noises.index(least)].score == float("inf")
+    rest = [number for number, noise in enumerate(noises) if noise != least]
+    second = min(rest, key=lambda number: every[number].errors[0])
+    np.testing.assert_array_equal(found[second].errors, every[second].errors)
+    assert chosen_noise(found).noise_variance == noises[second]
+
+
 def letters(rng: np.random.Generator, n: int, classes: int = 12) -> tuple[np.ndarray[Any, Any], Labels]:
     """Classes of four clusters each, which lie between those of others."""
     centres = np.random.default_rng(5).uniform(-2.0, 2.0, (classes, 4, 2))
@@ -399,6 +454,27 @@ def test_a_grid_looks_at_every_width_and_penalty_and_takes_the_best_of_them(
     assert found.summary["scale"] == min(near, key=lambda record: record["score"])["scale"]
     other, _ = trained(X, labels, one_thread, noise_variances=(0.1, 2.0), **options)
     assert all(record["noise_variances"] == [0.1, 2.0] for record in other.history[:-1])
+
+
+def test_penalties_that_are_dropped_early_do_not_change_the_model(
+    rng: np.random.Generator, one_thread: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, labels = letters(rng, 600)
+    every, _ = trained(X, labels, one_thread, pool=100)
+    monkeypatch.setattr(of_pools, "TELLING", 100)
+    fits = []
+    monkeypatch.setattr(validation, "factor", lambda matrix: fits.append(None) or factor(matrix))
+    raced, _ = trained(X, labels, one_thread, pool=100)
+    fewer = len(fits)
+    monkeypatch.setattr(of_pools, "BEHIND", float("inf"))
+    trained(X, labels, one_thread, pool=100)
+    assert fewer < 0.7 * (len(fits) - fewer)
+    np.testing.assert_array_equal(raced.model.weights, every.model.weights)
+    # Folds of two classes tell too little.
+    monkeypatch.setattr(of_pools, "BEHIND", 0.05)
+    fits.clear()
+    trained(X, Labels(("a", "b"), labels.codes % 2), one_thread, pool=100)
+    assert len(fits) >= most_widths("shared") * 8 * 5
 
 
 def test_the_fit_of_a_whole_pool_is_that_of_all_samples(

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from dkgp.cluster.threads import in_parallel
+from dkgp.cluster.threads import available_cores, in_parallel
 from dkgp.errors import InputError
 from dkgp.kernels.compiler import cached_njit
 from dkgp.models.classification.fixed_size.paths import DEPENDENT, Draws, Path, PathModel
@@ -369,32 +369,71 @@ def pool_model(system: FoldSystem, noise_variance: float, fold: int | None = Non
 
 
 def validate_pool(
-    system: FoldSystem, noise_variances: Sequence[float], heed: Callable[[], None] | None = None
+    system: FoldSystem,
+    noise_variances: Sequence[float],
+    heed: Callable[[], None] | None = None,
+    *,
+    margin: float = math.inf,
+    leader: PoolValidation | None = None,
 ) -> list[PoolValidation]:
     """Cross-validate the model of all prototypes at each noise variance; `heed` is called before.
 
-    A fold's Gram is taken off once for all of them.
+    A fold's Gram is taken off once for all of them. A noise variance goes on to the other folds only if its error on
+    the first one exceeds the least, that of `leader` included, by no more than a share `margin`. The score of any other
+    is the best score times that ratio, and it has no models.
     """
     if heed is not None:
         heed()
+    count = len(noise_variances)
     models: list[list[PathModel | None]] = [[None] * system.folds for _ in noise_variances]
-    squares = np.full((len(noise_variances), system.folds), math.inf)
-
-    def go(fold: int) -> None:
-        part, ridged = _Part.of(system, fold), np.empty_like(system.total)
-        for number, noise_variance in enumerate(noise_variances):
-            with suppress(np.linalg.LinAlgError):
-                models[number][fold], squares[number, fold] = part.fitted(noise_variance, ridged)
-
-    in_parallel(go, system.folds)
+    squares = np.full((count, system.folds), math.inf)
     used = np.where(system.weight > 0.0, system.weight, 1.0)
-    validations = []
-    for noise_variance, folds, each in zip(noise_variances, models, squares, strict=True):
-        fitted = tuple(model for model in folds if model is not None)
-        score = float(each.sum() / system.weight.sum()) if len(fitted) == system.folds else math.inf
+
+    def fit(part: _Part, fold: int, number: int, ridged: FloatArray) -> None:
+        with suppress(np.linalg.LinAlgError):
+            models[number][fold], squares[number, fold] = part.fitted(noise_variances[number], ridged)
+
+    def fit_all(folds: Sequence[int], numbers: Sequence[int]) -> None:
+        def go(index: int) -> None:
+            part, ridged = _Part.of(system, folds[index]), np.empty_like(system.total)
+            for number in numbers:
+                fit(part, folds[index], number, ridged)
+
+        in_parallel(go, len(folds))
+
+    def fit_first() -> None:
+        part = _Part.of(system, 0)
+        threads = min(available_cores(), 2 * system.folds)  # of a matrix each
+        in_parallel(lambda number: fit(part, 0, number, np.empty_like(system.total)), count, threads)
+
+    def validated(number: int) -> PoolValidation:
+        folds = tuple(model for model in models[number] if model is not None)
+        score = float(squares[number].sum() / system.weight.sum()) if len(folds) == system.folds else math.inf
         score = score if math.isfinite(score) else math.inf
-        validations.append(PoolValidation(float(noise_variance), each / used, score, fitted))
-    return validations
+        return PoolValidation(float(noise_variances[number]), squares[number] / used, score, folds)
+
+    if math.isinf(margin):
+        fit_all(range(system.folds), range(count))
+        return [validated(number) for number in range(count)]
+    fit_first()
+    errors = squares[:, 0] / used[0]
+    found: dict[int, PoolValidation] = {}
+    ahead = leader if leader is not None and math.isfinite(leader.score) else None
+    while len(found) < count and (ahead is None or not found):
+        rest = [number for number in range(count) if number not in found]
+        least = max(min(*errors[rest], math.inf if ahead is None else ahead.errors[0]), ROUNDED)
+        on = [number for number in rest if errors[number] <= (1.0 + margin) * least]
+        if not on:
+            break
+        fit_all(range(1, system.folds), on)
+        found |= {number: validated(number) for number in on}
+        ahead = min((each for each in (*found.values(), ahead) if each), key=lambda each: each.score)
+        ahead = ahead if math.isfinite(ahead.score) else None
+    for number in set(range(count)) - set(found):
+        assert ahead is not None
+        score = max(ahead.score, ROUNDED) * float(errors[number] / least)
+        found[number] = PoolValidation(float(noise_variances[number]), squares[number] / used, score, ())
+    return [found[number] for number in range(count)]
 
 
 def pool_bytes(size: int, outputs: int, folds: int, threads: int, noises: int) -> int:
