@@ -66,8 +66,8 @@ SMOOTH = 0.25
 # A few prototypes are taken where their squared error is no greater than the whole pool's by more than this share. They
 # are not looked for any further where it is greater by the second one after so many steps.
 WORTH, HOPELESS, FIRST_STEPS = 0.1, 0.5, 200
-# Penalties of three or more classes that are this share behind on the first fold are not fitted to the other folds, if a
-# fold has so many samples. Between folds of 1,000 samples, ratios of two penalties' errors differ by 0.01 for 26
+# Penalties of three or more classes that are this share behind on the first fold are not fitted to the other folds, if
+# a fold has so many samples. Between folds of 1,000 samples, ratios of two penalties' errors differ by 0.01 for 26
 # classes, and by up to 0.2 for two, one of them rare.
 BEHIND, TELLING = 0.05, 500
 
