@@ -27,7 +27,7 @@ from dkgp_benchmarks.risk.penalties import small_penalties
 from dkgp_benchmarks.risk.problems import RiskProblem, read_problem, with_tuned_kernel
 from dkgp_benchmarks.risk.runs import LABELS, LOSSES, RiskRun, RiskWithin, iterations_to, minimise
 
-# Of the files those that are here, and what is generated.
+# Data sets that are used if their files exist, and generated ones.
 FILES, GENERATED = ("usps-4", "banana", "adult"), ("made-twonorm", "made-ringnorm")
 SAMPLES, FILE_SAMPLES, ROOT_SAMPLES = 2000, 10_000, 2000
 RACE_GAP, ROOT_SHARE = 1e-8, 1e-4
@@ -46,57 +46,57 @@ RACE_COLUMNS = (
     Column("method", "method", text=True),
     Column("reached", "reached", text=True),
     Column("gap", "gap", ".1e"),
-    Column("above", "above the least", ".1e"),
+    Column("above", "above best bound", ".1e"),
     Column("iterations", "iterations", ",d"),
     Column("products", "products", ",.1f"),
-    Column("entries", "entries / n^2", ",.1f"),
+    Column("entries", "entries / n²", ",.1f"),
     Column("seconds", "seconds", ",.2f"),
-    Column("to_best", "/ best", ",.2f"),
+    Column("to_best", "time / best", ",.2f"),
     Column("note", "", text=True),
 )
 ROOT_COLUMNS = (
     Column("problem", "problem", text=True),
     Column("loss", "loss", text=True),
     Column("regularisation", "lambda", "g"),
-    Column("kcg", "kernel CG", ",d"),
-    Column("paramcg_shown", "parameter CG", text=True),
-    Column("root_shown", "root of that", text=True),
-    Column("factor_shown", "kernel CG / root", text=True),
-    Column("holds", "within 2", text=True),
-    Column("times_shown", "times fewer", text=True),
+    Column("kcg", "iterations of kernel CG", ",d"),
+    Column("paramcg_shown", "iterations of parameter CG", text=True),
+    Column("root_shown", "their square root", text=True),
+    Column("factor_shown", "kernel CG / square root", text=True),
+    Column("holds", "at most 2", text=True),
+    Column("times_shown", "parameter CG / kernel CG", text=True),
 )
 CAUTIONS = {
-    "reached": "Every method is stopped by its own proof: its risk is within the gap of a bound that no function's is "
-    "below. 'above the least' holds its verified risk against the best bound that any of them found.",
-    "products": "Products with the kernel matrix, as the method counts them; entries are all that were evaluated, "
-    "those of preconditioners, dense blocks and float64 verification included.",
-    "cut off": f"After {MOST_ITERATIONS:,} iterations or {MOST_SECONDS:g} seconds, unless told otherwise.",
+    "reached": "A method stops when it proves a lower bound of the minimal risk within the gap of its own risk. "
+    "'above best bound': its risk in float64, relative to the best lower bound of all methods, minus 1.",
+    "products": "Products with the kernel matrix, as the method counts them. Entries also include those of "
+    "preconditioners, dense blocks and float64 verification.",
+    "cut off": f"The method reached --max-iterations ({MOST_ITERATIONS:,}) or --max-seconds ({MOST_SECONDS:g}).",
 }
 
 
 @dataclass(frozen=True)
 class BenchRiskJob:
-    """Races and counts that are asked for; defaults are those of the command.
+    """Settings of `dkgp bench risk`; defaults are those of the command.
 
     Attributes
     ----------
     data
-        Folder of .npz files; without it the generated problems alone are there.
+        Folder of .npz files; by default only generated problems.
     problems, methods, losses
-        By default those of `FILES` that are here, else the generated ones; all methods; the logistic loss.
+        By default the `FILES` that exist, else the generated problems; all methods; the logistic loss.
     parts
-        "methods", the race to one gap; "root", iterations over a table of lambdas; "penalties", twelve problems of
-        small lambdas. The first two where none is named.
+        "methods", all methods to the same gap; "root", iterations for several lambdas; "penalties", twelve problems
+        with small lambdas. By default the first two.
     n
-        Samples at most: 10,000 of a file, 2,000 of what is generated and for the root, 1,000 of small penalties.
+        Largest number of samples: 10,000 of a file, 2,000 of generated data and for the root, 1,000 for penalties.
     regularisation, gap
-        Of the race.
+        For "methods".
     lambdas, share
-        Of the root: the regularisations, and how near the least risk iterations are counted to.
+        For "root": the regularisations, and the relative distance from the minimum up to which iterations are counted.
     max_iterations, max_seconds
-        Where a run is cut off.
+        Limits of a run.
     subset
-        Samples that the kernel's length scale is found by.
+        Number of samples that the kernel's length scale is tuned on.
     """
 
     data: str | None = None
@@ -117,12 +117,12 @@ class BenchRiskJob:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the data; `InputError` where it is none."""
+        """Folder of the data; `InputError` if it does not exist."""
         if self.data is None:
             return None
         path = Path(self.data).expanduser()
         if not path.is_dir():
-            raise InputError(f"`data` '{self.data}' is no folder; expected one that holds .npz files")
+            raise InputError(f"`data` '{self.data}' is not a folder; expected a folder with .npz files")
         return path
 
     @property
@@ -135,15 +135,15 @@ class BenchRiskJob:
         return tuple(here) or GENERATED
 
     def check(self) -> None:
-        """Refuse, before any work, what makes no sense or is not here."""
+        """Refuse invalid values and unknown names before any work."""
         for name in self.methods:
             if name not in METHODS:
-                raise UsageError(f"unknown method '{name}' of `dkgp bench risk`; there are {', '.join(METHODS)}")
+                raise UsageError(f"unknown method '{name}'; available: {', '.join(METHODS)}")
         for name in self.names:
             if name not in PROBLEMS:
-                raise UsageError(f"unknown problem '{name}'; there are {', '.join(PROBLEMS)}")
+                raise UsageError(f"unknown problem '{name}'; available: {', '.join(PROBLEMS)}")
         if not self.lambdas:
-            raise UsageError("`lambdas` is empty; name one regularisation at least")
+            raise UsageError("`lambdas` is empty; give at least one value")
         if self.n is not None and self.n < 2:
             raise UsageError(f"`n` must be at least 2; got {self.n}")
         for name, value in (
@@ -164,21 +164,21 @@ def run_bench_risk(job: BenchRiskJob, reporter: Reporter) -> Document:
     Raises
     ------
     UsageError, InputError
-        What is asked for is not here or out of range; before anything is measured.
+        A name is unknown or a value out of range; raised before anything is measured.
     """
     job.check()
     check_record_file(job.out)
     parts = tuple(dict.fromkeys(job.parts or ("methods", "root")))
     document = report(
         "risk",
-        f"Minimisers of a regularised risk, lambda = {job.regularisation:g}, to a relative gap of {job.gap:g}",
+        f"Methods that minimise a regularised risk (lambda {job.regularisation:g}) to a relative gap of {job.gap:g}",
         RACE_COLUMNS,
         [],
         {},
         asked=plain(asdict(job)),
     )
     sections: list[Document] = []
-    document |= {"sections": sections, "cautions": CAUTIONS, "complete": False}
+    document |= {"sections": sections, "cautions": CAUTIONS, "cautions_title": "Notes", "complete": False}
     if "methods" in parts:
         rows = [row for problem in _problems(job, reporter) for row in race(problem, job, reporter)]
         document["rows"] = plain(rows)
@@ -293,7 +293,9 @@ def _problems(job: BenchRiskJob, reporter: Reporter, most: int | None = None) ->
         size = job.n or (SAMPLES if PROBLEMS[name].file is None else FILE_SAMPLES)
         n = size if most is None else min(size, most)
         problem = with_tuned_kernel(read_problem(name, job.folder, n, job.seed, whole=True), job.subset, job.seed)
-        reporter.note(f"{name}: n = {problem.n:,}, d = {problem.inputs.shape[1]}, {problem.found!r:.120}")
+        reporter.note(
+            f"{name}: n = {problem.n:,}, d = {problem.inputs.shape[1]}, kernel {problem.found.to_json()['type']}"
+        )
         yield problem
 
 
@@ -322,7 +324,7 @@ def _race_rows(problem: RiskProblem, loss: str, runs: Sequence[RiskRun]) -> list
         if run.solution is not None:
             row |= {"gap": run.solution.solution.progress.duality_gap, "risk": risk, "above": risk / bound - 1.0}
             if run.method == "auto":
-                row |= {"note": f"took {run.solution.method}", "chosen": run.solution.choice}
+                row |= {"note": f"chose {run.solution.method}", "chosen": run.solution.choice}
         else:
             row["note"] = run.reason
         if reached:
@@ -338,9 +340,9 @@ def _race_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     automatic = [row["to_best"] for row in there if row["method"] == "auto"]
     return {
         "reached_the_gap": f"{len(there)} of {len(rows)}",
-        "largest_distance_from_the_least_risk_of_these": max(above) if above else None,
-        "quickest": ", ".join(f"{problem} {method}" for (problem, _), method in best.items()) or "none",
-        "auto_over_the_best_at_most": max(automatic) if automatic else None,
+        "largest_relative_distance_from_the_best_bound": max(above) if above else None,
+        "fastest_method": ", ".join(f"{problem}: {method}" for (problem, _), method in best.items()) or "none",
+        "largest_time_of_auto_over_the_fastest": max(automatic) if automatic else None,
     }
 
 
@@ -349,18 +351,18 @@ def _root_section(rows: list[dict[str, Any]], share: float) -> Document:
     times = [row["times"] for row in rows if row["times"] is not None]
     return {
         "section": "root",
-        "title": f"Iterations until the risk is within {share:g} of the least: kernel CG, the root of parameter CG",
+        "title": f"Iterations until the risk is within {share:g} of its minimum: kernel CG against parameter CG",
         "columns": [dict(vars(column)) for column in ROOT_COLUMNS],
         "rows": plain(rows),
         "figures": plain(
             {
                 "theorem": "kernel CG needs at most about the square root of parameter CG's iterations",
-                "largest_factor": max(factors) if factors else None,
-                "within_a_factor_of_2": ", ".join(
-                    f"{word}: {sum(row['holds'] == word for row in rows)}" for word in ("yes", "no", "unknown", "-")
+                "largest_ratio_to_the_square_root": max(factors) if factors else None,
+                "ratios_of_at_most_2": ", ".join(
+                    f"{word}: {sum(row['holds'] == word for row in rows)}" for word in ("yes", "no", "unknown")
                 ),
-                "mean_times_fewer": float(np.mean(times)) if times else None,
-                "of_these_bounds": sum(row["cut_off"] for row in rows),
+                "mean_ratio_of_parameter_cg_to_kernel_cg": float(np.mean(times)) if times else None,
+                "ratios_that_are_only_bounds": sum(row["cut_off"] for row in rows),
             }
         ),
     }

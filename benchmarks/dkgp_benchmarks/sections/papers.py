@@ -35,92 +35,105 @@ def _options() -> tuple[Option, ...]:
         ),
         Option(
             "verdicts",
-            "Write the results beside the values of the papers, and whether they agree, as Markdown (.md) or as "
-            "compact records (.json).",
+            "Compare each result with the value in its paper, and write both to this file: Markdown (.md), or records "
+            "(.json) that --records reads. May be repeated.",
             multiple=True,
             metavar="FILE",
         ),
         Option(
             "records",
-            "Start from the compact records of another machine's report. Their parts are not repeated.",
+            "Records that --verdicts wrote, for example on another machine. Their parts are not run again.",
             metavar="FILE",
         ),
         Option(
             "full",
-            "Use the sizes and the number of draws of the papers, which takes hours.  [default: settings that take "
-            "minutes]",
+            "Use the papers' numbers of samples and of random draws, which takes hours.  [default: smaller numbers, "
+            "which take minutes]",
             type=bool,
             default=False,
         ),
         Option(
             "parts",
-            f"{', '.join(PARTS.all())}; NAME:DATA for one data set.  [default: all]",
+            f"Part of a paper to reproduce. NAME:DATA restricts it to one data set. Parts: "
+            f"{', '.join(PARTS.all())}. May be repeated.  [default: all]",
             spellings=("--part",),
             multiple=True,
             metavar="NAME",
         ),
         Option(
             "tables",
-            "Table: by number for the GBCD paper; kcg, scdp-3, sb and so on for the others. May be repeated.  "
-            "[default: all]",
+            "Table to reproduce. A number is a table of the GBCD paper; kcg, scdp-3 and sb are tables of the papers "
+            "with these abbreviations. May be repeated.  [default: all]",
             spellings=("--table",),
             choices=("1", *items_of("table")),
             multiple=True,
         ),
         Option(
             "figures",
-            "Figure, named in the same way. May be repeated.  [default: all]",
+            "Figure to reproduce, named like the tables. May be repeated.  [default: all]",
             spellings=("--figure",),
             choices=items_of("figure"),
             multiple=True,
         ),
         Option(
             "problems",
-            "friedman1 or a file of --data without .npz; NAME:TARGET for another target than y, such as a matrix; or a "
-            "problem of `dkgp bench classify`.  [default: those of the papers that are here]",
+            "Data set: friedman1 (generated), a file of --data without .npz, or a problem of `dkgp bench classify`. "
+            "NAME:ARRAY takes the targets from another array of the file than y. May be repeated.  [default: the "
+            "papers' data sets in --data]",
             spellings=("--problem",),
             multiple=True,
             metavar="NAME",
         ),
-        Option("n", "Training samples at most.  [default: each part's]", type=int, spellings=("--samples", "--n")),
+        Option(
+            "n",
+            "Largest number of training samples.  [default: depends on the part]",
+            type=int,
+            spellings=("--samples", "--n"),
+        ),
         Option(
             "n_test",
-            "Largest number of test samples.  [default: by the part]",
+            "Largest number of test samples.  [default: depends on the part]",
             type=int,
             spellings=("--test-samples", "--n-test"),
         ),
         Option(
             "draws",
-            "Number of random draws of the samples, or of splits.  [default: 1 to 5; with --full as in the paper]",
+            "Number of random draws of the samples, or of random splits into training and test samples.  [default: "
+            "1 to 5; with --full as in the paper]",
             type=int,
         ),
-        replace(section.SUBSET, default=None, help="Number of samples to tune on.  [default: each part's]"),
+        replace(section.SUBSET, default=None, help="Number of samples to tune on.  [default: depends on the part]"),
         Option(
             "sizes",
-            "Numbers of samples in Figure 4.  [default: by the part]",
+            "For figure 4 of the GBCD paper: numbers of samples.  [default: depends on the part]",
             type=whole_numbers,
             metavar="N,N,...",
         ),
-        Option("basis_size", "Number of basis samples in Tables 4 and 5, at most a quarter of the samples.", type=int),
+        Option(
+            "basis_size",
+            "For tables 4 and 5 of the GBCD paper: number of basis samples, at most a quarter of the samples.",
+            type=int,
+        ),
         Option(
             "methods",
-            "Sparse method of Table 4, as for `dkgp bench sparse`. May be repeated.  [default: sd, sr, mpgp, sggp]",
+            "For table 4 of the GBCD paper: sparse method, as in `dkgp bench sparse`. May be repeated.  [default: sd, "
+            "sr, mpgp, sggp]",
             spellings=("--method",),
             multiple=True,
             metavar="NAME",
         ),
         Option(
             "block_size",
-            "Number of coefficients that a round of the block methods changes, at most a quarter of the samples.  "
-            "[default: by the part]",
+            "For solvers that change a block of coefficients in each round: size of the block, at most a quarter of "
+            "the samples.  [default: depends on the part]",
             type=whole_or_auto,
             metavar="M|auto",
         ),
         replace(section.TOLERANCE, default=None, help="Tolerance of the largest residual.  [default: 1e-4]"),
         Option(
             "max_passes",
-            "Largest number of passes of each method. The output marks methods that reach it.  "
-            "[default: 1000; 20000 for kcg]",
+            "Largest number of passes over the kernel matrix of each method. The output marks methods that reach it.  "
+            "[default: 1000; 20000 for kernel conjugate gradients]",
             type=float,
         ),
         Option("max_seconds", "Largest number of seconds of each run.", type=float),
@@ -136,10 +149,10 @@ section.SECTIONS.add(
         "papers",
         """Reproduce the tables and figures of the four papers that dkgp implements.
 
-        The papers are those on greedy block coordinate descent (GBCD), on kernel conjugate gradients (KCG), on sparse
-        conjugate directions pursuit (SCDP), and on sparse greedy regression by Smola and Bartlett (SB). All solvers run
-        in this process, one after the other, with the same hyperparameters, threads and limits. Missing data sets are
-        replaced by generated ones, and the output says so.
+        The papers and their abbreviations below: greedy block coordinate descent (GBCD, gbcd), kernel conjugate
+        gradients (KCG, kcg), sparse conjugate directions pursuit (SCDP, scdp), and sparse greedy regression by Smola
+        and Bartlett (SB, sb). All methods run in this process, one after the other, with the same hyperparameters,
+        threads and limits. Generated data replace missing data sets, and the output names them.
         """,
         _run,
         _options,

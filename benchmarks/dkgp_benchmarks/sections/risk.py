@@ -28,9 +28,9 @@ section.SECTIONS.add(
         """Compare kernel conjugate gradients with other methods of risk minimisation.
 
         The problem is kernel logistic regression on labels of -1 and 1, or least squares. Each method stops when its
-        duality gap proves that the risk is close to its minimum; the gap is verified in float64. The table has
-        products, kernel entries and seconds. --part root compares the iterations of kernel conjugate gradients with
-        the square root of those of parameter conjugate gradients.
+        duality gap proves that the risk is close to its minimum; the gap is verified in float64. The table has the
+        products with the kernel matrix, the evaluated kernel entries and the seconds. --part root compares the
+        iterations of kernel conjugate gradients with the square root of those of parameter conjugate gradients.
         """,
         _run,
         (
@@ -41,15 +41,15 @@ section.SECTIONS.add(
             ),
             Option(
                 "problems",
-                "As of `dkgp bench classify`, and usps-4.  [default: usps-4, banana and adult where they are, else "
-                "made-twonorm and made-ringnorm]",
+                "Problem of `dkgp bench classify`, or usps-4. May be repeated.  [default: usps-4, banana and adult if "
+                "--data has them, else made-twonorm and made-ringnorm]",
                 spellings=("--problem",),
                 multiple=True,
                 metavar="NAME",
             ),
             Option(
                 "methods",
-                "kcg, newton, majorisation, gradient, paramcg or auto.  [default: all]",
+                "Method: kcg, newton, majorisation, gradient, paramcg or auto. May be repeated.  [default: all]",
                 spellings=("--method",),
                 multiple=True,
                 metavar="NAME",
@@ -106,6 +106,6 @@ section.SECTIONS.add(
             "dkgp bench risk --part penalties",
             "dkgp bench risk --data benchmark-data --problem banana --part root --loss klr --loss rls",
         ),
-        without_null="its rows stand beside each other, and it races no copy of itself",
+        without_null="it compares methods with each other and runs no second copy of a baseline",
     )
 )

@@ -55,7 +55,7 @@ def test_both_tables(tmp_path: Path) -> None:
             assert row["to_best"] >= 1.0
             assert row["products"] > 0.0
             assert row["entries"] > 0.0
-    assert rows["auto"]["note"].startswith("took ")
+    assert rows["auto"]["note"].startswith("chose ")
     (section,) = document["sections"]
     for row in section["rows"]:
         assert row["kcg"] < row["paramcg"]
@@ -158,7 +158,7 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         run_bench_risk(BenchRiskJob(data=str(tmp_path / "none")), SilentReporter())
 
 
@@ -175,12 +175,12 @@ def test_small_penalties_are_raced_by_all(monkeypatch: pytest.MonkeyPatch) -> No
     for row in section["rows"]:
         named = [row[method] for method in penalties.METHODS if row[method] is not None]
         assert row["to_best"] == pytest.approx(row["auto"] / min(named))
-        assert row["note"].startswith("took ")
+        assert row["note"].startswith("chose ")
     largest = max(row["to_best"] for row in section["rows"])
-    assert section["figures"]["auto_over_the_best_at_most"] == pytest.approx(largest)
+    assert section["figures"]["largest_time_of_auto_over_the_fastest"] == pytest.approx(largest)
     assert section["figures"]["auto_reached"] == "2 of 2"
     within = sum(row["to_best"] <= 1.5 for row in section["rows"])
-    assert section["figures"]["auto_within_1.5"] == f"{within} of 2"
+    assert section["figures"]["auto_at_most_1.5_times_the_fastest"] == f"{within} of 2"
 
 
 def test_problems_of_small_penalties_are_as_described() -> None:

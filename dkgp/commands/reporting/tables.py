@@ -860,7 +860,8 @@ def _bench(document: Document) -> Tables:
     parts = [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
     parts += [part for section in document.get("sections", ()) for part in _bench(section)]
     if "cautions" in document:
-        parts.append(table_of("Differences from the papers", list(document["cautions"].items())))
+        title = document.get("cautions_title", "Differences from the papers")
+        parts.append(table_of(title, list(document["cautions"].items())))
     return parts
 
 
