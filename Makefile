@@ -90,7 +90,7 @@ test-long: $(COMPILED) ## Run the tests that take long: a second or more each, b
 	$(PYTEST) -m "long and not slow and not faults and not portable" -n $(TEST_WORKERS) --dist worksteal $(TEST_GUARD) $(PYTEST_ARGS)
 
 bits: $(STAMP) ## Compare the bits of all commands with those on record; BITS=record: record them anew
-	@variables="$$($(BIN)/python -m tests.targets)"; set -x; \
+	@variables="$$($(BIN)/python -m tests.targets common)"; set -x; \
 	env $$variables DKGP_BITS=$(BITS) $(PYTEST) tests/cli/test_bits.py $(TEST_GUARD) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## Run the tests that kill, starve and cut off processes; prints fault, outcome and seconds

@@ -1,7 +1,8 @@
 """Environments in which a process computes as on another processor: compiled for it, with its BLAS and vector code.
 
 What the processor at hand cannot run is left out. There are such environments for x86-64 alone. `python -m
-tests.targets` prints one as `make test-portable` takes it.
+tests.targets` prints one as `make test-portable` takes it; `python -m tests.targets common` the one of `make bits`,
+the same on every processor with AVX2.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def environment(
     if blas:
         variables["OPENBLAS_CORETYPE"] = blas
     if without:
-        variables["NPY_DISABLE_CPU_FEATURES"] = " ".join(without)
+        variables["NPY_DISABLE_CPU_FEATURES"] = ",".join(without)
     return variables
 
 
@@ -94,10 +95,19 @@ def require_targets() -> None:
         pytest.skip("needs an x86-64 processor with AVX2: there are no other targets to compile for here")
 
 
+def common(cache: Path) -> dict[str, str]:
+    """Variables of one arithmetic on every processor with AVX2: NumPy without dispatch, one BLAS, one thread."""
+    variables = environment(cache, target="x86-64-v3", blas="Haswell", without=vector_code()[-1])
+    return variables | {"OPENBLAS_NUM_THREADS": "1"}
+
+
 def main() -> None:
-    """Print variables under which target and BLAS are others than here, for `env`."""
+    """Print variables under which target and BLAS are others than here, or those in common, for `env`."""
     if not targets():
         print("no other target is known for this processor: the tests run as they are", file=sys.stderr)
+        return
+    if sys.argv[1:] == ["common"]:
+        print(*(f"{name}={value}" for name, value in common(Path()).items() if name != "NUMBA_CACHE_DIR"), sep="\n")
         return
     # The widest first: beside a processor that has it, the host's own BLAS may be Haswell's.
     held = " ".join(process_arithmetic().blas)
