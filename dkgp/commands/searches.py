@@ -25,6 +25,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.commands.tune import AUTO_KERNEL, COMPARED_KERNELS, LEAST_SAMPLES, OF_SUBSETS, TuneJob
 from dkgp.data import open_dataset
 from dkgp.data.remote.storage import is_folder, read_object, remove_object, write_object
+from dkgp.data.stores.manifest import checksum
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError, UsageError
 from dkgp.kernels import Kernel
 from dkgp.limits import elapsed_clock, finishing_within, measured_slowness, seconds_to_finish, should_finish
@@ -646,15 +647,17 @@ class KernelsRun(TuneRun):
         if not self.asked.resume:
             return None
         try:
-            earlier = from_json(FinishedKernels, json.loads(read_object(self.asked.comparison_url)))
-        except (OSError, ValueError, InputError):
+            document = json.loads(read_object(self.asked.comparison_url))
+            written = document.pop("checksum")
+            earlier = from_json(FinishedKernels, document)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, InputError):
             return None
-        return earlier if earlier.identity == self._identity else None
+        return earlier if written == checksum(document) and earlier.identity == self._identity else None
 
     def _keep(self, samples: int) -> None:
         """Write the finished kernels, which a resumed comparison does not search again."""
         document = to_json(FinishedKernels(self._identity, samples, tuple(self._finished)))
-        write_object(self.asked.comparison_url, json.dumps(document).encode())
+        write_object(self.asked.comparison_url, json.dumps({**document, "checksum": checksum(document)}).encode())
 
     def _each_kernel(self) -> Iterator[str]:
         for kernel in COMPARED_KERNELS:

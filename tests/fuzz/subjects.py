@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -149,6 +150,11 @@ def build(folder: Path) -> dict[str, Subject]:
         "predictions, their manifest": Subject(
             stores["prediction"], of_manifest, lambda place, out: ["evaluate", place, stores["test"]]
         ),
+        "finished kernels": Subject(
+            stores["kernels"],
+            of_json,
+            lambda place, out: [*stores["comparison"], "--out", place.with_suffix(""), "--resume"],
+        ),
         "configuration": Subject(
             stores["configuration"],
             of_bytes,
@@ -230,6 +236,10 @@ def build_stores(folder: Path) -> dict[str, Any]:
     command = [*begin, "--out", unfinished, "--checkpoint", places["checkpoint"], "--checkpoint-every", 0]
     run_json(*command, "--max-passes", 1, exit_code=4)
     places["training"] = [*begin, "--max-passes", 2]
+    places["comparison"] = ["tune", data, "--kernel", "auto", "--subset", 30, *local]
+    with patch("dkgp.commands.searches.remove_object"):
+        run_json(*places["comparison"], "--out", folder / "finished.json")
+    places["kernels"] = folder / "finished.json.kernels"
     places["configuration"] = folder / "configuration.yaml"
     places["configuration"].write_text(
         "dkgp:\n  cluster:\n    kind: none\n    threads-per-worker: 1\n    cache-tiles: 10MB\n    worker-wait: 5 s\n"

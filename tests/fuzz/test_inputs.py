@@ -53,6 +53,7 @@ def taken_well(cases: list[dict[str, Any]], count: int) -> None:
 
 # Everything that is read, and of each kind of store one of the damages that stores take.
 READ = ("table", "labels", "hyperparameters", "checkpoint", "coded, its manifest", "data again", "predictions")
+READ += ("finished kernels",)
 READ += ("configuration", *FORMS, "data, chunks", "model, arrays", "factor, manifest", "sparse", "fixed-size, chunks")
 READ += ("logistic, arrays", "gp, manifest", "labels near", "checkpoint shown", "model, shown", "prediction, shown")
 
