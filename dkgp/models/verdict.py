@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy
@@ -21,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from dkgp.data import Dataset, Prediction
 from dkgp.data.stores.models.references import training_set_named
+from dkgp.data.types import IntArray
 from dkgp.limits import measured_slowness
 from dkgp.models.classification.metrics import ClassMetrics, Reliability
 from dkgp.models.metrics import check_belonging, coverage_band
@@ -62,6 +64,8 @@ _REPEATED = 0.01
 # Rank correlation of |residual| and mean; share of the residuals' (or of their spread's) variance that a feature tells.
 _CORRELATION, _SHARE = 0.15, 0.03
 _GROUPS = 10
+# Halvings of the samples into blocks of neighbours; the level of an upper end of how much their errors are alike.
+_HALVINGS, _DOUBT = 5, 0.1
 # Assumed share of the function's uncertainty in residuals without variances.
 _UNKNOWN_SHARE = 0.2
 # R^2 below which the model explains almost nothing.
@@ -123,10 +127,25 @@ class Residuals:
         scale = math.sqrt(float(np.mean(errors**2)))
         return errors / scale if scale > 0.0 else errors
 
-    @property
+    @cached_property
     def effective(self) -> float:
-        """Number of samples that counts as evidence about noise: less than n by those whose errors are alike."""
-        return len(self.truth) * (1.0 - self.latent_share)
+        """Number of independent errors that tell as much about error bars as these n.
+
+        Errors of the noise are independent, those of the function are alike where inputs are. So many count as noise
+        has a share in the variances; more if blocks of neighbours show that their errors are not alike.
+        """
+        n, z = len(self.truth), self.standardised
+        least = n * (1.0 - self.latent_share)
+        squared = float(np.mean(z**2))
+        if least >= 0.9 * n or not 0.0 < squared < math.inf:
+            return least
+        alike = 1.0
+        for blocks in _blocks(self):
+            counts = np.bincount(blocks)
+            # A sum of k independent errors of mean zero has k times the variance of one; of k that are equal, k^2.
+            ratio = float(np.mean(np.bincount(blocks, weights=z) ** 2 / counts)) / squared
+            alike = max(alike, ratio * len(counts) / float(scipy.stats.chi2.ppf(_DOUBT, len(counts))))
+        return max(least, n / alike)
 
     @property
     def r_squared(self) -> float:
@@ -392,14 +411,10 @@ def _shares(residuals: Residuals, values: FloatArray, least: float) -> list[tupl
     total = float(np.sum(values**2))
     d, weight = residuals.inputs.shape[1], residuals.effective / len(values)
     for index in range(d):
-        groups = _groups(residuals.inputs[:, index])
-        counts = np.bincount(groups)
-        k = int(np.sum(counts > 0))
+        between, k = _between(residuals.inputs[:, index], values)
         n = len(values)
         if k < 2 or n * weight - k < FEWEST_SAMPLES or total <= 0.0:
             continue
-        sums = np.bincount(groups, weights=values)
-        between = float(np.sum((sums**2)[counts > 0] / counts[counts > 0]))
         within = max(total - between, 1e-300)
         by_chance = scipy.stats.f.sf((between / (k - 1)) / (within / (n - k)) * weight, k - 1, n * weight - k)
         # Less the share that as many groups of noise would explain.
@@ -407,6 +422,33 @@ def _shares(residuals: Residuals, values: FloatArray, least: float) -> list[tupl
         if by_chance < LEVEL / d and share > least:
             told.append((str(residuals.features[index]), float(share)))
     return sorted(told, key=lambda pair: -pair[1])
+
+
+def _blocks(residuals: Residuals) -> Iterator[IntArray]:
+    """Yield block numbers (n,) of the samples, of 8, 16 and 32 blocks of neighbours of about equal size.
+
+    A block is halved at the median of the feature in which it is widest. Features count by the share of the means'
+    variance that each explains, so that neighbours are near in what the function depends on.
+    """
+    means = residuals.means - residuals.means.mean()
+    X = residuals.inputs - residuals.inputs.mean(axis=0)
+    shares = np.array([_between(column, means)[0] for column in X.T]) / max(float(np.sum(means**2)), 1e-300)
+    X = X * np.sqrt(shares / np.maximum(X.var(axis=0), 1e-300))
+    blocks = np.zeros(len(X), dtype=np.int64)
+    for depth in range(_HALVINGS):
+        for block in range(2**depth):
+            rows = np.flatnonzero(blocks == block)
+            widest = X[rows, int(np.argmax(X[rows].std(axis=0)))]
+            blocks[rows[np.argsort(widest, kind="stable")[len(rows) // 2 :]]] += 2**depth
+        if depth + 3 >= _HALVINGS:
+            yield blocks
+
+
+def _between(column: FloatArray, values: FloatArray) -> tuple[float, int]:
+    """Return the sum of squares that groups by a column explain of `values` (n,), of mean zero, and their number."""
+    groups = _groups(column)
+    counts, sums = np.bincount(groups), np.bincount(groups, weights=values)
+    return float(np.sum((sums**2)[counts > 0] / counts[counts > 0])), int(np.sum(counts > 0))
 
 
 def _groups(column: FloatArray) -> np.ndarray:
