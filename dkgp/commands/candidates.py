@@ -47,7 +47,7 @@ LEAST_FOR_FEATURE = 10
 TOLERANCE, MOST_EVALUATIONS, EVALUATIONS = 1e-3, 60, 30
 # Nominal seconds: of an evaluation for each sample, of a judge for each sample and each held-out sample; and of an
 # evaluation on a subset of m samples, by m^3 and m^2.
-SAMPLE, JUDGING, HELD_OUT = 1e-4, 1e-4, 3e-3
+SAMPLE, JUDGING, HELD_OUT = 1e-4, 3e-5, 6e-4
 CUBIC, SQUARE = 4.5e-11, 3e-8
 # Evaluations that a search on a subset should have time for, and the smaller subsets that a time limit leads to.
 LEAST_SEARCH, SMALLER_SUBSETS = 10, (1000, 500)
@@ -136,9 +136,13 @@ class Choice:
             return self._taken(0, len(rows))
         samples = affordable(n - held_out, size, self._limit, self._slowness, held_out)
         if not samples:
-            expected = forecast(int(WORTH * size), self._slowness, held_out)
-            self._skip("the likelihood of all samples", _too_long(expected, self._limit))
-            return replace(self._tuned, candidates=self._record(None, 0, 0))
+            # Held-out samples tell at little cost whether error bars have the size of the errors.
+            samples = min(n - held_out, MOST_SAMPLES)
+            judging = self._slowness * (JUDGING * samples + HELD_OUT * held_out)
+            if self._limit is not None and judging > self._limit:
+                expected = forecast(int(WORTH * size), self._slowness, held_out)
+                self._skip("the likelihood of all samples", _too_long(expected, self._limit))
+                return replace(self._tuned, candidates=self._record(None, 0, 0))
         return self._compared(first, draw_held_out(n, size, self._job.seed), samples)
 
     def _free_amplitude(self, rows: IntArray, origin: str) -> None:

@@ -1,10 +1,11 @@
 """The models that a fit tries: the first by forecasts, others if the verdict on the held-out samples calls for them.
 
 Proven intervals that say little call for approximate variances of the same model, from neighbours (VIF). A verdict that
-error bars are too narrow or too wide calls for the model with neighbours, whose variances are its own. One that the
-noise grows with the mean or depends on an input calls for a noise model. Another model replaces the earlier one if the
-held-out samples have a greater density under it, without more error or a worse coverage: a noise model can gain density
-by taking structure for noise.
+error bars are too narrow or too wide calls for tuning to go on, if a time limit ended it before held-out training
+samples could judge; and for the model with neighbours, whose variances are its own. One that the noise grows with the
+mean or depends on an input calls for a noise model. Another model replaces the earlier one if the held-out samples have
+a greater density under it, without more error or a worse coverage: a noise model can gain density by taking structure
+for noise.
 """
 
 from __future__ import annotations
@@ -24,29 +25,44 @@ SIZE = ("overconfident", "underconfident", LOOSE)
 NOISE = ("noise and mean", "noise and input")
 # A model that replaces an earlier one may have this multiple of its RMSE, and this distance of the coverage from .95.
 MOST_ERROR, COVERAGE_DISTANCE = 1.02, 0.02
+# Share of the first search that one which starts from its result takes, before it goes on to all samples.
+CONTINUED = 0.2
 
 
 @dataclass(frozen=True)
 class Remedy:
     """Another model: its words, its kind, and options of `dkgp tune` if its hyperparameters are tuned anew.
 
-    The kind "approximate" is the first model with other variances.
+    The kind "approximate" is the first model with other variances. With `continues`, tuning starts from the first
+    model's hyperparameters and has half of the remaining time.
     """
 
     words: str
     way: Literal["approximate", "vif", "same"]
     tuning: tuple[str, ...] = ()
     kernel: str | None = None
+    continues: bool = False
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `TuneJob`."""
+    def options(self, start: str, seconds: float) -> dict[str, Any]:
+        """Return the options of `TuneJob`: hyperparameters to start from, and the time that it may take."""
+        if self.continues:
+            return {"start": start, "all_samples_seconds": max(1e-3, seconds)}
         return {"kernel": self.kernel, "noise_model": "auto"}
 
+    def price(self, tuned: float) -> float:
+        """Return the expected seconds of tuning, by those of the first model's."""
+        return (CONTINUED if self.continues else 1.0) * tuned if self.tuning else 0.0
 
-def remedies(kinds: Collection[str], name: str, kernel: str) -> list[Remedy]:
-    """Return the models that findings call for after a first model `name`, with the kernel of the first."""
+
+def remedies(kinds: Collection[str], name: str, kernel: str, *, judged: bool = True) -> list[Remedy]:
+    """Return the models that findings call for after a first model `name`, with the kernel of the first.
+
+    `judged` says whether held-out training samples judged the first hyperparameters and the size of error bars.
+    """
     wanted = []
+    if not judged and any(kind in SIZE[:2] for kind in kinds):
+        words = "hyperparameters from a longer search, with error bars scaled on held-out training samples"
+        wanted.append(Remedy(words, "same", ("--all-samples", "auto"), continues=True))
     if LOOSE in kinds and name == "exact":
         wanted.append(Remedy(f"the exact model with variances that are {APPROXIMATE}", "approximate"))
     if any(kind in SIZE for kind in kinds) and name != "vif":

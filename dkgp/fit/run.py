@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ from dkgp.fit.page import write_page
 from dkgp.fit.transforms import compare_transforms, draw
 from dkgp.fit.ways import TrainingJob, Way, column_words, command_lines, spoken
 from dkgp.kernels import parse_kernel
-from dkgp.limits import Clock
+from dkgp.limits import Clock, finishing_within
 from dkgp.models.classification.labels import labels_of
 from dkgp.models.memory import RUNTIME_BYTES
 from dkgp.models.verdict import rival_seconds
@@ -388,7 +389,9 @@ class _Fit:
             return attempts
         compared = tuned.get("comparison")
         name = kernel if compared is None else compared["kernel"]
-        for number, remedy in enumerate(remedies(first.kinds, first.way["name"], name), 1):
+        record = tuned.get("candidates")
+        judged = not tuned.get("given_up") if record is None else bool(record["candidates"])
+        for number, remedy in enumerate(remedies(first.kinds, first.way["name"], name, judged=judged), 1):
             if not attempts.taken.kinds:
                 break
             choice = self.steps.run(f"remedy {number}", partial(self._remedy, remedy, first))
@@ -463,7 +466,7 @@ class _Fit:
             return {"way": None, "reason": f"its forecast of {byte_text(way.memory_bytes)} exceeds the memory"}
         # By the speed that was measured: the first model's time over its forecast.
         slowness = max(1.0, first.seconds / max(1e-9, first.way["seconds"]))
-        seconds = slowness * forecast + (self.steps.seconds.get("tune", 0.0) if remedy.tuning else 0.0)
+        seconds = slowness * forecast + remedy.price(self.steps.seconds.get("tune", 0.0))
         if seconds > remaining:
             left = spoken(max(0.0, remaining))
             return {"way": None, "reason": f"its forecast is {spoken(seconds)}, and {left} remain"}
@@ -476,10 +479,14 @@ class _Fit:
         hyper = HYPER
         if remedy.tuning:
             hyper = f"hyper-{number}.json"
+            # The other half is for the model.
+            seconds = 0.5 * self.budget.for_predictions
+            options = remedy.options(job.place(HYPER), seconds)
             tuning = TuneJob(
-                job.place(TRAIN), job.place(hyper), **remedy.options, seed=job.seed, overwrite=True, cluster=job.cluster
+                job.place(TRAIN), job.place(hyper), **options, seed=job.seed, overwrite=True, cluster=job.cluster
             )
-            self.steps.command(f"tune {number}", tuning)
+            with finishing_within(seconds) if remedy.continues else nullcontext():
+                self.steps.command(f"tune {number}", tuning)
         model = best.trained if remedy.way == "approximate" else None
         names = (PREDICTIONS,) if model is not None else (MODEL, PREDICTIONS)
         self.steps.run(f"set aside {number}", lambda: self._move(job.folder, aside, names))
