@@ -16,6 +16,7 @@ from typing import Any
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.memory import memory_budget
 from dkgp.commands.run import Run
+from dkgp.data import Dataset
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, kernel_from_json
@@ -84,13 +85,18 @@ def affordable(n: int, subset: int, seconds: float | None, slowness: float, held
     """
     most = min(n, MOST_SAMPLES)
     if seconds is not None:
-        most = min(most, int((seconds / slowness - 2.0 * HELD_OUT * held_out) / (SAMPLE * EVALUATIONS + 2.0 * JUDGING)))
+        most = min(most, int((seconds - 2.0 * judging(n, slowness, held_out)) / (slowness * SAMPLE * EVALUATIONS)))
     return most if most >= WORTH * subset else 0
 
 
-def forecast(samples: int, slowness: float, held_out: int) -> float:
-    """Return the expected seconds of the evidence of so many samples, and of two judgements."""
-    return slowness * ((SAMPLE * EVALUATIONS + 2.0 * JUDGING) * samples + 2.0 * HELD_OUT * held_out)
+def judging(n: int, slowness: float, held_out: int) -> float:
+    """Return the expected seconds of a judgement of held-out samples by n others."""
+    return slowness * (JUDGING * min(n, MOST_SAMPLES) + HELD_OUT * held_out)
+
+
+def forecast(samples: int, n: int, slowness: float, held_out: int) -> float:
+    """Return the expected seconds of the evidence of so many samples of n, and of two judgements."""
+    return slowness * SAMPLE * EVALUATIONS * samples + 2.0 * judging(n, slowness, held_out)
 
 
 class Choice:
@@ -133,17 +139,20 @@ class Choice:
             self._judged.append(leave_one_out(self._dataset, rows, first))
             self._reporter.note(f"{first.origin}: {figures(self._judged[-1])}")
             self._free_amplitude(rows, first.origin)
-            return self._taken(0, len(rows))
-        samples = affordable(n - held_out, size, self._limit, self._slowness, held_out)
+            return self._taken(None, len(rows))
+        others = n - held_out
+        # Held-out samples tell at little cost whether error bars have the size of the errors.
+        if self._limit is not None and judging(others, self._slowness, held_out) > self._limit:
+            self._skip_all_samples(others, size, held_out)
+            return replace(self._tuned, candidates=self._record(None, 0, 0))
+        samples = affordable(others, size, self._limit, self._slowness, held_out)
         if not samples:
-            # Held-out samples tell at little cost whether error bars have the size of the errors.
-            samples = min(n - held_out, MOST_SAMPLES)
-            judging = self._slowness * (JUDGING * samples + HELD_OUT * held_out)
-            if self._limit is not None and judging > self._limit:
-                expected = forecast(int(WORTH * size), self._slowness, held_out)
-                self._skip("the likelihood of all samples", _too_long(expected, self._limit))
-                return replace(self._tuned, candidates=self._record(None, 0, 0))
+            self._skip_all_samples(others, size, held_out)
         return self._compared(first, draw_held_out(n, size, self._job.seed), samples)
+
+    def _skip_all_samples(self, others: int, size: int, held_out: int) -> None:
+        expected = forecast(int(WORTH * size), others, self._slowness, held_out)
+        self._skip("the likelihood of all samples", _too_long(expected, self._limit))
 
     def _free_amplitude(self, rows: IntArray, origin: str) -> None:
         """Add the subset's optimum with a free amplitude, from the optimum with amplitude 1."""
@@ -178,25 +187,31 @@ class Choice:
         self._reporter.note(f"{origin}: {figures(self._judged[-1])}")
 
     def _compared(self, first: Candidate, held_out: IntArray, samples: int) -> Hyperparameters:
-        judge = Judge.of(self._dataset, held_out, samples, self._job.seed)
+        judge = Judge.of(self._dataset, held_out, MOST_SAMPLES, self._job.seed)
         self._add(judge, first)
-        self._search(judge, self._tuned, "")
+        if not samples:
+            return self._taken(judge, samples)
+        training = judge.training
+        if samples < training.n_samples:
+            training = Judge.of(self._dataset, held_out, samples, self._job.seed).training
+        self._search(judge, training, self._tuned, "")
         best = best_of(self._judged)
         at_bound = is_at_noise_bound(best.candidate.hyperparameters)
         if at_bound or not (best.rescaled() or best).is_calibrated:
             other = rougher(best.candidate.hyperparameters.kernel)
             if other is not None:
                 start = Hyperparameters(other, max(1e-3, best.candidate.hyperparameters.noise_variance))
-                self._search(judge, replace(start, feature_names=self._tuned.feature_names), f", {other.type_name}")
-        return self._taken(len(held_out), judge.training.n_samples)
+                start = replace(start, feature_names=self._tuned.feature_names)
+                self._search(judge, training, start, f", {other.type_name}")
+        return self._taken(judge, samples)
 
-    def _search(self, judge: Judge, start: Hyperparameters, more: str) -> None:
-        """Add the optimum of the evidence of the judge's samples, if time and memory allow it."""
-        n, job = judge.training.n_samples, self._job
+    def _search(self, judge: Judge, training: Dataset, start: Hyperparameters, more: str) -> None:
+        """Add the optimum of the evidence of `training`, if time and memory allow it."""
+        n, job = training.n_samples, self._job
         origin = f"the likelihood of {n:,} samples{more}"
         size, (resident, budget) = min(BASIS_SIZES["vif"], n), memory_budget()
         left = None if self._limit is None else self._limit - self._clock.seconds
-        expected = forecast(n, self._slowness, len(judge.inputs))
+        expected = forecast(n, judge.training.n_samples, self._slowness, len(judge.inputs))
         if should_finish():
             self._skip(origin, "the time limit is over")
             return
@@ -205,9 +220,7 @@ class Choice:
             return
         self._reporter.note(f"continuing with {origin}")
         try:
-            plan = plan_bound(
-                n, judge.training.n_features, size, judge.targets.shape[1], self._context.executor, 0, "vif"
-            )
+            plan = plan_bound(n, training.n_features, size, judge.targets.shape[1], self._context.executor, 0, "vif")
             plan.require(budget, resident)
             with self._reporter.search("all samples") as progress:
                 settings = SearchSettings(
@@ -215,7 +228,7 @@ class Choice:
                 )
                 choices = replace(job.choices(start), kernel=None)
                 found = tune_by_bound(
-                    judge.training,
+                    training,
                     self._context,
                     choices,
                     settings,
@@ -240,9 +253,9 @@ class Choice:
         self._not_tried.append({"from": origin, "reason": reason})
         self._reporter.note(f"not tried: {origin} ({reason})")
 
-    def _taken(self, held_out: int, samples: int) -> Hyperparameters:
+    def _taken(self, judge: Judge | None, samples: int) -> Hyperparameters:
         """Return the best candidate, with its variances scaled if that gains and the user fixed nothing."""
-        best, job = best_of(self._judged), self._job
+        best, job, held_out = best_of(self._judged), self._job, 0 if judge is None else len(judge.inputs)
         again = None if job.bounds or job.fixed or job.priors else best.rescaled()
         if again is not None:
             best = again
@@ -262,7 +275,7 @@ class Choice:
             taken,
             **kept,
             seconds=(first.seconds or 0.0) + self._clock.seconds,
-            candidates=self._record(best, held_out, samples),
+            candidates=self._record(best, held_out, samples if judge is None else judge.training.n_samples, samples),
             warnings=tuple(warnings),
         )
 
@@ -274,11 +287,12 @@ class Choice:
         least = min(smaller, key=lambda judged: judged.nlpd or 0.0)
         return f". The NLPD of '{least.candidate.origin}' is smaller, {least.nlpd:.4f}, but within its error"
 
-    def _record(self, best: Judged | None, held_out: int, samples: int) -> dict[str, Any]:
+    def _record(self, best: Judged | None, held_out: int, samples: int, learned_from: int = 0) -> dict[str, Any]:
         return {
             "taken": self._subset if best is None else best.candidate.origin,
             "held_out": held_out,
             "samples": samples,
+            "learned_from": learned_from,
             "candidates": [judged.row() for judged in self._judged],
             "not_tried": self._not_tried,
         }

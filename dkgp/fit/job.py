@@ -201,7 +201,7 @@ def candidate_words(tuned: Document | None, n: int, seconds: float) -> tuple[str
         return smaller
     if not record["candidates"] or record["taken"] == record["candidates"][0]["from"]:
         return smaller or ("--all-samples", "none")
-    limited = record["held_out"] > 0 and record["samples"] < min(n - record["held_out"], MOST_SAMPLES)
+    limited = record["held_out"] > 0 and record["learned_from"] < min(n - record["held_out"], MOST_SAMPLES)
     return ("--all-samples-seconds", f"{seconds:g}") if limited or smaller else ()
 
 

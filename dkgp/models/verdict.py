@@ -143,7 +143,7 @@ class Residuals:
         for blocks in _blocks(self):
             counts = np.bincount(blocks)
             # A sum of k independent errors of mean zero has k times the variance of one; of k that are equal, k^2.
-            ratio = float(np.mean(np.bincount(blocks, weights=z) ** 2 / counts)) / squared
+            ratio = float(np.mean(np.bincount(blocks, weights=z) ** 2 / np.maximum(counts, 1))) / squared
             alike = max(alike, ratio * len(counts) / float(scipy.stats.chi2.ppf(_DOUBT, len(counts))))
         return max(least, n / alike)
 

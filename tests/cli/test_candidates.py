@@ -24,7 +24,7 @@ from dkgp.commands.reporting.progress import SilentReporter
 from dkgp.commands.searches import run_tune
 from dkgp.commands.tune import TuneJob
 from dkgp.data import ingest, open_dataset
-from dkgp.fit.job import unfinished_kernels
+from dkgp.fit.job import candidate_words, unfinished_kernels
 from dkgp.kernels import parse_kernel
 from dkgp.limits import Deadline, limited
 from dkgp.models import tune_dataset
@@ -37,8 +37,8 @@ from tests.cli.invoke import run, run_json
         (50_000, None, 1.0, 20_000),
         (8000, None, 5.0, 8000),
         (2500, None, 1.0, 0),  # hardly more than the subset
-        (50_000, 60.0, 1.0, 16_875),
-        (50_000, 60.0, 3.0, 4375),
+        (50_000, 60.0, 1.0, 19_200),
+        (50_000, 60.0, 3.0, 5866),
         (50_000, 10.0, 1.0, 0),
         (4000, 60.0, 1.0, 4000),
     ],
@@ -46,7 +46,7 @@ from tests.cli.invoke import run, run_json
 def test_forecasts_decide_on_the_samples(n: int, seconds: float | None, slowness: float, samples: int) -> None:
     assert affordable(n, 2000, seconds, slowness, 1000) == samples
     if seconds is not None and samples:
-        assert forecast(samples, slowness, 1000) <= seconds * 1.0001
+        assert forecast(samples, n, slowness, 1000) <= seconds * 1.0001
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,30 @@ def test_a_limit_leaves_the_evidence_out_and_says_so(tmp_path: Path, rng: np.ran
     (reason,) = document["candidates"]["not_tried"]
     assert reason["from"] == "the likelihood of all samples"
     assert reason["reason"].endswith("of 0.001 s")
+
+
+def test_held_out_samples_scale_error_bars_if_the_evidence_of_all_samples_takes_too_long(
+    tmp_path: Path, rng: np.random.Generator, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "affordable", lambda *_: 0)
+    # From one far side the surface seems smooth: its waves are in the half that the kernel's scales do not suit.
+    X = rng.random((500, 1))
+    y = np.where(X[:, 0] < 0.8, 0.2 * X[:, 0], np.sin(300.0 * X[:, 0]))
+    train = stored(tmp_path, X, y)
+    fixed = {"kernel": {"type": "rbf", "variance": 1.0, "gamma": [20.0]}, "noise_variance": 1e-3}
+    (tmp_path / "start.json").write_text(json.dumps({**fixed, "feature_names": ["x0"]}))
+    monkeypatch.setattr("dkgp.commands.searches.tune_dataset", lambda *_, start, **__: replace(start, subset_size=60))
+    words = ("--subset", 60, "--start", tmp_path / "start.json")
+    document = run_json("tune", train, "--out", tmp_path / "a.json", *words)
+    record = document["candidates"]
+    subset, scaled = record["candidates"]
+    assert [subset["from"], scaled["from"]] == ["a subset of 60 samples", "a subset of 60 samples, variances scaled"]
+    assert (record["taken"], record["samples"], record["learned_from"]) == (scaled["from"], 450, 0)
+    assert [row["from"] for row in record["not_tried"]] == ["the likelihood of all samples"]
+    assert subset["squared_error"] > 2.0
+    assert scaled["squared_error"] == pytest.approx(1.0)
+    assert document["noise_variance"] == pytest.approx(1e-3 * subset["squared_error"])
+    assert candidate_words(document, 500, 60.0) == ("--all-samples-seconds", "60")
 
 
 def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generator) -> None:

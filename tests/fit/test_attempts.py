@@ -13,6 +13,7 @@ from dkgp.fit.attempts import PHRASES, Attempt, Attempts, remedies, with_advice_
 from dkgp.fit.job import candidate_words, duration
 from dkgp.models import verdict
 
+CONTINUED = "hyperparameters from a longer search, with error bars scaled on held-out training samples"
 APPROXIMATED = "the exact model with variances that are approximate, from neighbours (VIF)"
 
 
@@ -24,6 +25,9 @@ APPROXIMATED = "the exact model with variances that are approximate, from neighb
         (("overconfident",), "exact", ["the model with neighbours (vif)"]),
         (("underconfident",), "sparse", ["the model with neighbours (vif)"]),
         (("overconfident",), "vif", []),
+        (("overconfident",), "vif, not judged", [CONTINUED]),
+        (("noise and mean",), "vif, not judged", ["noise that depends on the inputs, rbf"]),
+        (("underconfident",), "exact, not judged", [CONTINUED, "the model with neighbours (vif)"]),
         (("loose intervals",), "exact", [APPROXIMATED, "the model with neighbours (vif)"]),
         (("loose intervals",), "sparse", ["the model with neighbours (vif)"]),
         (("noise and mean",), "exact", ["noise that depends on the inputs, rbf"]),
@@ -35,7 +39,18 @@ APPROXIMATED = "the exact model with variances that are approximate, from neighb
     ],
 )
 def test_findings_call_for_models(kinds: tuple[str, ...], name: str, words: list[str]) -> None:
-    assert [remedy.words for remedy in remedies(kinds, name, "rbf")] == words
+    name, _, unjudged = name.partition(", ")
+    found = remedies(kinds, name, "rbf", judged=not unjudged)
+    assert [remedy.words for remedy in found] == words
+    for remedy in found:
+        options = remedy.options("hyper.json", 9.0)
+        assert options == (
+            {"start": "hyper.json", "all_samples_seconds": 9.0}
+            if remedy.continues
+            else {"kernel": remedy.kernel, "noise_model": "auto"}
+        )
+        # One that starts from a result takes less than a search from the start; the others of these do not tune.
+        assert remedy.price(10.0) == (2.0 if remedy.continues else 10.0 if remedy.tuning else 0.0)
 
 
 def attempt(name: str, nlpd: float | None, *kinds: str, rmse: float = 1.0, coverage: float = 0.9) -> Attempt:
@@ -94,9 +109,9 @@ def test_a_greater_density_does_not_buy_errors_or_coverage(rmse: float, coverage
     [
         (None, ()),
         ({"taken": "subset", "held_out": 0, "samples": 0, "candidates": []}, ("--all-samples", "none")),
-        ({"taken": "subset", "held_out": 100, "samples": 900}, ("--all-samples", "none")),
-        ({"taken": "all", "held_out": 100, "samples": 900}, ()),
-        ({"taken": "all", "held_out": 100, "samples": 500}, ("--all-samples-seconds", "60")),
+        ({"taken": "subset", "held_out": 100, "learned_from": 900}, ("--all-samples", "none")),
+        ({"taken": "all", "held_out": 100, "learned_from": 900}, ()),
+        ({"taken": "all", "held_out": 100, "learned_from": 500}, ("--all-samples-seconds", "60")),
         ({"taken": "subset, variances scaled", "held_out": 0, "samples": 1000}, ()),
     ],
 )

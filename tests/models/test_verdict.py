@@ -22,7 +22,7 @@ from dkgp.data import PredictionWriter, dataset_from_arrays, save_model
 from dkgp.errors import StoreError
 from dkgp.limits import Deadline, limited
 from dkgp.models import verdict
-from dkgp.models.verdict import Finding, Residuals, _shares, findings, fit_rivals, label_findings
+from dkgp.models.verdict import FEWEST_SAMPLES, Finding, Residuals, _shares, findings, fit_rivals, label_findings
 from tests.models.classification.problems import class_metrics
 
 N, SEEDS = 1500, range(5)
@@ -125,20 +125,55 @@ def test_a_good_model_is_left_in_peace(case: Case, n: int) -> None:
 )
 def test_errors_that_neighbours_share_are_no_fault(d: int, n: int, noise: float, scale: float) -> None:
     """A Gaussian process that is right: with few samples its errors are the function's, smooth, and known to be."""
-    alarms = 0
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        X = rng.uniform(-1.0, 1.0, (n + 300, d))
-        K = np.exp(-((X[:, None] - X[None]) ** 2).sum(-1) / (2.0 * scale**2))
-        f = np.linalg.cholesky(K + 1e-9 * np.eye(len(K))) @ rng.normal(size=len(K))
-        y = f + np.sqrt(noise) * rng.normal(size=len(K))
-        weights = np.linalg.solve(K[:n, :n] + noise * np.eye(n), K[:n, n:])
-        variance = 1.0 + noise - np.einsum("ij,ij->j", weights, K[:n, n:])
-        share = float(np.mean(1.0 - noise / variance))
-        names = [f"x{index}" for index in range(d)]
-        judged = Residuals(y[n:], weights.T @ y[:n], np.sqrt(variance), X[n:], names, latent_share=share)
-        alarms += len(findings(judged))
+    alarms = sum(len(findings(drawn(seed, d, d, n, noise, scale))) for seed in range(10))
     assert alarms <= (1 if n == 30 else 0)
+
+
+def drawn(
+    seed: int, d: int, relevant: int, n: int, noise: float, scale: float, share: float | None = None
+) -> Residuals:
+    """A Gaussian process of the first features, and 300 predictions by its own kernel from n samples."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1.0, 1.0, (n + 300, d))
+    R = X[:, :relevant]
+    K = np.exp(-((R[:, None] - R[None]) ** 2).sum(-1) / (2.0 * scale**2))
+    f = np.linalg.cholesky(K + 1e-9 * np.eye(len(K))) @ rng.normal(size=len(K))
+    y = f + np.sqrt(noise) * rng.normal(size=len(K))
+    weights = np.linalg.solve(K[:n, :n] + noise * np.eye(n), K[:n, n:])
+    variance = 1.0 + noise - np.einsum("ij,ij->j", weights, K[:n, n:])
+    share = float(np.mean(1.0 - noise / variance)) if share is None else share
+    names = [f"x{index}" for index in range(d)]
+    return Residuals(y[n:], weights.T @ y[:n], np.sqrt(variance), X[n:], names, latent_share=share)
+
+
+# Functions almost without noise: of a line, a plane, in eight dimensions, and of two of thirty-two features.
+SMOOTH = [(1, 1, 30, 1e-6, 0.1), (2, 2, 200, 1e-6, 0.2), (8, 8, 200, 1e-6, 1.5), (32, 2, 60, 1e-5, 0.4)]
+
+
+@pytest.mark.parametrize("case", SMOOTH)
+def test_error_bars_of_a_function_without_noise_are_judged_by_what_is_independent(case: tuple[Any, ...]) -> None:
+    right = [drawn(seed, *case) for seed in range(10)]
+    assert not any(findings(judged) for judged in right)
+    assert all(judged.latent_share > 0.9 for judged in right)
+    assert all(len(judged.truth) / 30 < judged.effective < len(judged.truth) for judged in right)
+    narrow = [replace(judged, deviations=0.4 * judged.deviations) for judged in right]
+    seen = [{finding.kind for finding in findings(judged)} for judged in narrow]
+    assert sum("overconfident" in kinds for kinds in seen) >= 8
+
+
+def test_independent_errors_of_neighbours_are_counted_and_equal_ones_are_not() -> None:
+    rng = np.random.default_rng(4)
+    X, ones = rng.normal(size=(1000, 3)), np.ones(1000)
+    independent = Residuals(rng.normal(size=1000) + X[:, 0], X[:, 0], ones, X, list("abc"), latent_share=1.0)
+    assert 200 < independent.effective < 500  # the upper end of how alike they are takes half
+    equal = replace(independent, truth=X[:, 0] + 1.0)
+    assert equal.effective < FEWEST_SAMPLES
+    # Errors that depend on one feature are alike in its blocks, whatever else is there.
+    wave = replace(independent, truth=X[:, 0] + np.sign(X[:, 0]))
+    assert wave.effective < FEWEST_SAMPLES
+    assert replace(equal, truth=X[:, 0]).effective == 0.0  # no errors at all
+    half = replace(equal, latent_share=0.5)
+    assert half.effective == 500.0  # the noise's share counts in any case
 
 
 def test_few_samples_tell_nothing() -> None:
