@@ -28,6 +28,7 @@ from dkgp.cluster.executors.homes import Homes
 from dkgp.cluster.threads import single_threaded_blas
 from dkgp.errors import InputError, NumericalError
 from dkgp.kernels import Features, Kernel, Linear, TileEvaluator
+from dkgp.kernels.compiler import cached_njit
 from dkgp.kernels.distance import DistanceKernel
 from dkgp.operators.base import FloatArray, IndexArray
 from dkgp.operators.block_tasks import BlockContext, apply_columns_task, centre_of
@@ -250,6 +251,8 @@ MOST_TRAVERSALS = 64
 LEAST_DISTANCE = 1e-12
 # Candidates of a traversal: so many, or this share of all; and how many prototypes and samples meet at once.
 LEAST_CANDIDATES, CANDIDATES_SHARE = 256, 32
+# Samples up to which a traversal evaluates all entries at once.
+FEW_SAMPLES = 1000
 POINTS_AT_ONCE, ROWS_AT_ONCE = 64, 1024
 # Where no k(x, x) is above this, all distances are numbers.
 LARGEST_PRIOR = 1e300
@@ -337,6 +340,9 @@ def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray
     for every one (Minoux 1978 of greedy choices).
     """
     n, places = len(prior), [place]
+    if len(parts) == 1 and n <= FEW_SAMPLES:
+        products = np.ascontiguousarray(evaluator.tile(parts[0], parts[0]).T)
+        return [int(each) for each in _traverse_all(products, prior, min(size, n), place, LEAST_DISTANCE)]
     starts = np.cumsum([0, *(part.n for part in parts)])
     nearest = np.full(n, np.inf)
     few = max(LEAST_CANDIDATES, n // CANDIDATES_SHARE)
@@ -363,6 +369,33 @@ def _traverse(evaluator: TileEvaluator, parts: list[Features], prior: FloatArray
             break
         places.append(place)
     return places
+
+
+@cached_njit(nogil=True)
+def _traverse_all(products: FloatArray, prior: FloatArray, size: int, place: int, least: float) -> IndexArray:
+    """Return the same places from all products (n, n): row j has those of all samples with sample j."""
+    n, count = len(prior), 1
+    places, nearest = np.empty(size, np.intp), np.full(n, np.inf)
+    places[0] = place
+    while count < size:
+        column, best = products[place], 0
+        for i in range(n):
+            # The sum is NaN where k(x, x) overflows, and ends the traversal.
+            distance = prior[i] + prior[place] - 2.0 * column[i]
+            if not distance >= nearest[i]:
+                nearest[i] = distance
+        nearest[place] = 0.0
+        for i in range(n):
+            if not nearest[i] <= nearest[best]:
+                best = i
+                if np.isnan(nearest[i]):
+                    break
+        if not nearest[best] > least * prior[best]:
+            break
+        place = best
+        places[count] = place
+        count += 1
+    return places[:count]
 
 
 def _make_up(

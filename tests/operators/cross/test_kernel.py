@@ -313,6 +313,10 @@ def test_the_same_samples_are_chosen(
         for size, place in ((1, 5), (40, 0), (len(inputs), 200)):
             expected = one_by_one(evaluator, parts, prior, size, place)
             assert cross_kernel._traverse(evaluator, parts, prior, size, place) == expected
+            # One part of few samples is traversed by compiled code.
+            together = [evaluator.prepare(inputs)]
+            expected = one_by_one(evaluator, together, prior, size, place)
+            assert cross_kernel._traverse(evaluator, together, prior, size, place) == expected
     assert (len(expected) == 1) == (name == "same" or (name == "far out" and kernel is Linear))
 
 
