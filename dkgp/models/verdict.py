@@ -428,7 +428,7 @@ def _blocks(residuals: Residuals) -> Iterator[IntArray]:
     """Yield block numbers (n,) of the samples, of 8, 16 and 32 blocks of neighbours of about equal size.
 
     A block is halved at the median of the feature in which it is widest. Features count by the share of the means'
-    variance that each explains, so that neighbours are near in what the function depends on.
+    variance that each explains, so that neighbours are near in the features that matter.
     """
     means = residuals.means - residuals.means.mean()
     X = residuals.inputs - residuals.inputs.mean(axis=0)

@@ -428,11 +428,10 @@ SCORES = (
 
 def verdict(document: Document) -> RenderableType:
     """Return the verdict: each problem with the next step, in sentences."""
-    findings = document["verdict"]
-    if not findings:
+    if not document["verdict"]:
         return Text(nothing_wrong(document))
     parts = [Text("Verdict", style="bold")]
-    for finding in findings:
+    for finding in document["verdict"]:
         of = f"{finding['target']}: " if "target" in finding else ""
         parts.append(Text(f"- {of}{typed(finding['text'])}."))
         parts.append(Text(f"  {typed(finding['advice'])}."))
