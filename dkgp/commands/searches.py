@@ -668,7 +668,8 @@ class KernelsRun(TuneRun):
     def _compare(self, executor: BlockExecutor) -> dict[str, Any]:
         """Tune and score the kernels one by one and share the time limit among them.
 
-        A search that the limit cut off is compared only if no search was complete. A resumed comparison repeats it.
+        The score of a search that the limit cut off is that of its best values so far; complete, it may be better. A
+        resumed comparison repeats such a search.
         """
         job, clock, earlier = self.asked, elapsed_clock(), self._earlier()
         began, limit = clock(), min(job.kernel_seconds, SHARE_OF_KERNELS * seconds_to_finish())
@@ -705,9 +706,8 @@ class KernelsRun(TuneRun):
         if cut_off:
             self.reporter.warn(
                 f"the time limit of {limit:.3g} s (`kernel_seconds` of `dkgp tune`) cut off the search of "
-                f"{', '.join(cut_off)}: " + ("no score is final" if len(cut_off) == len(able) else "not compared")
+                f"{', '.join(cut_off)}; with more time, their NLPD may be smaller"
             )
-        able = [row for row in able if not row.get("cut_off")] or able
         best = min(able, key=lambda row: row["nlpd"])
         rank = f"the smallest of {len(able)} kernels" if len(able) > 1 else "the only kernel that was tuned"
         scored = scored_by({"samples": size, "held_out": best["rows"]})

@@ -215,9 +215,8 @@ def unfinished_kernels(comparison: Document) -> str:
     """Return in words the kernels that a time limit cut off or left out; empty if there are none."""
     cut_off = [row["kernel"] for row in comparison["kernels"] if row.get("cut_off")]
     not_tried = comparison.get("not_tried", [])
-    final = "" if len(cut_off) < len(comparison["kernels"]) else ", so that no score is final"
     parts = [
-        *([f"the search of {', '.join(cut_off)} was cut off{final}"] if cut_off else []),
+        *([f"the search of {', '.join(cut_off)} was cut off"] if cut_off else []),
         *([f"not tried: {', '.join(not_tried)}"] if not_tried else []),
     ]
     return "; ".join(parts)
