@@ -131,8 +131,6 @@ class Fallbacks:
         unfinished = unfinished_kernels(attempt.document.get("comparison") or {"kernels": []})
         if unfinished:  # the search has warned of it
             self._given_up.append({"step": "tune", "text": f"the comparison of kernels is incomplete: {unfinished}"})
-            warnings = [text for text in attempt.document["warnings"] if "kernel-seconds" not in text]
-            attempt = replace(attempt, document={**attempt.document, "warnings": warnings})
         return self._ended(attempt)
 
     def _tune_on_few(self, job: TuneJob, seconds: float) -> Document:

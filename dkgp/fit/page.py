@@ -276,7 +276,9 @@ def _model(document: Document) -> str:
         content += _methods(document["classifiers"], way["name"])
     warnings = [*(tuned or {}).get("warnings", []), *trained["warnings"], *document["predict"]["warnings"]]
     known = _elsewhere(document) | set(document["ingest"]["warnings"])
-    return content + _list(typed(text) for text in dict.fromkeys(warnings) if text not in known)
+    # The table of kernels marks the searches that were cut off.
+    texts = (text for text in dict.fromkeys(warnings) if text not in known and "--kernel-seconds" not in text)
+    return content + _list(map(typed, texts))
 
 
 def _methods(compared: Document, taken: str) -> str:

@@ -308,7 +308,7 @@ def test_an_attempt_ends_when_memory_is_short_or_refused(monkeypatch: pytest.Mon
 
     attempt = budget.attempt(growing, 10.0, 20.0)
     assert attempt.document is None
-    assert attempt.lack == "memory limit, 0.97 GiB in use"
+    assert attempt.lack == "memory limit, 990.0 MiB in use"
 
     def refusing() -> dict[str, Any]:
         raise MemoryBudgetError("too large")
