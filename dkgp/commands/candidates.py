@@ -285,7 +285,7 @@ class Choice:
         if not smaller or best.nlpd is None:
             return ""
         least = min(smaller, key=lambda judged: judged.nlpd or 0.0)
-        return f". The NLPD of '{least.candidate.origin}' is smaller, {least.nlpd:.4f}, but within its error"
+        return f". The NLPD of '{least.candidate.origin}' is smaller, {least.nlpd:.4f}, but not clearly"
 
     def _record(self, best: Judged | None, held_out: int, samples: int, learned_from: int = 0) -> dict[str, Any]:
         return {

@@ -29,7 +29,7 @@ PLOT = Option(
     DATASET must contain the samples of PREDICTION in the same order. All figures are in the targets' units. If
     PREDICTION has variances, the command also prints the negative log predictive density and the coverage of 95 %
     intervals; for proven intervals, scores use the middle. For a sparse model, it also prints how far its means are
-    from the exact ones, and the share of variances that are proven wrong.
+    from the exact ones, and the share of its variances that lie outside the certified intervals.
 
     The last lines are a verdict: one sentence per fault, with advice. --compare adds the errors of simpler models.
 

@@ -45,8 +45,8 @@ SUBSET = Option(help="Number of random samples in a subset.")
 ALL_SAMPLES = Option(
     help="auto: after the default subset, continue with the likelihood of all samples (at most 20,000), and keep "
     "these values if they predict held-out samples better. Error bars that are too narrow or too wide are "
-    "scaled. This applies to regression with equal noise. none: keep the values of the subset. Options for "
-    "subsets, such as --subset, imply none.",
+    "scaled. Only for a regression with the same noise variance for all samples. none: keep the values of the subset. "
+    "Options for subsets, such as --subset, imply none.",
     choices=("auto", "none"),
 )
 ALL_SAMPLES_SECONDS = Option(

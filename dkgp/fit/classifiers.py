@@ -77,7 +77,9 @@ def compare_methods(
     drawn = drawn_by_class(labels, max(4, min(most, train.n_samples // 2)), seed)
     rest = np.random.default_rng([seed, 8]).permutation(np.setdiff1d(np.arange(train.n_samples), drawn))[:PREDICTED]
     if len(rest) < LEAST_PREDICTED:
-        return Comparison(left_out=dict.fromkeys(("logistic", "gp"), "too few samples for a held-out set"))
+        reason = "too few samples for a held-out set"
+        note(f"the methods are not compared: {reason}")
+        return Comparison(left_out=dict.fromkeys(("logistic", "gp"), reason))
     common: dict[str, Any] = {"random_state": seed}
     methods = {
         "fixed-size": FixedSizeLSSVC(**common),
@@ -110,7 +112,7 @@ def compare_methods(
         rows.append(
             ComparedMethod(name, float(losses[name].mean()), float(wrong.mean()), float(np.mean(by_class)), last)
         )
-        note(f"method {name}: log loss {rows[-1].log_loss:.4f}, error {rows[-1].error:.2%}")
+        note(f"method {name}: log loss {rows[-1].log_loss:.4f} nats per sample, error {rows[-1].error:.2%}")
     return Comparison(len(drawn), len(codes), tuple(rows), _ranked(losses), left_out)
 
 

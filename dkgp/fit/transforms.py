@@ -130,7 +130,7 @@ def compare_transforms(
             continue
         longest = max(longest, time.perf_counter() - started)
         answer["compared"].append(_row(name, scored, time.perf_counter() - started))
-        note(f"transform {name}: NLPD {scored.losses.mean():.4f}, without a transform {plain.losses.mean():.4f}")
+        note(f"transform {name}: NLPD {scored.losses.mean():.4f} nats per sample, without it {plain.losses.mean():.4f}")
         if best is None or scored.losses.mean() < best[1].losses.mean():
             best = name, scored
     late = f"; no time for {', '.join(left_out)}" if left_out else ""

@@ -212,7 +212,7 @@ def _rivals(residuals: Residuals, rivals: dict[str, float]) -> list[Finding | No
     return [
         Finding(
             "rival",
-            f"The error is {error:.4g}, that of {name} {rival:.4g} on the same samples",
+            f"The root mean square error is {error:.4g}, and that of {name} on the same samples is {rival:.4g}",
             advice.get(name, general),
         )
         for name, rival in worse.items()
@@ -372,7 +372,8 @@ def _dependences(residuals: Residuals) -> list[Finding | None]:
     return [
         Finding(
             "dependence",
-            f"The residuals still depend on {shown} (the share of their variance that each feature explains)",
+            f"The residuals still depend on {shown}. A percentage is the share of their variance that the feature "
+            "explains",
             f"The model misses part of the dependence. {TUNE}. Check that the run converged, and that training and "
             "test samples have similar values of this feature",
         )
@@ -393,8 +394,8 @@ def _spread(residuals: Residuals) -> Finding | None:
     )
     return Finding(
         "noise and input",
-        f"The size of the noise depends on {shown} (the share of the variance of log squared residuals)"
-        f"{_unmatched(residuals)}",
+        f"The size of the noise depends on {shown}{_unmatched(residuals)}. A percentage is the share of the variance "
+        "of the log squared residuals that the feature explains",
         f"{only}Run `dkgp tune` with `noise_model` auto, so that the noise depends on the inputs, or transform the "
         "target",
     )

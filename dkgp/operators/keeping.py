@@ -217,13 +217,13 @@ class Watch:
     def reason(self) -> str:
         """Say in a few words why tiles are kept or not."""
         if self.given_up:
-            return f"given up, for reading came to take {self._reading_share:.2f} of evaluating"
+            return f"given up: reading takes {self._reading_share:.2f} times as long as evaluating"
         if self.pages_are_dear:
-            return "no more, for memory that is new is dear here"
+            return "no more, because new memory is slow on this machine"
         foreseen = f"{self._foreseen:.0f} products forecast"
         if math.isnan(self.reading.value):
             return f"{foreseen}, too few for a gain"
-        return f"{foreseen}, and reading takes {self._reading_share:.2f} of evaluating"
+        return f"{foreseen}, and reading takes {self._reading_share:.2f} times as long as evaluating"
 
     @property
     def _reading_share(self) -> float:

@@ -465,3 +465,7 @@ def test_commands_repeat_a_fit_that_lacked_time() -> None:
     with_variance = command_lines(job, TableOptions(), (), {"way": way}, candidate_words(tuned, 360, 60.0))
     assert "--variance " in with_variance[2]
     assert "--variance-memory 5" in with_variance[2]
+    # The sample of test rows that the fit predicted.
+    sampled = command_lines(job, TableOptions(), (), {"way": way, "sampled": True})
+    assert "fit-again/test.zarr" in sampled[0]
+    assert all("fit/test-sample.zarr" in line and "test.zarr" not in line for line in sampled[-2:])

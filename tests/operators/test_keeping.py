@@ -176,7 +176,7 @@ def test_prices_outlast_thousands_of_products(machine: Machine) -> None:
     """Evaluating is looked at in product 2,048 and then in 4,096; halved as often, its price was 0 / 0."""
     reads, _ = run_of(machine, 4095)
     assert sum(reads[2048:]) == 2047 * PAIRS
-    assert "4095 products forecast, and reading takes 0.20 of evaluating" in machine.why
+    assert "4095 products forecast, and reading takes 0.20 times as long as evaluating" in machine.why
 
 
 def test_a_clock_that_sees_no_time_pass_ends_nothing(machine: Machine) -> None:
@@ -216,7 +216,7 @@ def test_dear_pages_are_noticed_wherever_they_begin(machine: Machine, products: 
     assert machine.touched <= dear_from + PAIR_BYTES
     assert ratio < 1.05
     if products > 3:
-        assert "dear" in machine.why
+        assert "new memory is slow" in machine.why
 
 
 def test_modest_bytes_are_not_exceeded_for_a_small_gain(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_reading_that_others_slow_down_is_noticed_after_a_product(machine: Machi
     assert machine.cache.nbytes == 0
     assert sum(reads) < 3 * PAIRS
     assert ratio < 1.05
-    assert "given up, for reading came to take" in machine.why
+    assert "given up: reading takes" in machine.why
 
 
 def resident_bytes() -> int:
@@ -335,7 +335,7 @@ def test_a_run_on_dear_pages_keeps_nothing_and_has_the_same_bits(
         patched.setattr(keeping, "touch_pages", touched_again_and_again)
         dear, held, reason = products(budget, 4)
     assert held == 0
-    assert "dear" in reason
+    assert "new memory is slow" in reason
     cheap, _, _ = products(budget, 4)
     for product in (*dear, *cheap):
         np.testing.assert_array_equal(product, expected)

@@ -78,9 +78,9 @@ def _distances(document: Document) -> Rows:
     for target, of in _of_target(document):
         bound = document["best"][target]
         raw, relative = document["rms_bound_raw"][target], document["rms_bound"][target]
-        distance = f"root mean square {plain_number(raw, 3)} at the training samples (units of the targets)"
-        by = f"{plain_number(relative, 3)} standard deviations, proven by {_BOUNDS.get(bound, bound)}"
-        rows.append((f"{title}{of}", proven(f"{distance}; {by}", relative)))
+        distance = f"root mean square {plain_number(raw, 3)} (units of the targets) at the training samples"
+        by = f"{plain_number(relative, 3)} standard deviations of the target; proven by {_BOUNDS.get(bound, bound)}"
+        rows.append((f"{title}{of}", proven(f"{distance}, or {by}", relative)))
     return rows
 
 
@@ -255,9 +255,9 @@ def tune_tables(document: Document) -> Tables:
     parameters = from_json(list[TunedParameter], document.get("parameters") or [])
     if "converged" in document:  # missing if the user gave the values to refine
         ended = stopped(parameters)
-        outcome = "yes" if document["converged"] else f"no: {ended}" if ended else "no"
+        outcome = f"{'yes' if document['converged'] else 'no'}, after {document['evaluations']} evaluations"
         rows += [
-            ("converged", f"{outcome}, {document['evaluations']} evaluations"),
+            ("converged", outcome + (f": {ended}" if ended and not document["converged"] else "")),
             ("seconds", f"{document['seconds']:.1f}"),
         ]
     rows += rows_of([may("plot", "{plot}")], document)
@@ -292,7 +292,7 @@ def _parameters(parameters: list[TunedParameter]) -> RenderableType:
         # As text, because rich would interpret brackets as markup.
         cells = Text(parameter.name), f"{parameter.value:.4g}", "" if scale is None else f"{scale:.4g}"
         table.add_row(*cells, parameter.words)
-    return titled("Hyperparameters (gamma = 1 / (2 length scale^2), standardised)", table)
+    return titled("Hyperparameters (features and targets standardised; gamma = 1 / (2 length scale²))", table)
 
 
 def _compared_kernels(comparison: Document) -> RenderableType:

@@ -181,8 +181,8 @@ def _train(document: Document) -> Tables:
 
 DEMO = (
     Figure("training samples, features", "{n:,}, {d}"),
-    Figure("RMSE, noise-free test targets", "{rmse:.5f} on {n_test:,} samples"),
-    Figure("NLPD, coverage of 95 % intervals", "{nlpd:score}, {coverage_95:score}"),
+    Figure("RMSE, noise-free test targets", "{rmse:.5f} (units of the target) on {n_test:,} samples"),
+    Figure("NLPD, coverage of 95 % intervals", "{nlpd:score} nats per sample, {coverage_95:score}"),
     Figure("variances certified within", lambda of: gaps(of["variance_gap_mean"], of["variance_gap_max"])),
     Figure("converged", "{converged:yes}"),
     Figure("largest residual", "{gradient_inf_norm:.3g}, tolerance {tolerance:g}"),
@@ -318,9 +318,10 @@ _predict = _sheet(
 def _evaluate(document: Document) -> Tables:
     if "confusion" in document:
         return [*evaluated_class_tables(document), verdict(document)]
-    shown: Tables = [sheet_of("Evaluated, errors in the units of the targets", SCORES, document)]
-    if document.get("per_target"):
-        shown.append(_scores_by_target(document["per_target"]))
+    several = document.get("per_target")
+    of = ", all targets together" if several else ""
+    shown: Tables = [sheet_of(f"Evaluated{of}, errors in the units of the targets", SCORES, document)]
+    shown += [_scores_by_target(several)] if several else []
     if "compare" in document:
         shown.append(_rivals(document))
     return [*shown, verdict(document)]
@@ -572,7 +573,7 @@ EVALUATED_CLASSES = (
     lambda of: _area(of),
     may("log loss", "{log_loss:.4f}"),
     may("Brier score", "{brier:.4f}"),
-    may("expected calibration error", "{ece:.4f}"),
+    may("calibration error of probabilities", "{ece:.2%}"),
     Figure("certified labels", lambda of: None if of["certified_share"] is None else _certified_labels(of)),
     may("probabilities certified within", _interval_widths),
 )
@@ -619,10 +620,9 @@ def _about(document: Document) -> Rows:
 
 def _how(document: Document, weighted: bool) -> Rows:
     """Return the method, and the accuracy of its solution."""
-    method = document["method"]
-    if method in PROBABILISTIC:
+    if document["method"] in PROBABILISTIC:
         return _on_basis(document) if document.get("basis_size") else _of_samples(document)
-    return _exact(document) if method == "exact" else _fixed_size(document, weighted)
+    return _exact(document) if document["method"] == "exact" else _fixed_size(document, weighted)
 
 
 def _exact(document: Document) -> Rows:

@@ -216,7 +216,7 @@ def train_sparse(
     if near is not None:
         record |= near.summary()
     if given is not None:
-        record |= {"basis": "given", "reason": f"{len(basis.inputs):,} basis samples"}
+        record |= {"basis": "given", "reason": f"all {len(basis.inputs):,} basis samples were chosen"}
     return problem.trained(settings, fit, basis, greedy, certificate, record, None if near is None else near.near)
 
 
