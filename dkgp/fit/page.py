@@ -94,15 +94,21 @@ def page(document: Document, pictures: dict[str, str], *, drawable: bool = True)
         _section("Predictions", _drawn(pictures, drawable)),
         _section("Commands", _commands(document["commands"])),
     ]
+    lead = (
+        f"{sources}: {ingested['n_train']:,} samples to train on, {ingested['n_test']:,} held out; "
+        f"fitted in {spoken(document['seconds'])}, without this report."
+    )
+    return whole_page(title, lead, sections)
+
+
+def whole_page(title: str, lead: str, sections: Iterable[str]) -> str:
+    """Return a page with a title, a sentence below it, and sections of HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(sources)}: '
-        f"{ingested['n_train']:,} samples to train on, {ingested['n_test']:,} held out; "
-        f"fitted in {spoken(document['seconds'])}, without this report.</p>\n</header>\n"
-        + "".join(sections)
-        + "</main>\n</body>\n</html>\n"
+        f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n</header>\n'
+        f"{''.join(sections)}</main>\n</body>\n</html>\n"
     )
 
 

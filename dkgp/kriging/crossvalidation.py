@@ -194,6 +194,7 @@ def _rows(field: Field) -> FloatArray:
 # ---------------------------------------------------------------------------------------------------------- the folds
 
 
+@dataclass(eq=False)
 class BlockKFold:
     """Folds of samples by the blocks of a lattice: those of verde's `BlockKFold`, a splitter of scikit-learn.
 
@@ -218,25 +219,18 @@ class BlockKFold:
         Both or neither of `spacing` and `shape`, fewer than 2 folds, or fewer blocks than folds.
     """
 
-    def __init__(
-        self,
-        spacing: Any = None,
-        shape: tuple[int, int] | None = None,
-        n_splits: int = 5,
-        shuffle: bool = False,
-        random_state: int | None = None,
-        balance: bool = True,
-    ) -> None:
-        if (spacing is None) == (shape is None):
+    spacing: Any = None
+    shape: tuple[int, int] | None = None
+    n_splits: int = 5
+    shuffle: bool = False
+    random_state: int | None = None
+    balance: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.spacing is None) == (self.shape is None):
             raise InputError("give either `spacing` or `shape` of the blocks")
-        if n_splits < 2:
-            raise InputError(f"cross-validation needs at least 2 folds; got {n_splits}")
-        self.spacing = spacing
-        self.shape = shape
-        self.n_splits = n_splits
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.balance = balance
+        if self.n_splits < 2:
+            raise InputError(f"cross-validation needs at least 2 folds; got {self.n_splits}")
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         """Return the number of folds."""

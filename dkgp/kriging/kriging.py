@@ -6,6 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -47,6 +48,7 @@ STORED = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """Kriging of scattered samples: simple, ordinary or universal, with proven errors of means and variances.
 
@@ -116,44 +118,24 @@ class Kriging(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no typ
     True
     """
 
-    def __init__(
-        self,
-        variogram: Any = "exponential",
-        *,
-        kind: str = "ordinary",
-        mean: float | None = None,
-        degree: int = 0,
-        covariates: Sequence[str] = (),
-        of: str = "signal",
-        duplicates: str = "merge",
-        crs: Any = None,
-        metric: str = "auto",
-        earth: str = "sphere",
-        time_scale: float | None = None,
-        tolerance: Any = "auto",
-        product_error: Any = "auto",
-        variance_gap: float = 0.05,
-        client: Any = None,
-        store: str | None = None,
-        random_state: int = 0,
-    ) -> None:
-        self.variogram = variogram
-        self.kind = kind
-        self.mean = mean
-        self.degree = degree
-        self.covariates = covariates
-        self.of = of
-        self.duplicates = duplicates
-        self.crs = crs
-        self.metric = metric
-        self.earth = earth
-        self.time_scale = time_scale
-        self.tolerance = tolerance
-        self.product_error = product_error
-        self.variance_gap = variance_gap
-        self.client = client
-        self.store = store
-        self.random_state = random_state
+    variogram: Any = "exponential"
+    _: KW_ONLY
+    kind: str = "ordinary"
+    mean: float | None = None
+    degree: int = 0
+    covariates: Sequence[str] = ()
+    of: str = "signal"
+    duplicates: str = "merge"
+    crs: Any = None
+    metric: str = "auto"
+    earth: str = "sphere"
+    time_scale: float | None = None
+    tolerance: Any = "auto"
+    product_error: Any = "auto"
+    variance_gap: float = 0.05
+    client: Any = None
+    store: str | None = None
+    random_state: int = 0
 
     # -------------------------------------------------------------------------------------------------------- training
 

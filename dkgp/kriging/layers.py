@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from dkgp.data.remote.storage import replaced_file, translate_write_errors
 from dkgp.data.types import FloatArray
 from dkgp.errors import InputError
 from dkgp.kriging.grids import Grid
-from dkgp.kriging.rasters import TILE, with_reference
+from dkgp.kriging.rasters import consolidate, new_array, with_reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,24 +116,12 @@ class Store:
 
     def _create(self) -> None:
         import zarr
-        import zarr.codecs
 
         self.layers.dataset().to_zarr(self._part, mode="w", consolidated=False, zarr_format=3)
         self._group = zarr.open_group(self._part, mode="r+", use_consolidated=False)
-        shape = self.layers.grid.shape
-        self._arrays = [
-            self._group.create_array(
-                name,
-                shape=(len(self.layers.labels), *shape),
-                chunks=(1, *(min(size, side) for size, side in zip(TILE, shape, strict=True))),
-                dtype="float64",
-                compressors=[zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()],
-                fill_value=np.nan,
-                dimension_names=(self.layers.name, "y", "x"),
-                attributes={} if self.layers.crs is None else {"grid_mapping": "spatial_ref"},
-            )
-            for name in self.names
-        ]
+        rows, columns = self.layers.grid.shape
+        sizes = {self.layers.name: len(self.layers.labels), "y": rows, "x": columns}
+        self._arrays = [new_array(self._group, name, sizes, self.layers.crs) for name in self.names]
 
     def finish(self, count: int) -> None:
         """Note that so many layers, from the first on, are written."""
@@ -158,13 +145,8 @@ class Store:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _conclude(self) -> None:
-        import zarr
-
         self._group.attrs.update(self.attributes)
-        with warnings.catch_warnings():
-            # Not in the specification of Zarr v3 yet, but xarray opens such a store in one read.
-            warnings.simplefilter("ignore")
-            zarr.consolidate_metadata(self._part)
+        consolidate(self._part)
         shutil.rmtree(self.out, ignore_errors=True)
         self._part.replace(self.out)
         shutil.rmtree(self._folder)

@@ -501,36 +501,62 @@ def with_reference(dataset: Any, crs: str | None, dims: tuple[str, str]) -> Any:
 
 
 def _write_zarr(cells: CellMap, out: Any) -> None:
-    """Write a Zarr store, a path or a store of Zarr's, with a chunk a tile; each chunk has a checksum."""
+    """Write a Zarr store, a path or a store of Zarr's."""
     import xarray
-    import zarr.codecs
+    import zarr
 
     grid = cells.rows.grid
     empty = xarray.Dataset(coords={"y": grid.y, "x": grid.x}, attrs=cells.attributes)
     empty = with_reference(empty, cells.crs, ("y", "x"))
     empty.to_zarr(out, mode="w", consolidated=False, zarr_format=3)
     group = zarr.open_group(out, mode="r+", use_consolidated=False)
-    chunks = tuple(min(size, side) for size, side in zip(TILE, grid.shape, strict=True))
-    arrays = {}
-    for name, (_, kind) in cells.variables.items():
-        dtype = _dtype(kind)
-        arrays[name] = group.create_array(
-            name,
-            shape=grid.shape,
-            chunks=chunks,
-            dtype=dtype.name,
-            compressors=[zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()],
-            fill_value=np.nan if dtype == np.float64 else 0,
-            dimension_names=("y", "x"),
-            attributes={**_attributes(name), **({} if cells.crs is None else {"grid_mapping": "spatial_ref"})},
-        )
+    sizes = dict(zip(("y", "x"), grid.shape, strict=True))
+    arrays = {
+        name: new_array(group, name, sizes, cells.crs, _dtype(kind), _attributes(name))
+        for name, (_, kind) in cells.variables.items()
+    }
     for first, values in cells.windows():
         for name, window in values.items():
             arrays[name][first : first + len(window)] = _stored(window, arrays[name].dtype)
+    consolidate(out)
+
+
+def new_array(
+    group: Any,
+    name: str,
+    sizes: Mapping[str, int],
+    crs: str | None,
+    dtype: Any = np.float64,
+    attributes: Mapping[str, str] | None = None,
+) -> Any:
+    """Return a new array of a Zarr group, with a chunk a tile of a layer; each chunk has a checksum.
+
+    `sizes` are those of its dimensions, by name; the last two are the rows and columns of the grid.
+    """
+    import zarr.codecs
+
+    shape = tuple(sizes.values())
+    sides = (*(1 for _ in shape[:-2]), *TILE)
+    return group.create_array(
+        name,
+        shape=shape,
+        chunks=tuple(min(size, side) for size, side in zip(sides, shape, strict=True)),
+        dtype=np.dtype(dtype).name,
+        compressors=[zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()],
+        fill_value=np.nan if dtype == np.float64 else 0,
+        dimension_names=tuple(sizes),
+        attributes={**(attributes or {}), **({} if crs is None else {"grid_mapping": "spatial_ref"})},
+    )
+
+
+def consolidate(store: Any) -> None:
+    """Put the metadata of all arrays of a Zarr store together, so that xarray opens it in one read."""
+    import zarr
+
     with warnings.catch_warnings():
-        # Not in the specification of Zarr v3 yet, but xarray opens such a store in one read.
+        # Not in the specification of Zarr v3 yet.
         warnings.simplefilter("ignore")
-        zarr.consolidate_metadata(out)
+        zarr.consolidate_metadata(store)
 
 
 def _write_netcdf(cells: CellMap, out: Path) -> None:

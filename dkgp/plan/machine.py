@@ -34,7 +34,7 @@ from dkgp.operators import ArrayInputs, BlockedKernelOperator
 from dkgp.operators.vecchia.leaves import Leaf, values_held
 from dkgp.operators.vecchia.products import sweep
 from dkgp.solvers.block_descent.rows import SettledGradient
-from dkgp.solvers.block_descent.selection import GreedySelection, Subproblem
+from dkgp.solvers.block_descent.selection import GreedySelection, Subproblem, Turn
 from dkgp.solvers.conjugate.preconditioner import ONE_SWEEP
 from dkgp.solvers.prices import Prices
 
@@ -200,7 +200,7 @@ def _measure_selection(
         def choose(iteration: int) -> float:
             subproblem.reset()
             began = time.process_time()
-            selection.fill(subproblem, operator, view, size, seed=0, iteration=iteration)
+            selection.fill(subproblem, operator, view, Turn(size, 0, iteration))
             return time.process_time() - began
 
         sizes = sorted({min(size, max(1, few // 2)) for size in SELECTION_SIZES})

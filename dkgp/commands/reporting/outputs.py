@@ -129,6 +129,21 @@ def check_side_files(plot: str | None, log_json: str | None, *, replace: bool | 
         raise UsageError(f"`plot` and `log_json` name the same file, '{plot}'; choose two")
 
 
+def check_results(job: Any) -> None:
+    """Check the paths of a job's `plot`, and of `out` for its document; errors as in `check_side_files`."""
+    check_side_files(job.plot, None, replace=job.overwrite)
+    if job.out is not None:
+        check_output_file(job.out, replace=job.overwrite, option="`out`")
+
+
+def with_results(document: Document, job: Any) -> Document:
+    """Return the document with the paths of `check_results`, and write it to `out`."""
+    document = document | {name: path for name in ("out", "plot") if (path := getattr(job, name)) is not None}
+    if job.out is not None:
+        write_text(job.out, dump(document) + "\n")
+    return document
+
+
 def check_table(path: str, *, replace: bool) -> None:
     """Check the path of a table; errors as in `check_output_file` and `require_table_format`."""
     require_table_format(path)

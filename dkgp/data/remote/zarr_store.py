@@ -32,6 +32,7 @@ from dkgp.data.types import MOST_CHUNK_BYTES, MOST_DOCUMENT_BYTES
 from dkgp.errors import InputError
 
 T = TypeVar("T")
+AnyStore = TypeVar("AnyStore", bound=Store)
 
 # Requests at a time are Dask's threads times this; Zarr's own default of 10 floods a store. A user's setting wins.
 zarr.config.update_defaults({"async": {"concurrency": 4}})
@@ -148,7 +149,23 @@ def _read_part(path: str, part: ByteRequest | None) -> bytes:
         return file.read()
 
 
-class RemoteStore(WrapperStore[FsspecStore]):
+class _OneByOne(WrapperStore[AnyStore]):
+    """A store that reads several objects by its own `get`, one after the other."""
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> builtins.list[Buffer | None]:
+        """Return parts of objects, None for each that is not there."""
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def _get_many(
+        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
+    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
+        for key, prototype, byte_range in requests:
+            yield key, await self.get(key, prototype, byte_range)
+
+
+class RemoteStore(_OneByOne[FsspecStore]):
     """See the module; `store` does the work, at `url`, and `root` is the path of the claim's store within it."""
 
     def __init__(self, store: FsspecStore, url: str = "", claim: Claim | None = None, root: str = "") -> None:
@@ -184,18 +201,6 @@ class RemoteStore(WrapperStore[FsspecStore]):
         """Write one object unless it is there."""
         if not await self.exists(key):
             await self.set(key, value)
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> builtins.list[Buffer | None]:
-        """Parts of objects, None for each that is not there."""
-        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
-
-    async def _get_many(
-        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
-    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        for key, prototype, byte_range in requests:
-            yield key, await self.get(key, prototype, byte_range)
 
     async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
         for key, value in values:
@@ -276,7 +281,7 @@ _CODECS = frozenset(
 _TYPE_FIELDS = ("dtype", "astype", "encode_dtype", "decode_dtype")
 
 
-class CheckedStore(WrapperStore[Store]):
+class CheckedStore(_OneByOne[Store]):
     """A store to read from; each metadata document is checked. `url` is for messages.
 
     Raises `InputError` for a document that is too large, or describes an array that is not read.
@@ -297,18 +302,6 @@ class CheckedStore(WrapperStore[Store]):
         if content is not None:
             check_document(key, content.to_bytes(), f"'{self._url}/{key}'" if self._url else f"'{key}'")
         return content
-
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> builtins.list[Buffer | None]:
-        """Return parts of objects, None for each that is not there."""
-        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
-
-    async def _get_many(
-        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
-    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        for key, prototype, byte_range in requests:
-            yield key, await self.get(key, prototype, byte_range)
 
 
 def check_document(key: str, content: bytes, where: str) -> None:

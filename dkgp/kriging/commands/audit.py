@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, grid, may, sheet_of, titled
-from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
+from dkgp.commands.reporting.outputs import Document, check_results, plain, with_results
 from dkgp.commands.reporting.plots import drawn
 from dkgp.commands.run import Run
 from dkgp.commands.signals import interruptible
@@ -64,9 +64,7 @@ class AuditRun(Run):
     def check(self) -> None:
         """Refuse contradictory columns, and files that are there."""
         self.job.check()
-        check_side_files(self.job.plot, None, replace=self.job.overwrite)
-        if self.job.out is not None:
-            check_output_file(self.job.out, replace=self.job.overwrite, option="`out`")
+        check_results(self.job)
 
     def open(self) -> None:
         """Open the model, and read the table: our inputs and their predictions."""
@@ -188,7 +186,7 @@ class AuditRun(Run):
     def conclude(self, result: _Predicted, peak_bytes: int) -> Document:
         """Return the figures; write them, and the picture."""
         job = self.job
-        document = plain(
+        document: Document = plain(
             {
                 "command": self.command,
                 "model": self.record.url,
@@ -203,16 +201,12 @@ class AuditRun(Run):
                 "variance_gap": job.gap,
                 "seconds": result.seconds,
                 "peak_memory_bytes": peak_bytes,
-                **({} if job.out is None else {"out": job.out}),
-                **({} if job.plot is None else {"plot": job.plot}),
                 "warnings": list(self.reporter.warnings),
             }
         )
         if job.plot is not None:
             plot_audit(job.plot, result.result, f"{result.result.n:,} points of {job.table}")
-        if job.out is not None:
-            write_text(job.out, dump(document) + "\n")
-        return dict(document)
+        return with_results(document, job)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

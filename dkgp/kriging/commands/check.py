@@ -10,7 +10,7 @@ import numpy as np
 
 from dkgp.cluster import BlockExecutor
 from dkgp.commands.reporting.layout import Figure, plain_number, sheet_of
-from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
+from dkgp.commands.reporting.outputs import Document, check_results, plain, with_results
 from dkgp.commands.signals import interruptible
 from dkgp.kriging.commands.jobs import KrigeCheckJob
 from dkgp.kriging.commands.krige import FieldRun
@@ -31,9 +31,7 @@ class KrigeCheckRun(FieldRun):
 
     def check(self) -> None:
         """Refuse files that are there."""
-        check_side_files(self.job.plot, None, replace=self.job.overwrite)
-        if self.job.out is not None:
-            check_output_file(self.job.out, replace=self.job.overwrite, option="`out`")
+        check_results(self.job)
 
     def work(self, executor: BlockExecutor) -> tuple[Any, Any, float]:
         """Predict the samples."""
@@ -68,14 +66,10 @@ class KrigeCheckRun(FieldRun):
                 "kind": kind,
                 "n": one.n_samples,
                 "figures": figures,
-                **({} if job.plot is None else {"plot": job.plot}),
-                **({} if job.out is None else {"out": job.out}),
                 **self.cost(seconds, peak_bytes),
             }
         )
-        if job.out is not None:
-            write_text(job.out, dump(document) + "\n")
-        return document
+        return with_results(document, job)
 
 
 SCORES = (

@@ -15,7 +15,7 @@ from dkgp.cluster import BlockExecutor
 from dkgp.codec import difference
 from dkgp.commands.reporting.layout import NOT_INFORMATIVE, Figure, grid, may, plain_number, proven, sheet_of, titled
 from dkgp.commands.reporting.layout import names as listed
-from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, dump, plain, write_text
+from dkgp.commands.reporting.outputs import Document, check_results, plain, with_results
 from dkgp.commands.reporting.plots import plot_convergence
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.resuming import checkpointing_of
@@ -60,9 +60,7 @@ DRAWN = 5
 
 def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
     """Estimate and fit a variogram; errors as in `read_samples`, `empirical_variogram` and `Variogram.fit`."""
-    check_side_files(job.plot, None, replace=job.overwrite)
-    if job.out is not None:
-        check_output_file(job.out, replace=job.overwrite, option="`out`")
+    check_results(job)
     began = time.perf_counter()
     table = job.samples.read(job.source, reporter, job.drift)
     empirical = empirical_of(table, job.samples, job)
@@ -83,8 +81,6 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
             "models": [{**figures, "variogram": figures["variogram"].to_dict()} for figures in models],
             **({"variogram": models[0]["variogram"].to_dict()} if models else {}),
             "seconds": time.perf_counter() - began,
-            **({} if job.out is None else {"out": job.out}),
-            **({} if job.plot is None else {"plot": job.plot}),
             "warnings": list(reporter.warnings),
         }
     )
@@ -93,9 +89,7 @@ def run_krige_variogram(job: KrigeVariogramJob, reporter: Reporter) -> Document:
             f"{figures['name']}, {FITTED_BY[figures['fit']]}": figures["variogram"] for figures in models[:DRAWN]
         }
         plot_variogram(Path(job.plot), empirical, labelled, f"{job.samples.target} of {job.source}")
-    if job.out is not None:
-        write_text(job.out, dump(document) + "\n")
-    return document
+    return with_results(document, job)
 
 
 def empirical_of(table: SampleTable, columns: SampleColumns, job: Any) -> EmpiricalVariogram:

@@ -19,7 +19,7 @@ from dkgp.commands.reporting.progress import Reporter
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists
 from dkgp.errors import OutputExistsError
-from dkgp.fit.page import STYLE, _grid, _list, _rows, _section, inlined
+from dkgp.fit.page import _grid, _list, _rows, _section, inlined, whole_page
 from dkgp.kriging.commands.jobs import KrigeMapJob
 from dkgp.kriging.commands.krige import (
     DRAWN,
@@ -153,14 +153,7 @@ def page(document: Document, pictures: dict[str, str]) -> str:
         _section("Warnings", _list(dict.fromkeys([*fitted["warnings"], *document["grid"]["warnings"]]))),
         _section("Commands", f"<p>The same steps as single commands:</p>\n<pre>{lines}</pre>\n"),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f'<header>\n<h1>{escape(title)}</h1>\n<p class="lead">{escape(str(settings["source"]))}</p>\n</header>\n'
-        + "".join(sections)
-        + "</main>\n</body>\n</html>\n"
-    )
+    return whole_page(title, str(settings["source"]), sections)
 
 
 def _models_note(document: Document) -> str:

@@ -36,7 +36,7 @@ from dkgp.operators.blocked import BlockedKernelOperator
 from dkgp.solvers.base import Sums, steepness, weight_of
 from dkgp.solvers.block_descent.block_size import BlockGrowth, BlockSizes
 from dkgp.solvers.block_descent.conjugate_memory import BlockStep, ConjugateMemory, settled
-from dkgp.solvers.block_descent.selection import GradientView, Selection, Subproblem
+from dkgp.solvers.block_descent.selection import GradientView, Selection, Subproblem, Turn
 
 
 class SelectionPipeline:
@@ -87,7 +87,7 @@ class SelectionPipeline:
         # The next selection reads the results of this round once they are back, or, if that runs while
         # the round is under way, by the one after it.
         ahead = 2 if self._operator.overlaps or by_rows else 1
-        coming = self._next.announced(self._operator, self.growth.size, self._seed, iteration + ahead)
+        coming = self._next.announced(self._operator, Turn(self.growth.size, self._seed, iteration + ahead))
         if coming is not None:
             self._operator.announce(coming)
         return coming
@@ -113,7 +113,7 @@ class SelectionPipeline:
         if self._active.capacity < size:
             self._active = self._subproblem()
         self._active.reset()
-        self._next.fill(self._active, self._operator, view, size, self._seed, iteration)
+        self._next.fill(self._active, self._operator, view, Turn(size, self._seed, iteration))
 
     def _subproblem(self) -> Subproblem:
         size, typical_entry = self.growth.size, self._typical_entry

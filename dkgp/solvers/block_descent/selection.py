@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,6 +336,14 @@ class GradientView(Protocol):
         """Return the sample with the largest g_i^2 / Kbar_ii; waits for an update that is still under way."""
 
 
+class Turn(NamedTuple):
+    """A round's block: its number of variables, and the seed and the iteration that random draws depend on."""
+
+    size: int
+    seed: int
+    iteration: int
+
+
 class Selection(ABC):
     """Chooses the active set of one round.
 
@@ -351,18 +359,10 @@ class Selection(ABC):
     looks_at_few: bool = False
 
     @abstractmethod
-    def fill(
-        self,
-        subproblem: Subproblem,
-        operator: KernelOperator,
-        gradient: GradientView,
-        size: int,
-        seed: int,
-        iteration: int,
-    ) -> None:
-        """Append `size` distinct variables to the empty `subproblem`; draws depend on (seed, iteration) alone."""
+    def fill(self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, turn: Turn) -> None:
+        """Append the turn's number of distinct variables to the empty `subproblem`; draws depend on the turn alone."""
 
-    def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
+    def announced(self, operator: KernelOperator, turn: Turn) -> IndexArray | None:
         """Return the samples that `fill` will look at in this iteration, where they can be known beforehand."""
         return None
 
@@ -438,25 +438,20 @@ class GreedySelection(Selection):
         per_step = self.variables_per_step or max(1, size // DEFAULT_STEPS)
         return [min(per_step, size - start) for start in range(0, size, per_step)]
 
-    def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
-        """Return the samples that the random candidates of the round are, but for a few that cannot be foreseen."""
-        return None if self.exhaustive else Draws(operator.n, size, self.candidates, seed, iteration).sequence
+    def _draws(self, operator: KernelOperator, turn: Turn) -> Draws:
+        return Draws(operator.n, turn.size, self.candidates, turn.seed, turn.iteration)
 
-    def fill(
-        self,
-        subproblem: Subproblem,
-        operator: KernelOperator,
-        gradient: GradientView,
-        size: int,
-        seed: int,
-        iteration: int,
-    ) -> None:
+    def announced(self, operator: KernelOperator, turn: Turn) -> IndexArray | None:
+        """Return the samples that the random candidates of the round are, but for a few that cannot be foreseen."""
+        return None if self.exhaustive else self._draws(operator, turn).sequence
+
+    def fill(self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, turn: Turn) -> None:
         """Choose `size` variables greedily; see `Selection.fill`."""
-        diagonal, steps = operator.diagonal(), self.steps(size)
+        diagonal, steps = operator.diagonal(), self.steps(turn.size)
         search_first = not self.looks_at_few
         taken = np.zeros(operator.n, dtype=bool)
         scorer = _Scorer(self, subproblem, operator)
-        draws = None if self.exhaustive else Draws(operator.n, size, self.candidates, seed, iteration)
+        draws = None if self.exhaustive else self._draws(operator, turn)
         for number, count in enumerate(steps):
             if search_first and number == 0 and count == 1:
                 picked = best_in_groups(
@@ -554,24 +549,17 @@ class CyclicSelection(Selection):
 
     looks_at_few = True
 
-    def announced(self, operator: KernelOperator, size: int, seed: int, iteration: int) -> IndexArray | None:
+    def announced(self, operator: KernelOperator, turn: Turn) -> IndexArray | None:
         """Return the block itself."""
+        size = turn.size
         rounds = -(-operator.n // size)
-        cycle, position = divmod(iteration, rounds)
-        order = round_generator(seed, cycle).permutation(operator.n).astype(np.intp)
+        cycle, position = divmod(turn.iteration, rounds)
+        order = round_generator(turn.seed, cycle).permutation(operator.n).astype(np.intp)
         return order[position * size : (position + 1) * size]
 
-    def fill(
-        self,
-        subproblem: Subproblem,
-        operator: KernelOperator,
-        gradient: GradientView,
-        size: int,
-        seed: int,
-        iteration: int,
-    ) -> None:
+    def fill(self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, turn: Turn) -> None:
         """Take the next block of the cycle; see `Selection.fill`."""
-        picked = self.announced(operator, size, seed, iteration)
+        picked = self.announced(operator, turn)
         assert picked is not None
         for start in range(0, len(picked), 64):
             append(subproblem, gradient, picked[start : start + 64])
@@ -581,17 +569,9 @@ class CyclicSelection(Selection):
 class GradientSelection(Selection):
     """The samples with the largest gradient (BCDG in the GBCD paper, equation 4)."""
 
-    def fill(
-        self,
-        subproblem: Subproblem,
-        operator: KernelOperator,
-        gradient: GradientView,
-        size: int,
-        seed: int,
-        iteration: int,
-    ) -> None:
-        """Take the `size` largest; see `Selection.fill`."""
+    def fill(self, subproblem: Subproblem, operator: KernelOperator, gradient: GradientView, turn: Turn) -> None:
+        """Take the largest; see `Selection.fill`."""
         norms = np.sum(gradient.everywhere() ** 2, axis=1)
-        picked = np.argsort(-norms, kind="stable")[:size].astype(np.intp)
+        picked = np.argsort(-norms, kind="stable")[: turn.size].astype(np.intp)
         for start in range(0, len(picked), 64):
             append(subproblem, gradient, picked[start : start + 64])

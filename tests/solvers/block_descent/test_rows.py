@@ -30,6 +30,7 @@ from dkgp.solvers.block_descent import gbcd, rows
 from dkgp.solvers.block_descent.block_size import BlockSizes, pays_by_rows
 from dkgp.solvers.block_descent.conjugate_memory import ConjugateMemory
 from dkgp.solvers.block_descent.rows import Answer, GradientUnderWay, SelectionPipeline, SettledGradient
+from dkgp.solvers.block_descent.selection import Turn
 from tests.resuming import Resuming, require_same_bits
 from tests.solvers.problems import OverlappingExecutor, rounds, smooth_problem
 
@@ -388,7 +389,7 @@ def test_inputs_that_are_to_come_are_those_of_the_next_selection_that_can_use_th
     monkeypatch.setattr(operator, "announce", announced.append)
     pipeline = SelectionPipeline(operator, CyclicSelection(), SIZES, 7, 2)
     pipeline.announce(lambda: 1.0, 0, 4)
-    expected = CyclicSelection().announced(operator, 20, 7, 6 if overlaps else 5)
+    expected = CyclicSelection().announced(operator, Turn(20, 7, 6 if overlaps else 5))
     np.testing.assert_array_equal(announced, [expected])
     # Where all inputs are here, or the choice cannot be foreseen, nothing is.
     held = PROBLEM_PIPELINE.blocked(executor)

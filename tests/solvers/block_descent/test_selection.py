@@ -17,7 +17,7 @@ from dkgp.operators import DenseKernelOperator
 from dkgp.solvers import CyclicSelection, GradientSelection, GreedySelection, Selection
 from dkgp.solvers.block_descent import selection as module
 from dkgp.solvers.block_descent.rows import SettledGradient
-from dkgp.solvers.block_descent.selection import Draws, Subproblem, best_in_groups, matmat_in_parallel
+from dkgp.solvers.block_descent.selection import Draws, Subproblem, Turn, best_in_groups, matmat_in_parallel
 from tests.solvers.paper import best_by_brute_force, dealt, greedy_approximation
 from tests.solvers.problems import Problem, smooth_problem
 
@@ -32,7 +32,7 @@ def fill(
     """One round's active set and step, from a gradient that has no structure that could hide a wrong choice."""
     operator = OPERATOR if problem is PROBLEM else problem.dense()
     subproblem = Subproblem(operator, size, targets)
-    selection.fill(subproblem, operator, SettledGradient(gradient(problem, targets, seed)), size, seed, iteration)
+    selection.fill(subproblem, operator, SettledGradient(gradient(problem, targets, seed)), Turn(size, seed, iteration))
     return subproblem
 
 
@@ -151,11 +151,11 @@ def test_result_does_not_depend_on_threads(targets: int) -> None:
 
 def test_what_a_round_looks_at_was_announced() -> None:
     selection = GreedySelection(candidates=4, variables_per_step=6)
-    announced = selection.announced(OPERATOR, 30, 1, 2)
+    announced = selection.announced(OPERATOR, Turn(30, 1, 2))
     chosen = fill(selection, 30, seed=1, iteration=2).indices
     assert set(chosen.tolist()) <= {*announced.tolist(), steepest(1, 1)}
-    assert GreedySelection(exhaustive=True).announced(OPERATOR, 30, 1, 2) is None
-    assert GradientSelection().announced(OPERATOR, 30, 1, 2) is None
+    assert GreedySelection(exhaustive=True).announced(OPERATOR, Turn(30, 1, 2)) is None
+    assert GradientSelection().announced(OPERATOR, Turn(30, 1, 2)) is None
 
 
 @pytest.mark.parametrize(("size", "rounds"), [(240, 1), (100, 3), (60, 4), (7, 35)])
