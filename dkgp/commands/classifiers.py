@@ -122,10 +122,6 @@ class ClassifyRun(TrainingRun):
         """Return the job's hyperparameters; if it has none, tune them on a subset and report that."""
         if self.hyperparameters is not None:
             return self.hyperparameters
-        by = "marginal likelihood of a subset's labels"
-        if self.evidence is not None:
-            by = f"evidence of a subset's labels ({self.evidence})"
-        self.reporter.note(f"tuning hyperparameters by the {by}")
         with self.reporter.search("tune") as progress:
             search = LabelTuning(
                 seed=self.job.settings.seed,
@@ -133,6 +129,9 @@ class ClassifyRun(TrainingRun):
                 progress=progress,
                 likelihood=self.evidence,
             )
+            count = min(search.subset, self.dataset.n_samples)
+            link = "" if self.evidence is None else f" ({self.evidence} link, Laplace's approximation)"
+            self.reporter.note(f"tuning hyperparameters by the marginal likelihood of {count:,} labels{link}")
             hyperparameters = tune_labels(self.data, search)
         self.check_hyperparameters(hyperparameters)
         return hyperparameters

@@ -93,8 +93,8 @@ REGULARISATION = Option(
 SOLVER = Option(late=_solvers, group=SAMPLES)
 TOLERANCE = Option(
     help="Tolerance: solve until each decision is within about this distance of the exact decision (with "
-    "--basis-size: of the optimum for this basis). The margins are at -1 and 1. The error of a probability is "
-    "at most a quarter of the tolerance.",
+    "--basis-size: of the optimum for this basis). The sign of a decision is the predicted class; for exact, labels "
+    "are coded as -1 and 1. The error of a probability is at most a quarter of the tolerance.",
     spellings=("--tol",),
     above=0,
     group=TO_SOLVE,
@@ -145,7 +145,7 @@ SEARCH_SAMPLES = Option(
 
     logistic (kernel logistic regression) and gp (Gaussian process classification) model the probabilities directly. On
     all samples, each probability has a proven interval; with --basis-size it has none. Without --hyper, the kernel
-    maximises the evidence of the labels of a subset.
+    maximises the marginal likelihood of the labels of a subset.
 
     A run that stops before its tolerance saves its model, prints a message, and ends with exit code 4. --resume
     continues an interrupted run; the result is bit-identical.

@@ -254,7 +254,8 @@ class BlockKFold:
         blocks = np.unique(labels)
         if self.n_splits > len(blocks):
             raise InputError(
-                f"{self.n_splits} folds of {len(blocks)} blocks with samples; take fewer folds, or smaller blocks"
+                f"the samples lie in {len(blocks)} blocks, fewer than the {self.n_splits} folds; take smaller blocks "
+                "or fewer folds"
             )
         if self.shuffle:
             np.random.RandomState(self.random_state).shuffle(blocks)

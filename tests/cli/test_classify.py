@@ -248,7 +248,7 @@ def test_the_likelihood_is_the_one_that_was_asked_for(shell: Shell, options: str
 @pytest.mark.slow
 def test_without_hyperparameters_they_come_from_the_labels_evidence(shell: Shell) -> None:
     result = shell.run(f"classify @two {ON_A_BASIS} --json")
-    assert "by the evidence of a subset's labels (logit)" in result.stderr
+    assert "labels (logit link, Laplace's approximation)" in result.stderr
     assert document_of(result)["warnings"] == []
     shell.json("tune @two --out @signs.json --subset 150")
     (warning,) = shell.json(f"classify @two {ON_A_BASIS} --hyper @signs.json --overwrite")["warnings"]

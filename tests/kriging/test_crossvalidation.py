@@ -144,7 +144,7 @@ def test_blocks_keep_their_samples_together(rng: np.random.Generator) -> None:
     for settings, words in (
         ({}, "give either `spacing` or `shape`"),
         ({"spacing": 1.0, "n_splits": 1}, "at least 2 folds; got 1"),
-        ({"shape": (1, 2), "n_splits": 3}, "3 folds of 2 blocks with samples"),
+        ({"shape": (1, 2), "n_splits": 3}, "the samples lie in 2 blocks, fewer than the 3 folds"),
     ):
         with pytest.raises(InputError, match=words):
             next(BlockKFold(**settings).split(places))

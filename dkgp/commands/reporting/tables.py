@@ -551,7 +551,7 @@ def _decision_bound(document: Document, has_margins: bool) -> str | None:
     bound = document.get("largest_decision_error_bound")
     if bound is None:
         return None
-    scale, margins = (1.0, " (margins at -1 and 1)") if has_margins else (LOG_ODDS, "")
+    scale, margins = (1.0, " (labels are -1 and 1)") if has_margins else (LOG_ODDS, "")
     return proven(f"{bound:.3g}{margins}", bound / scale)
 
 
@@ -630,7 +630,7 @@ def _exact(document: Document) -> Rows:
     return [
         ("method", "exact: all samples"),
         *_ended("solved by", document["solver"], document),
-        ("decisions within about", f"{errors:.3g} of the exact ones (margins at -1 and 1)"),
+        ("decisions within about", proven(f"{errors:.3g} of the exact ones (labels are -1 and 1)", errors)),
         *rows_of([BEYOND, detail("rounds, column passes", "{iterations}, {column_passes:.2f}")], document),
     ]
 
@@ -654,9 +654,13 @@ def _of_samples(document: Document) -> Rows:
         ("method", f"{PROBABILISTIC[document['method']]}: all samples"),
         *_ended("minimised by", f"{document['solver']}{why}", document),
         *_risk(document),
-        *([("decisions within about", f"{max(errors):.3g} of the exact ones")] if errors else []),
+        *([("decisions within about", _near(max(errors)))] if errors else []),
         *rows_of([BEYOND, detail("rounds, products", "{iterations}, {column_passes:.2f}")], document),
     ]
+
+
+def _near(error: float) -> str:
+    return proven(f"{error:.3g} of the exact ones", error / LOG_ODDS)
 
 
 def _on_basis(document: Document) -> Rows:
@@ -682,7 +686,7 @@ def _on_basis(document: Document) -> Rows:
             "residual share of k(x, x)",
             lambda of: f"{max(of['left'], 0.0):.2g} on average" if "left" in of else None,
         ),
-        may("passes over the data", "{passes}; {hessians} of them sum a Hessian"),
+        may("passes over the data", "{passes}, of which {hessians} sum a Hessian matrix"),
     )
     return [*rows, *rows_of(figures, document), *unproven(document)]
 
@@ -696,8 +700,10 @@ def _ended(name: str, solver: str, document: Document) -> Rows:
 
 def _risk(document: Document) -> Rows:
     gap = document.get("risk_gap")
-    within = "" if gap is None else ", " + proven(f"proven to be at most {100 * gap:.3g} % above the minimum", gap)
-    return [("lambda", f"{document['regularisation']:g}"), ("risk", f"{document['risk']:.8g}{within}")]
+    above = "" if gap is None else proven(f"proven to be at most {100 * gap:.3g} % above the minimum", gap)
+    within = ", bound on its distance from the minimum not informative" if above == NOT_INFORMATIVE else f", {above}"
+    rows = [("regularisation (lambda)", f"{document['regularisation']:g}")]
+    return [*rows, ("risk", f"{document['risk']:.8g}{within if above else ''}")]
 
 
 def _penalty(document: Document) -> str | None:

@@ -24,7 +24,7 @@ from dkgp.commands.signals import interruptible
 from dkgp.commands.solving import input_bytes, planned_solve, solving
 from dkgp.commands.training import Outcome, TrainingRun
 from dkgp.data import ModelRecord, recognise
-from dkgp.data.remote.storage import exists, remove_tree
+from dkgp.data.remote.storage import exists, is_file, remove_tree
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.errors import InputError
 from dkgp.kriging.candidates import FITS, Candidates, candidates_table
@@ -437,6 +437,8 @@ class FieldRun(Run):
 
     def open(self) -> None:
         """Open the field."""
+        if is_file(self.job.model):
+            raise InputError(f"'{self.job.model}' is a file; expected the store of a field. Run `dkgp krige fit` first")
         self.kriging = Kriging.load(self.job.model)
 
     def context(self, executor: BlockExecutor, interruption: Any, within: Any = None) -> RunContext:

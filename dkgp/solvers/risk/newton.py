@@ -514,11 +514,11 @@ class AutoState(NewtonState):
         told = {}
         if self.whole:
             told["reason"] = (
-                "the penalty is too small for a low-rank factor: the steps use factors of the whole matrix in float64"
+                "the penalty is too small for a low-rank preconditioner: each step factorised the whole matrix"
             )
         elif self.failures and not self.steps:
             told["reason"] = (
-                "the penalty is too small for a low-rank factor: conjugate gradients continued from its result"
+                "the penalty is too small for Newton steps with a low-rank preconditioner: kcg continued from them"
             )
         return {
             **told,

@@ -408,7 +408,7 @@ def test_bounds_of_classes_that_prove_nothing() -> None:
     for name in ("decisions", "probabilities", "latent variances"):
         assert rows[f"{name} certified within"] == "not informative"
     good = {**classes, "largest_decision_error_bound": 0.02, "interval_width_mean": 0.01}
-    assert dict(predicted_class_rows(good, 5))["decisions certified within"] == "0.02 (margins at -1 and 1)"
+    assert dict(predicted_class_rows(good, 5))["decisions certified within"] == "0.02 (labels are -1 and 1)"
 
 
 def test_bounds_of_transformed_targets_are_on_their_scale() -> None:

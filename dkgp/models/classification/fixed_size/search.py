@@ -415,7 +415,7 @@ class PoolSearch(KernelSearch):
     def _systems(self, prototypes: FloatArray, kernels: list[Kernel], targets: Targets, phase: str) -> list[FoldSystem]:
         """Sum up the systems of a few kernels in the next pass."""
         self.iteration += 1
-        phase = f"{phase}, pass {self.iteration} of {self.foreseen.passes} at most"
+        phase = f"{phase}, pass {self.iteration} of at most {self.foreseen.passes}"
         return fold_systems(self.operator, prototypes, kernels, targets, self.settings.intercept, phase)
 
     def _wrong(self, kernels: list[Kernel], models: list[tuple[Any, ...]]) -> IndexArray:
