@@ -175,8 +175,7 @@ def runs(
 ) -> Callable[[Callable[..., Document]], Callable[..., None]]:
     """Return a decorator that turns a job, a function of a `Reporter` and the options, into a command's callback.
 
-    The decorator adds the options that every command has. It passes its arguments to `execute`, which runs the job. The
-    command's name is the function's name.
+    The decorator adds the options that every command has. It passes its arguments to `execute`, which runs the job.
     """
 
     def decorate(job: Callable[..., Document]) -> Callable[..., None]:
@@ -184,7 +183,7 @@ def runs(
         def run(**options: Any) -> None:
             output = Output.taken(options)
             execute(
-                job.__name__.replace("_", "-"),
+                click.get_current_context().command_path.partition(" ")[2] or job.__name__.replace("_", "-"),
                 lambda reporter: job(reporter, **options),
                 output,
                 must_converge=must_converge,

@@ -376,7 +376,7 @@ class SparseRun(TrainingRun):
         warn_of_labels(self.dataset, self.hyperparameters, self.reporter)
         n, size = self.dataset.n_samples, self._requested.settings.basis_size
         if self.basis is None and self.job.basis_size is None and size > n:
-            self.reporter.note(f"the basis has all {n:,} samples, since there are fewer than the default of {size:,}")
+            self.reporter.note(f"the basis may have all {n:,} samples, because the default of {size:,} is more")
 
     @property
     def identity(self) -> dict[str, Any]:

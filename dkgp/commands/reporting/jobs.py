@@ -11,7 +11,8 @@ from rich.text import Text
 
 from dkgp.commands.reporting.layout import figure, table_of
 from dkgp.commands.reporting.outputs import Document
-from dkgp.commands.reporting.progress import duration, search_line, solve_line
+from dkgp.commands.reporting.progress import duration, search_line, solve_line, typed
+from dkgp.registry import byte_text
 
 _STYLES = {"running": "cyan", "done": "green", "not_converged": "yellow", "failed": "red", "cancelled": "dim"}
 
@@ -64,7 +65,7 @@ def job_tables(
     if record.get("dashboard_link") and record["state"] == "running":
         rows.append(("dashboard", record["dashboard_link"]))
     if record.get("error"):
-        rows.append(("error", f"{record['error']['type']}: {record['error']['message']}"))
+        rows.append(("error", typed(f"{record['error']['type']}: {record['error']['message']}")))
         if record["error"].get("checkpoint"):
             rows.append(("checkpoint", f"{record['error']['checkpoint']} (continue with `dkgp resume {record['id']}`)"))
     rows += _typed(record.get("options") or {}, flags or {})
@@ -108,13 +109,13 @@ def _event_text(event: Document, *, verbose: bool) -> str | None:
         return progress_line(event, verbose=verbose)
     if kind == "state":
         return f"-- {event['state']}" + (f", attempt {event['attempt']}" if event.get("attempt", 1) > 1 else "")
-    if kind in ("note", "log"):
+    if kind == "log":
         return str(event["message"])
-    if kind == "warning":
-        return f"warning: {event['message']}"
+    if kind in ("note", "warning"):
+        return ("warning: " if kind == "warning" else "") + typed(str(event["message"]))
     if kind == "error":
         error = event.get("error", event)
-        return f"error: {error.get('type', 'Error')}: {error.get('message', '')}"
+        return typed(f"error: {error.get('type', 'Error')}: {error.get('message', '')}")
     # `status` shows the document. Event kinds of a newer service appear with --json.
     return None
 
@@ -130,7 +131,7 @@ def _state(job: Document) -> str:
 
 def _short(job: Document, *, verbose: bool) -> str:
     if job.get("error"):
-        return str(job["error"]["message"]).splitlines()[0]
+        return typed(str(job["error"]["message"]).splitlines()[0])
     if job["state"] == "running" and job.get("progress"):
         return progress_line(job["progress"], verbose=verbose)
     return ""
@@ -176,6 +177,10 @@ def _typed(options: Document, flags: Mapping[str, tuple[str, ...]], path: str = 
             is_part = path + name not in flags
             pairs = ", ".join(f"{key} {figure(item)}" for key, item in value.items())
             rows += _typed(value, flags, f"{path}{name}.") if is_part else [(names[0], pairs)]
+        elif isinstance(value, list):
+            rows.append((names[0], ", ".join(map(figure, value))))
+        elif isinstance(value, int | float) and name.endswith("bytes"):
+            rows.append((names[0], byte_text(value)))
         else:
-            rows.append((names[0], ", ".join(map(figure, value)) if isinstance(value, list) else figure(value)))
+            rows.append((names[0], figure(value) + (" s" if name.endswith("seconds") else "")))
     return rows

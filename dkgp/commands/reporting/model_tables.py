@@ -97,7 +97,8 @@ def _rungs(document: Document) -> Rows:
     rungs = document["ladder"]["rungs"]
     distances = ((rung["size"], rung["distance"]) for rung in rungs)
     sizes = ", ".join(f"{size:,}: {proven(f'{distance:.3g}', distance)}" for size, distance in distances)
-    return [("basis samples: proven distance", sizes), ("alternative", document["ladder"]["exact"]["words"])]
+    words = document["ladder"]["exact"]["words"]
+    return [("proven distance by number of basis samples", sizes), ("alternative", words)]
 
 
 def _evidence(document: Document) -> Rows:

@@ -647,20 +647,15 @@ def _fixed_size(document: Document, weighted: bool) -> Rows:
 
 def _of_samples(document: Document) -> Rows:
     """Return rows on a logistic model or Gaussian process of all samples: risk, certificate and solver."""
-    errors = [error for error in document["decision_error"] if error is not None]
-    chosen = document.get("chosen") or {}
-    why = f" ({chosen['reason']})" if "reason" in chosen else ""
+    error = max((error for error in document["decision_error"] if error is not None), default=math.inf)
+    reason = (document.get("chosen") or {}).get("reason")
     return [
         ("method", f"{PROBABILISTIC[document['method']]}: all samples"),
-        *_ended("minimised by", f"{document['solver']}{why}", document),
+        *_ended("minimised by", f"{document['solver']} ({reason})" if reason else document["solver"], document),
         *_risk(document),
-        *([("decisions within about", _near(max(errors)))] if errors else []),
+        ("decisions within about", proven(f"{error:.3g} of the exact ones", error / LOG_ODDS)),
         *rows_of([BEYOND, detail("rounds, products", "{iterations}, {column_passes:.2f}")], document),
     ]
-
-
-def _near(error: float) -> str:
-    return proven(f"{error:.3g} of the exact ones", error / LOG_ODDS)
 
 
 def _on_basis(document: Document) -> Rows:
@@ -686,7 +681,7 @@ def _on_basis(document: Document) -> Rows:
             "residual share of k(x, x)",
             lambda of: f"{max(of['left'], 0.0):.2g} on average" if "left" in of else None,
         ),
-        may("passes over the data", "{passes}, of which {hessians} sum a Hessian matrix"),
+        may("passes over the data", "{passes} ({hessians} for Hessian matrices)"),
     )
     return [*rows, *rows_of(figures, document), *unproven(document)]
 
@@ -699,11 +694,9 @@ def _ended(name: str, solver: str, document: Document) -> Rows:
 
 
 def _risk(document: Document) -> Rows:
-    gap = document.get("risk_gap")
-    above = "" if gap is None else proven(f"proven to be at most {100 * gap:.3g} % above the minimum", gap)
-    within = ", bound on its distance from the minimum not informative" if above == NOT_INFORMATIVE else f", {above}"
-    rows = [("regularisation (lambda)", f"{document['regularisation']:g}")]
-    return [*rows, ("risk", f"{document['risk']:.8g}{within if above else ''}")]
+    gap: float | None = document.get("risk_gap")
+    within = f", proven to be at most {100 * gap:.3g} % above the minimum" if gap is not None and gap < 0.995 else ""
+    return [("regularisation (lambda)", f"{document['regularisation']:g}"), ("risk", f"{document['risk']:.8g}{within}")]
 
 
 def _penalty(document: Document) -> str | None:
@@ -859,9 +852,8 @@ def _bench(document: Document) -> Tables:
         (name.replace("_", " "), figure(value) + _noise(document, name)) for name, value in document["figures"].items()
     ]
     if document.get("benchmark") == "tiles":
-        machine = document["machine"]
-        compiled, blas = machine["compiled_for"], ", ".join(machine["blas"])
-        extra.append(("on", f"{machine['processor']}, compiled for {compiled}; {blas}"))
+        machine = document["machine"] | {"blas": ", ".join(document["machine"]["blas"])}
+        extra.append(("on", "{processor}, compiled for {compiled_for}; {blas}".format(**machine)))
     parts = [titled(document["title"], table), *([table_of("", extra)] if extra else [])]
     parts += [part for section in document.get("sections", ()) for part in _bench(section)]
     if "cautions" in document:

@@ -162,7 +162,7 @@ class SparseSettings:
             )
         for name, default in NEAR_SETTINGS.items():
             if getattr(self, name) != default and not self.sparse_method.neighbours:
-                raise InputError(f"`{name}` belongs to the method vif, and this one is {self.method}; leave it out")
+                raise InputError(f"`{name}` belongs to method vif; got method {self.method}. Leave it out")
 
     @property
     def sparse_method(self) -> SparseMethod:

@@ -122,9 +122,7 @@ def _reason(settings: SparseSettings, basis: Basis, greedy: GreedyBasis | None) 
     if greedy is not None:
         return greedy.reason
     size, wanted_size = len(basis.inputs), settings.basis_size
-    fewer = (
-        f", not the requested {wanted_size:,}: further samples change nothing in float64" if size < wanted_size else ""
-    )
+    fewer = f" of at most {wanted_size:,}: further samples change nothing in float64" if size < wanted_size else ""
     return StopReason("size", True, f"{size:,} basis samples{fewer}")
 
 

@@ -394,7 +394,7 @@ class WholeRun(VarianceRun):
         where = "in memory" if self._in_memory else f"in '{self._factor.url}'"
         return (
             f"Cholesky factor of all {layout.n:,} samples ({byte_text(layout.disk_bytes)} {where}) "
-            f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; no iterations are needed"
+            f"{'loaded' if loaded else 'built'} in {self._factor_seconds:.1f} s; the variances need no iterations"
         )
 
     def factor(self) -> WholeFactor:

@@ -7,7 +7,7 @@ const POLL_MS = 2000, SLOWEST_POLL_MS = 15000, PAGE = 50, MOST_ROWS = 1000, TAIL
 const TOKEN_KEY = "dkgp-token";
 
 const byId = (id) => document.getElementById(id);
-const page = {token: null, filter: null, limit: PAGE, rows: new Map(), job: null, timer: 0, wait: POLL_MS};
+const page = {token: null, filter: null, limit: PAGE, rows: new Map(), job: null, flags: {}, timer: 0, wait: POLL_MS};
 
 // ------------------------------------------------------------------------------------------------ talking to the service
 
@@ -106,17 +106,20 @@ function amount(progress) {
   if (!progress) return "";
   if (typeof progress.column_passes === "number") return `${progress.column_passes.toFixed(1)} passes`;
   if (typeof progress.done !== "number") return "";
-  return `${figure(progress.done)}${typeof progress.total === "number" ? ` of ${figure(progress.total)}` : ""} ${progress.unit ?? ""}`;
+  return `${figure(progress.done)}${typeof progress.total === "number" ? ` of ${figure(progress.total)}` : ""} ${progress.done === 1 && typeof progress.total !== "number" ? (progress.unit ?? "").replace(/s$/, "") : progress.unit ?? ""}`;
 }
 
 // The value that a solve reduces to its tolerance: its name in the records, and in the command line's progress lines.
 const MEASURES = {gradient_inf_norm: "max|g|", duality_gap: "relative gap", distance: "distance", relative_residual: "distance"};
 const PLAIN_MEASURES = {"max|g|": "largest residual", "relative gap": "distance to the best fit, relative", distance: "distance to the minimum"};
 const measured = (progress) => {
+  if (typeof progress?.best_log_marginal_likelihood === "number") return null;
   const measure = progress?.measure ?? "gradient_inf_norm", value = progress?.[measure];
   return typeof value === "number" && Object.hasOwn(MEASURES, measure) ? {name: MEASURES[measure], value} : null;
 };
 const reached = (progress) => {
+  const likelihood = progress?.best_log_marginal_likelihood;
+  if (typeof likelihood === "number") return `best log likelihood ${likelihood.toFixed(2)}`;
   const found = measured(progress);
   return found ? `${PLAIN_MEASURES[found.name]} ${found.value.toExponential(2)}` : "";
 };
@@ -273,8 +276,10 @@ class JobView {
 
   async update() {
     const job = await read(`/v1/jobs/${this.id}`, {signal: this.abort.signal});
+    const flags = await flagsOf(job.command);
     if (page.job !== this) return;
     this.job = job;
+    page.flags = flags;
     showJob(job);
     if (!TERMINAL.has(job.state) && !this.following && this.opened) this.follow();
   }
@@ -352,7 +357,7 @@ function showJob(job) {
   byId("dashboard").hidden = !link;
   if (link) byId("dashboard").href = link;
   byId("error").hidden = !job.error;
-  put(byId("error"), job.error ? `${job.error.type}: ${job.error.message}` : "");
+  put(byId("error"), job.error ? `${job.error.type}: ${spelled(job.error.message)}` : "");
   const progress = job.state === "done" ? {} : job.progress ?? {};
   showPairs(byId("facts"), [
     ["id", job.id],
@@ -370,14 +375,27 @@ function showJob(job) {
   byId("result-part").hidden = !job.document;
   showPairs(byId("result"), summary(job.document ?? {}));
   showPairs(byId("figures"), flat(job.document ?? {}));
-  flagsOf(job.command).then((flags) => showPairs(byId("options"), typed(job.options, flags))).catch(() => {});
+  showPairs(byId("options"), typed(job.options, page.flags));
 }
 
 let flagsRead = null;
 
 async function flagsOf(command) {
-  flagsRead ??= read("/flags.json");
-  return (await flagsRead)[command] ?? {};
+  try {
+    flagsRead ??= read("/flags.json");
+    return (await flagsRead)[command] ?? {};
+  } catch {
+    flagsRead = null;
+    return {};
+  }
+}
+
+// A message with the names of options, in backticks, as they are typed.
+function spelled(text) {
+  return text.replace(/`(\w+)`/g, (all, name) => {
+    const path = Object.keys(page.flags).find((each) => each === name || each.endsWith(`.${name}`));
+    return path ? page.flags[path][0] : all;
+  });
 }
 
 // Options as they are typed on the command line. Options without a flag keep the name of their field.
@@ -387,6 +405,8 @@ function typed(options, flags, path = "") {
     if (value === null) return [];
     if (typeof value === "boolean") return [[names.at(value ? 0 : -1), value || names.at(-1).startsWith("--no-") ? "yes" : "no"]];
     if (typeof value === "object" && !Array.isArray(value) && !flags[path + name]) return typed(value, flags, `${path}${name}.`);
+    if (name.endsWith("seconds")) return [[names[0], `${figure(value)} s`]];
+    if (name.endsWith("bytes") && typeof value === "number") return [[names[0], worded(name, value)]];
     return flat({[names[0]]: value}).map(([label, text]) => [names[0], label.includes(": ") ? `${label.split(": ").at(-1)} ${text}` : text]);
   });
 }
@@ -463,7 +483,9 @@ function showEvent(event) {
     state: () => plainState(event.state) + (event.attempt > 1 ? `, attempt ${event.attempt}` : ""),
     progress: () => [(event.phase !== event.unit && event.phase) || event.label, amount(event), reached(event)].filter(Boolean).join(", "),
     document: () => "finished; see the result above",
-    error: () => event.error?.message ?? "failed",
+    error: () => spelled(event.error?.message ?? "failed"),
+    note: () => spelled(event.message ?? ""),
+    warning: () => spelled(event.message ?? ""),
   };
   const text = (words[event.kind] ?? (() => event.message ?? ""))();
   const list = byId("events"), line = element("li", "", event.kind === "error" ? "error-event" : event.kind);

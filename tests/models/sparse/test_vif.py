@@ -497,9 +497,9 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, one_thread: LocalExecuto
             SparseSettings("vif"),
             LadderTarget(0.1, None, None),
         )
-    with pytest.raises(InputError, match="`neighbours` belongs to the method vif, and this one is vfe"):
+    with pytest.raises(InputError, match="`neighbours` belongs to method vif; got method vfe"):
         SparseSettings("vfe", neighbours=5)
-    with pytest.raises(InputError, match="`search_samples` belongs to the method vif, and this one is sr"):
+    with pytest.raises(InputError, match="`search_samples` belongs to method vif; got method sr"):
         SparseSettings("sr", search_samples=5)
     with pytest.raises(InputError, match="`neighbours` must be at least 1; got 0"):
         SparseSettings("vif", neighbours=0)
