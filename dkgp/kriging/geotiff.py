@@ -11,21 +11,42 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dkgp.data.types import FloatArray
-
-if TYPE_CHECKING:
-    from dkgp.kriging.rasters import CellMap
+from dkgp.kriging.cells import CellRows
 
 # Side of the tiles. Windows of so many rows have whole cells of every overview, to the level of the side.
 SIDE = 512
 Kinds = Mapping[str, tuple[int, str]]
 
 
-def write_geotiff(cells: CellMap, out: Path) -> None:
+class Cells(Protocol):
+    """A map that is read by windows; see `dkgp.kriging.rasters.CellMap`."""
+
+    @property
+    def rows(self) -> CellRows:
+        """The cells."""
+
+    @property
+    def variables(self) -> dict[str, tuple[int, str]]:
+        """Target and kind of each variable."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Origin of the map."""
+
+    @property
+    def crs(self) -> str | None:
+        """CRS as WKT."""
+
+    def values(self, first: int, last: int) -> dict[str, FloatArray]:
+        """Return the variables of rows from the south, NaN where there is no cell."""
+
+
+def write_geotiff(cells: Cells, out: Path) -> None:
     """Write a cloud-optimised GeoTIFF with a band for each variable; the folder of `out` has room for its parts."""
     import rasterio
     import rasterio.shutil
@@ -143,7 +164,7 @@ def _upward(wide: FloatArray) -> Any:
 
 
 def _virtual(
-    shape: tuple[int, int], sources: Mapping[str, list[str]], transform: tuple[float, ...], cells: CellMap
+    shape: tuple[int, int], sources: Mapping[str, list[str]], transform: tuple[float, ...], cells: Cells
 ) -> str:
     """Return GDAL's description of the bands and their overviews."""
     from xml.sax.saxutils import escape
