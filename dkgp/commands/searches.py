@@ -706,7 +706,7 @@ class KernelsRun(TuneRun):
         if cut_off:
             self.reporter.warn(
                 f"the time limit of {limit:.3g} s (`kernel_seconds` of `dkgp tune`) cut off the search of "
-                f"{', '.join(cut_off)}; with more time, their NLPD may be smaller"
+                f"{', '.join(cut_off)}; more time may give a smaller NLPD"
             )
         best = min(able, key=lambda row: row["nlpd"])
         rank = f"the smallest of {len(able)} kernels" if len(able) > 1 else "the only kernel that was tuned"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from dkgp.commands.reporting.outputs import Document
 from dkgp.fit.ways import APPROXIMATE
+from dkgp.models.refinement.candidates import LEAST_GAIN
 from dkgp.models.verdict import TUNE
 
 # The finding of proven intervals that say little: too wide for a verdict, or wider than their gap on average.
@@ -155,11 +156,11 @@ class Attempt:
         return float("inf") if value is None else float(value)
 
     def beats(self, other: Attempt) -> bool:
-        """True if this model has the greater density, without more error or a worse coverage than the other model."""
+        """True if this model has a clearly greater density than the other one, and no more error or worse coverage."""
         error, others_error = (of.evaluated.get("rmse_raw") or 0.0 for of in (self, other))
         distance, others_distance = (abs((of.evaluated.get("coverage_95") or 0.0) - 0.95) for of in (self, other))
         return (
-            self.nlpd < other.nlpd
+            self.nlpd < other.nlpd - LEAST_GAIN
             and error <= MOST_ERROR * others_error
             and distance <= max(COVERAGE_DISTANCE, others_distance)
         )
@@ -187,6 +188,18 @@ class Attempts:
             if attempt.beats(best):
                 best = attempt
         return best
+
+    @property
+    def choice(self) -> Document:
+        """Return the way that is taken, and the reason if it is not that of the first model."""
+        first, taken = self.tried[0], self.taken
+        if taken is first:
+            return {"way": taken.way}
+        reason = (
+            f"The evaluation found a problem with the first model ({first.way['words']}). The NLPD of the held-out "
+            f"samples is {first.nlpd:.4g} nats per sample with it, and {taken.nlpd:.4g} with this model"
+        )
+        return {"way": taken.way, "reason": reason}
 
     def to_json(self) -> Document:
         """Return the table of a fit's document."""

@@ -243,7 +243,9 @@ class Forecasts:
             try:
                 exact = self._exact(gap)
             except MemoryBudgetError as error:
-                self._reporter.note(f"the exact model does not fit: {error}")
+                self._reporter.note(
+                    f"the exact model does not fit into the memory: {str(error).partition('. Parts:')[0]}"
+                )
                 break
             yield exact
             if exact.gap is None:
@@ -490,8 +492,10 @@ class Chooser:
         try:
             decision = decide(ways, seconds, self._memory_bytes)
             return decision, ways[ways.index(decision.way) + 1 :]
+        except MemoryBudgetError:
+            raise
         except InputError:
-            quick = min(ways, key=lambda way: way.seconds)
+            quick = min((way for way in ways if way.memory_bytes <= self._memory_bytes), key=lambda way: way.seconds)
             fixed = sum(self._fixed_seconds(quick))
             if quick.seconds / slowness - fixed > seconds:
                 raise

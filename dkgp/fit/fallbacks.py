@@ -123,11 +123,11 @@ class Fallbacks:
             )
             return self._tune_on_few(job, max(shortest, TUNE_END * limit))
         if attempt.finished_early and not attempt.document["converged"]:
-            self._give_up(
-                "tune",
-                f"the search for hyperparameters ended after {attempt.document['evaluations']} "
-                f"evaluations and {spoken(attempt.seconds)}; the best values so far are used",
+            text = (
+                f"the search for hyperparameters ended after {attempt.document['evaluations']} evaluations and "
+                f"{spoken(attempt.seconds)}; the best values so far are used"
             )
+            self._given_up.append({"step": "tune", "text": text})  # the search has warned of it
         unfinished = unfinished_kernels(attempt.document.get("comparison") or {"kernels": []})
         if unfinished:  # the search has warned of it
             self._given_up.append({"step": "tune", "text": f"the comparison of kernels is incomplete: {unfinished}"})

@@ -194,7 +194,7 @@ class _Fit:
                 "transform": compared,
                 "tune": tuned,
                 "classifiers": methods,
-                "choice": {**decision, "way": taken.way},
+                "choice": {**decision, **attempts.choice},
                 "attempts": attempts.to_json(),
                 "train": trained,
                 "predict": predicted,
@@ -373,8 +373,14 @@ class _Fit:
             train = open_dataset(job.place(TRAIN))
             return dict(to_json(compare_methods(train, seconds=limit, seed=job.seed, note=self.reporter.note)))
 
-        compared = None if self._too_short else self.budget.attempt(work, limit, limit).document
-        return dict(to_json(Comparison())) if compared is None else compared
+        if self._too_short:
+            return dict(to_json(Comparison()))
+        attempt = self.budget.attempt(work, limit, limit)
+        if attempt.document is not None:
+            return attempt.document
+        reason = f"the comparison was stopped after {spoken(attempt.seconds)} ({attempt.lack})"
+        self.reporter.warn(f"time limit: no methods were compared: {reason}")
+        return dict(to_json(Comparison(left_out=dict.fromkeys(("logistic", "gp"), reason))))
 
     def _choose(self, methods: Document | None) -> Document:
         self.chooser.methods = None if methods is None else from_json(Comparison, methods)

@@ -362,7 +362,7 @@ def test_a_search_that_is_cut_off_does_not_win_against_complete_ones(
     rows = document["comparison"]["kernels"]
     assert [row.get("cut_off", False) for row in rows] == [True, False, True]
     assert document["comparison"]["kernel"] == "matern12"
-    assert any("cut off the search of rbf + linear, rbf; with more time" in text for text in reporter.warnings)
+    assert any("cut off the search of rbf + linear, rbf; more time" in text for text in reporter.warnings)
     assert unfinished_kernels(document["comparison"]) == "the search of rbf + linear, rbf was cut off"
     # Time that is left repeats such a search, with its result as in a comparison without a limit.
     calls: list[str] = []

@@ -66,8 +66,12 @@ def test_the_greatest_density_is_taken() -> None:
     assert document["taken"] == 1
     assert [row["model"] for row in document["tried"]] == ["a", "b", "c"]
     assert document["tried"][0]["findings"] == ["overconfident"]
+    assert attempts.choice["way"] == {"words": "b"}
+    assert "is 2 nats per sample with it, and 1 with this model" in attempts.choice["reason"]
     # Of equals the first stays.
-    assert Attempts([attempt("a", 2.0), attempt("b", 2.0)], []).taken.way == {"words": "a"}
+    equals = Attempts([attempt("a", 2.0), attempt("b", 1.999)], [])
+    assert equals.taken.way == {"words": "a"}
+    assert equals.choice == {"way": {"words": "a"}}
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ class Passes:
         if not self.n_samples or not self._selection.targets:
             return ""
         if self._training is None:
-            return " To read samples for the evaluation of a model, name the model with `like`."
+            return " To read samples for the evaluation of a model, name the model in `like` of `dkgp ingest`."
         return (
             f" The store that `like` names has the features {quoted(self._training.features)} and the targets "
             f"{quoted(self._training.targets)}; with these, such samples can be tests."

@@ -168,9 +168,13 @@ class NoiseSearch:
     def _tell(self, table: list[dict[str, Any]], plan: SubsetPlan) -> None:
         for row in table:
             against = row["against"]
-            gained = "" if against is None else f" ({row['gain']:+.4f} than {against}, +- {row['standard_error']:.4f})"
+            gained = ""
+            if against is not None:
+                better = "smaller" if row["gain"] > 0.0 else "larger"
+                error = f"standard error {row['standard_error']:.4f}"
+                gained = f", {abs(row['gain']):.4f} {better} than that of {against} ({error})"
             samples = f"{plan.holdout:,} held-out samples"
-            self.note(f"{self.subject} {row['kind']}: NLPD {row['nlpd']:.4f} on {samples}{gained}")
+            self.note(f"{self.subject} {row['kind']}: NLPD {row['nlpd']:.4f} nats per sample on {samples}{gained}")
 
 
 def held_out_function(

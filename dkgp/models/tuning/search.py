@@ -462,7 +462,7 @@ def _cause(parameter: TunedParameter, summaries: Sequence[SubsetSummary]) -> str
     if parameter.is_gamma and parameter.bound == "upper":
         cause = copied or "the samples are too sparse for this kernel, or the targets do not depend on the features"
         remedy = "remove the repeats" if copies else "take a larger `subset`, other features"
-        return f"Each sample explains itself alone: {cause}; {remedy}, or keep length scales longer by `bounds`"
+        return f"The length scale is so short that each sample explains only itself: {cause}; {remedy}, or set `bounds`"
     if parameter.name == NOISE_NAME:
         return "The noise exceeds the targets' own variance: standardise them, or look for outliers"
     return "Widen its range by `bounds`, fix it at a value by `fixed`, or take another `kernel`"

@@ -279,7 +279,7 @@ def test_units_currencies_and_parentheses_are_left_off(tmp_path: Path) -> None:
     with pytest.raises(RefusedColumnsError) as caught:
         ingest(path, tmp_path / "t.zarr", target="y")
     message = str(caught.value)
-    assert "'m': reads like numbers with 'kg' behind, such as '3.5 kg'" in message
+    assert "'m': reads like numbers with 'kg' at the end, such as '3.5 kg'" in message
     assert "'c': reads like numbers with commas between thousands and '$' in front, such as '$1,200'" in message
     assert message.endswith("--number m,p,c,t,y --thousands ,")
     table = caught.value.survey.table(TableOptions())
@@ -287,7 +287,9 @@ def test_units_currencies_and_parentheses_are_left_off(tmp_path: Path) -> None:
     expected = [[3.5, 12, 1200, -3, -2.5], [400, 7, -5, 4, 4], [1000, 0.5, 0.25, 5, 1000]]
     np.testing.assert_array_equal(raw(train), expected)
     new = written(tmp_path, "m;p;c;t\n2 kg;1 %;$1,000;0 °C\n3 lb;1 %;$1;0 °C\n", "new.csv")
-    with pytest.raises(InputError, match="'m' holds the text '3 lb' in line 3 .*expected a number with .*'kg' behind"):
+    with pytest.raises(
+        InputError, match="'m' holds the text '3 lb' in line 3 .*expected a number with .*'kg' at the end"
+    ):
         ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr")
     written(tmp_path, "m;p;c;t\n2 kg;1 %;$1,000;0 °C\n", "new.csv")
     inputs = ingest(new, tmp_path / "n.zarr", like=tmp_path / "t.zarr").train.raw_inputs(0, 1)

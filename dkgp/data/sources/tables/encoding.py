@@ -112,7 +112,7 @@ class Unit:
     @property
     def words(self) -> str:
         """The texts as messages name them."""
-        sides = ((self.before, "in front"), (self.after, "behind"))
+        sides = ((self.before, "in front"), (self.after, "at the end"))
         return " and ".join(f"'{text}' {side}" for text, side in sides if text)
 
 
