@@ -94,7 +94,7 @@ def test_intervals_that_say_little_lead_to_approximate_variances(
     monkeypatch.setattr(Fallbacks, "_run", few)
     if not wins:
         monkeypatch.setattr("dkgp.fit.attempts.Attempt.beats", lambda *_: False)
-        monkeypatch.setattr("dkgp.fit.run.remedies", lambda *given: attempts.remedies(*given)[:1])
+        monkeypatch.setattr("dkgp.fit.run.remedies", lambda *given, **named: attempts.remedies(*given, **named)[:1])
     document = fitted(tmp_path / "table.csv", tmp_path / "fit", "--time", "1h")
     first, second = document["attempts"]["tried"][:2]
     assert first["findings"] == ["loose intervals"]
