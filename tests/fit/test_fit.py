@@ -132,7 +132,7 @@ def test_commands_read_the_hyperparameters_of_a_fit_whose_evidence_was_cut_short
     table: Path, fitted: dict[str, Any]
 ) -> None:
     # The time limit decided how many samples the evidence had, so tuning again may end in other values.
-    record = {"candidates": [{"from": "subset"}, {"from": "all"}], "taken": "all", "held_out": 100, "samples": 500}
+    record = {"candidates": [{"from": "subset"}, {"from": "all"}], "taken": "all", "held_out": 100, "learned_from": 500}
     tuning = candidate_words({"candidates": record}, 1000, 60.0)
     job = FitJob(IngestJob((str(table),), targets=(PRICE,)), out=fitted["out"], kernel="rbf")
     ingested = fitted["ingest"]
@@ -319,7 +319,7 @@ def test_without_the_transform_the_page_says_what_is_wrong(
     skewed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without another model, which the verdict calls for.
-    monkeypatch.setattr("dkgp.fit.run.remedies", lambda *_: [])
+    monkeypatch.setattr("dkgp.fit.run.remedies", lambda *_, **__: [])
     arguments = ("--target", "price", "--drop", "kind", "--kernel", "rbf", "--test-fraction", 0.2)
     table = skewed["settings"]["sources"][0]
     plain = run_json("fit", table, *arguments, "--transform", "none", "--out", tmp_path / "plain")
