@@ -97,7 +97,7 @@ def test_a_table_written_for_people_is_read_as_numbers_and_said_so(
     document = _Fit(job, reporter)._ingest()
     assert document["features"] == ["menge", "anteil"]
     assert document["suggested"] == "--number anteil,preis --decimal , --thousands ."
-    assert any("reads like numbers with a decimal comma and '%' behind" in line for line in notes)
+    assert any("reads like numbers with a decimal comma and '%' at the end" in line for line in notes)
     stores = [open_dataset(job.place(name)) for name in ("train.zarr", "test.zarr")]
     values = np.concatenate([store.raw_inputs(0, store.n_samples) for store in stores])
     np.testing.assert_array_equal(np.sort(values[:, 0]), np.sort(x))
