@@ -117,6 +117,9 @@ class Option:
         Heading in the help, and the methods of the command that the option belongs to; by default all methods.
     place
         "read" or "write" if the option names a file or store that is read or written.
+    reads
+        "table", or the kind of store, which must exist there. A missing one on this machine is refused before the
+        libraries of the work are imported.
     argument
         Whether it is a positional argument on the command line.
     shown
@@ -154,6 +157,7 @@ class Option:
     above: float | None = None
     group: Group | None = None
     place: Literal["read", "write"] | None = None
+    reads: str = ""
     argument: bool = False
     shown: str | None = None
     late: Callable[[], Mapping[str, Any]] | None = None

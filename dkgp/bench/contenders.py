@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import NDArray
 
 from dkgp.cluster import ClusterOptions, open_executor
@@ -29,10 +29,7 @@ from dkgp.data import Dataset, open_dataset
 from dkgp.errors import NotConvergedError
 from dkgp.kernels import Kernel, SquaredExponential
 from dkgp.models import Hyperparameters, read_hyperparameters
-from dkgp.models.exact import train
-from dkgp.plan.validation import run_contender
 from dkgp.solvers import Solution
-from dkgp.solvers.cholesky.dense import factor_strips, strip_bounds
 
 FloatArray = NDArray[np.float64]
 # Contender -> the figures of each repeat.
@@ -58,6 +55,8 @@ def take_turns(
     turns = [(name, name) for name in contenders] + [(copy_of(name), name) for name in copied]
     runs: Runs = {turn: [] for turn, _ in turns}
     total = repeats * len(turns)
+    from dkgp.plan.validation import run_contender
+
     with reporter.work(label) as show:
         for repeat in range(repeats):
             for turn, name in turns:
@@ -108,6 +107,8 @@ def solve(description: dict[str, Any], dataset: Dataset, hyper: Hyperparameters)
     NotConvergedError
         It did not come to the tolerance, and no limit on its passes or seconds was set.
     """
+    from dkgp.models.exact import train
+
     options = SolverOptions(**description.get("solver", {}))
     limited = options.max_passes is not None or options.max_seconds is not None
     cluster = ClusterOptions(**description.get("cluster", {}))
@@ -236,6 +237,8 @@ def factor_in_place(matrix: FloatArray) -> None:
     By blocks, because SciPy 1.17's `dpotrf` (OpenBLAS 0.3.30, two threads) crashes at n = 30,000. Each block is
     LAPACK's or BLAS's, on one thread, and the blocks are shared between all cores.
     """
+    from dkgp.solvers.cholesky.dense import factor_strips, strip_bounds
+
     with single_threaded_blas():
         factor_strips([matrix[start:stop, :stop] for start, stop in strip_bounds(len(matrix), FACTOR_BLOCK)])
 

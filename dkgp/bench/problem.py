@@ -19,7 +19,6 @@ from dkgp.data import Dataset, Standardisation, dataset_from_arrays, ingest, ope
 from dkgp.data.remote.storage import normalise_url
 from dkgp.errors import InputError
 from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset, write_hyperparameters
-from dkgp.plan.validation import write_warm_up
 
 # Hyperparameters of a data set, without a search.
 Untuned = Callable[[Dataset], Hyperparameters]
@@ -99,6 +98,8 @@ def prepare_problem(
     problem: BenchProblem, folder: Path, reporter: Reporter, untuned: Untuned | None = None
 ) -> PreparedProblem:
     """Write the stores and the hyperparameter file into `folder`; `untuned` replaces a search."""
+    from dkgp.plan.validation import write_warm_up
+
     train_url, warm_url, hyper_file = (str(folder / name) for name in ("train.zarr", "warm.zarr", "hyper.json"))
     if problem.data == FRIEDMAN1:
         with reporter.work("prepare") as show:

@@ -26,9 +26,6 @@ from dkgp.commands.solver_options import SolverOptions
 from dkgp.data import open_dataset
 from dkgp.errors import UsageError
 from dkgp.models import read_hyperparameters
-from dkgp.plan.foreseen import foresee
-from dkgp.plan.machine import measure_cluster, measure_machine
-from dkgp.plan.validation import compare_with_model, measure_scaling
 from dkgp.solvers.registry import AUTO, check_options, declaration_of
 
 REFERENCES = ("cholesky", "plain_pass")
@@ -293,6 +290,10 @@ class BenchScalingJob(ProblemJob):
 
 def run_bench_scaling(job: BenchScalingJob, reporter: Reporter) -> Document:
     """Measure; return seconds, speed-ups, ceilings and how far the cost model was off, for each number of workers."""
+    from dkgp.plan.foreseen import foresee
+    from dkgp.plan.machine import measure_cluster, measure_machine
+    from dkgp.plan.validation import compare_with_model, measure_scaling
+
     with job.prepared(reporter) as (prepared, _):
         dataset, hyper = open_dataset(prepared.train), read_hyperparameters(prepared.hyper)
         solver, _ = job.solver.decided(dataset, hyper)

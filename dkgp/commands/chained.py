@@ -11,15 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dkgp.cluster import ClusterOptions
 from dkgp.codec import difference
-from dkgp.commands.classify import ClassifyJob
-from dkgp.commands.evaluate import EvaluateJob
-from dkgp.commands.evaluation import read_coverage, read_pairs
 from dkgp.commands.job_options import OVERWRITE
-from dkgp.commands.predict.job import PredictJob
 from dkgp.commands.recipe import command, recipe_of
 from dkgp.commands.reporting.memory import PeakMemory
 from dkgp.commands.reporting.outputs import (
@@ -30,12 +26,8 @@ from dkgp.commands.reporting.outputs import (
     plain,
     write_text,
 )
-from dkgp.commands.reporting.plots import check_plot_file, plot_run
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.sparse import SparseJob
-from dkgp.commands.train import TrainJob
-from dkgp.commands.tune import TuneJob
 from dkgp.data import ensure_writable, open_dataset, open_model, open_prediction, write_friedman1
 from dkgp.data.remote.claims import locked
 from dkgp.data.remote.storage import exists, read_object
@@ -44,9 +36,14 @@ from dkgp.data.stores.models.regression import MODEL_KIND
 from dkgp.data.stores.prediction_store import PREDICTION_KIND
 from dkgp.errors import InputError, MissingExtraError
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.warm_up import helped
 from dkgp.options import SEED, Part
 from dkgp.registry import Option
+
+if TYPE_CHECKING:
+    from dkgp.commands.classify import ClassifyJob
+    from dkgp.commands.predict.job import PredictJob
+    from dkgp.commands.sparse import SparseJob
+    from dkgp.commands.train import TrainJob
 
 
 def earlier_record(command: str, file: Path, settings: Document, reporter: Reporter) -> Document | None:
@@ -213,6 +210,14 @@ def run_demo(job: DemoJob, reporter: Reporter) -> Document:
 
 
 def _run(job: DemoJob, reporter: Reporter) -> Document:
+    from dkgp.commands.evaluate import EvaluateJob
+    from dkgp.commands.evaluation import read_coverage, read_pairs
+    from dkgp.commands.predict.job import PredictJob
+    from dkgp.commands.reporting.plots import check_plot_file, plot_run
+    from dkgp.commands.train import TrainJob
+    from dkgp.commands.tune import TuneJob
+    from dkgp.models.warm_up import helped
+
     folder = Path(job.out)
     train_url, test_url = str(folder / "train.zarr"), str(folder / "test.zarr")
     model_url, prediction_url = str(folder / "model.zarr"), str(folder / "prediction.zarr")

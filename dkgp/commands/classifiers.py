@@ -25,7 +25,7 @@ from dkgp.errors import InputError
 from dkgp.kernels import Kernel, SquaredExponential, fold_white
 from dkgp.limits import measured_slowness
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.basis import BasisSettings
 from dkgp.models.classification.exact import DecisionError, ExactSettings, solver_for_labels, train_exact
 from dkgp.models.classification.fixed_size.settings import foresee_search, most_widths
 from dkgp.models.classification.fixed_size.train import train_fixed_size
@@ -41,6 +41,7 @@ from dkgp.models.classification.labels import (
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic import RiskSettings, product_limit, require_separate, train_gp, train_logistic
 from dkgp.models.classification.near import NearSettings, train_with_basis
+from dkgp.models.classification.prototypes import DEFAULT_BASIS
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import likelihood_caution
 from dkgp.models.memory import Memory, TrainingSizes

@@ -20,11 +20,11 @@ from dkgp.commands.recipe import command
 from dkgp.commands.solver_options import check_product_error
 from dkgp.data.stores.models.classifier import ClassifierForm
 from dkgp.errors import InputError, UsageError
-from dkgp.models.classification.basis import BASES, DEFAULT_BASIS
 from dkgp.models.classification.exact import DECISION_TOLERANCE
 from dkgp.models.classification.fixed_size.settings import FIXED_SIZE, FixedSizeSettings
 from dkgp.models.classification.labels import Labels
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
+from dkgp.models.classification.prototypes import BASES, DEFAULT_BASIS
 from dkgp.models.sparse.vif import SEARCHED
 from dkgp.operators.product_error import PRODUCT_ERROR, ProductError, Value
 from dkgp.options import Declared, Part, foreign_options

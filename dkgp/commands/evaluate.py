@@ -9,7 +9,7 @@ from dkgp.commands.job_options import DATASET, OVERWRITE
 from dkgp.commands.recipe import command
 from dkgp.registry import Option
 
-PREDICTION = Option(place="read", argument=True)
+PREDICTION = Option(place="read", reads="prediction", argument=True)
 NOISE_FREE = Option(help="The targets are noise-free values. Compare them with the variances of the latent function.")
 ABSTAIN = Option(help="For a classifier: leave out samples whose labels are not certified, and count them.")
 COMPARE = Option(

@@ -12,7 +12,7 @@ from dkgp.registry import FURTHER, Group, Option, byte_count
 
 FILES = Group("Checkpoints, records and limits", place=2)
 
-DATASET = Option(place="read", argument=True)
+DATASET = Option(place="read", reads="dataset", argument=True)
 MODEL_OUT = Option(help="Store to write the model to.", metavar="STORE", place="write")
 HYPER = Option(
     help="Hyperparameters, as `dkgp tune` writes them.",

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dkgp.options import Declared, declared_options, words_of
+from dkgp.errors import StoreError
+from dkgp.options import Declared, declared_options, value_at, words_of
 
 if TYPE_CHECKING:
     from dkgp.commands.reporting.outputs import Document
@@ -133,8 +134,11 @@ class Recipe:
     def run(self, job: Any, reporter: Reporter) -> Document:
         """Run a job; raises the errors of its run function.
 
-        A job with `check_first` refuses mistakes by it, before the libraries of the work are imported.
+        A job with `check_first` refuses mistakes by it, before the libraries of the work are imported. So do options
+        that name missing files.
         """
+        self.check(job)
+        self._refuse_missing(job)
         if hasattr(job, "check_first"):
             job.check_first()
         module = self._imported()
@@ -143,6 +147,22 @@ class Recipe:
             self._run_class(module)(job, reporter).run() if function is None else function(job, reporter)
         )
         return document
+
+    def _refuse_missing(self, job: Any) -> None:
+        """Raise `InputError` if a table or store that an option must name is missing on this machine."""
+        from dkgp.data.remote.storage import exists, is_local, normalise_url
+
+        for each in self.declared().values():
+            kind = each.option.reads
+            place = value_at(job, each.paths[0]) if kind else None
+            if place is None or not is_local(place):
+                continue
+            if kind == "table":
+                from dkgp.data.sources.formats import expand_locations
+
+                expand_locations(place)
+            elif not exists(place):
+                raise StoreError(f"There is no {kind} store at '{normalise_url(place)}'. Check the path.")
 
     @property
     def layout(self) -> Callable[[Document], list[Any]] | None:

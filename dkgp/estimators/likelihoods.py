@@ -14,11 +14,12 @@ from dkgp.estimators.classifiers import CertifiedClassifier, LabelledSet
 from dkgp.estimators.parameters import CountOrNone, Positive
 from dkgp.estimators.scikit_learn import check_is_fitted
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis import BASES, DEFAULT_BASIS, BasisSettings
+from dkgp.models.classification.basis import BasisSettings
 from dkgp.models.classification.labels import LabelledData
 from dkgp.models.classification.likelihoods import Likelihood, Link, MultiClass
 from dkgp.models.classification.logistic import RiskSettings, train_gp, train_logistic
 from dkgp.models.classification.near import NearSettings, refuse_coupled, train_with_basis
+from dkgp.models.classification.prototypes import BASES, DEFAULT_BASIS
 from dkgp.models.classification.trained import BasisForm, TrainedClassifier
 from dkgp.models.context import RunContext
 from dkgp.registry import Option

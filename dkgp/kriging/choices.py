@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
+from dkgp.errors import InputError
+
 Quantity: TypeAlias = Literal["signal", "field", "observation"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 Duplicates: TypeAlias = Literal["merge", "keep", "mean", "first", "refuse"]
@@ -21,3 +23,11 @@ SimulationMethod: TypeAlias = Literal["auto", "circulant", "fourier", "features"
 SIMULATION_METHODS: tuple[SimulationMethod, ...] = get_args(SimulationMethod)
 # Names of the formats of maps by the ending of their address.
 MAP_FORMATS = {".tif": "GeoTIFF", ".tiff": "GeoTIFF", ".nc": "NetCDF", ".zarr": "Zarr"}
+
+
+def format_of(out: str) -> str:
+    """Return the format of a map by the ending of its address; `InputError` for another one."""
+    for ending, name in MAP_FORMATS.items():
+        if out.endswith(ending):
+            return name
+    raise InputError(f"the name of a map must end in {', '.join(MAP_FORMATS)}; got {out!r}")

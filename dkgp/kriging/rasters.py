@@ -33,7 +33,7 @@ from dkgp.data.types import FloatArray
 from dkgp.errors import InputError, MissingExtraError, OutputExistsError
 from dkgp.estimators.settings import executor_for
 from dkgp.kriging.cells import CellRows, Covariates, cells_of
-from dkgp.kriging.choices import MAP_FORMATS as FORMATS
+from dkgp.kriging.choices import format_of
 from dkgp.kriging.field import Field, Kriged, Quantity
 from dkgp.kriging.geotiff import write_geotiff
 from dkgp.kriging.grids import Grid
@@ -319,14 +319,6 @@ def _require_made_of(prediction: Prediction, field: Field, dataset: Dataset, set
 
 
 # ------------------------------------------------------------------------------------------------------------- outputs
-
-
-def format_of(out: str) -> str:
-    """Return the format of an output by its ending; `InputError` for another one."""
-    for ending, name in FORMATS.items():
-        if out.endswith(ending):
-            return name
-    raise InputError(f"the name of a map must end in {', '.join(FORMATS)}; got {out!r}")
 
 
 def require_writable(out: Destination) -> str:

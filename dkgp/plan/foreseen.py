@@ -24,13 +24,14 @@ from dkgp.data import Dataset, ModelRecord, memory_model
 from dkgp.errors import InputError
 from dkgp.kernels import Kernel, kernel_from_json
 from dkgp.models import Hyperparameters
-from dkgp.models.classification.basis import DEFAULT_BASIS, BasisSettings, basis_entries, basis_phases
+from dkgp.models.classification.basis import BasisSettings, basis_entries, basis_phases
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings, fixed_size_phases, foreseen_passes, taken
 from dkgp.models.classification.labels import LabelledData, Labels, labels_of
 from dkgp.models.classification.likelihoods import Likelihood
 from dkgp.models.classification.logistic import RISK_TOLERANCE, RiskSettings
 from dkgp.models.classification.logistic import foreseen_products as foreseen_risk_products
 from dkgp.models.classification.near import NearSettings, near_phases
+from dkgp.models.classification.prototypes import DEFAULT_BASIS
 from dkgp.models.memory import (
     Memory,
     Processes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dkgp.cluster import ClusterOptions, open_executor
 from dkgp.cluster.cache import budget_here
@@ -13,33 +13,17 @@ from dkgp.commands.job_options import DATASET, MEMORY_LIMIT, OVERWRITE
 from dkgp.commands.recipe import command
 from dkgp.commands.reporting.memory import available_bytes
 from dkgp.commands.reporting.outputs import Document, check_output_file, check_side_files, plain
-from dkgp.commands.reporting.plots import plot_plan
 from dkgp.commands.reporting.progress import Reporter
 from dkgp.commands.solver_options import SolverOptions
-from dkgp.commands.sparse import SparseJob
 from dkgp.data import Dataset, open_dataset
 from dkgp.errors import InputError, MemoryBudgetError, UsageError
-from dkgp.models import Hyperparameters, read_hyperparameters, tune_dataset
+from dkgp.models import Hyperparameters, read_hyperparameters
 from dkgp.models.classification.fixed_size.settings import FixedSizeSettings
-from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
-from dkgp.models.classification.labels import LabelledData, labels_of
 from dkgp.models.sparse.model import METHODS
 from dkgp.models.sparse.settings import SparseSettings
 from dkgp.models.variance.settings import VarianceSettings
-from dkgp.models.variance.ways import whole_phases
 from dkgp.options import Part, check_ranges, prefixed
 from dkgp.plan.fleet import Fleet, Projection, most_useful_workers, product_parts, product_seconds, project
-from dkgp.plan.foreseen import (
-    Foreseen,
-    ForeseenVariances,
-    LikelihoodSettings,
-    Smaller,
-    foresee,
-    foresee_classifier,
-    foresee_likelihood,
-    foresee_sparse,
-    foresee_variances,
-)
 from dkgp.plan.machine import (
     ClusterFigures,
     MachineFigures,
@@ -52,6 +36,9 @@ from dkgp.plan.machine import (
 )
 from dkgp.registry import Option, byte_count, whole_numbers
 from dkgp.solvers.prices import Phase, Prices
+
+if TYPE_CHECKING:
+    from dkgp.plan.foreseen import Foreseen, ForeseenVariances, LikelihoodSettings, Smaller
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_THREADS = 65_536
@@ -231,6 +218,8 @@ class PlanJob:
     def classifier_settings(self) -> FixedSizeSettings | LikelihoodSettings | None:
         """Return the settings of the classifier; None if no classifier is requested."""
         if self.classify == "logistic" or self.classify == "gp":
+            from dkgp.plan.foreseen import LikelihoodSettings
+
             if self.pool is not None:
                 raise UsageError("`pool` belongs to a fixed-size classifier; leave it out, or name its search")
             if self.sparse is not None and self.basis_size is not None:
@@ -269,6 +258,8 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     ClusterError
         If there is no cluster to measure messages on.
     """
+    from dkgp.plan.foreseen import foresee
+
     check_side_files(job.plot, None, replace=job.overwrite)
     if job.figures is not None:
         check_output_file(job.figures, replace=True, option="`figures`")
@@ -327,6 +318,8 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
     if job.plot is not None:
         counts = foreseen.counts
         title = f"{foreseen.solver.name} on n = {foreseen.sizes.n:,}, d = {foreseen.sizes.d}"
+        from dkgp.commands.reporting.plots import plot_plan
+
         plot_plan(job.plot, rows, title=f"{title}: {counts.expected:.1f} {counts.unit}")
     document["warnings"] = list(reporter.warnings)
     return document
@@ -335,6 +328,8 @@ def run_plan(job: PlanJob, reporter: Reporter) -> Document:
 def _hyperparameters(job: PlanJob, dataset: Dataset, reporter: Reporter) -> Hyperparameters:
     if job.hyper is not None:
         return read_hyperparameters(job.hyper, n_features=dataset.n_features, feature_names=dataset.feature_names)
+    from dkgp.models import tune_dataset
+
     reporter.note(f"no `hyper`: tuning on {min(job.subset, dataset.n_samples):,} samples for the plan")
     with reporter.search("tune") as progress:
         return tune_dataset(dataset, subset=job.subset, seed=job.solver.seed, progress=progress)
@@ -343,6 +338,8 @@ def _hyperparameters(job: PlanJob, dataset: Dataset, reporter: Reporter) -> Hype
 def _foresee_variances(job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters) -> ForeseenVariances | None:
     if job.variance is None:
         return None
+    from dkgp.plan.foreseen import foresee_variances
+
     try:
         return foresee_variances(dataset, hyperparameters, job.variance, job.test_samples, job.threads_per_worker)
     except MemoryBudgetError as error:
@@ -354,6 +351,9 @@ def _foresee_sparse(job: PlanJob, dataset: Dataset, hyperparameters: Hyperparame
     settings = job.sparse_settings()
     if settings is None:
         return None
+    from dkgp.commands.sparse import SparseJob
+    from dkgp.plan.foreseen import foresee_sparse
+
     asked = SparseJob(job.dataset, job.hyper or "", "", settings, job.basis_size)
     asked.check()
     settings = asked.sized(dataset.n_samples).settings
@@ -364,8 +364,14 @@ def _foresee_classifier(
     job: PlanJob, dataset: Dataset, hyperparameters: Hyperparameters, blocks: int
 ) -> Smaller | None:
     settings, cache_bytes = job.classifier_settings(), job.cluster.cache_bytes
+    if settings is None:
+        return None
+    from dkgp.models.classification.hyperparameters import LabelTuning, tune_labels
+    from dkgp.models.classification.labels import LabelledData, labels_of
+    from dkgp.plan.foreseen import LikelihoodSettings, foresee_classifier, foresee_likelihood
+
     if not isinstance(settings, LikelihoodSettings):
-        return None if settings is None else foresee_classifier(dataset, hyperparameters, settings, cache_bytes)
+        return foresee_classifier(dataset, hyperparameters, settings, cache_bytes)
     if job.hyper is None:  # hyperparameters of a regression have another amplitude
         search = LabelTuning(min(job.subset, dataset.n_samples), settings.seed, likelihood="logit")
         hyperparameters = tune_labels(LabelledData(dataset, labels_of(dataset)), search)
@@ -480,6 +486,8 @@ class _Layout:
         return project(phases, self.foreseen.sizes, self.machine.prices, fleet)
 
     def _variances(self, variances: ForeseenVariances, fleet: Fleet) -> dict[str, Any]:
+        from dkgp.models.variance.ways import whole_phases
+
         run, single, double = variances.on(fleet.workers, fleet.threads_per_worker), variances.single, variances.double
         expected, low, high = (
             self._projected(variances.phases(run, self.foreseen.sizes, *products), fleet)

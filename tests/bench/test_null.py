@@ -67,7 +67,7 @@ def test_copies_take_their_turn_at_the_end_of_each_repeat(monkeypatch: pytest.Mo
 
     seconds = iter([3.0, 10.0, 11.0, 5.0, 10.0, 8.0])
     monkeypatch.setattr(
-        "dkgp.bench.contenders.run_contender",
+        "dkgp.plan.validation.run_contender",
         lambda description, module, warn: {"seconds": (taken := next(seconds)), "factor": taken / 2.0},
     )
     runs = take_turns("", ("ours", "theirs"), 2, describe, SilentReporter(), copied=("theirs",))

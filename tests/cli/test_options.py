@@ -46,8 +46,8 @@ def forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
         module = import_module(found.name)
         if hasattr(module, "open_executor"):
             monkeypatch.setattr(module, "open_executor", begun)
-    for function in ("measure_machine", "measure_cluster", "tune_dataset"):
-        monkeypatch.setattr(f"dkgp.plan.plan.{function}", begun)
+    for function in ("plan.plan.measure_machine", "plan.plan.measure_cluster", "models.tune_dataset"):
+        monkeypatch.setattr(f"dkgp.{function}", begun)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dkgp.operators.product_error import PRODUCT_ERROR, Value
 from dkgp.options import Checked, Part
 from dkgp.registry import FURTHER, Group, Option
 
-MODEL = Option(place="read", argument=True)
+MODEL = Option(place="read", reads="model", argument=True)
 OUT = Option(
     help="Store to write to, or a table if the name ends in .csv, .csv.gz, .parquet or .nc.",
     metavar="PLACE",
@@ -40,7 +40,7 @@ PLUG_IN = Option(
     group=FURTHER,
 )
 RESUME = Option(help="Continue an interrupted run.")
-PREDICTION = Option(place="read", argument=True)
+PREDICTION = Option(place="read", reads="prediction", argument=True)
 TABLE = Option(place="write", argument=True)
 PREDICTED = Option(
     help="Dataset store of the predictions, whose true targets and id columns (`dkgp ingest --id`) are added to the "

@@ -14,7 +14,7 @@ from dkgp.kriging.commands.options import DOCUMENT, GAP
 from dkgp.options import Checked, Part
 from dkgp.registry import FURTHER, Option
 
-MODEL = Option(place="read", argument=True)
+MODEL = Option(place="read", reads="model", argument=True)
 TABLE = Option(place="read", argument=True)
 MEAN = Option(help="Column of the predicted means, in the target's units.", metavar="COLUMN")
 VARIANCE = Option(help="Column of the predicted variances, in the target's units squared.", metavar="COLUMN")

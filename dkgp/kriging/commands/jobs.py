@@ -20,6 +20,7 @@ from dkgp.kriging.choices import (
     SIMULATION_METHODS,
     Duplicates,
     Quantity,
+    format_of,
 )
 from dkgp.kriging.commands.options import (
     COVARIATES,
@@ -482,8 +483,6 @@ class KrigeMapJob:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        from dkgp.kriging.rasters import format_of
-
         format_of(self.out)
         if (self.samples.time is None) != (self.at_time is None):
             raise InputError("`time` names the column of the samples' times, `at_time` is the map's time; give both")

@@ -28,6 +28,7 @@ from dkgp.data.remote.storage import exists, is_file, remove_tree
 from dkgp.data.stores.dataset import DATASET_KIND
 from dkgp.errors import InputError
 from dkgp.kriging.candidates import FITS, Candidates, candidates_table
+from dkgp.kriging.choices import format_of
 from dkgp.kriging.commands.jobs import KrigeFitJob, KrigeGridJob, KrigeVariogramJob
 from dkgp.kriging.commands.options import (
     SampleColumns,
@@ -37,7 +38,7 @@ from dkgp.kriging.covariates import short_name
 from dkgp.kriging.empirical import EmpiricalVariogram, empirical_variogram
 from dkgp.kriging.kriging import Kriging
 from dkgp.kriging.pictures import plot_variogram
-from dkgp.kriging.rasters import format_of, write_field
+from dkgp.kriging.rasters import write_field
 from dkgp.kriging.space import Space, axis_unit, crs_of, region_in
 from dkgp.kriging.tables import SampleTable
 from dkgp.kriging.variogram import Variogram

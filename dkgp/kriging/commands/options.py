@@ -40,8 +40,8 @@ def moment(text: str) -> float:
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() / 86_400.0
 
 
-SOURCE = Option(place="read", argument=True)
-FIELD = Option(place="read", argument=True)
+SOURCE = Option(place="read", reads="table", argument=True)
+FIELD = Option(place="read", reads="model", argument=True)
 OF = Option(
     help="The predicted quantity. signal: the field without the nugget; field: the field with its micro-scale "
     "variation (`dkgp krige fit --nugget-is microscale`); observation: a new measurement, with its error."

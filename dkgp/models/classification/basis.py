@@ -42,7 +42,7 @@ from dkgp.errors import InputError
 from dkgp.models.classification.certificate import FEW, RiskCertificate
 from dkgp.models.classification.labels import LabelledData, digest
 from dkgp.models.classification.likelihoods import Likelihood
-from dkgp.models.classification.prototypes import PROTOTYPES, check_prototypes, choose_prototypes
+from dkgp.models.classification.prototypes import DEFAULT_BASIS, check_prototypes, choose_prototypes
 from dkgp.models.classification.trained import BasisForm, TrainedBasis
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
@@ -206,10 +206,6 @@ def _summary(solution: BasisRiskSolution, proof: CertifiedBasis | None, scale: f
     }
 
 
-DEFAULT_BASIS = "pivoted"
-BASES = (DEFAULT_BASIS, *(name for name in PROTOTYPES if name != DEFAULT_BASIS))
-
-
 @dataclass(frozen=True)
 class BasisSettings:
     """Settings of a classifier on a basis.
@@ -219,7 +215,7 @@ class BasisSettings:
     size : int, default 1000
         Basis samples, m, at most.
     basis : str, default "pivoted"
-        One of `BASES`; see `dkgp.models.classification.prototypes`.
+        One of `BASES` of `dkgp.models.classification.prototypes`.
     certify : bool, default False
         Also prove how far decisions are from those of the minimiser over all functions: one product with K.
     tolerance : float, default 1e-4

@@ -64,9 +64,12 @@ class _Functions:
     tail: bool = False
 
 
+# `scipy.special` is imported at the first call: the options of `dkgp classify` need only names.
 _FUNCTIONS: dict[str, _Functions] = {
-    "logit": _Functions(losses.LogisticLoss, scipy.special.expit, scipy.special.log_expit),
-    "probit": _Functions(losses.ProbitLoss, scipy.special.ndtr, scipy.special.log_ndtr, tail=True),
+    "logit": _Functions(losses.LogisticLoss, lambda f: scipy.special.expit(f), lambda f: scipy.special.log_expit(f)),
+    "probit": _Functions(
+        losses.ProbitLoss, lambda f: scipy.special.ndtr(f), lambda f: scipy.special.log_ndtr(f), tail=True
+    ),
     "softmax": _Functions(losses.SoftmaxLoss, np.exp, np.asarray),
 }
 

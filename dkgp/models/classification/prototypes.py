@@ -26,6 +26,9 @@ from dkgp.solvers.greedy_basis import GreedySettings, choose_greedily
 
 DEFAULT_PROTOTYPES = "k-centre"
 PROTOTYPES = (DEFAULT_PROTOTYPES, *(name for name in BLIND_BASES if name != DEFAULT_PROTOTYPES), "greedy")
+# Bases of logistic and gp, the default first.
+DEFAULT_BASIS = "pivoted"
+BASES = (DEFAULT_BASIS, *(name for name in PROTOTYPES if name != DEFAULT_BASIS))
 # Rounds of a greedy choice, for any number of prototypes, and how many of each draw are scored after refitting.
 ROUNDS, SCREEN = 50, 2
 

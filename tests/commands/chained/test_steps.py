@@ -20,9 +20,12 @@ SETTINGS = {"seed": 0}
 
 
 @pytest.fixture
-def resumed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """Commands that do nothing; whether each was to resume, by its name."""
+def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Commands that do nothing, and their inputs; whether each was to resume, by its name."""
     calls: dict[str, bool] = {}
+    for name in ("train.zarr", "test.zarr", "model.zarr"):
+        (tmp_path / "inputs" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "inputs")
 
     def command(name: str) -> Any:
         def run(job: Any, reporter: Any) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from sklearn.gaussian_process.kernels import RBF
 from dkgp.cluster import LocalExecutor
 from dkgp.errors import InputError, MemoryBudgetError
 from dkgp.kernels import SquaredExponential
-from dkgp.models.classification.basis import BASES, BasisSettings
+from dkgp.models.classification.basis import BasisSettings
 from dkgp.models.classification.labels import label_weights
 from dkgp.models.classification.laplace import BasisPosterior
+from dkgp.models.classification.prototypes import BASES
 from dkgp.models.memory import TrainingSizes
 from tests.models.classification.problems import KERNEL, samples, trained
 

@@ -27,7 +27,7 @@ from dkgp.data.stores.memory_dataset import memory_dataset
 from dkgp.errors import InputError, InterruptedRunError, MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, Matern32
 from dkgp.models.classification import near as mode
-from dkgp.models.classification.basis import BASES, BasisSettings, train_on_basis
+from dkgp.models.classification.basis import BasisSettings, train_on_basis
 from dkgp.models.classification.labels import LabelledData, Labels, label_weights
 from dkgp.models.classification.likelihoods import Likelihood, Link
 from dkgp.models.classification.near import (
@@ -42,6 +42,7 @@ from dkgp.models.classification.near import (
     evidence,
     train_near,
 )
+from dkgp.models.classification.prototypes import BASES
 from dkgp.models.context import RunContext
 from dkgp.models.hyperparameters import Hyperparameters
 from dkgp.models.memory import RUNTIME_BYTES, TrainingSizes
