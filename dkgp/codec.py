@@ -225,8 +225,8 @@ def _require_fields(kind: Any, document: Any) -> None:
     needed = [field.name for field, how in _fields(kind) if how.stored and is_required(field)]
     missing = [name for name in needed if name not in document]
     if missing:
-        present = ", ".join(f"`{name}`" for name in document) or "nothing"
-        words = ", ".join(f"`{name}`" for name in missing)
+        present = ", ".join(f"'{name}'" for name in document) or "nothing"
+        words = ", ".join(f"'{name}'" for name in missing)
         raise ValueError(f"{words} {'is' if len(missing) == 1 else 'are'} missing; got {present}")
 
 

@@ -157,7 +157,7 @@ def test_a_fault_is_named_with_its_place(change: dict[str, Any], message: str) -
 
 
 def test_a_document_that_lacks_a_field_or_is_none_is_refused_by_the_name_given() -> None:
-    with pytest.raises(InputError, match="^a thing: `count` is missing; got nothing$"):
+    with pytest.raises(InputError, match="^a thing: 'count' is missing; got nothing$"):
         from_json(Whole, {}, called="a thing")
     with pytest.raises(InputError, match="^a whole: it must be a JSON object; got 5$"):
         from_json(Whole, 5)

@@ -43,7 +43,7 @@ COLUMNS = (
     Column("p50_ms", "p50, ms", ",.2f"),
     Column("p99_ms", "p99, ms", ",.2f"),
     Column("calls", "calls", ",d"),
-    Column("to_numpy", "p50 over NumPy's", ".2f"),
+    Column("to_numpy", "p50 / NumPy's p50", ".2f"),
 )
 
 

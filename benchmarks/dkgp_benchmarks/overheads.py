@@ -37,7 +37,7 @@ COLUMNS = (
     Column("quantity", "quantity", text=True),
     Column("samples", "samples", ",d"),
     Column("least_ms", "processor ms", ",.2f"),
-    Column("algebra_ms", "of NumPy's algebra, ms", ",.2f"),
+    Column("algebra_ms", "NumPy's algebra, ms", ",.2f"),
 )
 
 

@@ -34,7 +34,7 @@ COLUMNS = (
     Column("iterations", "rounds", "d"),
     Column("column_passes", "passes", ".2f"),
     ENTRIES,
-    Column("gradient_inf_norm", "max |g|", ".2e"),
+    Column("gradient_inf_norm", "largest residual", ".2e"),
     Column("objective_gap", "objective above its minimum", ".3e"),
     Column("seconds", "seconds", ".2f"),
 )

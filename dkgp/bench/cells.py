@@ -48,7 +48,7 @@ _MIB = 2.0**20
 _NO_NOISE = 1e-200
 
 COLUMNS = (
-    Column("contender", "contender", text=True),
+    Column("contender", "method", text=True),
     Column("kernel", "kernel", text=True),
     Column("length_scale", "length scale", "g"),
     Column("n", "n", ",d"),
@@ -56,11 +56,11 @@ COLUMNS = (
     Column("plan_seconds", "plan, s", ",.2f"),
     Column("seconds", "product, s", ",.3f"),
     Column("cpu_seconds", "processor s", ",.3f"),
-    Column("plan_mib", "plan, MiB", ",.0f"),
-    Column("peak_mib", "peak, MiB", ",.0f"),
+    Column("plan_mib", "memory of plan, MiB", ",.0f"),
+    Column("peak_mib", "peak memory, MiB", ",.0f"),
     Column("bound", "proven bound / |v|", ".1e"),
     Column("error", "error / |v|", ".1e"),
-    Column("scaled_from", "by n^2 from", ",d"),
+    Column("scaled_from", "scaled by n² from n =", ",d"),
 )
 
 

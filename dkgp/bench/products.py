@@ -60,9 +60,9 @@ COLUMNS = (
     Column("vectors", "vectors", "d"),
     Column("entries", "entries", text=True),
     Column("seconds", "seconds", ".4f"),
-    Column("ratio", "ratio to evaluated, no Dask", ".3f"),
-    Column("entry_ns", "core ns / entry of half", ".3f"),
-    Column("read_gb_per_second", "GB/s read", ".1f"),
+    Column("ratio", "time / time evaluated without Dask", ".3f"),
+    Column("entry_ns", "core ns per entry of half the matrix", ".3f"),
+    Column("read_gb_per_second", "read, GB/s", ".1f"),
 )
 
 

@@ -33,14 +33,14 @@ REFERENCES = ("cholesky", "plain_pass")
 SIZES = ("halo", "leaf", "rank", "block_size", "largest_block_size", "tile_rows")
 
 SOLVE_COLUMNS = (
-    Column("contender", "contender", text=True),
+    Column("contender", "method", text=True),
     Column("seconds", "seconds", ".2f"),
     Column("column_passes", "passes", ".2f"),
-    Column("refreshes", "checks", "d"),
+    Column("refreshes", "float64 checks", "d"),
     ENTRIES,
     Column("peak_memory_bytes", "peak memory", "bytes"),
     Column("rmse", "RMSE", ".6f"),
-    Column("gradient_inf_norm", "max |g|", ".2e"),
+    Column("gradient_inf_norm", "largest residual", ".2e"),
     Column("note", "", text=True),
 )
 
@@ -190,10 +190,10 @@ OVERHEAD_COLUMNS = (
     Column("cluster", "cluster", text=True),
     Column("seconds", "seconds", ".2f"),
     Column("start_seconds", "start, s", ".2f"),
-    Column("ratio", "ratio to none", ".3f"),
+    Column("ratio", "time / time without Dask", ".3f"),
     Column("peak_memory_bytes", "peak memory", "bytes"),
     Column("iterations", "rounds", "d"),
-    Column("bit_identical", "alpha bit-identical to none", text=True),
+    Column("bit_identical", "same bits as without Dask", text=True),
 )
 
 
@@ -251,14 +251,14 @@ SCALING_COLUMNS = (
     Column("workers", "workers", "d"),
     Column("product_seconds", "product, s", ".4f"),
     Column("product_speedup", "speed-up", ".2f"),
-    Column("ceiling", "machine's ceiling", ".2f"),
-    Column("share_of_ceiling", "of the ceiling", ".2f"),
-    Column("product_to_model", "measured / model", ".2f"),
+    Column("ceiling", "speed-up of bare processes", ".2f"),
+    Column("share_of_ceiling", "share of that", ".2f"),
+    Column("product_to_model", "measured / forecast", ".2f"),
     Column("seconds", "whole solve, s", ".2f"),
     Column("speedup", "speed-up", ".2f"),
-    Column("seconds_to_model", "measured / model", ".2f"),
-    Column("worker_peak_bytes", "a worker's peak", "bytes"),
-    Column("worker_memory_to_model", "measured / planned", ".2f"),
+    Column("seconds_to_model", "measured / forecast", ".2f"),
+    Column("worker_peak_bytes", "peak memory of a worker", "bytes"),
+    Column("worker_memory_to_model", "measured / forecast", ".2f"),
 )
 
 

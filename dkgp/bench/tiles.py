@@ -55,7 +55,7 @@ COLUMNS = (
     Column("exponential_ns", "own exponential", ".3f"),
     Column("gemm_ns", "NumPy by GEMM", ".3f"),
     Column("exp_ns", "NumPy exp", ".3f"),
-    Column("dkgp_to_quickest", "dkgp / quickest form", ".2f"),
+    Column("dkgp_to_quickest", "dkgp / fastest form", ".2f"),
     Column("dkgp_to_parts", "dkgp / parts", ".2f"),
     Column("dkgp_to_exp", "dkgp / exp", ".2f"),
 )

@@ -155,7 +155,7 @@ def output_parameters() -> list[click.Parameter]:
                 ("-q", "--quiet"),
                 "Print only warnings and errors: no progress, and no tables if --out is written.",
             ),
-            (("-v", "--verbose"), "Also print the solver's rounds, passes, residuals and rates."),
+            (("-v", "--verbose"), "Also print details, such as the solver's rounds, passes, residuals and rates."),
             (("--debug",), "Print the traceback of an error."),
         )
     ]

@@ -362,8 +362,9 @@ def submit(context: click.Context, /, **options: Any) -> None:
     """Submit a command as a job: print the job's id and return.
 
     A jobs service (`dkgp serve`) runs the job on the service's cluster, or SLURM runs it. Mistakes in the options and
-    missing inputs are reported immediately. The options below may stand before or after the command; an option that the
-    command has too, such as --memory of `dkgp fit`, must stand before it. --json prints the job's record.
+    missing inputs are reported immediately. The options below may stand before or after the command. If the command
+    has an option of the same name, as `dkgp fit` has --memory, write that of `dkgp submit` before the command. --json
+    prints the job's record.
     """
     context.obj = options
 
@@ -605,7 +606,7 @@ SECONDS_A_DAY = 86_400.0
     metavar="N",
     show_default=True,
     help="Largest number of jobs that run at once. Fewer run if their memory (--job-memory, `dkgp submit --memory`) "
-    "would exceed 90 % of the machine's. Tokens take turns.",
+    "would exceed 90 % of the machine's. Jobs of different tokens take turns.",
 )
 @click.option(
     "--concurrent-jobs-per-token",
@@ -763,7 +764,7 @@ def add(reporter: Reporter, name: str, scope: Any, days: float | None, folder: s
 @folder_option
 @runs(show=lambda document, output: _show_tokens(document, output))
 def list_tokens(reporter: Reporter, folder: str) -> Document:
-    """List the tokens by name, with their scopes, and the service's own token, which belongs to the service's user."""
+    """List the names, scopes and dates of the users' tokens."""
     from dkgp.service.access import read_tokens
 
     tokens = [

@@ -35,7 +35,7 @@ from dkgp.data import (
     open_sparse_model,
     recognise,
 )
-from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url
+from dkgp.data.remote.storage import exists, is_file, list_object_bytes, normalise_url, open_object
 from dkgp.data.sources.formats import formats
 from dkgp.data.stores.models.model import KernelModel
 from dkgp.errors import InputError, StoreError
@@ -72,6 +72,9 @@ def run_info(job: InfoJob, reporter: Reporter) -> Document:
     if is_file(url):
         if any(url.lower().endswith(suffix) for form in formats() for suffix in form.suffixes):
             open_dataset(url)  # the refusal names the command that builds a store from a table
+        with open_object(url) as file:
+            if file.read(1) not in b"{ \n":
+                raise _unknown(url)
         content: Document = {"kind": "hyperparameters", **read_hyperparameters(url).to_json()}
     else:
         content = _store(url)
@@ -298,10 +301,17 @@ def _decided(prediction: Prediction) -> Document:
     return document
 
 
+def _unknown(url: str) -> InputError:
+    return InputError(
+        f"'{url}' is neither a dataset, model or prediction store, nor a checkpoint or hyperparameter file of dkgp. "
+        "Give the path of one"
+    )
+
+
 def _checkpoint(url: str) -> Document:
     checkpoint = CheckpointStore(url).load_latest()
     if checkpoint is None:
-        raise InputError(f"'{url}' is not a dkgp store, checkpoint or hyperparameter file. Give the path of one")
+        raise _unknown(url)
     history: list[dict[str, Any]] = checkpoint.metadata.get("loop", {}).get("history", [])
     return {
         "kind": "checkpoint",

@@ -87,8 +87,8 @@ def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
     ("document", "message"),
     [
         ([], r"must be a JSON object; got \[\]"),
-        ({"kernel": by_hand()["kernel"]}, "`noise_variance` is missing; got `kernel`"),
-        ({}, "`kernel`, `noise_variance` are missing; got nothing"),
+        ({"kernel": by_hand()["kernel"]}, "'noise_variance' is missing; got 'kernel'"),
+        ({}, "'kernel', 'noise_variance' are missing; got nothing"),
         (by_hand(noise_variance=0.0), r"noise_variance must be positive and finite; got 0\.0"),
         (by_hand(noise_variance=-0.1), r"noise_variance must be positive and finite; got -0\.1"),
         (by_hand(noise_variance=float("nan")), "noise_variance must be positive and finite; got nan"),

@@ -89,7 +89,7 @@ def test_it_travels_with_hyperparameters_as_json(law: dict[str, Any]) -> None:
         ({"lowest": 0.0}, "must be positive"),
         ({"lowest": 2.0}, "at most its greatest; got 2 and 1.5"),
         ({"kind": "gp"}, "needs a kernel"),
-        ({"offset": None}, "`offset` is missing"),
+        ({"offset": None}, "'offset' is missing"),
     ],
 )
 def test_a_malformed_noise_model_is_refused(change: dict[str, Any], words: str) -> None:
@@ -98,7 +98,7 @@ def test_a_malformed_noise_model_is_refused(change: dict[str, Any], words: str) 
 
 
 def test_missing_names_and_other_features_are_named() -> None:
-    with pytest.raises(InputError, match="a noise model: `offset`, `weights` are missing; got `kind`, `lowest`"):
+    with pytest.raises(InputError, match="a noise model: 'offset', 'weights' are missing; got 'kind', 'lowest'"):
         from_json(NoiseModel, {"kind": "linear", "lowest": 1.0, "highest": 2.0})
     with pytest.raises(InputError, match=r"object; got \[\]"):
         from_json(NoiseModel, [])
@@ -187,7 +187,7 @@ def test_new_observations_have_the_variance_of_t() -> None:
         ({"degrees": 2.0, "scale": 1.0}, "above 2 and finite; got 2.0"),
         ({"degrees": 4.0, "scale": 0.0}, "positive and finite; got 0.0"),
         ({"degrees": "many", "scale": 1.0}, "`degrees` must be a number; got 'many'"),
-        ({"degrees": 4.0}, "a t distribution: `scale` is missing"),
+        ({"degrees": 4.0}, "a t distribution: 'scale' is missing"),
         ([4.0, 1.0], "must be a JSON object"),
     ],
 )

@@ -29,11 +29,11 @@ TOLERANCE = 1e-9
 CLOSE, CLOSE_PROBABILITY = 1e-6, 1e-3
 
 COLUMNS = (
-    Column("what", "beside scikit-learn's", text=True),
+    Column("what", "quantity", text=True),
     Column("ours", "dkgp", ".9g"),
     Column("theirs", "scikit-learn", ".9g"),
-    Column("difference", "differ by at most", ".1e"),
-    Column("asked", "asked", ".0e"),
+    Column("difference", "largest difference", ".1e"),
+    Column("asked", "allowed", ".0e"),
     Column("holds", "holds", text=True),
 )
 

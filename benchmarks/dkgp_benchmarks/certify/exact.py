@@ -49,12 +49,12 @@ COLUMNS = (
     Column("train_seconds", "train, s", ".1f"),
     Column("column_passes", "passes", ".1f"),
     Column("error", "error", ".2%"),
-    Column("certified", "proven", ".2%"),
-    Column("judged", "judged", ",d"),
-    Column("judged_certified", "proven", ",d"),
-    Column("wrong", "wrong", "d"),
-    Column("beyond", "broken", "d"),
-    Column("svc_error", "SVC", ".2%"),
+    Column("certified", "certified", ".2%"),
+    Column("judged", "checked labels", ",d"),
+    Column("judged_certified", "certified", ",d"),
+    Column("wrong", "certified but wrong", "d"),
+    Column("beyond", "bounds broken", "d"),
+    Column("svc_error", "error of SVC", ".2%"),
     Column("svc_seconds", "SVC, s", ".1f"),
 )
 

@@ -32,12 +32,12 @@ from dkgp_benchmarks.chaos.plot import plot_chaos
 
 COLUMNS = (
     Column("task", "task", text=True),
-    Column("quiet_seconds", "quiet", ",.1f"),
-    Column("seconds", "chaos", ",.1f"),
+    Column("quiet_seconds", "without failures, s", ",.1f"),
+    Column("seconds", "with failures, s", ",.1f"),
     Column("ratio", "ratio", ".2f"),
     Column("killed", "killed", "d"),
-    Column("cut", "cut off", "d"),
-    Column("sent_away", "sent away", "d"),
+    Column("cut", "disconnected", "d"),
+    Column("sent_away", "retired", "d"),
     Column("joined", "joined", "d"),
     Column("resumed", "resumed", "d"),
     Column("equal", "same bits", text=True),

@@ -49,8 +49,8 @@ COLUMNS = (
     Column("probability", "probability", ".1e"),
     Column("theta", "theta", ".1e"),
     Column("likelihood", "log likelihood", ".1e"),
-    Column("seconds", "seconds", ".2f"),
-    Column("their_seconds", "scikit-learn's", ".2f"),
+    Column("seconds", "dkgp, s", ".2f"),
+    Column("their_seconds", "scikit-learn, s", ".2f"),
 )
 
 

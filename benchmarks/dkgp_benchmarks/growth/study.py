@@ -38,16 +38,16 @@ COLUMNS = (
     Column("n", "n", ",d"),
     Column("solver", "solver", text=True),
     Column("seconds", "seconds", ",.1f"),
-    Column("product_seconds", "products", ",.1f"),
+    Column("product_seconds", "products, s", ",.1f"),
     Column("check_seconds", "float64", ",.1f"),
-    Column("factor_seconds", "factor", ",.1f"),
-    Column("apply_seconds", "applied", ",.1f"),
+    Column("factor_seconds", "factor, s", ",.1f"),
+    Column("apply_seconds", "preconditioner, s", ",.1f"),
     Column("iterations", "rounds", ",d"),
     Column("refreshes", "float64", "d"),
     ENTRIES,
-    Column("limit_seconds", "limit", ",.1f"),
-    Column("seconds_to_limit", "of it", ".2f"),
-    Column("peak_memory_bytes", "memory", "bytes"),
+    Column("limit_seconds", "lower limit, s", ",.1f"),
+    Column("seconds_to_limit", "time / limit", ".2f"),
+    Column("peak_memory_bytes", "peak memory", "bytes"),
 )
 # A round's parts, by the names that solvers give them.
 PARTS = {

@@ -25,13 +25,13 @@ from dkgp_benchmarks.kriging.problem import NUGGET, RANGE, SLOPE, Problem, probl
 COLUMNS = (
     Column("program", "program", text=True),
     Column("seconds", "seconds", ",.1f"),
-    Column("gib", "GiB", ",.2f"),
+    Column("gib", "peak memory, GiB", ",.2f"),
     Column("difference", "largest difference from dkgp's mean", ".1e"),
-    Column("variance_difference", "of variances, relative", ".1e"),
+    Column("variance_difference", "same for variances, relative", ".1e"),
     Column("rmse", "RMSE", ".4f"),
     Column("nlpd", "NLPD", ".4f"),
-    Column("off", "proven distance, rms, in units: from", ".2e"),
-    Column("off_most", "to", ".2e"),
+    Column("off", "RMS distance from exact mean, at least", ".2e"),
+    Column("off_most", "at most", ".2e"),
     Column("note", "note", text=True),
 )
 

@@ -42,16 +42,16 @@ COLUMNS = (
     Column("m", "m", ",d"),
     Column("rmse", "RMSE", ".4f"),
     Column("nlpd", "NLPD", ".3f"),
-    Column("coverage", "95 % cover", ".1%"),
+    Column("coverage", "coverage of 95 %", ".1%"),
     Column("distance", "RMS to exact", ".4f"),
-    Column("rms_bound", "proven, training", ".4f"),
-    Column("gap", "gap", ".3g"),
+    Column("rms_bound", "proven RMS, training", ".4f"),
+    Column("gap", "duality gap", ".3g"),
     Column("choose_seconds", "choose, s", ".2f"),
     Column("solve_seconds", "solve, s", ".2f"),
     Column("certify_seconds", "certify, s", ".2f"),
     Column("predict_seconds", "predict, s", ".3f"),
-    Column("processor_seconds", "processor, s", ".2f"),
-    Column("to_exact", "all / exact", ".3f"),
+    Column("processor_seconds", "processor s", ".2f"),
+    Column("to_exact", "processor time / exact", ".3f"),
     Column("peak_memory_bytes", "peak memory", "bytes"),
 )
 TIMED = (
@@ -182,7 +182,7 @@ def _warn(rows: list[dict[str, Any]], reporter: Reporter) -> None:
             continue
         method = METHODS.get(row["model"].partition(",")[0])
         known = method is not None and method.variance == "regressors"
-        why = ": its variances go to nothing far from the basis, and are never above the exact ones" if known else ""
+        why = ": its variances vanish far from the basis, and are never above the exact ones" if known else ""
         reporter.warn(f"{row['model']}, m = {row['m']:,}: 95 % intervals cover {row['coverage']:.1%}{why}")
 
 

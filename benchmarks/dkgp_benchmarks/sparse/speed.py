@@ -30,14 +30,14 @@ SPEED_SIZE = 2000
 ROUGHNESS, NOISE = 2.0, 0.1
 
 COLUMNS = (
-    Column("contender", "contender", text=True),
+    Column("contender", "method", text=True),
     Column("m", "m", ",d"),
     Column("choose_seconds", "choose, s", ".2f"),
     Column("solve_seconds", "solve, s", ".2f"),
     Column("seconds", "both, s", ".2f"),
-    Column("to_blas", "/ BLAS and tiles", ".2f"),
-    Column("to_sr", "/ SR", ".2f"),
-    Column("to_own_blas", "/ own GEMM", ".2f"),
+    Column("to_blas", "time / BLAS and tiles", ".2f"),
+    Column("to_sr", "time / SR", ".2f"),
+    Column("to_own_blas", "time / own GEMM", ".2f"),
     Column("certify_seconds", "certify, s", ".2f"),
     Column("rounds", "rounds", "d"),
     Column("risk", "risk", ",.1f"),

@@ -47,7 +47,7 @@ COLUMNS = (
     Column("tuned_by", "tuned by", text=True),
     Column("rmse", "RMSE", ".4f"),
     Column("nlpd", "NLPD", ".4f"),
-    Column("coverage", "95 % cover", ".1%"),
+    Column("coverage", "coverage of 95 %", ".1%"),
     Column("noise_variance", "noise", ".3g"),
     Column("processor_seconds", "tuning, processor s", ".1f"),
 )

@@ -17,19 +17,19 @@ from dkgp_benchmarks.variance.plot import plot_intervals
 Figures = dict[str, Any]
 
 COLUMNS = (
-    Column("contender", "contender", text=True),
+    Column("contender", "method", text=True),
     Column("seconds", "seconds", ".2f"),
-    Column("milliseconds_per_sample", "ms a sample", ".2f"),
-    Column("milliseconds_per_sample_after_factor", "after the factor", ".2f"),
+    Column("milliseconds_per_sample", "ms per sample", ".2f"),
+    Column("milliseconds_per_sample_after_factor", "without the factor", ".2f"),
     Column("shared_seconds", "factor, s", ".2f"),
     Column("rank", "rank", "d"),
     Column("halo", "halo", "d"),
     Column("products_float32", "float32 products", ".2f"),
-    Column("products_float64", "float64", ".2f"),
-    Column("met_share", "gap met", ".1%"),
-    Column("gap_mean", "mean gap", ".2%"),
-    Column("gap_95", "95 %", ".2%"),
-    Column("gap_max", "largest", ".2%"),
+    Column("products_float64", "float64 products", ".2f"),
+    Column("met_share", "narrow enough", ".1%"),
+    Column("gap_mean", "mean width", ".2%"),
+    Column("gap_95", "95 % of widths up to", ".2%"),
+    Column("gap_max", "largest width", ".2%"),
     Column("peak_memory_bytes", "peak memory", "bytes"),
 )
 LABELS = {"cholesky": "Cholesky", "plain_pass": "NumPy pass"}

@@ -40,9 +40,9 @@ COLUMNS = (
     Column("tests", "tests", "d"),
     *(Column(f"{way}_cpu", f"{way}, processor s", ".2f") for way in WAYS),
     *(Column(f"{way}_seconds", "by the clock", ".2f") for way in WAYS),
-    Column("taken", "taken", text=True),
-    Column("to_best", "to the best way", ".2f"),
-    Column("unmet", "gap missed", "d"),
+    Column("taken", "chosen way", text=True),
+    Column("to_best", "time / best way", ".2f"),
+    Column("unmet", "too wide", "d"),
 )
 
 

@@ -146,7 +146,13 @@ def grid(
 
 
 def figure(value: object) -> str:
-    """Format a value with few digits."""
+    """Format a value with few digits; the parts of a list or a mapping in one line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {figure(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(figure, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -834,9 +835,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, list):
         return names(value)
     if isinstance(value, dict):
-        lines = [
-            f"{key}: {_shown(key, item) if isinstance(item, bool) else figure(item)}" for key, item in value.items()
-        ]
+        lines = [f"{key}: {figure(item)}" for key, item in value.items() if item is not None]
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         return "\n".join([*lines[:_MOST_LINES], *more])
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
@@ -849,7 +848,8 @@ def _bench(document: Document) -> Tables:
     for row in document["rows"]:
         table.add_row(*(cell(row, column) for column in document["columns"]))
     extra = [
-        (name.replace("_", " "), figure(value) + _noise(document, name)) for name, value in document["figures"].items()
+        (re.sub("(?<=^seconds_)(.*)_to_", r"\1 / ", name).replace("_", " "), figure(value) + _noise(document, name))
+        for name, value in document["figures"].items()
     ]
     if document.get("benchmark") == "tiles":
         machine = document["machine"] | {"blas": ", ".join(document["machine"]["blas"])}
@@ -870,7 +870,7 @@ def cell(row: Document, column: Document) -> str:
         return "-"
     if form == "bytes":
         return byte_text(value)
-    return (format(value, form) if isinstance(value, int | float) else str(value)) + _noise(row, name)
+    return (figure(value) if isinstance(value, bool | str) else format(value, form)) + _noise(row, name)
 
 
 def _noise(figures: Document, name: str) -> str:

@@ -633,7 +633,7 @@ class IterativeRun(VarianceRun):
             else "starts and preconditions block conjugate gradients"
         )
         if self.plan["smooth"]:
-            how = "should need no iterations"
+            how = "should suffice without iterations"
         elif self._settings.max_passes < 1:
             how = "is used alone, without passes over the kernel matrix"
         return (

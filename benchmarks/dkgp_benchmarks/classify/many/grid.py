@@ -46,7 +46,7 @@ COLUMNS = (
     Column("classes", "classes", "d"),
     Column("error", "error, %", ".2f"),
     Column("search_seconds", "search, s", ",.1f"),
-    Column("search_cpu_seconds", "of cores", ",.1f"),
+    Column("search_cpu_seconds", "processor s", ",.1f"),
     Column("fit_seconds", "fit, s", ",.1f"),
     Column("certified", "certified, %", ".1f"),
     Column("size", "vectors", ",d"),

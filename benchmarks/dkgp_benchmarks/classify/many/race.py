@@ -41,9 +41,9 @@ COLUMNS = (
     Column("n", "train", ",d"),
     Column("classes", "classes", "d"),
     Column("error", "error, %", ".2f"),
-    Column("balanced_error", "balanced, %", ".2f"),
+    Column("balanced_error", "balanced error, %", ".2f"),
     Column("seconds", "seconds", ",.1f"),
-    Column("cpu_seconds", "of cores", ",.1f"),
+    Column("cpu_seconds", "processor s", ",.1f"),
     Column("size", "vectors", ",d"),
     Column("remark", "", text=True),
 )
