@@ -104,6 +104,12 @@ def seconds_to_finish() -> float:
     return math.inf if deadline is None else deadline.finish - deadline.clock()
 
 
+def seconds_to_stop() -> float:
+    """Return the time until all work ends; infinite without a deadline."""
+    deadline = _current.get()
+    return math.inf if deadline is None else deadline.left
+
+
 def measured_slowness() -> float:
     """Return the deadline's `slowness`; 1 without a deadline."""
     deadline = _current.get()

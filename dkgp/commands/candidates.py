@@ -20,17 +20,16 @@ from dkgp.data import Dataset
 from dkgp.data.types import IntArray
 from dkgp.errors import InputError, MemoryBudgetError, NumericalError
 from dkgp.kernels import Kernel, kernel_from_json
-from dkgp.limits import should_finish
+from dkgp.limits import measured_slowness, seconds_to_stop, should_finish
 from dkgp.models import Hyperparameters, RunContext
 from dkgp.models.refinement.candidates import (
-    HELD_OUT_SHARE,
-    MOST_HELD_OUT,
     MOST_SAMPLES,
     Candidate,
     Judge,
     Judged,
     best_of,
     draw_held_out,
+    held_out_count,
     is_at_noise_bound,
     leave_one_out,
 )
@@ -38,6 +37,7 @@ from dkgp.models.sparse.search import BASIS_SIZES, plan_bound, tune_by_bound
 from dkgp.models.tuning.search import SearchSettings
 from dkgp.models.tuning.subsets import plan_subsets
 from dkgp.models.tuning.tune import tune_dataset
+from dkgp.models.warm_up import compile_seconds, pieces_of_model
 from dkgp.solvers.base import Clock
 
 # Fewer others than this multiple of the subset add too little to its evidence; fewer samples than these judge nothing.
@@ -50,6 +50,8 @@ TOLERANCE, MOST_EVALUATIONS, EVALUATIONS = 1e-3, 60, 30
 # evaluation on a subset of m samples, by m^3 and m^2.
 SAMPLE, JUDGING, HELD_OUT = 1e-4, 3e-5, 6e-4
 CUBIC, SQUARE = 4.5e-11, 3e-8
+# Share of the time until all work ends that a judgement may take.
+JUDGED_SHARE = 0.5
 # Evaluations that a search on a subset should have time for, and the smaller subsets that a time limit leads to.
 LEAST_SEARCH, SMALLER_SUBSETS = 10, (1000, 500)
 # Kernels that are tried if the noise stopped at its bound or error bars fail: one that is rougher.
@@ -131,7 +133,7 @@ class Choice:
         """Return the best candidate, with the record of all."""
         n, size = self._dataset.n_samples, self._tuned.subset_size or self._dataset.n_samples
         first = Candidate(self._tuned, self._subset)
-        held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * n))
+        held_out = held_out_count(n, size)
         if n < LEAST_SAMPLES:
             return self._tuned
         if n - held_out < WORTH * size:
@@ -142,7 +144,11 @@ class Choice:
             return self._taken(None, len(rows))
         others = n - held_out
         # Held-out samples tell at little cost whether error bars have the size of the errors.
-        if self._limit is not None and judging(others, self._slowness, held_out) > self._limit:
+        code = measured_slowness() * compile_seconds(pieces_of_model("vif", self._tuned.kernel))
+        expected = judging(others, self._slowness, held_out)
+        # A judgement that ends by force would take the subset's result with it.
+        limits = math.inf if self._limit is None else self._limit, JUDGED_SHARE * seconds_to_stop() - code
+        if expected > min(limits):
             self._skip_all_samples(others, size, held_out)
             return replace(self._tuned, candidates=self._record(None, 0, 0))
         samples = affordable(others, size, self._limit, self._slowness, held_out)

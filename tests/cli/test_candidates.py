@@ -28,6 +28,8 @@ from dkgp.fit.job import candidate_words, unfinished_kernels
 from dkgp.kernels import parse_kernel
 from dkgp.limits import Deadline, limited
 from dkgp.models import tune_dataset
+from dkgp.models.refinement.candidates import draw_held_out, held_out_count
+from dkgp.models.tuning.subsets import plan_subsets
 from tests.cli.invoke import run, run_json
 
 
@@ -230,6 +232,30 @@ def test_held_out_samples_scale_error_bars_if_the_evidence_of_all_samples_takes_
     assert scaled["squared_error"] == pytest.approx(1.0)
     assert document["noise_variance"] == pytest.approx(1e-3 * subset["squared_error"])
     assert candidate_words(document, 500, 60.0) == ("--all-samples-seconds", "60")
+
+
+def test_a_judgement_that_might_not_end_in_time_is_left_out(
+    tmp_path: Path, rng: np.random.Generator, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "seconds_to_stop", lambda: 1e-6)
+    train = stored(tmp_path, *surface(500, rng))
+    document = run_json("tune", train, "--out", tmp_path / "a.json", "--subset", 60)
+    plain = run_json("tune", train, "--out", tmp_path / "b.json", "--subset", 60, "--all-samples", "none")
+    assert document["noise_variance"] == plain["noise_variance"]
+    assert not document["candidates"]["candidates"]
+    assert [row["from"] for row in document["candidates"]["not_tried"]] == ["the likelihood of all samples"]
+
+
+@pytest.mark.parametrize(
+    ("n", "subset", "count"),
+    [(18_000, 2000, 1000), (18_000, 1000, 999), (7200, 500, 499), (3000, 2000, 300), (9, 2000, 0)],
+)
+def test_fewer_samples_are_held_out_than_the_subset_has(n: int, subset: int, count: int) -> None:
+    assert held_out_count(n, subset) == count
+    if count:
+        rows = draw_held_out(n, subset, 0)
+        assert len(np.unique(rows)) == count
+        assert not set(rows) & set(plan_subsets(n, subset).subset(0))
 
 
 def test_few_samples_try_a_free_amplitude(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -201,10 +201,15 @@ def is_at_noise_bound(hyperparameters: Hyperparameters) -> bool:
     return any(item.name == NOISE_NAME and item.bound == "lower" and not item.fixed for item in parameters)
 
 
+def held_out_count(n: int, subset: int) -> int:
+    """Return the number of rows that judge: a tenth of n, at most `MOST_HELD_OUT`, and fewer than the subset has."""
+    return max(0, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * n), min(subset, n) - 1))
+
+
 def draw_held_out(n: int, subset: int, seed: int) -> IntArray:
-    """Draw the rows that judge: a tenth of n, at most `MOST_HELD_OUT`, none of them in the subset of this size."""
+    """Draw the rows that judge, none of them in the subset of this size."""
     size = min(subset, n)
-    return plan_subsets(n, size, seed=seed, holdout=min(MOST_HELD_OUT, int(HELD_OUT_SHARE * n)) / size).held_out()
+    return plan_subsets(n, size, seed=seed, holdout=held_out_count(n, subset) / size).held_out()
 
 
 @dataclass(frozen=True)
